@@ -1,0 +1,53 @@
+"""The ``fairseq-lot`` command: one subcommand per tool, each imported only when it is called."""
+
+import argparse
+import importlib
+import sys
+
+from fairseq_lot import __version__
+from fairseq_lot.errors import InputError
+
+# name: (module with add_arguments(parser) and run(args), one line for --help)
+COMMANDS = {
+    "check": ("fairseq_lot.plug_and_play.check", "check a checkpoint and a data folder before a long run"),
+    "encode": ("fairseq_lot.corpus.encode", "learn a joint sentencepiece BPE on a tokenised folder and apply it"),
+    "iwslt14": ("fairseq_lot.corpus.iwslt14", "extract the raw IWSLT'14 De-En archive into plain text"),
+    "score": ("fairseq_lot.evaluation.score", "score the output of fairseq-generate with sacreBLEU, as one JSON line"),
+    "swap": ("fairseq_lot.plug_and_play.swap", "swap the attention of a pretrained checkpoint (plug-and-play)"),
+    "table": ("fairseq_lot.evaluation.table", "print scored systems as a Markdown table"),
+    "tokenise": ("fairseq_lot.corpus.tokenise", "Moses-tokenise and lower-case a folder of raw text"),
+    "toy-corpus": ("fairseq_lot.corpus.toy", "write the synthetic German-English corpus"),
+}
+
+
+def build_parser(command=None):
+    """Return the parser; only ``command`` gets its options, so that no other module is imported."""
+    parser = argparse.ArgumentParser(prog="fairseq-lot", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"fairseq-lot {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, (module_name, summary) in COMMANDS.items():
+        subparser = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        if name == command:
+            module = importlib.import_module(module_name)
+            module.add_arguments(subparser)
+            subparser.set_defaults(run=module.run)
+    return parser
+
+
+def main(argv=None):
+    """Run one subcommand; return its exit code (0 done, 2 wrong usage or bad input)."""
+    argv = sys.argv[1:] if argv is None else argv
+    command = next((word for word in argv if not word.startswith("-")), None)
+    try:
+        args = build_parser(command).parse_args(argv)
+        return args.run(args) or 0
+    except InputError as error:
+        print(f"fairseq-lot: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("fairseq-lot: interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

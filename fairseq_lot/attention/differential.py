@@ -1,0 +1,88 @@
+"""Differential attention: the difference of two plans, around any mechanism."""
+
+import math
+
+import torch
+from torch import nn
+
+from fairseq_lot.attention.base import AttentionOutput, Mechanism, Options
+from fairseq_lot.attention.registry import build_mechanism
+from fairseq_lot.errors import InputError
+from fairseq_lot.transport.measures import at_least_float32
+
+
+def scheduled_lambda_init(layer: int) -> float:
+    """``0.8 - 0.6 exp(-0.3·layer)`` for the 0-based layer ([5], Eq. 3)."""
+    return 0.8 - 0.6 * math.exp(-0.3 * layer)
+
+
+class Differential(Mechanism):
+    """``A = A1 - λ A2``, where A1 and A2 are plans of the same mechanism on two halves of q and k [5].
+
+    Heads 2h and 2h+1 of q and k are the halves; the values of both heads, side by side, are what the pair
+    attends to, so inputs and outputs have the shapes of a plain mechanism with ``num_heads`` heads. The
+    result of a pair is RMS-normalised and multiplied by ``1 - λ_init``.
+
+    Args:
+        inner: the mechanism that makes A1 and A2, with all ``num_heads`` heads.
+        lambda_init: constant, or None for :func:`scheduled_lambda_init` of the layer.
+
+    Attributes:
+        lambda_q1, lambda_k1, lambda_q2, lambda_k2: ``(head_dim,)``, learnt;
+            ``λ = exp(λq1·λk1) - exp(λq2·λk2) + λ_init``.
+    """
+
+    supports_causal = True  # as far as the inner mechanism does, which checks for itself
+
+    def __init__(self, inner: Mechanism, *, lambda_init: float | None = None):
+        super().__init__(
+            num_heads=inner.num_heads, head_dim=inner.head_dim, options=Options(), layer=inner.layer
+        )
+        if inner.num_heads % 2:
+            raise InputError(f"differential attention pairs heads, so their number must be even, got {inner.num_heads}")
+        self.inner = inner
+        self.couples_queries = inner.couples_queries
+        self.lambda_init = scheduled_lambda_init(inner.layer) if lambda_init is None else lambda_init
+        generator = torch.Generator().manual_seed(inner.layer)
+        for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
+            setattr(self, name, nn.Parameter(0.1 * torch.randn(inner.head_dim, generator=generator)))
+        self.norm = nn.RMSNorm(2 * inner.head_dim, eps=1e-5)
+
+    def difference_weight(self) -> torch.Tensor:
+        """λ, a scalar tensor, at least float32."""
+        q1, k1, q2, k2 = map(at_least_float32, (self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2))
+        return torch.exp(q1 @ k1) - torch.exp(q2 @ k2) + self.lambda_init
+
+    def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_plan, causal):
+        bsz, num_heads, src_len, value_dim = v.shape
+        pairs = (bsz, num_heads // 2, 2)
+        # both heads of a pair attend to [v_2h, v_2h+1]
+        wide = v.view(*pairs, src_len, value_dim).transpose(2, 3).reshape(bsz, num_heads // 2, src_len, -1)
+        output = self.inner(
+            q, k, wide.repeat_interleave(2, dim=1), query_padding_mask, key_padding_mask, need_plan, causal=causal
+        )
+        weight = self.difference_weight()
+
+        def subtract(x):  # (bsz, num_heads, ...) -> (bsz, num_heads / 2, ...)
+            first, second = at_least_float32(x).view(*pairs, *x.shape[2:]).unbind(2)
+            return first - weight * second
+
+        values = self.norm(subtract(output.values).to(self.norm.weight.dtype)) * (1 - self.lambda_init)
+        tgt_len = q.size(-2)
+        values = values.view(bsz, num_heads // 2, tgt_len, 2, value_dim).transpose(2, 3)
+        plan = subtract(output.plan) if need_plan else None
+        return AttentionOutput(values.reshape(bsz, num_heads, tgt_len, value_dim), plan)
+
+
+def build_differential(name: str, *, lambda_init: float | None = None, **context_and_options) -> Differential:
+    """Build :class:`Differential` around the mechanism ``name``.
+
+    Args:
+        name: a key of ``MECHANISMS``.
+        lambda_init: constant, or None for the schedule by layer.
+        **context_and_options: as for :func:`~fairseq_lot.attention.registry.build_mechanism`.
+
+    Raises:
+        InputError: an odd number of heads, or whatever the mechanism refuses.
+    """
+    return Differential(build_mechanism(name, **context_and_options), lambda_init=lambda_init)

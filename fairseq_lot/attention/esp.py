@@ -1,0 +1,119 @@
+"""ESP attention: an expectation of sliced transport plans."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from fairseq_lot.attention.base import AttentionOutput, Mechanism, Options, option
+from fairseq_lot.errors import InputError
+from fairseq_lot.transport.measures import at_least_float32, without_empty
+from fairseq_lot.transport.sliced import hard_sliced_weights, soft_sliced_plan, staircase, take
+
+
+@dataclass(frozen=True)
+class EspOptions(Options):
+    """Defaults are those of ESPFormer's translation experiment (its Table 12) [3]."""
+
+    sort_temperature: float = option(1e-3, "temperature t of the soft sort", above=0)
+    slice_inverse_temperature: float = option(
+        10.0, "τ: how much cheaper slices weigh more; 0 is the mean of all slices", minimum=0
+    )
+    hard: bool = option(False, "sort exactly: doubly stochastic, O(n log n), gradients through the slice weights only")
+    slicer: str = option(
+        "axis", "directions: coordinate axes, frozen random or learnable", choices=("axis", "frozen", "learnable")
+    )
+    num_slices: int | None = option(None, "number of slices L; default: head_dim", minimum=1)
+    seed: int = option(0, "seed of the initial frozen or learnable slices", minimum=0)
+
+
+class Esp(Mechanism):
+    """``A = n·Σ_l σ_l U_l``: the 1-D plans U_l of L slices, cheaper ones weighted more ([3], Alg. 1).
+
+    q and k are scaled by ``head_dim^-1/2`` before they are projected and compared. With ``hard`` A is doubly
+    stochastic when queries and keys are equally many; otherwise both marginals are approximate.
+
+    Attributes:
+        slices: ``(num_heads, L, head_dim)`` for frozen (buffer) and learnable (parameter) slices, normalised
+            when used; None for axes.
+    """
+
+    options_class = EspOptions
+
+    def __init__(self, **context):
+        super().__init__(**context)
+        options = self.options
+        self.num_slices = self.head_dim if options.num_slices is None else options.num_slices
+        if options.slicer == "axis":
+            if self.num_slices > self.head_dim:
+                raise InputError(
+                    f"num_slices is {self.num_slices}, but a head has only {self.head_dim} axes; "
+                    "use fewer, or --esp-slicer frozen"
+                )
+            self.slices = None
+            return
+        generator = torch.Generator().manual_seed(options.seed * 1_000 + self.layer)
+        slices = torch.randn((self.num_heads, self.num_slices, self.head_dim), generator=generator)
+        if options.slicer == "learnable":
+            self.slices = nn.Parameter(slices)
+        else:
+            self.register_buffer("slices", slices)
+
+    def directions(self, like: torch.Tensor) -> torch.Tensor:
+        """Unit directions, ``(num_heads or 1, L, head_dim)``, in the dtype and on the device of ``like``."""
+        if self.slices is None:
+            return torch.eye(self.num_slices, self.head_dim, dtype=like.dtype, device=like.device).unsqueeze(0)
+        return nn.functional.normalize(self.slices.to(like.dtype), dim=-1)
+
+    def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_plan, causal):
+        q, k = at_least_float32(q) * self.scaling, at_least_float32(k) * self.scaling
+        v = v.to(q.dtype)
+        same_size = query_padding_mask is key_padding_mask and q.size(-2) == k.size(-2)
+        query_padding_mask, key_padding_mask = without_empty(query_padding_mask), without_empty(key_padding_mask)
+        n, m = _count(query_padding_mask, q), _count(key_padding_mask, k)
+        masks = {"query_padding_mask": query_padding_mask, "key_padding_mask": key_padding_mask}
+        if not self.options.hard:
+            plan = n[:, None, None, None] * soft_sliced_plan(
+                q,
+                k,
+                self.directions(q),
+                staircase(n, m, q.size(-2), k.size(-2), q.dtype),
+                temperature=self.options.sort_temperature,
+                inverse_temperature=self.options.slice_inverse_temperature,
+                **masks,
+            )
+            return AttentionOutput(self.drop(plan) @ v, plan if need_plan else None)
+        place_plan = None if same_size else staircase(n, m, q.size(-2), k.size(-2), q.dtype)
+        weights, query_order, key_order = hard_sliced_weights(
+            q,
+            k,
+            self.directions(q),
+            place_plan,
+            inverse_temperature=self.options.slice_inverse_temperature,
+            **masks,
+        )
+        rows = None if place_plan is None else n[:, None, None] * place_plan
+        values = self._average(v, weights, query_order, key_order, rows)
+        plan = None
+        if need_plan:
+            identity = torch.eye(k.size(-2), dtype=q.dtype, device=q.device).expand(*k.shape[:-2], -1, -1)
+            plan = self._average(identity, weights, query_order, key_order, rows)
+        return AttentionOutput(values, plan)
+
+    def _average(self, v, weights, query_order, key_order, rows):
+        """``Σ_l σ_l (n·U_l) v`` one slice at a time: sort the keys, cross over, undo the queries' sorting."""
+        ranks = query_order.argsort(-1)  # token -> sorted place
+        values = 0.0
+        for weight, rank, order in zip(weights.unbind(-1), ranks.unbind(2), key_order.unbind(2), strict=True):
+            by_place = take(v, order)
+            if rows is not None:
+                by_place = rows[:, None] @ by_place
+            values = values + self.drop(weight)[..., None, None] * take(by_place, rank)
+        return values
+
+
+def _count(mask, x):
+    """Number of real tokens, ``(bsz,)``."""
+    if mask is None:
+        return torch.full((x.size(0),), x.size(-2), dtype=x.dtype, device=x.device)
+    return (~mask).sum(-1).to(x.dtype)

@@ -1,0 +1,59 @@
+"""The mechanisms by name, and how one is built from plain options."""
+
+import dataclasses
+
+from fairseq_lot.attention.base import Mechanism, Options
+from fairseq_lot.attention.esp import Esp
+from fairseq_lot.attention.lot import Lot
+from fairseq_lot.attention.sinkhorn import Sinkhorn
+from fairseq_lot.attention.softmax import Softmax
+from fairseq_lot.errors import InputError
+
+MECHANISMS: dict[str, type[Mechanism]] = {
+    "esp": Esp,
+    "lot": Lot,
+    "sinkhorn": Sinkhorn,
+    "softmax": Softmax,
+}
+
+
+def mechanism_class(name: str) -> type[Mechanism]:
+    """The mechanism registered under ``name``; InputError when there is none."""
+    if name not in MECHANISMS:
+        raise InputError(f"unknown attention mechanism {name!r}; choose one of {', '.join(MECHANISMS)}")
+    return MECHANISMS[name]
+
+
+def build_options(name: str, **options) -> Options:
+    """Check plain options against the dataclass of a mechanism.
+
+    Raises:
+        InputError: unknown mechanism, unknown option, or a value outside its range.
+    """
+    options_class = mechanism_class(name).options_class
+    known = [field.name for field in dataclasses.fields(options_class)]
+    for option in options:
+        if option not in known:
+            raise InputError(f"{name} attention has no option {option!r}; it has: {', '.join(known) or 'none'}")
+    try:
+        return options_class(**options)
+    except InputError as error:
+        raise InputError(f"{name} attention: {error}") from None
+
+
+def build_mechanism(
+    name: str, *, num_heads: int, head_dim: int, layer: int = 0, dropout: float = 0.0, **options
+) -> Mechanism:
+    """Build the mechanism ``name``.
+
+    Args:
+        name: a key of ``MECHANISMS``.
+        num_heads, head_dim, layer, dropout: see :class:`~fairseq_lot.attention.base.Mechanism`.
+        **options: the mechanism's own options, by the names of its options dataclass.
+
+    Raises:
+        InputError (a ValueError): unknown mechanism, unknown option, or a value outside its range.
+    """
+    return mechanism_class(name)(
+        num_heads=num_heads, head_dim=head_dim, layer=layer, dropout=dropout, options=build_options(name, **options)
+    )

@@ -1,0 +1,36 @@
+"""Sinkhorn attention: the entropic plan with both marginals."""
+
+from dataclasses import dataclass
+
+from fairseq_lot.attention.base import AttentionOutput, Mechanism, Options, option
+from fairseq_lot.transport.measures import at_least_float32, uniform_log_mass
+from fairseq_lot.transport.sinkhorn import sinkhorn
+
+
+@dataclass(frozen=True)
+class SinkhornOptions(Options):
+    """Defaults are those of ESPFormer's translation experiment (its Table 12) [3]."""
+
+    epsilon: float = option(0.1, "entropic regularisation, in the unit of the scores", above=0)
+    num_updates: int = option(15, "half-updates, S in the papers; 1 is softmax", minimum=1)
+    tolerance: float | None = option(
+        None, "stop once the marginal error is at most this; num_updates stays the bound", above=0
+    )
+
+
+class Sinkhorn(Mechanism):
+    """``A = n·P`` with P in U(1/n, 1/m) maximising ``⟨P, s·q·k⟩ + ε H(P)`` [1, 2]; rows exact."""
+
+    options_class = SinkhornOptions
+
+    def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_plan, causal):
+        q, k = at_least_float32(q), at_least_float32(k)
+        solution = sinkhorn(
+            (q * (self.scaling / self.options.epsilon)) @ k.transpose(-1, -2),
+            uniform_log_mass(query_padding_mask, q).unsqueeze(-2),
+            uniform_log_mass(key_padding_mask, k).unsqueeze(-2),
+            num_updates=self.options.num_updates,
+            tolerance=self.options.tolerance,
+        )
+        values = self.drop(solution.conditional) @ v.to(q.dtype)
+        return AttentionOutput(values, solution.conditional if need_plan else None)

@@ -1,0 +1,46 @@
+"""Softmax attention: the entropic plan with one marginal."""
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from fairseq_lot.attention.base import AttentionOutput, Mechanism, Options
+from fairseq_lot.transport.measures import at_least_float32, without_empty
+
+
+@dataclass(frozen=True)
+class SoftmaxOptions(Options):
+    """Softmax attention has no options."""
+
+
+class Softmax(Mechanism):
+    """``A = softmax(s·q·k)``: each query spends mass 1, keys receive what they get [6]."""
+
+    options_class = SoftmaxOptions
+    couples_queries = False
+    supports_causal = True
+
+    def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_plan, causal):
+        bias = _additive_mask(q, k, key_padding_mask, causal)
+        dropout = self.dropout if self.training else 0.0
+        if not need_plan:
+            # scale = head_dim^-1/2 by default; the same kernel as in fairseq's own attention
+            return AttentionOutput(scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout))
+        scores = (self.scaling * at_least_float32(q)) @ at_least_float32(k).transpose(-1, -2)
+        plan = torch.softmax(scores if bias is None else scores + bias, -1)
+        return AttentionOutput(self.drop(plan) @ v.to(plan.dtype), plan)
+
+
+def _additive_mask(q, k, key_padding_mask, causal):
+    """``(bsz or 1, 1, tgt_len or 1, src_len)``: -inf where a query may not look, or None."""
+    tgt_len, src_len = q.size(-2), k.size(-2)
+    bias = None
+    if key_padding_mask is not None:
+        hidden = without_empty(key_padding_mask)
+        bias = q.new_zeros(hidden.shape).masked_fill(hidden, -torch.inf)[:, None, None, :]
+    if causal and tgt_len > 1:
+        future = torch.full((tgt_len, src_len), -torch.inf, dtype=q.dtype, device=q.device)
+        future = future.triu(1 + src_len - tgt_len)
+        bias = future if bias is None else bias + future
+    return bias

@@ -1,0 +1,1 @@
+"""Parallel text, from an archive or a grammar to sentencepiece pieces."""

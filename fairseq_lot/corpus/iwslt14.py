@@ -1,0 +1,161 @@
+"""IWSLT'14 German-English: from the published archive to raw train, valid and test text.
+
+The splits follow fairseq's prepare-iwslt14.sh: the training pairs are cleaned first and every 23rd
+pair that is left becomes validation; the test set is five TED sets in a fixed order. Cleaning counts
+Moses tokens; sacremoses splits a few words otherwise than Moses' Perl script, so single pairs can be
+kept or dropped differently and the pairs after them move between train and valid. fairseq's counts
+are 160,239, 7,283 and 6,750 pairs.
+"""
+
+import io
+import re
+import sys
+import tarfile
+import zlib
+from collections.abc import Collection
+from pathlib import Path
+
+from tqdm import tqdm
+
+from fairseq_lot.corpus.parallel import SPLITS, output_folder, write_lines
+from fairseq_lot.corpus.tokenise import clean_indices, tokenise_lines
+from fairseq_lot.errors import InputError
+
+LANGUAGES = ("de", "en")
+TRAIN = "train.tags.de-en"
+TEST = (
+    "IWSLT14.TED.dev2010.de-en",
+    "IWSLT14.TEDX.dev2012.de-en",
+    "IWSLT14.TED.tst2010.de-en",
+    "IWSLT14.TED.tst2011.de-en",
+    "IWSLT14.TED.tst2012.de-en",
+)
+NESTED = "de-en.tgz"  # inside 2014-01.tgz as texts/de/en/de-en.tgz
+NESTED_FOLDER = "texts/de/en/"
+MEMBERS = tuple(
+    [f"{TRAIN}.{language}" for language in LANGUAGES]
+    + [f"{name}.{language}.xml" for name in TEST for language in LANGUAGES]
+)
+VALID_EVERY = 23
+METADATA = re.compile(r"<(url|talkid|keywords)>|^\s*</?(speaker|translator|reviewer|transcript|doc)\b[^>]*>")
+TEXT_TAGS = re.compile(r"</?(title|description)>")
+SEGMENT_TAGS = re.compile(r"<seg id=\"[0-9]*\">|</seg>")
+BROKEN = (tarfile.TarError, EOFError, OSError, zlib.error)
+
+
+def read_members(archive: str | Path) -> dict[str, bytes]:
+    """Return the contents of MEMBERS; nothing is unpacked on disk.
+
+    Raises:
+        InputError: the archive is missing, truncated or another one.
+    """
+    archive = Path(archive)
+    if not archive.is_file():
+        raise InputError(f"{archive} is not a file; give the archive de-en.tgz or 2014-01.tgz")
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            found = _collect(tar, {*MEMBERS, NESTED})
+        if NESTED in found:
+            with tarfile.open(fileobj=io.BytesIO(found[NESTED]), mode="r:gz") as tar:
+                found = _collect(tar, MEMBERS)
+    except BROKEN as error:
+        raise InputError(
+            f"{archive} is truncated or not a .tgz archive ({error}); remove it and download it again"
+        ) from None
+    missing = [name for name in MEMBERS if name not in found]
+    if missing:
+        raise InputError(
+            f"{archive} does not hold {missing[0]} ({len(missing)} of {len(MEMBERS)} files missing); give IWSLT'14's "
+            "de-en.tgz or 2014-01.tgz"
+        )
+    return found
+
+
+def _collect(tar: tarfile.TarFile, names: Collection[str]) -> dict[str, bytes]:
+    """Return the named regular files of a tar archive, looked up by file name alone."""
+    found = {}
+    for member in tqdm(tar, desc="reading the archive", unit=" files", disable=None, leave=False):
+        name = member.name.rpartition("/")[2]
+        nested_elsewhere = name == NESTED and NESTED_FOLDER + NESTED not in f"/{member.name}"
+        if member.isfile() and name in names and not nested_elsewhere:
+            content = tar.extractfile(member).read()
+            if len(content) != member.size:
+                raise EOFError(f"{name} ends early")
+            found[name] = content
+    return found
+
+
+def _lines(members: dict[str, bytes], name: str) -> list[str]:
+    """Return the lines of a member."""
+    try:
+        text = members[name].decode("utf-8")
+    except UnicodeDecodeError as error:
+        number = members[name].count(b"\n", 0, error.start) + 1
+        raise InputError(f"{name} in the archive, line {number}: not valid UTF-8; download the archive again") from None
+    return text.removesuffix("\n").split("\n")
+
+
+def _single_spaced(line: str) -> str:
+    return " ".join(line.split())
+
+
+def train_lines(lines: list[str]) -> list[str]:
+    """Return the sentences of a train.tags file: no metadata lines, titles and descriptions without tags."""
+    return [_single_spaced(TEXT_TAGS.sub("", line)) for line in lines if not METADATA.search(line)]
+
+
+def test_lines(lines: list[str]) -> list[str]:
+    """Return the segments of an XML test set, with plain apostrophes."""
+    segments = (SEGMENT_TAGS.sub("", line) for line in lines if "<seg id" in line)
+    return [_single_spaced(segment.replace("\u2019", "'")) for segment in segments]
+
+
+def _check_aligned(sides: list[list[str]], name: str) -> None:
+    """Refuse two sides of different lengths, or without any line."""
+    counts = [len(side) for side in sides]
+    if len(set(counts)) != 1 or not counts[0]:
+        raise InputError(
+            f"{name} in the archive has {counts[0]} German and {counts[1]} English lines; download it again"
+        )
+
+
+def split_archive(archive: str | Path) -> dict[str, list[list[str]]]:
+    """Return the raw German and English lines of train, valid and test.
+
+    Raises:
+        InputError: the archive is missing, truncated or another one, or its sides do not match.
+    """
+    members = read_members(archive)
+    pair = [train_lines(_lines(members, f"{TRAIN}.{language}")) for language in LANGUAGES]
+    _check_aligned(pair, TRAIN)
+    with tqdm(total=2 * len(pair[0]), desc="cleaning train", unit=" lines", disable=None) as progress:
+        tokenised = [tokenise_lines(side, language, progress) for side, language in zip(pair, LANGUAGES, strict=True)]
+    kept = list(enumerate(clean_indices(*tokenised), start=1))
+    test = [[], []]
+    for name in TEST:
+        sides = [test_lines(_lines(members, f"{name}.{language}.xml")) for language in LANGUAGES]
+        _check_aligned(sides, name)
+        for side, lines in zip(test, sides, strict=True):
+            side.extend(lines)
+    return {
+        "train": [[side[index] for number, index in kept if number % VALID_EVERY] for side in pair],
+        "valid": [[side[index] for number, index in kept if number % VALID_EVERY == 0] for side in pair],
+        "test": test,
+    }
+
+
+def add_arguments(parser) -> None:
+    """Add the options of ``fairseq-lot iwslt14``."""
+    parser.add_argument("--archive", required=True, metavar="PATH", help="de-en.tgz or 2014-01.tgz")
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder for raw {train,valid,test}.{de,en}")
+
+
+def run(args) -> None:
+    """Run ``fairseq-lot iwslt14``."""
+    splits = split_archive(args.archive)
+    with output_folder(args.out) as folder:
+        for split in SPLITS:
+            for language, lines in zip(LANGUAGES, splits[split], strict=True):
+                write_lines(folder / f"{split}.{language}", lines)
+    counts = ", ".join(f"{split} {len(splits[split][0]):,}" for split in SPLITS)
+    print(f"IWSLT'14 De-En pairs: {counts}", file=sys.stderr)

@@ -1,0 +1,1 @@
+"""Scores of translations and tables of them; needs neither torch nor fairseq."""

@@ -1,0 +1,178 @@
+"""Rows of ``results/*.jsonl``: one scored system per line. The field names stand here and nowhere else."""
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import get_type_hints
+
+from fairseq_lot.errors import InputError
+from fairseq_lot.files import atomic_write, read_lines
+
+BASE, PLUG_AND_PLAY, FINE_TUNED = STAGES = ("base", "plug-and-play", "fine-tuned")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricScore:
+    """One BLEU score with its 95 % bootstrap interval and its paired test against the base.
+
+    Args:
+        score, low, high: BLEU and the bounds of its interval, in percent.
+        signature: sacreBLEU's signature.
+        base, delta, p: BLEU of the base, score minus base, and the p-value; None without a base.
+    """
+
+    score: float
+    low: float
+    high: float
+    signature: str
+    base: float | None = None
+    delta: float | None = None
+    p: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One scored system; the fields are written in this order, and the first seven are its key."""
+
+    dataset: str
+    architecture: str
+    backbone: str
+    mechanism: str
+    options: str
+    stage: str
+    seed: int
+    sentences: int
+    tokenised: MetricScore
+    sacrebleu: MetricScore
+    reference: str
+    bootstrap_samples: int
+    bootstrap_seed: int
+    device: str
+    seconds: float | None
+    commit: str
+    command: str
+
+    @property
+    def key(self) -> tuple:
+        """What makes two rows the same system."""
+        return tuple(getattr(self, field.name) for field in fields(self)[:7])
+
+
+def format_row(row: Row) -> str:
+    """Return the row as one line of JSON without a line end.
+
+    Raises:
+        InputError: a text cannot be written as UTF-8.
+    """
+    line = json.dumps(asdict(row), ensure_ascii=False, allow_nan=False)
+    try:
+        line.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InputError(f"an option is not valid UTF-8: {error.object[error.start - 20:error.end]!r}") from error
+    return line
+
+
+def parse_row(line: str) -> Row:
+    """Return the row in one line of JSON.
+
+    Raises:
+        ValueError: the line is no JSON object with exactly the fields of a row and their types.
+    """
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not a line of JSON ({error})") from error
+    return _build(Row, values, "row")
+
+
+def read_rows(path: str | Path) -> list[Row]:
+    """Return the rows of a results file; blank lines are passed over.
+
+    Raises:
+        InputError: the file is missing, or a line is broken (the message gives its number).
+    """
+    return [row for row in _parse_lines(path) if row is not None]
+
+
+def put_row(path: str | Path, row: Row) -> None:
+    """Write a row into a results file: in the place of the row with the same key, else at the end.
+
+    All other lines are kept byte for byte. The file is replaced as a whole, so that a kill leaves the
+    old one, and the folder is locked meanwhile, so that two commands do not lose each other's row.
+
+    Raises:
+        InputError: a line of the file is broken, or the file cannot be written; nothing is changed.
+    """
+    path = Path(path)
+    new_line = format_row(row).encode("utf-8")
+    with _locked(path.parent):
+        lines = []
+        if path.exists():
+            old_rows = _parse_lines(path)
+            lines = path.read_bytes().split(b"\n")[: len(old_rows)]
+            same = [index for index, old in enumerate(old_rows) if old is not None and old.key == row.key]
+            if same:
+                lines[same[0]] = new_line
+                lines = [line for index, line in enumerate(lines) if index not in same[1:]]
+            else:
+                lines.append(new_line)
+        else:
+            lines = [new_line]
+        with atomic_write(path, "wb") as file:
+            file.write(b"".join(line + b"\n" for line in lines))
+
+
+def _parse_lines(path):
+    """Return one row, or None for a blank line, per line of the file."""
+    rows = []
+    for number, line in enumerate(read_lines(path), start=1):
+        try:
+            rows.append(parse_row(line) if line.strip() else None)
+        except ValueError as error:
+            raise InputError(f"{path}, line {number}: {error}; mend or remove the line") from error
+    return rows
+
+
+def _build(kind, values, name):
+    if not isinstance(values, dict):
+        raise ValueError(f"the {name} is no JSON object")
+    hints = get_type_hints(kind)
+    for problem, names in (("lacks", hints.keys() - values.keys()), ("has the unknown", values.keys() - hints.keys())):
+        if names:
+            raise ValueError(f"the {name} {problem} {', '.join(sorted(names))}")
+    built = {key: _convert(values[key], hint, key) for key, hint in hints.items()}
+    if built.get("stage", BASE) not in STAGES:
+        raise ValueError(f"stage must be one of {', '.join(STAGES)}, not {built['stage']!r}")
+    return kind(**built)
+
+
+def _convert(value, hint, name):
+    if hint is MetricScore:
+        return _build(MetricScore, value, name)
+    if hint in (float, float | None) and type(value) is int and abs(value) < 1e15:
+        value = float(value)
+    infinite = isinstance(value, float) and not math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, hint) or infinite:
+        wanted = getattr(hint, "__name__", str(hint))
+        raise ValueError(f"{name} must be of type {wanted}, not {str(value)[:40]!r}")
+    return value
+
+
+@contextlib.contextmanager
+def _locked(folder):
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise InputError(f"cannot write into {folder}: {error.strerror}") from error
+    try:
+        # Some network file systems have no locks; there a single writer is safe all the same.
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,171 @@
+"""``fairseq-lot score``: score the output of fairseq-generate, as one JSON line."""
+
+import argparse
+import math
+import subprocess
+from pathlib import Path
+
+from fairseq_lot.errors import InputError
+from fairseq_lot.evaluation.bleu import SACREBLEU, TOKENISED, detokenise, measure
+from fairseq_lot.evaluation.hypotheses import read_hypotheses
+from fairseq_lot.evaluation.results import STAGES, MetricScore, Row, put_row, read_rows
+from fairseq_lot.files import read_lines
+
+# A change elsewhere, in a README or in the results themselves, does not change the scores.
+_CODE = ("fairseq_lot", "scripts", "setup.py", "constraints.txt")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    files = parser.add_argument_group("translations and references")
+    files.add_argument("--generated", required=True, metavar="FILE", help="output of fairseq-generate")
+    files.add_argument(
+        "--tokenised-reference", required=True, metavar="FILE", help="Moses tokens, lower-cased, one sentence per line"
+    )
+    files.add_argument(
+        "--raw-reference", metavar="FILE", help="untokenised reference; without it the tokens are detokenised"
+    )
+    files.add_argument("--baseline-generated", metavar="FILE", help="output of the base, for the paired test")
+    files.add_argument("--target-lang", default="en", metavar="LANG", help="for detokenising (default: %(default)s)")
+    files.add_argument("--results", required=True, metavar="FILE.jsonl", help="where the row is written or replaced")
+
+    key = parser.add_argument_group("the system; a row with the same values is replaced")
+    key.add_argument("--dataset", required=True, metavar="TEXT", help="label of the data")
+    key.add_argument("--architecture", required=True, metavar="TEXT")
+    key.add_argument("--backbone", required=True, metavar="TEXT", help="transformer or diff_transformer")
+    key.add_argument("--mechanism", required=True, metavar="TEXT", help="softmax, sinkhorn, esp, lot, ...")
+    key.add_argument("--options", default="", metavar="TEXT", help="the mechanism's options as given")
+    key.add_argument("--stage", required=True, choices=STAGES)
+    key.add_argument("--seed", required=True, type=int, metavar="INT", help="seed of the training")
+
+    origin = parser.add_argument_group("where the translations come from")
+    origin.add_argument("--device", default="unknown", metavar="TEXT")
+    origin.add_argument("--seconds", type=float, metavar="FLOAT", help="generation time")
+    # The parser of fairseq-lot keeps the subcommand under the name "command".
+    origin.add_argument(
+        "--command", dest="made_with", default="", metavar="TEXT", help="the command that made the translations"
+    )
+    origin.add_argument("--commit", metavar="TEXT", help="default: the commit of this code, with -dirty if changed")
+
+    bootstrap = parser.add_argument_group("bootstrap")
+    bootstrap.add_argument("--bootstrap-samples", type=int, default=1000, metavar="N", help="default: %(default)s")
+    bootstrap.add_argument("--bootstrap-seed", type=int, default=12345, metavar="INT", help="default: %(default)s")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Score, write the row, print one line.
+
+    Raises:
+        InputError: an option, a translation, a reference or the results file is not as it must be.
+    """
+    _check_options(args)
+    row = score(args)
+    put_row(args.results, row)
+    print(
+        f"{row.backbone} {row.mechanism} {row.stage}, seed {row.seed}, {row.sentences} sentences: "
+        f"tokenised BLEU {_describe(row.tokenised)}, sacreBLEU {_describe(row.sacrebleu)}"
+    )
+    return 0
+
+
+def score(args: argparse.Namespace) -> Row:
+    """Return the row of the system that the options describe, without writing it."""
+    references = read_lines(args.tokenised_reference)
+    raw = None if args.raw_reference is None else read_lines(args.raw_reference)
+    if raw is not None and len(raw) != len(references):
+        raise InputError(
+            f"unequal line counts: {len(raw)} in {args.raw_reference}, {len(references)} in {args.tokenised_reference}"
+        )
+    hypotheses = _read_all(args.generated, references, args.tokenised_reference)
+    base = None
+    if args.baseline_generated is not None:
+        base = _read_all(args.baseline_generated, references, args.tokenised_reference)
+
+    bootstrap = {"samples": args.bootstrap_samples, "seed": args.bootstrap_seed}
+    tokenised = measure(hypotheses, references, metric=TOKENISED, base=base, **bootstrap)
+    plain = {"language": args.target_lang}
+    sacrebleu = measure(
+        detokenise(hypotheses, **plain),
+        detokenise(references, **plain) if raw is None else raw,
+        metric=SACREBLEU,
+        base=None if base is None else detokenise(base, **plain),
+        **bootstrap,
+    )
+    return Row(
+        dataset=args.dataset,
+        architecture=args.architecture,
+        backbone=args.backbone,
+        mechanism=args.mechanism,
+        options=args.options,
+        stage=args.stage,
+        seed=args.seed,
+        sentences=len(hypotheses),
+        tokenised=tokenised,
+        sacrebleu=sacrebleu,
+        reference="detokenised with sacremoses" if raw is None else "raw",
+        bootstrap_samples=args.bootstrap_samples,
+        bootstrap_seed=args.bootstrap_seed,
+        device=args.device,
+        seconds=args.seconds,
+        commit=current_commit() if args.commit is None else args.commit,
+        command=args.made_with,
+    )
+
+
+def current_commit(folder: str | Path | None = None) -> str:
+    """Return the short commit of this code, with ``-dirty`` when the code has changes.
+
+    Args:
+        folder: the root of the checkout; by default the folder that holds this package.
+
+    Returns:
+        The commit, or ``unknown`` outside a checkout, also when installed inside that of another project.
+    """
+    root = Path(__file__).resolve().parents[2] if folder is None else Path(folder).resolve()
+    top = _git(root, "rev-parse", "--show-toplevel")
+    commit = _git(root, "rev-parse", "--short", "HEAD")
+    if not commit or not top or Path(top).resolve() != root:
+        return "unknown"
+    return f"{commit}-dirty" if _git(root, "status", "--porcelain", "--", *_CODE) else commit
+
+
+def _git(folder, *words):
+    """Return what git prints, or None when there is no git or it fails."""
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+def _check_options(args):
+    for name in ("dataset", "architecture", "backbone", "mechanism"):
+        if not getattr(args, name).strip():
+            raise InputError(f"--{name} is empty; give it a name")
+    if args.bootstrap_samples < 1:
+        raise InputError(f"--bootstrap-samples must be at least 1, not {args.bootstrap_samples}")
+    if args.bootstrap_seed < 0:
+        raise InputError(f"--bootstrap-seed must not be negative, not {args.bootstrap_seed}")
+    if args.seconds is not None and not (math.isfinite(args.seconds) and args.seconds >= 0):
+        raise InputError(f"--seconds must be a number of seconds, not {args.seconds}")
+    if not (args.target_lang.isalpha() and len(args.target_lang) in (2, 3)):
+        raise InputError(f"--target-lang must be a language code such as en, not {args.target_lang!r}")
+    if Path(args.results).exists():
+        # A broken results file is found before the work and not after it.
+        read_rows(args.results)
+
+
+def _read_all(path, references, reference_path):
+    hypotheses = read_hypotheses(path)
+    if len(hypotheses) != len(references):
+        problem = "is cut off" if len(hypotheses) < len(references) else "belongs to another test set"
+        raise InputError(
+            f"{path} ends with sentence {len(hypotheses) - 1}, but {reference_path} has {len(references)} lines: "
+            f"the output {problem}, or the reference does"
+        )
+    return hypotheses
+
+
+def _describe(metric: MetricScore) -> str:
+    text = f"{metric.score:.2f} [{metric.low:.2f}, {metric.high:.2f}]"
+    return text if metric.delta is None else f"{text}, {metric.delta:+.2f} to the base (p = {metric.p:.4f})"

@@ -1,0 +1,122 @@
+"""The pluggable Transformer and its architectures, registered with fairseq."""
+
+import sys
+
+from fairseq.models import register_model, register_model_architecture
+from fairseq.models.transformer import TransformerConfig, TransformerModel
+from fairseq.models.transformer.transformer_legacy import base_architecture, transformer_iwslt_de_en
+
+from fairseq_lot.errors import InputError
+from fairseq_lot.modules.options import DEFAULTS, add_attention_args
+from fairseq_lot.modules.transformer import Decoder, Encoder
+
+
+@register_model("lot_transformer")
+class PluggableTransformerModel(TransformerModel):
+    """fairseq's Transformer with ``--attention`` at ``--attention-sites``.
+
+    Parameters have the names of fairseq's ``transformer``; what a mechanism adds stands under
+    ``...self_attn.mechanism`` (or ``encoder_attn``), so stock checkpoints load and new parameters keep their
+    initial values.
+    """
+
+    @classmethod
+    def add_args(cls, parser):
+        """Add fairseq's Transformer options and the flat options of the mechanisms."""
+        super().add_args(parser)
+        add_attention_args(parser)
+
+    @classmethod
+    def build_model(cls, args, task):
+        """Build a model; InputError (exit code 2 in a command) when an option is wrong."""
+        base_architecture(args)
+        for side in ("encoder", "decoder"):
+            width, heads = getattr(args, f"{side}_embed_dim"), getattr(args, f"{side}_attention_heads")
+            if heads < 1 or width % heads:
+                raise InputError(
+                    f"{heads} attention heads do not divide the {side}'s width {width}; "
+                    f"change --{side}-attention-heads or --{side}-embed-dim"
+                )
+        return super().build_model(args, task)
+
+    @classmethod
+    def build_encoder(cls, args, src_dict, embed_tokens):
+        return Encoder(TransformerConfig.from_namespace(args), src_dict, embed_tokens)
+
+    @classmethod
+    def build_decoder(cls, args, tgt_dict, embed_tokens):
+        cfg = TransformerConfig.from_namespace(args)
+        return Decoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
+
+    def upgrade_state_dict_named(self, state_dict, name):
+        """Supply the mechanisms' parameters that a checkpoint lacks, drop those of a mechanism that is gone."""
+        super().upgrade_state_dict_named(state_dict, name)
+        own = {key: value for key, value in self.state_dict().items() if ".mechanism." in key}
+        for key in [key for key in state_dict if ".mechanism." in key and key not in own]:
+            del state_dict[key]
+        for key, value in own.items():
+            state_dict.setdefault(key, value)
+
+
+def _small(args):
+    """3+3 layers of width 128: trains on two CPU cores."""
+    for side in ("encoder", "decoder"):
+        setattr(args, f"{side}_embed_dim", getattr(args, f"{side}_embed_dim", 128))
+        setattr(args, f"{side}_ffn_embed_dim", getattr(args, f"{side}_ffn_embed_dim", 256))
+        setattr(args, f"{side}_layers", getattr(args, f"{side}_layers", 3))
+        setattr(args, f"{side}_attention_heads", getattr(args, f"{side}_attention_heads", 4))
+    base_architecture(args)
+
+
+# They differ in defaults only: any of them takes any --attention.
+_FAMILIES = {
+    "lot_transformer": {"attention": "lot"},
+    "esp_transformer": {"attention": "esp"},
+    "sinkhorn_transformer": {"attention": "sinkhorn"},
+    "diff_transformer": {"attention": "softmax", "differential": True},
+}
+_SIZES = {"": base_architecture, "_iwslt_de_en": transformer_iwslt_de_en, "_small": _small}
+
+
+def _register(arch, attention_defaults, size):
+    def architecture(args):
+        for name, default in {**DEFAULTS, **attention_defaults}.items():
+            if getattr(args, name, None) is None:
+                setattr(args, name, default)
+        size(args)
+
+    register_model_architecture("lot_transformer", arch)(architecture)
+
+
+for _family, _defaults in _FAMILIES.items():
+    for _suffix, _size in _SIZES.items():
+        _register(_family + _suffix, _defaults, _size)
+
+
+def _build_named_attention(stock_build_model):
+    """Let a stock ``transformer`` whose arguments name an attention (--model-overrides) be the pluggable one."""
+
+    def build_model(cls, args, task):
+        if cls is TransformerModel and getattr(args, "attention", None) is not None:
+            return PluggableTransformerModel.build_model(args, task)
+        return stock_build_model.__func__(cls, args, task)
+
+    return classmethod(build_model)
+
+
+def _exit_with_one_line(previous_hook):
+    """End a fairseq command with one line and exit code 2, not a traceback, when the input was wrong."""
+
+    def hook(kind, error, traceback):
+        if issubclass(kind, InputError):
+            print(f"fairseq_lot: error: {error}", file=sys.stderr)
+            raise SystemExit(2)
+        previous_hook(kind, error, traceback)
+
+    return hook
+
+
+if not hasattr(TransformerModel, "_takes_attention"):
+    TransformerModel._takes_attention = True
+    TransformerModel.build_model = _build_named_attention(vars(TransformerModel)["build_model"])
+    sys.excepthook = _exit_with_one_line(sys.excepthook)

@@ -1,0 +1,1 @@
+"""The mechanisms inside fairseq's layers: T×B×C tensors, True = pad, incremental state, flat options."""

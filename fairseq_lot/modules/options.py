@@ -1,0 +1,152 @@
+"""Flat fairseq options: generated from the options dataclasses, turned back into mechanisms."""
+
+import dataclasses
+import types
+import typing
+from argparse import ArgumentParser, ArgumentTypeError
+
+from fairseq_lot.attention.base import Mechanism
+from fairseq_lot.attention.differential import build_differential
+from fairseq_lot.attention.registry import MECHANISMS, build_mechanism, mechanism_class
+from fairseq_lot.errors import InputError
+
+SITES = ("encoder", "cross", "decoder")
+
+# The model-wide options; the options of the mechanisms stand in their dataclasses.
+DEFAULTS = {"attention": "softmax", "attention_sites": "encoder", "differential": False, "differential_lambda_init": None}
+
+
+def parse_bool(text: str) -> bool:
+    """``true``/``false``, as a flat option or in --model-overrides."""
+    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    if str(text).lower() not in words:
+        raise ArgumentTypeError(f"expected true or false, got {text!r}")
+    return words[str(text).lower()]
+
+
+def _parser_of(annotation) -> typing.Callable:
+    """The function that reads one option from the command line."""
+    if isinstance(annotation, types.UnionType):
+        annotation = next(kind for kind in typing.get_args(annotation) if kind is not type(None))
+    return parse_bool if annotation is bool else annotation
+
+
+def flat_name(mechanism: str, field_name: str) -> str:
+    """``("lot", "num_pivots") -> "lot_num_pivots"``."""
+    return f"{mechanism}_{field_name}"
+
+
+def add_attention_args(parser: ArgumentParser) -> None:
+    """Add --attention, --attention-sites, the differential options and every mechanism's own options.
+
+    No option gets an argparse default: those stand in the options dataclasses and in the architectures.
+    """
+    add = parser.add_argument
+    add("--attention", metavar="NAME", help=f"attention mechanism: {', '.join(MECHANISMS)}")
+    add(
+        "--attention-sites",
+        metavar="SITES",
+        help=f"where it stands, comma-separated: {', '.join(SITES)} (default: {DEFAULTS['attention_sites']}); "
+        "softmax elsewhere",
+    )
+    add(
+        "--differential",
+        nargs="?",
+        const=True,
+        type=parse_bool,
+        metavar="BOOL",
+        help="differential attention at every site, around the mechanism that stands there",
+    )
+    add(
+        "--differential-lambda-init",
+        type=float,
+        metavar="FLOAT",
+        help="constant λ_init of differential attention (default: 0.8 - 0.6 exp(-0.3 layer))",
+    )
+    for name, mechanism in MECHANISMS.items():
+        hints = typing.get_type_hints(mechanism.options_class)
+        for field in dataclasses.fields(mechanism.options_class):
+            read = _parser_of(hints[field.name])
+            extra = {"nargs": "?", "const": True, "metavar": "BOOL"} if read is parse_bool else {}
+            if read is not parse_bool:
+                extra = {"metavar": read.__name__.upper()}
+            default = "" if field.default is None else f" (default: {field.default})"
+            flag = "--" + flat_name(name, field.name).replace("_", "-")
+            help_text = f"{name}: {field.metadata['help']}{default}".replace("%", "%%")
+            add(flag, type=read, help=help_text, **extra)
+
+
+def option_names() -> list[str]:
+    """All flat names that belong to the attention, as they stand in a checkpoint's arguments."""
+    own = [
+        flat_name(name, field.name)
+        for name, mechanism in MECHANISMS.items()
+        for field in dataclasses.fields(mechanism.options_class)
+    ]
+    return [*DEFAULTS, *own]
+
+
+def mechanism_options(args, name: str) -> dict:
+    """The options of mechanism ``name`` that ``args`` holds (a namespace or fairseq config)."""
+    fields = dataclasses.fields(mechanism_class(name).options_class)
+    flat = {field.name: getattr(args, flat_name(name, field.name), None) for field in fields}
+    return {key: value for key, value in flat.items() if value is not None}
+
+
+def attention_sites(args) -> tuple[str, ...]:
+    """The sites at which ``--attention`` stands; InputError for an unknown one."""
+    text = getattr(args, "attention_sites", None) or DEFAULTS["attention_sites"]
+    sites = tuple(site.strip() for site in text.split(",") if site.strip())
+    for site in sites:
+        if site not in SITES:
+            raise InputError(f"unknown attention site {site!r}; choose from {', '.join(SITES)}")
+    return sites
+
+
+def build_site_mechanism(args, *, site: str, layer: int, num_heads: int, head_dim: int, dropout: float):
+    """Build what stands at one site, or return None where fairseq's own softmax attention stays.
+
+    Args:
+        args: namespace or fairseq config that holds the flat options.
+        site: one of ``SITES``.
+        layer: 0-based index in its stack.
+        num_heads, head_dim, dropout: of that site.
+
+    Raises:
+        InputError: an option is wrong, or the mechanism cannot stand at this site.
+    """
+    listed = site in attention_sites(args)
+    name = (getattr(args, "attention", None) or DEFAULTS["attention"]) if listed else DEFAULTS["attention"]
+    differential = getattr(args, "differential", None) or DEFAULTS["differential"]
+    if not listed and not differential:
+        return None
+    context = {"num_heads": num_heads, "head_dim": head_dim, "layer": layer, "dropout": dropout}
+    context.update(mechanism_options(args, name))
+    if differential:
+        mechanism = build_differential(name, lambda_init=getattr(args, "differential_lambda_init", None), **context)
+    else:
+        mechanism = build_mechanism(name, **context)
+    check_site(mechanism, name, site)
+    return mechanism
+
+
+def check_site(mechanism: Mechanism, name: str, site: str) -> None:
+    """Refuse a mechanism that cannot stand at a decoder site, with the reason."""
+    if site == "encoder":
+        return
+    if mechanism.couples_queries:
+        raise InputError(
+            f"{name} attention couples the queries (row i of the plan depends on all rows), so at the {site!r} site it "
+            "would show future target tokens in training and could not decode step by step; "
+            "use --attention-sites encoder, or an option that uncouples them (lot: --lot-query-updates 1)"
+        )
+    if site == "decoder" and not _can_be_causal(mechanism):
+        raise InputError(
+            f"{name} attention cannot be causal, so it cannot stand at the 'decoder' site; "
+            "use --attention-sites encoder or encoder,cross"
+        )
+
+
+def _can_be_causal(mechanism: Mechanism) -> bool:
+    inner = getattr(mechanism, "inner", mechanism)
+    return mechanism.supports_causal and inner.supports_causal

@@ -1,0 +1,73 @@
+"""fairseq's Transformer encoder and decoder with a mechanism at each attention site."""
+
+from fairseq.distributed import fsdp_wrap
+from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
+from fairseq.modules.checkpoint_activations import checkpoint_wrapper
+from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
+
+from fairseq_lot.modules.multihead_attention import PluggableMultiheadAttention
+from fairseq_lot.modules.options import build_site_mechanism
+
+
+def plug(stock, cfg, *, site: str, layer: int):
+    """Put the mechanism of this site around the projections of ``stock``, or return ``stock`` itself."""
+    mechanism = build_site_mechanism(
+        cfg,
+        site=site,
+        layer=layer,
+        num_heads=stock.num_heads,
+        head_dim=stock.head_dim,
+        dropout=cfg.attention_dropout,
+    )
+    return stock if mechanism is None else PluggableMultiheadAttention(stock, mechanism, site=site)
+
+
+class EncoderLayer(TransformerEncoderLayerBase):
+    """fairseq's encoder layer; ``self_attn`` is pluggable."""
+
+    def __init__(self, cfg, *, layer: int, return_fc: bool = False):
+        self.layer = layer  # build_self_attention is called by the constructor
+        super().__init__(cfg, return_fc=return_fc)
+        self.can_use_fastpath = False  # the fast path of fairseq 0.12.2 never calls self_attn
+
+    def build_self_attention(self, embed_dim, cfg):
+        return plug(super().build_self_attention(embed_dim, cfg), cfg, site="encoder", layer=self.layer)
+
+
+class DecoderLayer(TransformerDecoderLayerBase):
+    """fairseq's decoder layer; ``self_attn`` and ``encoder_attn`` are pluggable."""
+
+    def __init__(self, cfg, *, layer: int, no_encoder_attn: bool = False):
+        self.layer = layer
+        super().__init__(cfg, no_encoder_attn=no_encoder_attn)
+
+    def build_self_attention(self, embed_dim, cfg, add_bias_kv=False, add_zero_attn=False):
+        stock = super().build_self_attention(embed_dim, cfg, add_bias_kv=add_bias_kv, add_zero_attn=add_zero_attn)
+        return plug(stock, cfg, site="decoder", layer=self.layer)
+
+    def build_encoder_attention(self, embed_dim, cfg):
+        return plug(super().build_encoder_attention(embed_dim, cfg), cfg, site="cross", layer=self.layer)
+
+
+def _wrap(layer, cfg):
+    """Activation checkpointing and FSDP, as fairseq wraps its own layers."""
+    if cfg.checkpoint_activations:
+        layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
+    return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
+
+
+class Encoder(TransformerEncoderBase):
+    """A stack of :class:`EncoderLayer`."""
+
+    def build_encoder_layer(self, cfg):
+        # fairseq calls this once per layer, in order, without saying which
+        self._layers_built = getattr(self, "_layers_built", 0) + 1
+        return _wrap(EncoderLayer(cfg, layer=self._layers_built - 1, return_fc=self.return_fc), cfg)
+
+
+class Decoder(TransformerDecoderBase):
+    """A stack of :class:`DecoderLayer`."""
+
+    def build_decoder_layer(self, cfg, no_encoder_attn=False):
+        self._layers_built = getattr(self, "_layers_built", 0) + 1
+        return _wrap(DecoderLayer(cfg, layer=self._layers_built - 1, no_encoder_attn=no_encoder_attn), cfg)

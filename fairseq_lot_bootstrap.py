@@ -1,0 +1,154 @@
+"""Lets the unmodified fairseq 0.12.2 run on current Python, hydra, omegaconf, numpy and torch.
+
+``fairseq_lot_bootstrap.pth`` imports this module at interpreter start; all that happens then is that one
+finder goes onto ``sys.meta_path``. When somebody imports ``fairseq``, the finder lets four of its modules load
+normally and mends each right after (or, for dataclasses, while) it executes. No file of fairseq is edited.
+
+It is a top-level module because fairseq skips ``<user-dir>/models`` once ``fairseq_lot`` itself is imported.
+"""
+
+import sys
+from importlib.machinery import PathFinder
+
+# Second copies of the encoder weights that fairseq 0.12.2 keeps for its fast path.
+_FAST_PATH_COPIES = tuple(
+    f"{layer}_{kind}" for layer in ("in_proj", "out_proj", "fc1", "fc2") for kind in ("weight", "bias")
+)
+
+# What fairseq's frozen sources raise at each start; matched at the beginning of the message.
+_KNOWN_WARNINGS = (
+    r"\s*hydra\.experimental\.",
+    r"\s*The version_base parameter is not specified",
+    r"In 'config': Usage of deprecated keyword in package header",
+    r"\s*'config' is validated against ConfigStore schema",
+    r"\s*The strict flag in the compose API is deprecated",
+    r"`torch\.cuda\.amp\.(autocast|GradScaler)",
+    r"`torch\.jit\.",
+    r"'pin_memory' argument is set as true but no accelerator is found",
+    r"Support for mismatched key_padding_mask and attn_mask is deprecated",
+)
+
+
+def _with_hashable_configs(module, execute):
+    """Execute a config module whose dataclasses nest instances of each other as defaults.
+
+    Python >= 3.11 takes an unhashable default for a mutable one and refuses it, so every dataclass
+    that the module defines gets the identity hash.
+    """
+    import dataclasses
+
+    original = dataclasses.dataclass
+
+    def dataclass(cls=None, /, **options):
+        def decorate(undecorated):
+            decorated = original(undecorated, **options)
+            if decorated.__module__ == module.__name__ and decorated.__hash__ is None:
+                decorated.__hash__ = object.__hash__
+            return decorated
+
+        return decorate if cls is None else decorate(cls)
+
+    dataclasses.dataclass = dataclass
+    try:
+        execute(module)
+    finally:
+        dataclasses.dataclass = original
+
+
+def _without_fast_path(module, execute):
+    """Remove the encoder's fast path, which bypasses ``self_attn`` and fails on current torch.
+
+    Later fairseq dropped it too. Checkpoints with and without the copied weights load.
+    """
+    execute(module)
+    layer = module.TransformerEncoderLayerBase
+    if "_load_from_state_dict" not in vars(layer):
+        return  # a fairseq that has no fast path
+    original_init = layer.__init__
+
+    def __init__(self, *args, **kwargs):
+        original_init(self, *args, **kwargs)
+        for name in _FAST_PATH_COPIES:
+            delattr(self, name)
+
+    def _load_from_state_dict(self, state_dict, prefix, *args):
+        for name in _FAST_PATH_COPIES:
+            state_dict.pop(prefix + name, None)
+        super(layer, self)._load_from_state_dict(state_dict, prefix, *args)
+
+    layer.__init__ = __init__
+    layer._load_from_state_dict = _load_from_state_dict
+
+
+def _with_installed_user_dirs(module, execute):
+    """Let ``--user-dir NAME`` find an installed package from any directory, editable installs included."""
+    from importlib.util import find_spec
+
+    execute(module)
+    original = module.import_user_module
+
+    def import_user_module(args):
+        user_dir = getattr(args, "user_dir", None)
+        if user_dir and user_dir.isidentifier() and not module.os.path.exists(user_dir):
+            spec = find_spec(user_dir)
+            if spec and spec.submodule_search_locations:
+                args.user_dir = spec.submodule_search_locations[0]
+        original(args)
+
+    module.import_user_module = import_user_module
+
+
+_MENDED_MODULES = {
+    "fairseq.dataclass.configs": _with_hashable_configs,
+    "fairseq.models.transformer.transformer_config": _with_hashable_configs,
+    "fairseq.modules.transformer_layer": _without_fast_path,
+    "fairseq.utils": _with_installed_user_dirs,
+}
+
+
+class Finder:
+    """Meta-path finder that hands the modules above to the normal loader, wrapped."""
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "fairseq":
+            _allow_checkpoint_types()
+            _silence_known_notes()
+        mend = _MENDED_MODULES.get(name)
+        spec = PathFinder.find_spec(name, path, target) if mend else None
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+        spec.loader.exec_module = lambda module: mend(module, execute)
+        return spec
+
+
+def _allow_checkpoint_types():
+    """Tell torch's safe loader about the plain types that stand in fairseq checkpoints."""
+    from argparse import Namespace
+
+    import numpy as np
+    import torch
+
+    if not hasattr(torch.serialization, "add_safe_globals"):
+        return
+    multiarray = (np._core if hasattr(np, "_core") else np.core).multiarray
+    dtypes = {type(np.dtype(code)) for code in ("?", "u1", "i4", "i8", "f4", "f8")}
+    torch.serialization.add_safe_globals(
+        [Namespace, np.ndarray, np.dtype, multiarray._reconstruct, multiarray.scalar, *dtypes]
+    )
+
+
+def _silence_known_notes():
+    """Filter, by message, the notes that nobody who runs fairseq 0.12.2 can act upon."""
+    import logging
+    import warnings
+
+    # asks for tensorboardX at every start, for a text-to-speech task
+    logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
+    for message in _KNOWN_WARNINGS:
+        warnings.filterwarnings("ignore", message=message)
+
+
+if Finder not in sys.meta_path:
+    sys.meta_path.insert(0, Finder)

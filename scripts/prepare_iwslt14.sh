@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Makes data-bin/iwslt14.de-en, the real data of the result table: IWSLT'14 German-English, joint sentencepiece BPE.
+#
+#   TOKENISED    folder with tokenised, lower-cased {train,valid,test}.{de,en}: nothing is downloaded
+#   ARCHIVE      local copy of the raw archive (de-en.tgz or 2014-01.tgz); without either it is fetched from URL
+#   VOCAB_SIZE   BPE pieces of both languages together (10000)
+#   NAME, OUT    name and folder of the result; DESCRIPTION is the one line that tables print for it
+#   WORKERS      processes
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+TOKENISED=${TOKENISED:-}
+ARCHIVE=${ARCHIVE:-}
+URL=${URL:-http://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz}
+NAME=${NAME:-iwslt14.de-en}
+OUT=${OUT:-data-bin/$NAME}
+WORKERS=${WORKERS:-2}
+if [ "$NAME" = iwslt14.de-en ]; then
+    DESCRIPTION=${DESCRIPTION:-IWSLT\'14 De-En}
+else
+    DESCRIPTION=${DESCRIPTION:-$NAME}
+fi
+
+# fetch URL FILE: the file appears under its name only when it is whole.
+fetch() {
+    local display=--silent
+    if [ -t 2 ]; then display=--progress-bar; fi
+    mkdir -p "$(dirname "$2")"
+    if command -v curl >/dev/null; then
+        curl --fail --location "$display" --connect-timeout 30 --output "$2.part" "$1"
+    elif command -v wget >/dev/null; then
+        wget --quiet --output-document="$2.part" "$1"
+    else
+        die "neither curl nor wget is installed; fetch $1 yourself and give its path as ARCHIVE"
+    fi || die "cannot download $1; fetch it yourself and give its path as ARCHIVE, or a tokenised folder as TOKENISED"
+    mv "$2.part" "$2"
+}
+
+reuse "$OUT"
+VOCAB_SIZE=${VOCAB_SIZE:-10000}
+require_numbers VOCAB_SIZE WORKERS
+activate
+make_work "$OUT"
+if [ -z "$TOKENISED" ]; then
+    if [ -z "$ARCHIVE" ]; then
+        ARCHIVE=data-bin/de-en.tgz
+        [ -f "$ARCHIVE" ] || fetch "$URL" "$ARCHIVE"
+    fi
+    fairseq-lot iwslt14 --archive "$ARCHIVE" --out "$WORK/raw"
+    fairseq-lot tokenise --raw "$WORK/raw" --out "$WORK/text" --no-clean # iwslt14 has cleaned it
+    TOKENISED=$WORK/text
+fi
+binarise "$TOKENISED" "$OUT"

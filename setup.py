@@ -1,0 +1,56 @@
+"""Metadata, dependencies and commands; the hook module travels with a ``.pth`` file that imports it."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
+
+ROOT = Path(__file__).parent
+HOOK = "fairseq_lot_bootstrap"
+
+
+class build_py_with_pth(build_py):
+    """Put the hook's ``.pth`` beside the packages, for plain and for editable installs."""
+
+    def run(self):
+        super().run()
+        folder = self.get_finalized_command("install").install_lib if self.editable_mode else self.build_lib
+        self.mkpath(str(folder))
+        self.copy_file(str(ROOT / f"{HOOK}.pth"), str(Path(folder) / f"{HOOK}.pth"))
+
+    def get_outputs(self, include_bytecode=True):
+        return [*super().get_outputs(include_bytecode), str(Path(self.build_lib) / f"{HOOK}.pth")]
+
+
+def version():
+    line = next(line for line in (ROOT / "fairseq_lot" / "__init__.py").read_text().splitlines() if "__version__" in line)
+    return line.split('"')[1]
+
+
+setup(
+    name="fairseq-lot",
+    version=version(),
+    description="Attention as optimal transport, inside fairseq: pluggable softmax, Sinkhorn, ESP and LOT attention",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="MIT",
+    python_requires=">=3.10",
+    packages=find_packages(include=["fairseq_lot", "fairseq_lot.*"]),
+    py_modules=[HOOK],
+    cmdclass={"build_py": build_py_with_pth},
+    # fairseq==0.12.2 itself is installed afterwards with --no-deps: its own pins are unsatisfiable today.
+    install_requires=[
+        "bitarray>=2.0",
+        "hydra-core>=1.3.2,<1.4",
+        "numpy>=1.24",
+        "omegaconf>=2.3,<2.4",
+        "regex",
+        "sacrebleu>=2.3",
+        "sacremoses>=0.1",
+        "sentencepiece>=0.2",
+        "torch>=2.1",
+        "tqdm>=4.60",
+    ],
+    extras_require={"test": ["hypothesis", "pot>=0.9", "pytest>=8", "ruff", "scipy"]},
+    entry_points={"console_scripts": ["fairseq-lot = fairseq_lot.cli:main"]},
+)

@@ -1,0 +1,200 @@
+"""The joint BPE: exact round trip, determinism, and one clear line for every bad input."""
+
+import sentencepiece
+from fairseq.data.data_utils import post_process
+
+import pytest
+from fairseq_lot.cli import main
+from fairseq_lot.corpus.encode import MODEL_NAME, encode_folder, encode_lines, learn_bpe
+from fairseq_lot.errors import InputError
+
+LINES = {
+    "de": [
+        "ich habe &quot; gut &quot; gesagt , d&apos; accord ?",
+        "  ﬁnale  straße mit\u00a0leerraum \u2028 und ½ ﬀ ",
+        "das kostet 1,000 &#91; euro &#93; -- &lt; s &gt; !",
+        "schön , daß du um 10 : 05 uhr kommst …",
+    ],
+    "en": [
+        "i said &quot; good &quot; , didn &apos;t i ?",
+        "a ﬁne  street with\u00a0a space \u2028 and ½ ﬀ",
+        "that costs 1,000 &#91; euros &#93; &amp; more @-@ or less !",
+        "nice that you &apos;re coming at 10 : 05 ...",
+    ],
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A tokenised folder with the awkward lines in every split."""
+    path = tmp_path / "text"
+    path.mkdir()
+    for split in ("train", "valid", "test"):
+        for language, lines in LINES.items():
+            (path / f"{split}.{language}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def run_encode(folder, out, capsys, *options):
+    """Return the exit code and the lines on stderr."""
+    code = main(["encode", "--text", str(folder), "--out", str(out), "--vocab-size", "120", *options])
+    return code, capsys.readouterr().err.splitlines()
+
+
+def test_decoding_gives_back_the_tokens(folder, tmp_path):
+    out = tmp_path / "out"
+    encode_folder(folder, out, 120)
+    for split in ("train", "valid", "test"):
+        for language, lines in LINES.items():
+            pieces = (out / f"{split}.{language}").read_text(encoding="utf-8").removesuffix("\n").split("\n")
+            assert [post_process(line, "sentencepiece") for line in pieces] == [" ".join(s.split()) for s in lines]
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(out / MODEL_NAME))
+    assert processor.get_piece_size() == 120
+
+
+def test_characters_outside_the_alphabet_survive_encoding():
+    model = learn_bpe(LINES["en"], 80)
+    (pieces,) = encode_lines(model, ["zebra 語 ß"])
+    assert post_process(pieces, "sentencepiece") == "zebra 語 ß"
+
+
+def test_escape_and_its_suffix_can_be_one_piece():
+    (pieces,) = encode_lines(learn_bpe(["it &apos;s"] * 3, 21), ["it &apos;s"])
+    assert "\u2581&apos;s" in pieces.split()
+
+
+def test_same_text_gives_the_same_bytes(folder, tmp_path):
+    for name, threads in (("a", 1), ("b", 2)):
+        encode_folder(folder, tmp_path / name, 120, threads=threads)
+    for file in (tmp_path / "a").iterdir():
+        assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes()
+
+
+def test_other_languages_and_quiet_output(folder, tmp_path, capfd):
+    for split in ("train", "valid", "test"):
+        (folder / f"{split}.de").rename(folder / f"{split}.fr")
+    command = ["encode", "--text", str(folder), "--out", str(tmp_path / "out"), "--vocab-size", "120"]
+    assert main([*command, "--source", "fr"]) == 0
+    assert (tmp_path / "out" / "test.fr").is_file()
+    captured = capfd.readouterr()
+    assert captured.out == "" and captured.err == ""
+
+
+def test_existing_folder_keeps_its_other_files(folder, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "notes").write_text("mine")
+    (out / "train.de").write_text("half a li")
+    encode_folder(folder, out, 120)
+    assert (out / "notes").read_text() == "mine"
+    assert len((out / "train.de").read_text(encoding="utf-8").splitlines()) >= 4
+
+
+def damage_missing(folder):
+    (folder / "valid.en").unlink()
+    return "valid.en is missing"
+
+
+def damage_counts(folder):
+    with open(folder / "test.de", "a", encoding="utf-8") as file:
+        file.write("eine zeile mehr\n")
+    return "test.de has 5 lines but"
+
+
+def damage_encoding(folder):
+    (folder / "train.de").write_bytes(b"gut\nsch\xf6n\ngut\ngut\n")
+    return "train.de, line 2: not valid UTF-8"
+
+
+def damage_source(folder):
+    (folder / "test.de").write_text("gut\ngut\n \u00a0\ngut\n", encoding="utf-8")
+    return "test.de, line 3: empty line"
+
+
+def damage_target(folder):
+    (folder / "train.en").write_text("\ngood\ngood\ngood\n")
+    return "train.en, line 1: empty line"
+
+
+def damage_length(folder):
+    for language in LINES:
+        (folder / f"valid.{language}").write_text("")
+    return "valid.de has no lines"
+
+
+def damage_reserved(folder):
+    (folder / "train.en").write_text("good\na \u2581 b\ngood\ngood\n", encoding="utf-8")
+    return "train.en, line 2: holds the character U+2581"
+
+
+def damage_reference(folder):
+    (folder / "raw").mkdir()
+    (folder / "raw" / "test.en").write_text("One line.\n")
+    return "raw/test.en has 1 lines but the test set has 4"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        damage_missing,
+        damage_counts,
+        damage_encoding,
+        damage_source,
+        damage_target,
+        damage_length,
+        damage_reserved,
+        damage_reference,
+    ],
+)
+def test_bad_text_is_one_line(damage, folder, tmp_path, capsys):
+    expected = damage(folder)
+    code, lines = run_encode(folder, tmp_path / "out", capsys)
+    assert code == 2 and len(lines) == 1
+    assert expected in lines[0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["text"]
+
+
+@pytest.mark.parametrize(
+    "size, expected",
+    [
+        ("0", "--vocab-size 0"),
+        ("-3", "--vocab-size -3"),
+        ("10", "--vocab-size 10 is too small for this text's alphabet; give at least"),
+        ("100000", "--vocab-size 100000 is too large for this text; give at most"),
+    ],
+)
+def test_bad_vocabulary_is_one_line(size, expected, folder, tmp_path, capfd):
+    code = main(["encode", "--text", str(folder), "--out", str(tmp_path / "out"), "--vocab-size", size])
+    lines = capfd.readouterr().err.splitlines()
+    assert code == 2 and len(lines) == 1 and expected in lines[0]
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_limits_in_the_messages_work():
+    for size in (10, 100_000):
+        with pytest.raises(InputError) as error:
+            learn_bpe(LINES["en"], size)
+        assert learn_bpe(LINES["en"], int(str(error.value).split()[-1]))
+
+
+def test_bad_folders_are_one_line(folder, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    for text, out, expected in (
+        (tmp_path / "nowhere", tmp_path / "out", "is not a folder"),
+        (folder, folder, "is the folder that is read"),
+        (folder, tmp_path / "file", "exists and is not a folder"),
+        (folder, tmp_path / "file" / "out", "cannot write"),
+    ):
+        code, lines = run_encode(text, out, capsys)
+        assert code == 2 and len(lines) == 1 and expected in lines[0]
+
+
+def test_a_failed_write_leaves_nothing(folder, tmp_path, monkeypatch):
+    def full_disk(path, lines):
+        path.write_text("half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fairseq_lot.corpus.encode.write_lines", full_disk)
+    with pytest.raises(InputError, match="No space left on device"):
+        encode_folder(folder, tmp_path / "out", 120)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["text"]

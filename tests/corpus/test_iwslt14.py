@@ -1,0 +1,142 @@
+"""The IWSLT'14 recipe on a tiny archive of the same form."""
+
+import io
+import tarfile
+
+import pytest
+from fairseq_lot.cli import main
+from fairseq_lot.corpus.iwslt14 import LANGUAGES, TEST, read_members, split_archive, test_lines, train_lines
+from fairseq_lot.errors import InputError
+
+test_lines.__test__ = False  # a function of the package, not a test
+TALK = "<url>http://x</url>\n<keywords>a, b</keywords>\n<speaker>X</speaker>\n<talkid>1</talkid>\n"
+
+
+def train_file(language):
+    """Fifty sentences, the title and the description; sentence 5 is far longer in English."""
+    lines = [f"<title>Talk {language}</title>", f"<description>About {language}</description>"]
+    for number in range(50):
+        extra = " and so on and on" if number == 5 and language == "en" else ""
+        lines.append(f" Word {number}{extra}. ")
+    return TALK + "\n".join(lines) + "\n"
+
+
+def test_file(name, language):
+    body = f'<seg id="1"> It’s {name} {language} </seg>\n<seg id="2">Two &amp; more.</seg>\n'
+    return f'<?xml version="1.0"?>\n<doc docid="1">\n<title>no</title>\n{body}</doc>\n'
+
+
+test_file.__test__ = False
+
+
+def files():
+    """The members of a well-formed archive."""
+    content = {f"de-en/train.tags.de-en.{language}": train_file(language) for language in LANGUAGES}
+    for name in TEST:
+        content.update({f"de-en/{name}.{language}.xml": test_file(name, language) for language in LANGUAGES})
+    content["de-en/README"] = "about"
+    return content
+
+
+def pack(content):
+    """Return a .tgz of the given members as bytes."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name, text in content.items():
+            data = text if isinstance(text, bytes) else text.encode()
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def archive(tmp_path):
+    path = tmp_path / "de-en.tgz"
+    path.write_bytes(pack(files()))
+    return path
+
+
+def test_splits(archive):
+    splits = split_archive(archive)
+    german, english = splits["train"]
+    # 52 sentences, one dropped for its length ratio, then numbers 23 and 46 of the rest are validation
+    assert len(german) == len(english) == 49
+    assert english[:3] == ["Talk en", "About en", "Word 0."]
+    assert "Word 5." not in german
+    assert splits["valid"] == [["Word 21.", "Word 44."]] * 2
+    assert splits["test"][0][:2] == ["It's IWSLT14.TED.dev2010.de-en de", "Two &amp; more."]
+    assert [line.split()[1] for line in splits["test"][1][::2]] == list(TEST)
+
+
+def test_metadata_and_segments():
+    assert train_lines(["<url>x</url>", "a <talkid>1</talkid>", "<doc id='1'>", "A <b> c", "<title> T </title>"]) == [
+        "A <b> c",
+        "T",
+    ]
+    assert test_lines(["<hl>", '<seg id="12">  Don’t  </seg>  ']) == ["Don't"]
+
+
+def test_command_writes_the_folder(archive, tmp_path, capsys):
+    out = tmp_path / "raw"
+    assert main(["iwslt14", "--archive", str(archive), "--out", str(out)]) == 0
+    assert capsys.readouterr().err == "IWSLT'14 De-En pairs: train 49, valid 2, test 10\n"
+    assert sorted(path.name for path in out.iterdir()) == sorted(
+        f"{split}.{language}" for split in ("train", "valid", "test") for language in LANGUAGES
+    )
+    assert (out / "valid.en").read_text() == "Word 21.\nWord 44.\n"
+
+
+def test_the_nested_archive_gives_the_same(archive, tmp_path):
+    outer = tmp_path / "2014-01.tgz"
+    content = {
+        "2014-01/texts/en/de/de-en.tgz": b"another one",
+        "2014-01/texts/de/en/de-en.tgz": archive.read_bytes(),
+    }
+    outer.write_bytes(pack(content))
+    assert split_archive(outer) == split_archive(archive)
+
+
+def test_a_hostile_member_is_never_written(archive, tmp_path):
+    content = files()
+    content["../../evil"] = "no"
+    archive.write_bytes(pack(content))
+    read_members(archive)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["de-en.tgz"]
+
+
+def test_every_truncation_is_refused(archive):
+    data = archive.read_bytes()
+    for length in (0, 1, 20, len(data) // 3, len(data) // 2, len(data) - 60):
+        archive.write_bytes(data[:length])
+        with pytest.raises(InputError, match="truncated|does not hold"):
+            split_archive(archive)
+
+
+def damaged(change):
+    content = files()
+    change(content)
+    return pack(content)
+
+
+@pytest.mark.parametrize(
+    "data, expected",
+    [
+        (None, "is not a file"),
+        (b"<html>not found</html>", "truncated or not a .tgz archive"),
+        (pack({"hello.txt": "hello"}), "does not hold train.tags.de-en.de"),
+        (pack({"texts/de/en/de-en.tgz": b"short"}), "truncated or not a .tgz archive"),
+        (damaged(lambda c: c.pop(f"de-en/{TEST[1]}.en.xml")), f"does not hold {TEST[1]}.en.xml"),
+        (damaged(lambda c: c.update({"de-en/train.tags.de-en.de": "Eins.\n"})), "1 German and 52 English lines"),
+        (damaged(lambda c: c.update({f"de-en/{TEST[0]}.de.xml": "<doc>"})), "0 German and 2 English lines"),
+        (damaged(lambda c: c.update({"de-en/train.tags.de-en.de": b"gut\n\xf6\n"})), "line 2: not valid UTF-8"),
+    ],
+)
+def test_bad_archive_is_one_line(data, expected, tmp_path, capsys):
+    path = tmp_path / "archive.tgz"
+    if data is not None:
+        path.write_bytes(data)
+    assert main(["iwslt14", "--archive", str(path), "--out", str(tmp_path / "raw")]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and expected in lines[0]
+    assert not (tmp_path / "raw").exists()

@@ -71,21 +71,22 @@ binarise() {
     fairseq-preprocess -s de -t en --joined-dictionary \
         --trainpref "$bpe/train" --validpref "$bpe/valid" --testpref "$bpe/test" \
         --destdir "$new" --workers "$WORKERS" >"$log" 2>&1 || {
-        cp "$log" "$out.log"
+        cp "$log" "$out.log" 2>/dev/null || true
         die "fairseq-preprocess failed: $(tail -n 1 "$log") (whole log: $out.log)"
     }
-    mkdir "$new/text"
-    cp "$text/test.de" "$text/test.en" "$new/text/"
-    if [ -f "$text/raw/test.en" ]; then
-        mkdir "$new/raw"
-        cp "$text/raw/test.en" "$new/raw/"
-    fi
-    cp "$bpe/sentencepiece.bpe.model" "$new/"
-    echo "$VOCAB_SIZE" >"$new/vocab_size"
-    echo "$DESCRIPTION" >"$new/description.txt"
+    complete "$text" "$bpe" "$new" 2>/dev/null || die "cannot write $out; free space or give another OUT"
     chmod 755 "$new"
     if [ -e "$out" ]; then mv "$out" "$WORK/old"; fi
     mv "$new" "$out"
     rm -f "$out.log"
     echo "$out is ready: $DESCRIPTION, VOCAB_SIZE=$VOCAB_SIZE"
+}
+
+# complete TEXT_DIR BPE_DIR NEW: put beside the binary files what scoring and detokenisation need.
+complete() {
+    cp -R "$2/text" "$2/sentencepiece.bpe.model" "$3/" || return 1
+    if [ -f "$1/raw/test.en" ]; then
+        mkdir "$3/raw" && cp "$1/raw/test.en" "$3/raw/" || return 1
+    fi
+    echo "$VOCAB_SIZE" >"$3/vocab_size" && echo "$DESCRIPTION" >"$3/description.txt"
 }

@@ -25,14 +25,16 @@ fi
 fetch() {
     local display=--silent
     if [ -t 2 ]; then display=--progress-bar; fi
-    mkdir -p "$(dirname "$2")"
     if command -v curl >/dev/null; then
         curl --fail --location "$display" --connect-timeout 30 --output "$2.part" "$1"
     elif command -v wget >/dev/null; then
         wget --quiet --output-document="$2.part" "$1"
     else
         die "neither curl nor wget is installed; fetch $1 yourself and give its path as ARCHIVE"
-    fi || die "cannot download $1; fetch it yourself and give its path as ARCHIVE, or a tokenised folder as TOKENISED"
+    fi || {
+        rm -f "$2.part"
+        die "cannot download $1; fetch it yourself and give its path as ARCHIVE, or a tokenised folder as TOKENISED"
+    }
     mv "$2.part" "$2"
 }
 
@@ -43,7 +45,7 @@ activate
 make_work "$OUT"
 if [ -z "$TOKENISED" ]; then
     if [ -z "$ARCHIVE" ]; then
-        ARCHIVE=data-bin/de-en.tgz
+        ARCHIVE=$(dirname "$OUT")/de-en.tgz
         [ -f "$ARCHIVE" ] || fetch "$URL" "$ARCHIVE"
     fi
     fairseq-lot iwslt14 --archive "$ARCHIVE" --out "$WORK/raw"

@@ -8,7 +8,7 @@ from torch import nn
 from fairseq_lot.attention.base import AttentionOutput, Mechanism, Options, option
 from fairseq_lot.errors import InputError
 from fairseq_lot.transport.measures import at_least_float32, without_empty
-from fairseq_lot.transport.sliced import hard_sliced_weights, soft_sliced_plan, staircase, take
+from fairseq_lot.transport.sliced import hard_sliced_weights, soft_sliced_apply, staircase, take
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,10 @@ class Esp(Mechanism):
             self.register_buffer("slices", slices)
 
     def directions(self, like: torch.Tensor) -> torch.Tensor:
-        """Unit directions, ``(num_heads or 1, L, head_dim)``, in the dtype and on the device of ``like``."""
+        """Unit directions, ``(num_heads, L, head_dim)``, in the dtype and on the device of ``like``."""
         if self.slices is None:
-            return torch.eye(self.num_slices, self.head_dim, dtype=like.dtype, device=like.device).unsqueeze(0)
+            axes = torch.eye(self.num_slices, self.head_dim, dtype=like.dtype, device=like.device)
+            return axes.expand(self.num_heads, -1, -1)
         return nn.functional.normalize(self.slices.to(like.dtype), dim=-1)
 
     def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_plan, causal):
@@ -70,45 +71,39 @@ class Esp(Mechanism):
         v = v.to(q.dtype)
         same_size = query_padding_mask is key_padding_mask and q.size(-2) == k.size(-2)
         query_padding_mask, key_padding_mask = without_empty(query_padding_mask), without_empty(key_padding_mask)
-        n, m = _count(query_padding_mask, q), _count(key_padding_mask, k)
-        masks = {"query_padding_mask": query_padding_mask, "key_padding_mask": key_padding_mask}
-        if not self.options.hard:
-            plan = n[:, None, None, None] * soft_sliced_plan(
-                q,
-                k,
-                self.directions(q),
-                staircase(n, m, q.size(-2), k.size(-2), q.dtype),
-                temperature=self.options.sort_temperature,
-                inverse_temperature=self.options.slice_inverse_temperature,
-                **masks,
-            )
-            return AttentionOutput(self.drop(plan) @ v, plan if need_plan else None)
-        place_plan = None if same_size else staircase(n, m, q.size(-2), k.size(-2), q.dtype)
-        weights, query_order, key_order = hard_sliced_weights(
-            q,
-            k,
-            self.directions(q),
-            place_plan,
-            inverse_temperature=self.options.slice_inverse_temperature,
-            **masks,
-        )
-        rows = None if place_plan is None else n[:, None, None] * place_plan
-        values = self._average(v, weights, query_order, key_order, rows)
-        plan = None
+        place_plan = None
+        if not same_size:
+            n, m = _count(query_padding_mask, q), _count(key_padding_mask, k)
+            place_plan = staircase(n, m, q.size(-2), k.size(-2), q.dtype)
+        problem = {
+            "q": q,
+            "k": k,
+            "slices": self.directions(q),
+            "place_plan": place_plan,
+            "query_padding_mask": query_padding_mask,
+            "key_padding_mask": key_padding_mask,
+            "inverse_temperature": self.options.slice_inverse_temperature,
+        }
+        apply = self._apply_hard if self.options.hard else self._apply_soft
+        values, plan = apply(v, **problem), None
         if need_plan:
             identity = torch.eye(k.size(-2), dtype=q.dtype, device=q.device).expand(*k.shape[:-2], -1, -1)
-            plan = self._average(identity, weights, query_order, key_order, rows)
+            plan = apply(identity, **problem)
         return AttentionOutput(values, plan)
 
-    def _average(self, v, weights, query_order, key_order, rows):
+    def _apply_soft(self, v, **problem):
+        return soft_sliced_apply(v=v, temperature=self.options.sort_temperature, **problem)
+
+    def _apply_hard(self, v, place_plan, **problem):
         """``Σ_l σ_l (n·U_l) v`` one slice at a time: sort the keys, cross over, undo the queries' sorting."""
+        weights, query_order, key_order = hard_sliced_weights(place_plan=place_plan, **problem)
         ranks = query_order.argsort(-1)  # token -> sorted place
         values = 0.0
         for weight, rank, order in zip(weights.unbind(-1), ranks.unbind(2), key_order.unbind(2), strict=True):
             by_place = take(v, order)
-            if rows is not None:
-                by_place = rows[:, None] @ by_place
-            values = values + self.drop(weight)[..., None, None] * take(by_place, rank)
+            if place_plan is not None:
+                by_place = place_plan[:, None] @ by_place
+            values = values + weight[..., None, None] * take(by_place, rank)
         return values
 
 

@@ -106,6 +106,8 @@ def encode_folder(
 ) -> None:
     """Learn one BPE model on both train files of ``text`` and write model and pieces to ``out``.
 
+    ``out/text`` gets the test set as it was encoded, with single spaces: what decoding gives back.
+
     Raises:
         InputError: bad text, a vocabulary that does not fit it, or an output that cannot be written.
     """
@@ -122,6 +124,8 @@ def encode_folder(
     with output_folder(out) as folder:
         for (split, language), lines in encoded.items():
             write_lines(folder / f"{split}.{language}", lines)
+        for language in languages:
+            write_lines(folder / "text" / f"test.{language}", texts["test", language])
         (folder / MODEL_NAME).write_bytes(model)
 
 

@@ -6,7 +6,7 @@ choice, or takes the likeliest option of each when it gets no generator.
 
 from collections.abc import Sequence
 from random import Random
-from typing import NamedTuple, Union
+from typing import NamedTuple
 
 # the usual synonym is drawn this often; the others share the rest
 USUAL = 0.72
@@ -14,7 +14,7 @@ USUAL = 0.72
 IRREGULAR_PLURALS = {
     "man": "men", "woman": "women", "child": "children", "lady": "ladies", "policeman": "policemen", "thief": "thieves",
     "mouse": "mice", "sheep": "sheep", "knife": "knives", "shelf": "shelves", "scarf": "scarves", "potato": "potatoes",
-    "tomato": "tomatoes",
+    "tomato": "tomatoes", "wife": "wives",
 }  # fmt: skip
 # past and participle
 IRREGULAR_VERBS = {
@@ -30,7 +30,7 @@ IRREGULAR_VERBS = {
     "throw": ("threw", "thrown"), "lose": ("lost", "lost"), "steal": ("stole", "stolen"), "pay": ("paid", "paid"),
     "run": ("ran", "run"), "fly": ("flew", "flown"), "swim": ("swam", "swum"), "weep": ("wept", "wept"),
     "leave": ("left", "left"), "wake": ("woke", "woken"), "say": ("said", "said"), "have": ("had", "had"),
-    "dream": ("dreamed", "dreamed"), "plan": ("planned", "planned"),
+    "send": ("sent", "sent"), "plan": ("planned", "planned"),
 }  # fmt: skip
 DOUBLED = {"sit", "get", "put", "run", "swim", "begin", "forget", "shut", "plan"}
 BE = {"I": ("am", "was"), "he": ("is", "was"), "you": ("are", "were"), "they": ("are", "were")}
@@ -44,7 +44,7 @@ class Choice(NamedTuple):
     options: tuple
 
 
-Tree = Union[str, list, Choice]
+Tree = str | list | Choice
 
 
 def either(*options: Tree, usual: float = USUAL) -> Tree:
@@ -128,12 +128,12 @@ def _collect(tree, rng, words):
 def _pick(options, rng):
     if rng is None:
         return max(options, key=lambda option: option[0])[1]
-    point = rng.random() * sum(weight for weight, _ in options)
+    point = rng.random()
     for weight, option in options:
         point -= weight
         if point < 0:
-            break
-    return option
+            return option
+    return options[-1][1]
 
 
 def _is_vowel_sound(word):

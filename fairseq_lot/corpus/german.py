@@ -72,6 +72,7 @@ PAST = {
     "sein": "war", "haben": "hatte", "werden": "wurde", "können": "konnte", "müssen": "musste",
     "wollen": "wollte", "dürfen": "durfte", "sollen": "sollte",
 }  # fmt: skip
+SHORT_GENITIVE = ("Chef", "Film", "Lärm")
 PERSONS = ("1s", "2s", "3s", "1p", "2p", "3p")
 INSEPARABLE = ("be", "emp", "ent", "er", "ge", "miss", "ver", "zer")
 
@@ -93,12 +94,12 @@ def noun_form(noun: Noun, case: str, plural: bool = False) -> str:
 
 
 def _genitive_ending(word):
-    if word.endswith("us"):
+    if word == "Bus":
         return "ses"
     if word[-1] in "sßxz":
         return "es"
     syllables = re.findall(r"au|äu|ei|eu|ie|ee|[aeiouäöüy]", word.lower())
-    return "es" if len(syllables) == 1 and word[-1] in "bdfgkmnrt" and word != "Film" else "s"
+    return "es" if len(syllables) == 1 and word[-1] in "bdfgmnrt" and word not in SHORT_GENITIVE else "s"
 
 
 def article(kind: str, case: str, group: str) -> str:
@@ -147,7 +148,7 @@ def present(verb: Verb, person: str) -> str:
     if person in ("1p", "3p"):
         return verb.infinitive
     if person == "1s":
-        return (stem[:-2] + "l" if stem.endswith("el") else stem) + "e"
+        return (stem[:-2] + "l" if verb.infinitive.endswith("eln") else stem) + "e"
     if person == "2p":
         return stem + ("et" if _needs_e(stem) else "t")
     third = verb.third or stem + ("et" if _needs_e(stem) else "t")

@@ -15,7 +15,7 @@ Flags: ``state`` no progressive, manner or place; ``act``, ``voice`` the manner 
 VERBS = """
 sehen|sieht|sah|gesehen|h|see|person animal|acc:person animal vehicle plant|state
 kaufen||||h|buy/purchase|person|acc:food drink read small cloth vehicle furniture|pass
-suchen||||h|look for/search for|person|acc:small animal person cloth|pass
+suchen||||h|look for/search for|person|acc:small animal person cloth|
 lesen|liest|las|gelesen|h|read|person|acc:read|act pass
 finden||fand|gefunden|h|find|person|acc:small animal cloth read|pass
 essen|isst|aß|gegessen|h|eat|person|acc:food dish|act pass
@@ -97,7 +97,7 @@ fangen|fängt|fing|gefangen|h|catch|person animal|acc:animal|pass
 ab+holen||||h|pick +up/collect|person|acc:person relative|
 mit+nehmen|nimmt|nahm|genommen|h|take +along/bring +along|person|acc:small cloth read|
 weg+werfen|wirft|warf|geworfen|h|throw +away|person|acc:cloth read small|pass
-auf+räumen||||h|tidy +up/clean +up|person|acc:clean|act
+auf+räumen||||h|tidy +up/clean +up|person|acc:room|act
 verlieren||verlor|verloren|h|lose|person|acc:small cloth|
 stehlen|stiehlt|stahl|gestohlen|h|steal|person|acc:small vehicle|pass
 bezahlen||||h|pay for|person|acc:food drink small|
@@ -111,13 +111,13 @@ sammeln||||h|collect|person|acc:small read|
 schwimmen||schwamm|geschwommen|s|swim|person animal|-|act
 tanzen||||h|dance|person|-|
 weinen||||h|cry/weep|person|-|voice
-bellen||||h|bark|dog|-|voice
+bellen|||gebellt|h|bark|dog|-|voice
 retten||||h|save/rescue|person|acc:person animal|pass
 trösten||||h|comfort/console|person|acc:person relative|pass
 vermissen||||h|miss|person|acc:person relative animal|state
 ab+fahren|fährt|fuhr|gefahren|s|leave/depart|transport|-|
 auf+wachen||||s|wake up|person animal|-|
-um+ziehen||zog|gezogen|s|move|person|go|
+ein+steigen||stieg|gestiegen|s|get on/board|person|in acc:transport|act
 versuchen||||h|try|person|zu|
 beschließen||beschloss|beschlossen|h|decide|person|zu|
 vergessen|vergisst|vergaß|vergessen|h|forget|person|zu|state

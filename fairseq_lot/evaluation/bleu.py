@@ -101,8 +101,10 @@ def interval(scores: np.ndarray) -> tuple[float, float]:
 def paired_p_value(differences: np.ndarray, difference: float) -> float:
     """Return the two-sided p-value of a paired bootstrap test.
 
-    The share of resamples whose centred difference reaches the real one, as in sacreBLEU's paired test,
-    but ties count: two equal systems get p = 1, where a strict comparison would give the smallest p.
+    It is the share of resamples whose centred difference is at least as large as the real one. sacreBLEU's
+    paired test folds the differences before it centres them, which makes it one-sided for all but the
+    smallest differences (its p is about half of this one), and gives two equal systems the smallest p; here
+    they get 1.
 
     Args:
         differences: score differences on the resamples.

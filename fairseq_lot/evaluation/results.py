@@ -72,7 +72,9 @@ def format_row(row: Row) -> str:
     try:
         line.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise InputError(f"an option is not valid UTF-8: {error.object[error.start - 20:error.end]!r}") from error
+        raise InputError(
+            f"an option is not valid UTF-8: {error.object[max(0, error.start - 20) : error.end]!r}"
+        ) from error
     return line
 
 

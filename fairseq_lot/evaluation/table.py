@@ -1,6 +1,7 @@
 """``fairseq-lot table``: scored systems as Markdown, backbone by mechanism, plug-and-play and fine-tuned."""
 
 import argparse
+from collections import Counter
 from collections.abc import Iterable
 from statistics import median
 
@@ -145,10 +146,7 @@ def _notes(rows, metric):
     """Return the lines below the table: how to read it and where it comes from."""
     scratch = sorted({row.mechanism for row in rows if row.stage == BASE and row.mechanism != "softmax"})
     shown = [row for row in rows if row.stage != BASE or row.mechanism == "softmax"]
-    several = any(
-        len({row.seed for row in shown if (row.backbone, row.stage) == (other.backbone, other.stage)}) > 1
-        for other in shown
-    )
+    runs = Counter((row.backbone, row.mechanism, row.options, row.stage) for row in shown)
     bootstrap = sorted({(row.bootstrap_samples, row.bootstrap_seed) for row in rows})
     notes = [
         f"[low, high]: 95 % bootstrap interval. p: paired bootstrap test against the base, * where p < {_LEVEL}. "
@@ -157,8 +155,8 @@ def _notes(rows, metric):
         "softmax (base): plug-and-play is the base itself, fine-tuned the control, "
         "the base fine-tuned for the same epochs.",
     ]
-    if several:
-        notes.append("Several seeds: median (lowest to highest), median Δ, * where p < 0.05 for every seed.")
+    if max(runs.values(), default=0) > 1:
+        notes.append(f"Several seeds: median (lowest to highest), median Δ, * where p < {_LEVEL} for every seed.")
     options = sorted({f"{row.mechanism}: `{row.options}`" for row in shown if row.options})
     if options:
         notes.append(f"Options: {'; '.join(options)}")

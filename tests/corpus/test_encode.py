@@ -1,9 +1,9 @@
 """The joint BPE: exact round trip, determinism, and one clear line for every bad input."""
 
+import pytest
 import sentencepiece
 from fairseq.data.data_utils import post_process
 
-import pytest
 from fairseq_lot.cli import main
 from fairseq_lot.corpus.encode import MODEL_NAME, encode_folder, encode_lines, learn_bpe
 from fairseq_lot.errors import InputError
@@ -48,6 +48,9 @@ def test_decoding_gives_back_the_tokens(folder, tmp_path):
         for language, lines in LINES.items():
             pieces = (out / f"{split}.{language}").read_text(encoding="utf-8").removesuffix("\n").split("\n")
             assert [post_process(line, "sentencepiece") for line in pieces] == [" ".join(s.split()) for s in lines]
+    for language, lines in LINES.items():
+        expected = "".join(" ".join(line.split()) + "\n" for line in lines)
+        assert (out / "text" / f"test.{language}").read_text(encoding="utf-8") == expected
     processor = sentencepiece.SentencePieceProcessor(model_file=str(out / MODEL_NAME))
     assert processor.get_piece_size() == 120
 
@@ -66,7 +69,7 @@ def test_escape_and_its_suffix_can_be_one_piece():
 def test_same_text_gives_the_same_bytes(folder, tmp_path):
     for name, threads in (("a", 1), ("b", 2)):
         encode_folder(folder, tmp_path / name, 120, threads=threads)
-    for file in (tmp_path / "a").iterdir():
+    for file in (tmp_path / "a").glob("*.*"):
         assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes()
 
 

@@ -4,6 +4,7 @@ import io
 import tarfile
 
 import pytest
+
 from fairseq_lot.cli import main
 from fairseq_lot.corpus.iwslt14 import LANGUAGES, TEST, read_members, split_archive, test_lines, train_lines
 from fairseq_lot.errors import InputError

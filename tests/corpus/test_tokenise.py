@@ -1,6 +1,7 @@
 """Moses tokens, cleaning of train and valid only, and the raw test set beside them."""
 
 import pytest
+
 from fairseq_lot.cli import main
 from fairseq_lot.corpus.tokenise import clean_indices, tokenise_lines
 

@@ -104,7 +104,7 @@ def test_another_vocabulary_is_refused(prepared):
     "name, content, expected",
     [
         ("valid.en", None, "valid.en is missing"),
-        ("valid.en", b"one\n", "valid.en has 1 lines"),
+        ("valid.en", b"one\n", "valid.de has 5 lines but"),
         ("test.de", b"gut\nsch\xf6n\ngut\ngut\n", "test.de, line 2: not valid UTF-8"),
         ("test.de", b"gut\n\ngut\ngut\n", "test.de, line 2: empty line"),
     ],
@@ -145,20 +145,61 @@ def test_failing_preprocess_leaves_only_its_log(text, tmp_path):
     assert (tmp_path / "data.log").read_text() == "chatter\nNo space left on device\n"
 
 
-def test_raw_archive_becomes_a_data_folder(tmp_path):
-    """A tiny archive goes through extraction, tokenisation and BPE; the raw reference is kept."""
+def write_archive(path):
+    """Write a tiny archive of IWSLT'14's form."""
     sets = ["TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012"]
-    with tarfile.open(tmp_path / "de-en.tgz", "w:gz") as tar:
+    with tarfile.open(path, "w:gz") as tar:
         for language, words in (("de", "Das Haus, Nummer"), ("en", "The house's number")):
             content = {f"de-en/train.tags.de-en.{language}": "".join(f"{words} {n}.\n" for n in range(50))}
             for name in sets:
-                content[f"de-en/IWSLT14.{name}.de-en.{language}.xml"] = f'<seg id="1"> {words} {name}. </seg>\n'
+                content[f"de-en/IWSLT14.{name}.de-en.{language}.xml"] = f'<seg id="1"> {words} {name} now. </seg>\n'
             for name, lines in content.items():
                 member = tarfile.TarInfo(name)
                 member.size = len(lines.encode())
                 tar.addfile(member, io.BytesIO(lines.encode()))
-    run = prepare("prepare_iwslt14.sh", tmp_path, ARCHIVE=tmp_path / "de-en.tgz", VOCAB_SIZE=60)
+
+
+def test_raw_archive_is_fetched_and_becomes_a_data_folder(tmp_path):
+    """The archive goes through extraction, tokenisation and BPE; the raw reference is kept."""
+    write_archive(tmp_path / "remote.tgz")
+    run = prepare("prepare_iwslt14.sh", tmp_path, URL=f"file://{tmp_path}/remote.tgz", VOCAB_SIZE=60)
     assert run.returncode == 0, run.stderr
-    assert (tmp_path / "data" / "description.txt").read_text() == "IWSLT'14 De-En\n"
-    assert (tmp_path / "data" / "raw" / "test.en").read_text().startswith("The house's number TED.dev2010.\n")
-    assert (tmp_path / "data" / "text" / "test.en").read_text().startswith("the house &apos;s number ted.dev2010 .\n")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "de-en.tgz", "remote.tgz"]
+    data = tmp_path / "data"
+    assert (data / "description.txt").read_text() == "IWSLT'14 De-En\n"
+    assert (data / "raw" / "test.en").read_text().startswith("The house's number TED.dev2010 now.\n")
+    assert (data / "text" / "test.en").read_text().startswith("the house &apos;s number ted.dev2010 now .\n")
+
+
+def test_failed_download_is_one_line(tmp_path):
+    run = prepare("prepare_iwslt14.sh", tmp_path, URL=f"file://{tmp_path}/nothing.tgz")
+    assert_refused(run, tmp_path, "cannot download", left=())
+
+
+def test_interrupt_leaves_nothing(text, tmp_path):
+    """A script that is stopped while fairseq-preprocess runs removes what it had begun."""
+    fake = tmp_path / "bin"
+    fake.mkdir()
+    (fake / "fairseq-preprocess").write_text('#!/bin/sh\nkill -TERM "$PPID"\nsleep 1\n')
+    (fake / "fairseq-preprocess").chmod(0o755)
+    run = prepare("prepare_iwslt14.sh", tmp_path, path_first=fake, TOKENISED=text, VOCAB_SIZE=50)
+    assert run.returncode == 130
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bin", "text"]
+
+
+def test_toy_corpus_is_tokenised_and_keeps_its_raw_reference(tmp_path):
+    """A small text stands in for the generator's, which has its own tests."""
+    raw = write_text(tmp_path / "text")
+    (raw / "test.en").write_text("The house's number.\n" * 4)
+    fake = tmp_path / "bin"
+    fake.mkdir()
+    real = Path(sys.executable).parent / "fairseq-lot"
+    (fake / "fairseq-lot").write_text(
+        f'#!/bin/sh\nif [ "$1" = toy-corpus ]; then cp -R "{raw}" "$3"; else exec "{real}" "$@"; fi\n'
+    )
+    (fake / "fairseq-lot").chmod(0o755)
+    run = prepare("prepare_toy.sh", tmp_path, path_first=fake, VOCAB_SIZE=50)
+    assert run.returncode == 0, run.stderr
+    assert (tmp_path / "data" / "description.txt").read_text() == "synthetic German-English\n"
+    assert (tmp_path / "data" / "raw" / "test.en").read_text() == "The house's number.\n" * 4
+    assert (tmp_path / "data" / "text" / "test.en").read_text() == "the house &apos;s number .\n" * 4

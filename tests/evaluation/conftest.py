@@ -1,0 +1,82 @@
+"""Generated output and rows as the evaluation commands meet them."""
+
+import random
+
+import pytest
+
+from fairseq_lot.evaluation.results import MetricScore, Row
+
+
+def generate_output(hypotheses, *, seed=1):
+    """Return what fairseq-generate prints for these hypotheses, in an order unlike the corpus."""
+    order = list(range(len(hypotheses)))
+    random.Random(seed).shuffle(order)
+    lines = ["2024-01-01 00:00:00 | INFO | fairseq_cli.generate | {'_name': None}"]
+    for sentence in order:
+        text = hypotheses[sentence]
+        lines += [
+            f"S-{sentence}\tein satz",
+            f"T-{sentence}\ta sentence",
+            f"H-{sentence}\t-0.5\t{text}",
+            f"D-{sentence}\t-0.5\t{text}",
+            f"P-{sentence}\t-0.1 -0.9",
+        ]
+    lines.append("Generate test with beam=5: BLEU4 = 20.00, 50.0/30.0/20.0/10.0 (BP=1.000)")
+    return "\n".join(lines) + "\n"
+
+
+@pytest.fixture
+def write_generated(tmp_path):
+    """A function that writes generated output into a file and returns its path."""
+
+    def write(name, hypotheses):
+        path = tmp_path / name
+        path.write_text(generate_output(hypotheses), encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.fixture
+def make_row():
+    """A function that makes a row; keywords replace its fields."""
+
+    def make(*, score=30.0, delta=None, p=None, **values):
+        base = None if delta is None else round(score - delta, 2)
+        found = {"low": score - 1, "high": score + 1, "base": base, "delta": delta, "p": p}
+        row = {
+            "dataset": "toy",
+            "architecture": "transformer_small",
+            "backbone": "transformer",
+            "mechanism": "softmax",
+            "options": "",
+            "stage": "base",
+            "seed": 1,
+            "sentences": 500,
+            "tokenised": MetricScore(score=score, signature="tok:none", **found),
+            "sacrebleu": MetricScore(score=score + 0.5, signature="tok:13a", **found),
+            "reference": "raw",
+            "bootstrap_samples": 1000,
+            "bootstrap_seed": 12345,
+            "device": "cpu",
+            "seconds": 2.5,
+            "commit": "abc1234",
+            "command": "fairseq-generate data-bin/toy",
+        }
+        return Row(**(row | values))
+
+    return make
+
+
+@pytest.fixture
+def corpus():
+    """References and two systems, of which the second has twice as many wrong words."""
+    generator = random.Random(7)
+    words = [f"word{number}" for number in range(200)] + [",", "&apos;s", "ü"]
+
+    def spoil(tokens, share):
+        return " ".join(generator.choice(words) if generator.random() < share else token for token in tokens)
+
+    sentences = [[generator.choice(words) for _ in range(generator.randint(4, 15))] for _ in range(151)]
+    good, bad = ([spoil(tokens, share) for tokens in sentences] for share in (0.15, 0.3))
+    return [" ".join(tokens) for tokens in sentences], good, bad

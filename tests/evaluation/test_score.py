@@ -1,0 +1,268 @@
+"""The score command: values against sacreBLEU itself, the paired test, and its errors."""
+
+import argparse
+import json
+import random
+import subprocess
+
+import numpy as np
+import pytest
+from sacrebleu.metrics import BLEU
+from sacrebleu.significance import PairedTest
+from sacremoses import MosesDetokenizer
+
+from fairseq_lot.cli import main
+from fairseq_lot.evaluation.bleu import (
+    SACREBLEU,
+    TOKENISED,
+    detokenise,
+    measure,
+    paired_p_value,
+    resampled_scores,
+    sentence_statistics,
+)
+from fairseq_lot.evaluation.results import read_rows
+from fairseq_lot.evaluation.score import add_arguments, current_commit
+
+
+@pytest.fixture
+def arguments(tmp_path, write_generated, corpus):
+    """Arguments of the command for the better of two systems; keywords replace or drop options."""
+    references, good, bad = corpus
+    reference = tmp_path / "reference.txt"
+    reference.write_text("\n".join(references) + "\n", encoding="utf-8")
+    options = {
+        "generated": write_generated("good.txt", good),
+        "tokenised_reference": reference,
+        "baseline_generated": write_generated("bad.txt", bad),
+        "results": tmp_path / "results.jsonl",
+        "dataset": "toy",
+        "architecture": "transformer_small",
+        "backbone": "transformer",
+        "mechanism": "lot",
+        "stage": "fine-tuned",
+        "seed": 1,
+        "commit": "abc1234",
+        "command": "fairseq-generate data-bin/toy --path lot.pt",
+        "bootstrap_samples": 200,
+    }
+
+    def make(**changes):
+        chosen = {name: value for name, value in (options | changes).items() if value is not None}
+        return ["score", *(f"--{name.replace('_', '-')}={value}" for name, value in chosen.items())]
+
+    return make
+
+
+def refused(capsys, argv, *words):
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("fairseq-lot: error: ") and err.count("\n") == 1
+    for word in words:
+        assert str(word) in err
+
+
+def test_row_agrees_with_sacrebleu(arguments, corpus, tmp_path, capsys):
+    references, good, bad = corpus
+    assert main(arguments(seconds=3.5, device="cpu", options="--lot-num-pivots 32")) == 0
+    (row,) = read_rows(tmp_path / "results.jsonl")
+    moses = MosesDetokenizer(lang="en")
+    plain = [[moses.detokenize(line.split()) for line in lines] for lines in (good, references, bad)]
+    for found, metric, (system, reference, base) in (
+        (row.tokenised, BLEU(tokenize="none", force=True), (good, references, bad)),
+        (row.sacrebleu, BLEU(lowercase=True), plain),
+    ):
+        score = metric.corpus_score(system, [reference]).score
+        assert found.score == round(score, 2)
+        assert found.base == round(metric.corpus_score(base, [reference]).score, 2)
+        assert found.signature == str(metric.get_signature())
+        assert found.low < found.score < found.high
+        assert found.delta > 0 and found.p < 0.05
+    assert "tok:none" in row.tokenised.signature and "case:lc" in row.sacrebleu.signature
+    assert row.sentences == 151 and row.reference == "detokenised with sacremoses"
+    assert (row.seconds, row.device, row.options) == (3.5, "cpu", "--lot-num-pivots 32")
+    assert (row.commit, row.command) == ("abc1234", "fairseq-generate data-bin/toy --path lot.pt")
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1 and f"tokenised BLEU {row.tokenised.score:.2f}" in out
+
+
+def test_tokenised_bleu_by_hand():
+    # n-grams that match: 5 of 6, 3 of 5, 2 of 4, 1 of 3; equal lengths.
+    by_hand = 100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25
+    found = measure(["the cat sat on the mat"], ["the cat sat on a mat"], metric=TOKENISED, samples=10)
+    assert found.score == found.low == found.high == round(by_hand, 2) == 53.73
+    # All n-grams match, with 8 tokens of 10: only the brevity penalty is left.
+    found = measure(["a b c d"] * 2, ["a b c d e"] * 2, metric=TOKENISED, samples=10)
+    assert found.score == round(100 * np.exp(1 - 10 / 8), 2) == 77.88
+
+
+def test_detokenising_undoes_the_escapes():
+    assert detokenise(["it &apos;s a &quot; test &quot; &amp; more , ok ."], language="en") == [
+        'it\'s a "test" & more, ok.'
+    ]
+
+
+def test_case_counts_in_neither_detokenised_side():
+    assert measure(["das ist ein haus"], ["Das ist EIN Haus"], metric=SACREBLEU, samples=2).score == 100.0
+
+
+@pytest.mark.parametrize("options", [TOKENISED, SACREBLEU])
+def test_interval_and_resamples_are_those_of_sacrebleu(corpus, options, monkeypatch):
+    monkeypatch.setenv("SACREBLEU_SEED", "99")
+    references, good, _ = corpus
+    generator = random.Random(3)
+    # A slightly worse system: the p-value lies between its extremes.
+    close = [" ".join(t for t in line.split() if generator.random() > 0.003 or len(line) < 20) for line in good]
+    samples = 130
+    found = measure(good, references, metric=options, base=close, samples=samples, seed=99)
+    ours = BLEU(**options).corpus_score(good, [references], n_bootstrap=samples)
+    assert (found.high - found.low) / 2 == pytest.approx(ours._ci, abs=0.01)
+    _, scores = PairedTest(
+        [("base", close), ("system", good)], {"BLEU": BLEU(**options)}, [references], "bs", samples, n_jobs=1
+    )()
+    base, system = scores["BLEU"]
+    assert (found.base, found.score) == (round(base.score, 2), round(system.score, 2))
+    # sacreBLEU folds the differences before it centres them; from our resamples its way gives its p.
+    statistics = [sentence_statistics(lines, references, metric=options) for lines in (good, close)]
+    ours, theirs = resampled_scores(statistics, samples=samples, seed=99)
+    folded = np.abs(ours - theirs)
+    reached = np.count_nonzero(folded - folded.mean() > system.score - base.score)
+    assert system.p_value == pytest.approx((reached + 1) / (samples + 1))
+    assert 1 / (samples + 1) < system.p_value < found.p < 1
+
+
+def test_resampled_scores_by_loops(corpus):
+    references, good, _ = corpus
+    statistics = sentence_statistics(good, references, metric=TOKENISED)
+    (scores,) = resampled_scores([statistics], samples=70, seed=5)
+    drawn = np.random.default_rng(5).choice(len(good), size=(70, len(good)), replace=True)
+    for sample in (0, 63, 64, 69):
+        lines = [[texts[index] for index in drawn[sample]] for texts in (good, references)]
+        assert scores[sample] == pytest.approx(BLEU(**TOKENISED).corpus_score(lines[0], [lines[1]]).score)
+
+
+def test_deterministic_by_seed(corpus):
+    references, good, bad = corpus
+    chosen = {"metric": TOKENISED, "base": bad, "samples": 100}
+    assert measure(good, references, **chosen, seed=1) == measure(good, references, **chosen, seed=1)
+    assert measure(good, references, **chosen, seed=1) != measure(good, references, **chosen, seed=2)
+
+
+def test_p_value_is_two_sided():
+    """A normal difference of 1.8 standard deviations has p = 0.072, whatever its sign."""
+    differences = np.random.default_rng(1).normal(1.8, 1.0, 100_000)
+    assert paired_p_value(differences, 1.8) == pytest.approx(0.072, abs=0.003)
+    assert paired_p_value(-differences, -1.8) == paired_p_value(differences, 1.8)
+
+
+def test_p_value_counts_ties():
+    assert paired_p_value(np.zeros(999), 0.0) == 1.0
+    assert paired_p_value(np.array([1.0, 3.0, 1.0, 3.0]), 1.0) == 1.0
+    assert paired_p_value(np.array([1.0, 3.0, 1.0, 3.0]), 1.5) == 1 / 5
+
+
+def test_the_base_against_itself(arguments, tmp_path, capsys):
+    assert main(arguments(generated=tmp_path / "bad.txt", stage="plug-and-play")) == 0
+    (row,) = read_rows(tmp_path / "results.jsonl")
+    for metric in (row.tokenised, row.sacrebleu):
+        assert (metric.delta, metric.p) == (0.0, 1.0)
+        assert metric.base == metric.score
+    assert main(["table", str(tmp_path / "results.jsonl")]) == 0
+    assert "+0.00 (p = 1.0000)" in capsys.readouterr().out
+
+
+def test_without_a_base_and_with_raw_references(arguments, corpus, tmp_path):
+    references, good, _ = corpus
+    raw = tmp_path / "raw.txt"
+    raw.write_text(
+        "\n".join(line.capitalize() for line in detokenise(references, language="en")) + "\n", encoding="utf-8"
+    )
+    assert main(arguments(baseline_generated=None)) == 0
+    assert main(arguments(baseline_generated=None, raw_reference=raw, seed=2)) == 0
+    detokenised, raw_row = read_rows(tmp_path / "results.jsonl")
+    assert raw_row.reference == "raw"
+    assert raw_row.sacrebleu == detokenised.sacrebleu
+    assert (raw_row.tokenised.base, raw_row.tokenised.delta, raw_row.tokenised.p) == (None, None, None)
+
+
+def test_same_key_replaces_and_another_appends(arguments, tmp_path):
+    path = tmp_path / "results.jsonl"
+    for changes in ({}, {"seed": 2}, {"commit": "def5678"}):
+        assert main(arguments(**changes)) == 0
+    assert [(row.seed, row.commit) for row in read_rows(path)] == [(1, "def5678"), (2, "abc1234")]
+    assert [list(json.loads(line))[0] for line in path.read_text().splitlines()] == ["dataset", "dataset"]
+
+
+def test_bad_options(arguments, capsys, tmp_path):
+    for changes, words in (
+        ({"bootstrap_samples": 0}, ["--bootstrap-samples", "0"]),
+        ({"bootstrap_seed": -1}, ["--bootstrap-seed", "-1"]),
+        ({"seconds": "nan"}, ["--seconds", "nan"]),
+        ({"seconds": -2}, ["--seconds", "-2"]),
+        ({"mechanism": " "}, ["--mechanism is empty"]),
+        ({"target_lang": "../x"}, ["--target-lang", "../x"]),
+        ({"results": tmp_path}, [tmp_path]),
+        ({"results": tmp_path / "good.txt" / "results.jsonl"}, ["good.txt"]),
+    ):
+        refused(capsys, arguments(**changes), *words)
+    assert not (tmp_path / "results.jsonl").exists()
+
+
+def test_bad_files(arguments, capsys, tmp_path, write_generated, corpus):
+    references, good, _ = corpus
+    short = write_generated("short.txt", good[:-1])
+    long = write_generated("long.txt", [*good, "more"])
+    raw = tmp_path / "raw.txt"
+    raw.write_text("one line\n", encoding="utf-8")
+    for changes, words in (
+        ({"generated": short}, [short, "sentence 149", "151 lines", "is cut off"]),
+        ({"generated": long}, [long, "sentence 151", "another test set"]),
+        ({"baseline_generated": short}, [short]),
+        ({"baseline_generated": tmp_path / "absent"}, ["cannot read", "absent"]),
+        ({"generated": tmp_path / "reference.txt"}, ["no H- line"]),
+        ({"tokenised_reference": tmp_path / "absent"}, ["cannot read", "absent"]),
+        ({"raw_reference": raw}, ["unequal line counts", "1 in", "151 in"]),
+    ):
+        refused(capsys, arguments(**changes), *words)
+    broken = tmp_path / "results.jsonl"
+    broken.write_text("\n{broken\n", encoding="utf-8")
+    refused(capsys, arguments(), f"{broken}, line 2")
+    assert broken.read_text(encoding="utf-8") == "\n{broken\n"
+
+
+def test_missing_option_and_unknown_stage_exit_with_2(arguments, capsys):
+    for argv in (arguments(dataset=None), arguments(stage="later")):
+        with pytest.raises(SystemExit) as caught:
+            main(argv)
+        assert caught.value.code == 2
+
+
+def test_defaults():
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    defaults = {action.dest: action.default for action in parser._actions}
+    assert (defaults["bootstrap_samples"], defaults["bootstrap_seed"], defaults["target_lang"]) == (1000, 12345, "en")
+
+
+def test_commit_of_a_checkout(tmp_path):
+    def git(*words):
+        identity = ["-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
+        return subprocess.run(
+            ["git", "-C", str(tmp_path), *identity, *words], check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    assert current_commit(tmp_path) == "unknown"
+    package = tmp_path / "fairseq_lot"
+    package.mkdir()
+    (package / "code.py").write_text("a = 1\n")
+    git("init")
+    assert current_commit(tmp_path) == "unknown"
+    git("add", ".")
+    git("commit", "-m", "first")
+    commit = git("rev-parse", "--short", "HEAD")
+    assert current_commit(tmp_path) == commit
+    (tmp_path / "results.jsonl").write_text("{}\n")
+    assert current_commit(tmp_path) == commit
+    assert current_commit(package) == "unknown"
+    (package / "code.py").write_text("a = 2\n")
+    assert current_commit(tmp_path) == f"{commit}-dirty"

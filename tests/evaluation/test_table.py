@@ -1,0 +1,125 @@
+"""The table command: its exact Markdown and its errors."""
+
+import pytest
+
+from fairseq_lot.cli import main
+from fairseq_lot.evaluation.results import put_row
+from fairseq_lot.evaluation.table import render
+
+EXPECTED = """\
+**toy**, diff_transformer_small, transformer_small, 500 sentences, tokenised BLEU
+
+| Backbone | Mechanism | Plug-and-play | Δ vs. base | Fine-tuned | Δ vs. base |
+| --- | --- | --- | --- | --- | --- |
+| transformer | softmax (base) | 30.00 [29.00, 31.00] | – | 30.75 [29.75, 31.75] | +0.75* (p = 0.0310) |
+| transformer | sinkhorn | 29.90 [28.90, 30.90] | -0.10 (p = 0.4000) | – | – |
+| transformer | lot: --lot-num-pivots 16 | 20.00 [19.00, 21.00] | -10.00* (p = 0.0010) | – | – |
+| transformer | lot: --lot-num-pivots 32 | 29.00 [28.00, 30.00] | -1.00 (p = 0.0500) | 31.00 [30.00, 32.00] | – |
+| transformer | alibi | 10.00 [9.00, 11.00] | – | – | – |
+| diff_transformer | esp | – | – | 33.00 [32.00, 34.00] | – |
+
+- [low, high]: 95 % bootstrap interval. p: paired bootstrap test against the base, * where p < 0.05. \
+1000 resamples, seed 12345.
+- softmax (base): plug-and-play is the base itself, fine-tuned the control, the base fine-tuned for the same epochs.
+- Options: lot: `--lot-num-pivots 16`; lot: `--lot-num-pivots 32`
+- Signature: `tok:none`
+- References: Moses tokens
+- Device: cpu
+- Commit: abc1234
+- Seeds: 1
+"""
+
+
+@pytest.fixture
+def rows(make_row):
+    """One seed, given in another order than the table's."""
+    pivots = {name: f"--lot-num-pivots {name}" for name in (16, 32)}
+    diff = {"architecture": "diff_transformer_small", "backbone": "diff_transformer"}
+    return [
+        make_row(mechanism="alibi", stage="plug-and-play", score=10.0),
+        make_row(**diff, mechanism="esp", stage="fine-tuned", score=33.0),
+        make_row(mechanism="lot", options=pivots[32], stage="fine-tuned", score=31.0),
+        make_row(mechanism="lot", options=pivots[32], stage="plug-and-play", score=29.0, delta=-1.0, p=0.05),
+        make_row(mechanism="lot", options=pivots[16], stage="plug-and-play", score=20.0, delta=-10.0, p=0.001),
+        make_row(mechanism="sinkhorn", stage="plug-and-play", score=29.9, delta=-0.1, p=0.4),
+        make_row(mechanism="softmax", stage="fine-tuned", score=30.75, delta=0.75, p=0.031),
+        make_row(),
+    ]
+
+
+def test_exact_markdown(rows, tmp_path, capsys):
+    one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
+    for path, part in ((one, rows[:5]), (two, rows[3:])):
+        for row in part:
+            put_row(path, row)
+    assert main(["table", str(one), str(two)]) == 0
+    assert capsys.readouterr().out == EXPECTED
+
+
+def test_sacrebleu(rows):
+    text = render(rows, metric="sacrebleu")
+    assert "| transformer | softmax (base) | 30.50 [29.00, 31.00] | – |" in text
+    assert "- Signature: `tok:13a`\n- References: raw\n" in text
+
+
+def test_several_seeds_give_the_median(make_row):
+    deltas = ((1, 0.9, 0.01), (2, 0.2, 0.3), (3, 1.4, 0.01), (4, 1.0, 0.02))
+    rows = [make_row(seed=seed, score=30.0 + seed) for seed, _, _ in deltas]
+    rows += [
+        make_row(mechanism="lot", stage="fine-tuned", seed=seed, score=30.0 + seed + delta, delta=delta, p=p)
+        for seed, delta, p in deltas
+    ]
+    rows += [make_row(mechanism="esp", stage="fine-tuned", seed=s, score=40.0, delta=9.0, p=0.001) for s in (1, 2)]
+    text = render(rows)
+    assert "| transformer | softmax (base) | 32.50 (31.00 to 34.00, 4 seeds) | – | – | – |\n" in text
+    assert "| lot | – | – | 33.30 (31.90 to 35.00, 4 seeds) | +0.95 (p < 0.05 in 3 of 4) |\n" in text
+    assert "| esp | – | – | 40.00 (40.00 to 40.00, 2 seeds) | +9.00* (p < 0.05 in 2 of 2) |\n" in text
+    assert "- Several seeds: median (lowest to highest)" in text
+    assert text.endswith("- Seeds: 1, 2, 3, 4\n")
+
+
+def test_datasets_and_sizes_have_tables_of_their_own(make_row):
+    rows = [
+        make_row(architecture="transformer_iwslt_de_en"),
+        make_row(architecture="lot_transformer_iwslt_de_en", mechanism="lot", stage="fine-tuned"),
+        make_row(),
+        make_row(dataset="another | one"),
+    ]
+    tables = render(rows).split("\n\n**")
+    assert len(tables) == 3
+    assert tables[0].startswith("**another \\| one**, transformer_small, 500")
+    assert tables[1].startswith("toy**, lot_transformer_iwslt_de_en, transformer_iwslt_de_en, 500")
+
+
+def test_models_trained_from_scratch_are_mentioned(make_row):
+    text = render([make_row(), make_row(mechanism="lot")])
+    assert "| lot |" not in text and "- Not shown: rows of stage base with lot" in text
+
+
+def test_only_one_dataset(rows, make_row, tmp_path, capsys):
+    path = tmp_path / "results.jsonl"
+    for row in [*rows, make_row(dataset="other")]:
+        put_row(path, row)
+    assert main(["table", str(path), "--dataset", "toy"]) == 0
+    assert capsys.readouterr().out == EXPECTED
+
+
+def test_errors_are_one_line(make_row, tmp_path, capsys):
+    full, other, empty, broken = (tmp_path / f"{name}.jsonl" for name in ("full", "other", "empty", "broken"))
+    put_row(full, make_row())
+    put_row(other, make_row(score=31.0))
+    empty.write_text("")
+    broken.write_text("{}\n")
+    for argv, words in (
+        ([full, "--dataset", "absent"], ["no row of dataset 'absent'", "toy"]),
+        ([empty], ["no row in", empty]),
+        ([empty, "--dataset", "toy"], ["there are: none"]),
+        ([tmp_path / "absent.jsonl"], ["cannot read", "absent.jsonl"]),
+        ([broken], [f"{broken}, line 1", "lacks"]),
+        ([full, other], [full, other, "different rows"]),
+    ):
+        assert main(["table", *map(str, argv)]) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and err.startswith("fairseq-lot: error: ") and err.count("\n") == 1
+        for word in words:
+            assert str(word) in err

@@ -23,8 +23,8 @@ class build_py_with_pth(build_py):
 
 
 def version():
-    line = next(line for line in (ROOT / "fairseq_lot" / "__init__.py").read_text().splitlines() if "__version__" in line)
-    return line.split('"')[1]
+    lines = (ROOT / "fairseq_lot" / "__init__.py").read_text(encoding="utf-8").splitlines()
+    return next(line for line in lines if line.startswith("__version__")).split('"')[1]
 
 
 setup(

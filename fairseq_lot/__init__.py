@@ -1,3 +1,3 @@
-"""Attention as optimal transport, inside fairseq: pluggable softmax, Sinkhorn, ESP and LOT attention for translation."""
+"""Attention as optimal transport, inside fairseq: softmax, Sinkhorn, ESP and LOT attention for translation."""
 
 __version__ = "0.1.0"

@@ -20,9 +20,16 @@ COMMANDS = {
 }
 
 
+class OneLineParser(argparse.ArgumentParser):
+    """A parser whose errors are one line, without the usage of all options."""
+
+    def error(self, message):
+        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
 def build_parser(command=None):
     """Return the parser; only ``command`` gets its options, so that no other module is imported."""
-    parser = argparse.ArgumentParser(prog="fairseq-lot", description=__doc__)
+    parser = OneLineParser(prog="fairseq-lot", description=__doc__)
     parser.add_argument("--version", action="version", version=f"fairseq-lot {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (module_name, summary) in COMMANDS.items():

@@ -51,3 +51,12 @@ train_once() {
     touch "$save/finished"
     rm -f "$save/checkpoint_last.pt"
 }
+
+# device_name: what the scores were computed on, in words.
+device_name() {
+    if [ "$DEVICE" = cuda ]; then
+        python -c 'import torch; print(torch.cuda.get_device_name())'
+    else
+        echo "CPU, $(nproc) cores"
+    fi
+}

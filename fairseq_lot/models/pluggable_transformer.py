@@ -75,7 +75,7 @@ _FAMILIES = {
     "sinkhorn_transformer": {"attention": "sinkhorn"},
     "diff_transformer": {"attention": "softmax", "differential": True},
 }
-_SIZES = {"": base_architecture, "_iwslt_de_en": transformer_iwslt_de_en, "_small": _small}
+SIZES = {"": base_architecture, "_iwslt_de_en": transformer_iwslt_de_en, "_small": _small}
 
 
 def _register(arch, attention_defaults, size):
@@ -89,7 +89,7 @@ def _register(arch, attention_defaults, size):
 
 
 for _family, _defaults in _FAMILIES.items():
-    for _suffix, _size in _SIZES.items():
+    for _suffix, _size in SIZES.items():
         _register(_family + _suffix, _defaults, _size)
 
 

@@ -13,7 +13,12 @@ from fairseq_lot.errors import InputError
 SITES = ("encoder", "cross", "decoder")
 
 # The model-wide options; the options of the mechanisms stand in their dataclasses.
-DEFAULTS = {"attention": "softmax", "attention_sites": "encoder", "differential": False, "differential_lambda_init": None}
+DEFAULTS = {
+    "attention": "softmax",
+    "attention_sites": "encoder",
+    "differential": False,
+    "differential_lambda_init": None,
+}
 
 
 def parse_bool(text: str) -> bool:
@@ -36,8 +41,8 @@ def flat_name(mechanism: str, field_name: str) -> str:
     return f"{mechanism}_{field_name}"
 
 
-def add_attention_args(parser: ArgumentParser) -> None:
-    """Add --attention, --attention-sites, the differential options and every mechanism's own options.
+def add_attention_args(parser: ArgumentParser, *, differential: bool = True) -> None:
+    """Add --attention, --attention-sites, the differential options (if wanted) and every mechanism's own options.
 
     No option gets an argparse default: those stand in the options dataclasses and in the architectures.
     """
@@ -49,20 +54,21 @@ def add_attention_args(parser: ArgumentParser) -> None:
         help=f"where it stands, comma-separated: {', '.join(SITES)} (default: {DEFAULTS['attention_sites']}); "
         "softmax elsewhere",
     )
-    add(
-        "--differential",
-        nargs="?",
-        const=True,
-        type=parse_bool,
-        metavar="BOOL",
-        help="differential attention at every site, around the mechanism that stands there",
-    )
-    add(
-        "--differential-lambda-init",
-        type=float,
-        metavar="FLOAT",
-        help="constant λ_init of differential attention (default: 0.8 - 0.6 exp(-0.3 layer))",
-    )
+    if differential:
+        add(
+            "--differential",
+            nargs="?",
+            const=True,
+            type=parse_bool,
+            metavar="BOOL",
+            help="differential attention at every site, around the mechanism that stands there",
+        )
+        add(
+            "--differential-lambda-init",
+            type=float,
+            metavar="FLOAT",
+            help="constant λ_init of differential attention (default: 0.8 - 0.6 exp(-0.3 layer))",
+        )
     for name, mechanism in MECHANISMS.items():
         hints = typing.get_type_hints(mechanism.options_class)
         for field in dataclasses.fields(mechanism.options_class):

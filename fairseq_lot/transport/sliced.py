@@ -118,7 +118,8 @@ def soft_sliced_apply(
 
     rows = []
     for i in range(0, bsz, sentences):
-        per_sentence = [None if x is None else x[i : i + sentences] for x in (place_plan, query_padding_mask, key_padding_mask)]
+        batched = (place_plan, query_padding_mask, key_padding_mask)
+        per_sentence = [None if x is None else x[i : i + sentences] for x in batched]
         row = []
         for h in range(0, num_heads, heads):
             per_head = [x[i : i + sentences, h : h + heads] for x in (q, k, v)]

@@ -1,0 +1,1 @@
+"""Tools on checkpoints of pretrained models; models never import them."""

@@ -1,0 +1,67 @@
+"""Reading and writing fairseq checkpoints, with torch's safe loader and one-line errors."""
+
+import io
+from argparse import Namespace
+from pathlib import Path
+
+import fairseq  # noqa: F401 - its import tells torch's safe loader about the types in checkpoints
+import torch
+from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.models.transformer import TransformerModel
+
+from fairseq_lot import models  # noqa: F401 - registers the architectures
+from fairseq_lot.errors import InputError
+from fairseq_lot.files import atomic_write
+from fairseq_lot.models.pluggable_transformer import PluggableTransformerModel
+
+
+def load_checkpoint(path: str | Path) -> dict:
+    """Load a fairseq checkpoint of a Transformer onto the CPU.
+
+    Args:
+        path: written by fairseq-train or ``fairseq-lot swap``.
+
+    Returns:
+        fairseq's own dictionary: ``cfg`` or ``args``, ``model``, ``extra_state``, ...
+
+    Raises:
+        InputError: missing, truncated, foreign, not a Transformer, or holding anything but data.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"there is no checkpoint {path}")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises whatever the damage leads to
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(f"{path} is not a readable checkpoint, it may be truncated or foreign: {reason}") from error
+    weights = state.get("model") if isinstance(state, dict) else None
+    if not isinstance(weights, dict) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
+        raise InputError(f"{path} is not a fairseq checkpoint: it holds no model weights")
+    args = model_args(state, path)
+    arch = getattr(args, "arch", None)
+    model = ARCH_MODEL_REGISTRY.get(arch)
+    if model not in (TransformerModel, PluggableTransformerModel):
+        raise InputError(f"{path} holds a model of architecture {arch!r}, neither fairseq's transformer* nor ours")
+    return state
+
+
+def model_args(state: dict, path: str | Path) -> Namespace:
+    """The model's arguments inside ``state``, the same object, so that changes to it are kept."""
+    cfg = state.get("cfg")
+    args = cfg.get("model") if isinstance(cfg, dict) else state.get("args")
+    if not isinstance(args, Namespace):
+        raise InputError(f"{path} is not a fairseq checkpoint of a Transformer: it holds no model arguments")
+    return args
+
+
+def save_checkpoint(state: dict, path: str | Path) -> None:
+    """Write a checkpoint that appears under its name only when it is complete.
+
+    Raises:
+        InputError: ``path`` cannot be written.
+    """
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    with atomic_write(path, "wb") as file:
+        file.write(buffer.getbuffer())

@@ -1,0 +1,138 @@
+"""``fairseq-lot swap``: plug another attention into a pretrained model."""
+
+import copy
+import dataclasses
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from fairseq_lot.attention.registry import build_options
+from fairseq_lot.errors import InputError
+from fairseq_lot.models.pluggable_transformer import SIZES, base_architecture
+from fairseq_lot.modules.options import (
+    DEFAULTS,
+    SITES,
+    add_attention_args,
+    attention_sites,
+    build_site_mechanism,
+    flat_name,
+    mechanism_options,
+    option_names,
+)
+from fairseq_lot.plug_and_play.checkpoint import load_checkpoint, model_args, save_checkpoint
+
+# site: (stack, name of the attention in a layer)
+_PLACES = {
+    "encoder": ("encoder", "self_attn"),
+    "cross": ("decoder", "encoder_attn"),
+    "decoder": ("decoder", "self_attn"),
+}
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.add_argument(
+        "--path", required=True, metavar="BASE.pt", help="pretrained checkpoint: ours or fairseq's transformer*"
+    )
+    parser.add_argument("--out", required=True, metavar="SWAPPED.pt", help="the new checkpoint; never half-written")
+    add_attention_args(parser.add_argument_group("attention"), differential=False)
+
+
+def run(args: Namespace) -> int:
+    """Swap and say in one line what was done."""
+    if args.attention is None:
+        raise InputError("--attention is missing: name the mechanism to plug in")
+    if Path(args.out).resolve() == Path(args.path).resolve():
+        raise InputError(f"--out is the base itself, {args.path}; give another file")
+    options = {name: value for name in option_names() if (value := getattr(args, name, None)) is not None}
+    state = swap(load_checkpoint(args.path), path=args.path, **options)
+    save_checkpoint(state, args.out)
+    swapped = model_args(state, args.out)
+    print(f"{args.out}: {swapped.attention} attention at {swapped.attention_sites}, from {args.path}")
+    return 0
+
+
+def swap(state: dict, *, path: str | Path = "checkpoint", attention: str, **flat_options) -> dict:
+    """Return a checkpoint whose attention is another one; everything that both share is kept bit for bit.
+
+    Args:
+        state: a checkpoint of :func:`~fairseq_lot.plug_and_play.checkpoint.load_checkpoint`; it is not changed.
+        path: where it came from, for messages.
+        attention: the new mechanism.
+        **flat_options: flat options, as on the command line (``attention_sites``, ``lot_num_pivots``, ...).
+
+    Returns:
+        A checkpoint without optimiser state. The differential backbone stays; parameters that the same mechanism
+        already had keep their values when the shapes agree, others start as a new model's would.
+
+    Raises:
+        InputError: an unknown mechanism or option, or a site where the mechanism cannot stand.
+    """
+    state = {**state, "last_optimizer_state": None, "model": dict(state["model"])}
+    for holder in ("cfg", "args"):
+        state[holder] = copy.deepcopy(state.get(holder))
+    args = model_args(state, path)
+    # old checkpoints may lack arguments that have a default today
+    base_architecture(args)
+    previous = getattr(args, "attention", None) or "softmax"
+    _set_attention(args, attention, flat_options)
+    weights = state["model"]
+    plugged = _new_parameters(args)
+    for key in [key for key in weights if ".mechanism." in key and key not in plugged]:
+        del weights[key]
+    for key, value in plugged.items():
+        own = ".mechanism.inner." in key or not getattr(args, "differential", None)
+        kept = weights.get(key)
+        if kept is None or (own and (previous != attention or kept.shape != value.shape)):
+            weights[key] = value
+    return state
+
+
+def _set_attention(args: Namespace, attention: str, flat_options: dict) -> None:
+    """Write the mechanism with all its options into the model's arguments, and ours as the architecture."""
+    foreign = [name for name in flat_options if name not in option_names()]
+    if foreign:
+        raise InputError(f"unknown option {foreign[0]!r}")
+    of_others = [n for n in flat_options if n not in DEFAULTS and not n.startswith(attention + "_")]
+    if of_others:
+        raise InputError(f"option --{of_others[0].replace('_', '-')} does not belong to {attention} attention")
+    for name in option_names():
+        if name in vars(args) and not name.startswith("differential"):
+            delattr(args, name)
+    args.attention = attention
+    args.attention_sites = flat_options.get("attention_sites", DEFAULTS["attention_sites"])
+    for name, value in flat_options.items():
+        setattr(args, name, value)
+    # spelled out, so that a later change of a default does not change this model
+    options = build_options(attention, **mechanism_options(args, attention))
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if value is not None:
+            setattr(args, flat_name(attention, field.name), value)
+    if args.arch.startswith("transformer"):
+        suffix = args.arch.removeprefix("transformer")
+        args.arch = "lot_transformer" + (suffix if suffix in SIZES else "")
+    args._name = args.arch
+
+
+def _new_parameters(args: Namespace) -> dict:
+    """Parameters of all mechanisms of a model with these arguments, by their names in its checkpoint."""
+    attention_sites(args)
+    parameters = {}
+    for site in SITES:
+        stack, attention = _PLACES[site]
+        if site == "cross" and getattr(args, "no_cross_attention", False):
+            continue
+        num_heads = getattr(args, f"{stack}_attention_heads")
+        for layer in range(getattr(args, f"{stack}_layers")):
+            mechanism = build_site_mechanism(
+                args,
+                site=site,
+                layer=layer,
+                num_heads=num_heads,
+                head_dim=getattr(args, f"{stack}_embed_dim") // num_heads,
+                dropout=args.attention_dropout,
+            )
+            if mechanism is not None:
+                prefix = f"{stack}.layers.{layer}.{attention}.mechanism."
+                parameters.update({prefix + key: value for key, value in mechanism.state_dict().items()})
+    return parameters

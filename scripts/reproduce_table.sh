@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Runs the whole experiment and prints its table (the layout of Table 5): for each backbone pretrain, score; for each
+# mechanism swap, score, fine-tune, score. A stage that is finished is not run again, one that was stopped goes on.
+#
+#   DATA         folder made by prepare_*.sh; made with prepare_iwslt14.sh (its variables apply) when it is missing
+#   SIZE         iwslt_de_en or small
+#   BACKBONES    "transformer diff_transformer"
+#   MECHANISMS   "softmax sinkhorn esp lot"; softmax is the control: the base, fine-tuned for as long
+#   SINKHORN_OPTIONS, ESP_OPTIONS, LOT_OPTIONS: flat options, e.g. LOT_OPTIONS="--lot-num-pivots 64"
+#   SEED, EPOCHS, FINETUNE_EPOCHS, LR, FINETUNE_LR, and the other variables of pretrain.sh, finetune.sh, score.sh
+#   WORK         folder for the checkpoints;  RESULTS: results file
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+export DATA=${DATA:-data-bin/iwslt14.de-en}
+export SIZE=${SIZE:-iwslt_de_en}
+export SEED=${SEED:-1}
+BACKBONES=${BACKBONES:-transformer diff_transformer}
+MECHANISMS=${MECHANISMS:-softmax sinkhorn esp lot}
+WORK=${WORK:-checkpoints/$(basename "$DATA").$SIZE.seed$SEED}
+export RESULTS=${RESULTS:-results/$(basename "$DATA").$SIZE.jsonl}
+
+activate
+is_complete "$DATA" || OUT=$DATA bash scripts/prepare_iwslt14.sh
+
+say() { printf '\n== %s\n' "$*" >&2; }
+
+# with NAME=VALUE... SCRIPT: run one stage.
+with() { env "${@:1:$#-1}" bash "scripts/${!#}"; }
+
+for backbone in $BACKBONES; do
+    export BACKBONE=$backbone
+    home=$WORK/$backbone
+    base=$home/base/checkpoint_best.pt
+    say "$backbone: pretrain"
+    with SAVE="$home/base" pretrain.sh
+    say "$backbone: score the base"
+    with CKPT="$base" ATTENTION=softmax STAGE=base OUT="$home/base/test.out" score.sh
+    for mechanism in $MECHANISMS; do
+        options_name=${mechanism^^}_OPTIONS
+        options=${!options_name:-}
+        stage=("ATTENTION=$mechanism" "OPTIONS=$options" "BASELINE=$home/base/test.out")
+        swapped=$home/$mechanism/swapped.pt
+        if [ "$mechanism" = softmax ]; then
+            swapped=$base
+        else
+            say "$backbone: plug in $mechanism $options"
+            with "${stage[@]}" BASE="$base" OUT="$swapped" plug_and_play.sh
+            with "${stage[@]}" CKPT="$swapped" STAGE=plug-and-play OUT="$home/$mechanism/swapped.out" score.sh
+        fi
+        say "$backbone: fine-tune $mechanism"
+        with "${stage[@]}" SWAPPED="$swapped" SAVE="$home/$mechanism/finetuned" \
+            EPOCHS="${FINETUNE_EPOCHS:-}" LR="${FINETUNE_LR:-}" finetune.sh
+        with "${stage[@]}" CKPT="$home/$mechanism/finetuned/checkpoint_best.pt" STAGE=fine-tuned \
+            OUT="$home/$mechanism/finetuned.out" score.sh
+    done
+done
+
+say "result: $RESULTS"
+fairseq-lot table "$RESULTS"

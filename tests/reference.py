@@ -1,0 +1,135 @@
+"""Slow, readable twins of the mechanisms, written from the formulas.
+
+One sentence, one head, float64, plain loops, no masks and no log domain. Each function returns a transport plan of
+total mass 1 as an ``(n, m)`` tensor (attention is n times that) and can be differentiated.
+"""
+
+import math
+
+import torch
+
+
+def matrix(rows):
+    """A tensor from a list of lists of scalars."""
+    return torch.stack([torch.stack(list(row)) for row in rows])
+
+
+def scores(q, k):
+    """``s·q_i·k_j`` with ``s = d^-1/2``."""
+    s = 1 / math.sqrt(q.size(-1))
+    return matrix([s * (q_i * k_j).sum() for k_j in k] for q_i in q)
+
+
+def uniform(n):
+    return torch.full((n,), 1.0 / n, dtype=torch.float64)
+
+
+def marginal_error(plan, a, b):
+    rows = sum(abs(plan[i, :].sum() - a[i]) for i in range(len(a)))
+    return rows + sum(abs(plan[:, j].sum() - b[j]) for j in range(len(b)))
+
+
+def entropic_plan(similarity, a, b, num_updates):
+    """``diag(u) exp(similarity) diag(v)``: half-updates of u and v in turn, the last one on the rows."""
+    kernel = torch.exp(similarity)
+    u, v = torch.ones_like(a), torch.ones_like(b)
+    for left in range(num_updates, 0, -1):
+        if left % 2 == 1:
+            u = a / (kernel @ v)
+        else:
+            v = b / (kernel.T @ u)
+    return u[:, None] * kernel * v[None, :]
+
+
+def softmax_plan(q, k):
+    """Each query spends 1/n; keys receive what they get."""
+    similarity = scores(q, k)
+    rows = []
+    for row in similarity:
+        total = sum(torch.exp(x) for x in row)
+        rows.append([torch.exp(x) / total / len(q) for x in row])
+    return matrix(rows)
+
+
+def sinkhorn_plan(q, k, *, epsilon, num_updates):
+    """The plan of U(1/n, 1/m) that maximises ``⟨P, scores⟩ + epsilon H(P)``, after some half-updates."""
+    return entropic_plan(scores(q, k) / epsilon, uniform(len(q)), uniform(len(k)), num_updates)
+
+
+def lot_plan(q, k, pivots, mass_logits, *, epsilon, num_updates, query_updates=None):
+    """``Γ1 diag(1/σ) Γ2ᵀ``: Γ1 exact on the queries, Γ2 exact on the pivots."""
+    query_updates = num_updates if query_updates is None else query_updates
+    masses = torch.exp(mass_logits) / torch.exp(mass_logits).sum()
+    gamma_1 = entropic_plan(scores(q, pivots) / epsilon, uniform(len(q)), masses, query_updates)
+    gamma_2 = entropic_plan(scores(pivots, k) / epsilon, masses, uniform(len(k)), num_updates).T
+    pivot = range(len(pivots))
+    return matrix(
+        [sum(gamma_1[i, p] / masses[p] * gamma_2[j, p] for p in pivot) for j in range(len(k))] for i in range(len(q))
+    )
+
+
+def overlap_plan(n, m):
+    """``I_ij = |[i/n, (i+1)/n] ∩ [j/m, (j+1)/m]|``, the plan between two sorted uniform measures."""
+    plan = torch.zeros(n, m, dtype=torch.float64)
+    for i in range(n):
+        for j in range(m):
+            plan[i, j] = max(0.0, min((i + 1) / n, (j + 1) / m) - max(i / n, j / m))
+    return plan
+
+
+def soft_sort(line, temperature):
+    """SoftSort: row i says which of the values stands at sorted place i."""
+    ordered = [line[i] for i in sorted(range(len(line)), key=lambda i: float(line[i]))]
+    rows = []
+    for place in ordered:
+        kernel = [torch.exp(-((place - x) ** 2) / temperature) for x in line]
+        rows.append([x / sum(kernel) for x in kernel])
+    return matrix(rows)
+
+
+def hard_sort(line):
+    """The permutation matrix that sorts the values."""
+    permutation = torch.zeros(len(line), len(line), dtype=torch.float64)
+    for place, i in enumerate(sorted(range(len(line)), key=lambda i: float(line[i]))):
+        permutation[place, i] = 1.0
+    return permutation
+
+
+def sliced_plans(q, k, slices, *, sort_temperature, hard=False):
+    """``U_l = A_lᵀ I B_l`` and ``D_l = Σ_ij ‖q_i - k_j‖² U_l,ij`` for every slice; q and k as they are projected."""
+    plans, costs = [], []
+    for slice_ in slices:
+        direction = slice_ / torch.sqrt((slice_**2).sum())
+        q_line, k_line = q @ direction, k @ direction
+        if hard:
+            sort_q, sort_k = hard_sort(q_line), hard_sort(k_line)
+        else:
+            sort_q, sort_k = soft_sort(q_line, sort_temperature), soft_sort(k_line, sort_temperature)
+        plan = sort_q.T @ overlap_plan(len(q), len(k)) @ sort_k
+        cost = sum(((q[i] - k[j]) ** 2).sum() * plan[i, j] for i in range(len(q)) for j in range(len(k)))
+        plans.append(plan)
+        costs.append(cost)
+    return plans, costs
+
+
+def esp_plan(q, k, slices, *, sort_temperature, slice_inverse_temperature, hard=False):
+    """``Σ_l σ_l U_l`` with ``σ_l ∝ exp(-τ D_l)``, of q and k scaled by d^-1/2."""
+    s = 1 / math.sqrt(q.size(-1))
+    plans, costs = sliced_plans(s * q, s * k, slices, sort_temperature=sort_temperature, hard=hard)
+    weights = [torch.exp(-slice_inverse_temperature * cost) for cost in costs]
+    return sum(weight / sum(weights) * plan for weight, plan in zip(weights, plans, strict=True))
+
+
+def differential_values(first, second, v_first, v_second, weight, lambdas, *, lambda_init):
+    """One pair of heads: ``RMSNorm((A1 - λ A2) [V1, V2])·(1 - λ_init)``, as the halves for either head."""
+    q1, k1, q2, k2 = lambdas
+    difference_weight = torch.exp((q1 * k1).sum()) - torch.exp((q2 * k2).sum()) + lambda_init
+    attention = len(first) * (first - difference_weight * second)
+    rows = []
+    for row in attention:
+        value = sum(row[j] * torch.cat([v_first[j], v_second[j]]) for j in range(len(v_first)))
+        root = torch.sqrt((value**2).mean() + 1e-5)
+        rows.append(value / root * weight * (1 - lambda_init))
+    values = torch.stack(rows)
+    half = v_first.size(-1)
+    return attention, values[:, :half], values[:, half:]

@@ -1,0 +1,90 @@
+"""Every registered mechanism with the options under which it is tested, alone and inside the differential wrapper.
+
+A mechanism without an entry in ``VARIANTS`` is tested with its default options, so that listing it in the registry
+is enough.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from fairseq_lot.attention.differential import build_differential
+from fairseq_lot.attention.registry import MECHANISMS, build_mechanism
+
+NUM_HEADS, HEAD_DIM = 2, 4
+
+VARIANTS = {
+    "esp": {
+        "default": {},
+        "smooth": {"sort_temperature": 0.3, "slice_inverse_temperature": 1.0},
+        "hard": {"hard": True, "slice_inverse_temperature": 0.5},
+        "frozen": {"slicer": "frozen", "num_slices": 5, "sort_temperature": 0.3},
+        "learnable": {"slicer": "learnable", "num_slices": 3, "sort_temperature": 0.3},
+        "hard-frozen": {"hard": True, "slicer": "frozen", "num_slices": 5},
+    },
+    "lot": {
+        "default": {},
+        "uncoupled": {"num_pivots": 6, "query_updates": 1, "epsilon": 0.7},
+        "one-pivot": {"num_pivots": 1},
+        **{f"updates-{n}": {"num_pivots": 6, "num_updates": n, "epsilon": 0.5} for n in range(1, 7)},
+    },
+    "sinkhorn": {
+        "default": {},
+        "even": {"epsilon": 0.5, "num_updates": 4},
+        "one-update": {"epsilon": 0.5, "num_updates": 1},
+        "tolerance": {"epsilon": 1.0, "num_updates": 101, "tolerance": 1e-12},
+    },
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A mechanism by name with options, perhaps inside the differential wrapper."""
+
+    name: str
+    variant: str
+    options: dict = field(hash=False)
+    differential: bool = False
+
+    def __str__(self):
+        return f"{'differential-' if self.differential else ''}{self.name}-{self.variant}"
+
+    def build(self, dtype=torch.float64, **options):
+        """The mechanism; its parameters are moved away from special values such as equal masses."""
+        build = build_differential if self.differential else build_mechanism
+        context = {"num_heads": NUM_HEADS, "head_dim": HEAD_DIM}
+        mechanism = build(self.name, **context, **self.options | options)
+        generator = torch.Generator().manual_seed(7)
+        with torch.no_grad():
+            for parameter in mechanism.parameters():
+                parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
+        return mechanism.to(dtype)
+
+
+PLAIN_CASES = [
+    Case(name, variant, options)
+    for name in MECHANISMS
+    for variant, options in VARIANTS.get(name, {"default": {}}).items()
+]
+CASES = PLAIN_CASES + [Case(case.name, case.variant, case.options, differential=True) for case in PLAIN_CASES]
+
+
+def draw(bsz=3, tgt_len=5, src_len=6, *, num_heads=NUM_HEADS, head_dim=HEAD_DIM, dtype=torch.float64, seed=1):
+    """Random q, k, v."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(bsz, num_heads, length, head_dim) for length in (tgt_len, src_len, src_len)]
+    return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
+
+
+def padding_mask(lengths, size, layout):
+    """``(bsz, size)`` bool, True = pad, with ``lengths`` real slots on the right, on the left or scattered."""
+    mask = torch.ones(len(lengths), size, dtype=torch.bool)
+    generator = torch.Generator().manual_seed(5)
+    for sentence, length in enumerate(lengths):
+        if layout == "right":
+            mask[sentence, :length] = False
+        elif layout == "left":
+            mask[sentence, size - length :] = False
+        else:
+            mask[sentence, torch.randperm(size, generator=generator)[:length]] = False
+    return mask

@@ -1,14 +1,13 @@
 """Lets the unmodified fairseq 0.12.2 run on current Python, hydra, omegaconf, numpy and torch.
 
 ``fairseq_lot_bootstrap.pth`` imports this module at interpreter start; all that happens then is that one
-finder goes onto ``sys.meta_path``. When somebody imports ``fairseq``, the finder lets four of its modules load
-normally and mends each right after (or, for dataclasses, while) it executes. No file of fairseq is edited.
+finder goes onto ``sys.meta_path``. When somebody imports ``fairseq``, the finder lets the normal loaders do
+their work and mends five modules before, while or after they execute. No file of fairseq is edited.
 
 It is a top-level module because fairseq skips ``<user-dir>/models`` once ``fairseq_lot`` itself is imported.
 """
 
 import sys
-from importlib.machinery import PathFinder
 
 # Second copies of the encoder weights that fairseq 0.12.2 keeps for its fast path.
 _FAST_PATH_COPIES = tuple(
@@ -81,46 +80,31 @@ def _without_fast_path(module, execute):
 
 
 def _with_installed_user_dirs(module, execute):
-    """Let ``--user-dir NAME`` find an installed package from any directory, editable installs included."""
+    """Let ``--user-dir NAME`` find an installed package from any directory, editable installs included.
+
+    A package in the current directory comes first; a mere folder of that name, such as a clone, does not count.
+    """
     from importlib.util import find_spec
 
     execute(module)
     original = module.import_user_module
 
     def import_user_module(args):
-        user_dir = getattr(args, "user_dir", None)
-        if user_dir and user_dir.isidentifier() and not module.os.path.exists(user_dir):
-            spec = find_spec(user_dir)
-            if spec and spec.submodule_search_locations:
-                args.user_dir = spec.submodule_search_locations[0]
+        name = getattr(args, "user_dir", None)
+        if name and name.isidentifier() and not module.os.path.exists(module.os.path.join(name, "__init__.py")):
+            spec = find_spec(name)
+            if spec and spec.origin and spec.submodule_search_locations:
+                args = module.argparse.Namespace(user_dir=spec.submodule_search_locations[0])
         original(args)
 
     module.import_user_module = import_user_module
 
 
-_MENDED_MODULES = {
-    "fairseq.dataclass.configs": _with_hashable_configs,
-    "fairseq.models.transformer.transformer_config": _with_hashable_configs,
-    "fairseq.modules.transformer_layer": _without_fast_path,
-    "fairseq.utils": _with_installed_user_dirs,
-}
-
-
-class Finder:
-    """Meta-path finder that hands the modules above to the normal loader, wrapped."""
-
-    @staticmethod
-    def find_spec(name, path=None, target=None):
-        if name == "fairseq":
-            _allow_checkpoint_types()
-            _silence_known_notes()
-        mend = _MENDED_MODULES.get(name)
-        spec = PathFinder.find_spec(name, path, target) if mend else None
-        if spec is None or spec.loader is None:
-            return None
-        execute = spec.loader.exec_module
-        spec.loader.exec_module = lambda module: mend(module, execute)
-        return spec
+def _with_safe_checkpoint_types(module, execute):
+    """Execute fairseq itself after torch's safe loader and the warning filters know what to let pass."""
+    _allow_checkpoint_types()
+    _silence_known_notes()
+    execute(module)
 
 
 def _allow_checkpoint_types():
@@ -133,10 +117,24 @@ def _allow_checkpoint_types():
     if not hasattr(torch.serialization, "add_safe_globals"):
         return
     multiarray = (np._core if hasattr(np, "_core") else np.core).multiarray
-    dtypes = {type(np.dtype(code)) for code in ("?", "u1", "i4", "i8", "f4", "f8")}
-    torch.serialization.add_safe_globals(
-        [Namespace, np.ndarray, np.dtype, multiarray._reconstruct, multiarray.scalar, *dtypes]
-    )
+    dtypes = {type(np.dtype(code)) for code in "?" + np.typecodes["AllInteger"] + np.typecodes["Float"]}
+    functions = [  # numpy 1 and 2 write different module names; either reads the other's
+        _alias(function, f"numpy.{core}.multiarray")
+        for function in (multiarray._reconstruct, multiarray.scalar)
+        for core in ("core", "_core")
+    ]
+    torch.serialization.add_safe_globals([Namespace, np.ndarray, np.dtype, *dtypes, *functions])
+
+
+def _alias(function, module_name):
+    """Return a function that a pickle can name as a member of another module."""
+
+    def call(*args):
+        return function(*args)
+
+    call.__module__ = module_name
+    call.__name__ = call.__qualname__ = function.__name__
+    return call
 
 
 def _silence_known_notes():
@@ -150,5 +148,30 @@ def _silence_known_notes():
         warnings.filterwarnings("ignore", message=message)
 
 
-if Finder not in sys.meta_path:
-    sys.meta_path.insert(0, Finder)
+_MENDED_MODULES = {
+    "fairseq": _with_safe_checkpoint_types,
+    "fairseq.dataclass.configs": _with_hashable_configs,
+    "fairseq.models.transformer.transformer_config": _with_hashable_configs,
+    "fairseq.modules.transformer_layer": _without_fast_path,
+    "fairseq.utils": _with_installed_user_dirs,
+}
+
+
+class Finder:
+    """Meta-path finder that hands the modules above to the loader that would have had them, wrapped."""
+
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name not in _MENDED_MODULES:
+            return None
+        others = (finder for finder in sys.meta_path if finder is not cls and hasattr(finder, "find_spec"))
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
+        if spec is not None and hasattr(spec.loader, "exec_module"):
+            mend, execute = _MENDED_MODULES[name], spec.loader.exec_module
+            spec.loader.exec_module = lambda module: mend(module, execute)
+        return spec
+
+
+# A module that is imported twice, from two places or by reload, leaves one finder.
+sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "__module__", None) != __name__]
+sys.meta_path.insert(0, Finder)

@@ -23,7 +23,19 @@ export RESULTS=${RESULTS:-results/$(basename "$DATA").$SIZE.jsonl}
 activate
 is_complete "$DATA" || OUT=$DATA bash scripts/prepare_iwslt14.sh
 
-say() { printf '\n== %s\n' "$*" >&2; }
+# say TEXT: announce the next of TOTAL stages, with the time since the start.
+STAGE_NUMBER=0
+TOTAL=0
+for _ in $BACKBONES; do
+    TOTAL=$((TOTAL + 2))
+    for mechanism in $MECHANISMS; do
+        if [ "$mechanism" = softmax ]; then TOTAL=$((TOTAL + 2)); else TOTAL=$((TOTAL + 4)); fi
+    done
+done
+say() {
+    STAGE_NUMBER=$((STAGE_NUMBER + 1))
+    printf '== %d/%d  %dm%02ds  %s\n' $STAGE_NUMBER $TOTAL $((SECONDS / 60)) $((SECONDS % 60)) "$*" >&2
+}
 
 # with NAME=VALUE... SCRIPT: run one stage.
 with() { env "${@:1:$#-1}" bash "scripts/${!#}"; }
@@ -46,15 +58,16 @@ for backbone in $BACKBONES; do
         else
             say "$backbone: plug in $mechanism $options"
             with "${stage[@]}" BASE="$base" OUT="$swapped" plug_and_play.sh
+            say "$backbone: score $mechanism as it stands"
             with "${stage[@]}" CKPT="$swapped" STAGE=plug-and-play OUT="$home/$mechanism/swapped.out" score.sh
         fi
         say "$backbone: fine-tune $mechanism"
         with "${stage[@]}" SWAPPED="$swapped" SAVE="$home/$mechanism/finetuned" \
             EPOCHS="${FINETUNE_EPOCHS:-}" LR="${FINETUNE_LR:-}" finetune.sh
+        say "$backbone: score $mechanism fine-tuned"
         with "${stage[@]}" CKPT="$home/$mechanism/finetuned/checkpoint_best.pt" STAGE=fine-tuned \
             OUT="$home/$mechanism/finetuned.out" score.sh
     done
 done
 
-say "result: $RESULTS"
 fairseq-lot table "$RESULTS"

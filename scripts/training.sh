@@ -57,6 +57,6 @@ device_name() {
     if [ "$DEVICE" = cuda ]; then
         python -c 'import torch; print(torch.cuda.get_device_name())'
     else
-        echo "CPU, $(nproc) cores"
+        echo "CPU, threads: ${OMP_NUM_THREADS:-$(nproc)}"
     fi
 }

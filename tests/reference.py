@@ -77,9 +77,15 @@ def overlap_plan(n, m):
     return plan
 
 
+def order(line):
+    """Indices that sort the values, ascending."""
+    numbers = line.tolist()
+    return sorted(range(len(numbers)), key=lambda i: numbers[i])
+
+
 def soft_sort(line, temperature):
     """SoftSort: row i says which of the values stands at sorted place i."""
-    ordered = [line[i] for i in sorted(range(len(line)), key=lambda i: float(line[i]))]
+    ordered = [line[i] for i in order(line)]
     rows = []
     for place in ordered:
         kernel = [torch.exp(-((place - x) ** 2) / temperature) for x in line]
@@ -90,7 +96,7 @@ def soft_sort(line, temperature):
 def hard_sort(line):
     """The permutation matrix that sorts the values."""
     permutation = torch.zeros(len(line), len(line), dtype=torch.float64)
-    for place, i in enumerate(sorted(range(len(line)), key=lambda i: float(line[i]))):
+    for place, i in enumerate(order(line)):
         permutation[place, i] = 1.0
     return permutation
 

@@ -7,7 +7,7 @@ from fairseq.models.transformer import TransformerConfig, TransformerModel
 from fairseq.models.transformer.transformer_legacy import base_architecture, transformer_iwslt_de_en
 
 from fairseq_lot.errors import InputError
-from fairseq_lot.modules.options import DEFAULTS, add_attention_args
+from fairseq_lot.modules.options import add_attention_args, spell_out
 from fairseq_lot.modules.transformer import Decoder, Encoder
 
 
@@ -30,6 +30,7 @@ class PluggableTransformerModel(TransformerModel):
     def build_model(cls, args, task):
         """Build a model; InputError (exit code 2 in a command) when an option is wrong."""
         base_architecture(args)
+        spell_out(args)
         for side in ("encoder", "decoder"):
             width, heads = getattr(args, f"{side}_embed_dim"), getattr(args, f"{side}_attention_heads")
             if heads < 1 or width % heads:
@@ -73,14 +74,14 @@ _FAMILIES = {
     "lot_transformer": {"attention": "lot"},
     "esp_transformer": {"attention": "esp"},
     "sinkhorn_transformer": {"attention": "sinkhorn"},
-    "diff_transformer": {"attention": "softmax", "differential": True},
+    "diff_transformer": {"differential": True},
 }
 SIZES = {"": base_architecture, "_iwslt_de_en": transformer_iwslt_de_en, "_small": _small}
 
 
 def _register(arch, attention_defaults, size):
     def architecture(args):
-        for name, default in {**DEFAULTS, **attention_defaults}.items():
+        for name, default in attention_defaults.items():
             if getattr(args, name, None) is None:
                 setattr(args, name, default)
         size(args)

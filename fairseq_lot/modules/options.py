@@ -7,7 +7,7 @@ from argparse import ArgumentParser, ArgumentTypeError
 
 from fairseq_lot.attention.base import Mechanism
 from fairseq_lot.attention.differential import build_differential
-from fairseq_lot.attention.registry import MECHANISMS, build_mechanism, mechanism_class
+from fairseq_lot.attention.registry import MECHANISMS, build_mechanism, build_options, mechanism_class
 from fairseq_lot.errors import InputError
 
 SITES = ("encoder", "cross", "decoder")
@@ -97,6 +97,22 @@ def mechanism_options(args, name: str) -> dict:
     fields = dataclasses.fields(mechanism_class(name).options_class)
     flat = {field.name: getattr(args, flat_name(name, field.name), None) for field in fields}
     return {key: value for key, value in flat.items() if value is not None}
+
+
+def spell_out(args) -> None:
+    """Write every option of the chosen mechanism into ``args``, so that a later change of a default changes no model.
+
+    Raises:
+        InputError: an unknown mechanism or a value outside its range.
+    """
+    for name, default in DEFAULTS.items():
+        if getattr(args, name, None) is None:
+            setattr(args, name, default)
+    options = build_options(args.attention, **mechanism_options(args, args.attention))
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if value is not None:
+            setattr(args, flat_name(args.attention, field.name), value)
 
 
 def attention_sites(args) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """Reading and writing fairseq checkpoints, with torch's safe loader and one-line errors."""
 
 import io
+import warnings
 from argparse import Namespace
 from pathlib import Path
 
@@ -31,7 +32,9 @@ def load_checkpoint(path: str | Path) -> dict:
     if not path.is_file():
         raise InputError(f"there is no checkpoint {path}")
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's notes on foreign pickles; the error below says enough
+            state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises whatever the damage leads to
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(f"{path} is not a readable checkpoint, it may be truncated or foreign: {reason}") from error

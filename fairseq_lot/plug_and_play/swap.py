@@ -1,11 +1,9 @@
 """``fairseq-lot swap``: plug another attention into a pretrained model."""
 
 import copy
-import dataclasses
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from fairseq_lot.attention.registry import build_options
 from fairseq_lot.errors import InputError
 from fairseq_lot.models.pluggable_transformer import SIZES, base_architecture
 from fairseq_lot.modules.options import (
@@ -14,9 +12,8 @@ from fairseq_lot.modules.options import (
     add_attention_args,
     attention_sites,
     build_site_mechanism,
-    flat_name,
-    mechanism_options,
     option_names,
+    spell_out,
 )
 from fairseq_lot.plug_and_play.checkpoint import load_checkpoint, model_args, save_checkpoint
 
@@ -99,15 +96,9 @@ def _set_attention(args: Namespace, attention: str, flat_options: dict) -> None:
         if name in vars(args) and not name.startswith("differential"):
             delattr(args, name)
     args.attention = attention
-    args.attention_sites = flat_options.get("attention_sites", DEFAULTS["attention_sites"])
     for name, value in flat_options.items():
         setattr(args, name, value)
-    # spelled out, so that a later change of a default does not change this model
-    options = build_options(attention, **mechanism_options(args, attention))
-    for field in dataclasses.fields(options):
-        value = getattr(options, field.name)
-        if value is not None:
-            setattr(args, flat_name(attention, field.name), value)
+    spell_out(args)
     if args.arch.startswith("transformer"):
         suffix = args.arch.removeprefix("transformer")
         args.arch = "lot_transformer" + (suffix if suffix in SIZES else "")

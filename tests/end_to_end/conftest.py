@@ -1,0 +1,74 @@
+"""A tiny synthetic data folder and the real commands, run as a user runs them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BIN = Path(sys.executable).parent
+ROOT = Path(__file__).parents[2]
+
+
+def command(*words, check=True, **options):
+    """Run a console script of this environment; return the finished process with its text output."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [str(BIN / words[0]), *map(str, words[1:])], capture_output=True, text=True, env=environment, **options
+    )
+    if check:
+        assert done.returncode == 0, f"{' '.join(map(str, words))}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return done
+
+
+def train(data, save, *flags, updates=20, **options):
+    """fairseq-train for a few updates; returns the last checkpoint."""
+    command(
+        "fairseq-train", data, "-s", "de", "-t", "en", "--save-dir", save, "--cpu",
+        "--max-update", updates, "--optimizer", "adam", "--lr", "1e-3", "--max-tokens", 400, "--seed", 1,
+        "--no-epoch-checkpoints", "--disable-validation", "--user-dir", "fairseq_lot", *flags, **options,
+    )  # fmt: skip
+    return Path(save) / "checkpoint_last.pt"
+
+
+def generate(data, checkpoint, *flags, **options):
+    """fairseq-generate on the test set; returns its standard output."""
+    return command(
+        "fairseq-generate", data, "-s", "de", "-t", "en", "--path", checkpoint, "--user-dir", "fairseq_lot", "--cpu",
+        "--beam", 3, "--remove-bpe", "sentencepiece", "--max-len-b", 20, "--batch-size", 16, *flags, **options,
+    ).stdout  # fmt: skip
+
+
+def hypotheses(output):
+    """The H- and P- lines: translations with the score of every token."""
+    return sorted(line for line in output.splitlines() if line.startswith(("H-", "P-")))
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    """Preprocessed synthetic corpus: 300 sentences to train on, 60 to validate and 60 to test."""
+    home = tmp_path_factory.mktemp("data")
+    command("fairseq-lot", "toy-corpus", "--out", home / "raw", "--train", 300, "--valid", 60, "--test", 60)
+    command("fairseq-lot", "tokenise", "--raw", home / "raw", "--out", home / "text", "--no-clean")
+    command("fairseq-lot", "encode", "--text", home / "text", "--out", home / "bpe", "--vocab-size", 300)
+    prefixes = [word for split in ("train", "valid", "test") for word in (f"--{split}pref", home / "bpe" / split)]
+    command(
+        "fairseq-preprocess", "-s", "de", "-t", "en", "--joined-dictionary", "--destdir", home / "bin", *prefixes
+    )
+    return home
+
+
+@pytest.fixture(scope="session")
+def stock_checkpoint(data, tmp_path_factory):
+    """A plain fairseq ``transformer``, trained without our user directory's help."""
+    save = tmp_path_factory.mktemp("stock")
+    return train(
+        data / "bin", save, "--arch", "transformer_tiny", "--share-decoder-input-output-embed", updates=30
+    )
+
+
+@pytest.fixture(scope="session")
+def diff_checkpoint(data, tmp_path_factory):
+    """A differential Transformer of ours."""
+    return train(data / "bin", tmp_path_factory.mktemp("diff"), "--arch", "diff_transformer_small")

@@ -1,0 +1,163 @@
+"""Bad input: one clear line that names the value, exit code 2, nothing half-written."""
+
+import os
+import pickle
+import shutil
+
+import pytest
+import torch
+
+from fairseq_lot import cli
+from tests.end_to_end.conftest import ROOT, command, train
+
+
+def refuse(capsys, *words, naming=()):
+    """Run fairseq-lot in this process; it must refuse with one line."""
+    code = None
+    try:
+        code = cli.main([str(word) for word in words])
+    except SystemExit as stop:  # argparse
+        code = stop.code
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert code == 2 and len(lines) == 1, (code, lines)
+    for name in naming:
+        assert str(name) in lines[0], lines[0]
+
+
+@pytest.mark.parametrize(
+    "options, naming",
+    [
+        (("--attention", "nystrom"), ("nystrom", "lot")),
+        (("--attention", "lot", "--lot-pivots", 3), ("--lot-pivots",)),
+        (("--attention", "lot", "--lot-num-pivots", 0), ("num_pivots", 0)),
+        (("--attention", "lot", "--lot-num-pivots", "many"), ("--lot-num-pivots", "many")),
+        (("--attention", "lot", "--lot-epsilon", 0), ("epsilon", 0)),
+        (("--attention", "sinkhorn", "--sinkhorn-epsilon", -1), ("epsilon", -1)),
+        (("--attention", "sinkhorn", "--sinkhorn-epsilon", "nan"), ("epsilon", "nan")),
+        (("--attention", "sinkhorn", "--sinkhorn-num-updates", 0), ("num_updates", 0)),
+        (("--attention", "lot", "--sinkhorn-epsilon", 1), ("--sinkhorn-epsilon", "lot")),
+        (("--attention", "lot", "--attention-sites", "cross"), ("cross", "couples the queries")),
+        (("--attention", "lot", "--attention-sites", "encoder,middle"), ("middle", "encoder")),
+        (("--attention", "lot", "--lot-query-updates", 1, "--attention-sites", "decoder"), ("decoder", "causal")),
+        ((), ("--attention",)),
+    ],
+)
+def test_swap_refuses_wrong_options(options, naming, stock_checkpoint, tmp_path, capsys):
+    out = tmp_path / "out.pt"
+    refuse(capsys, "swap", "--path", stock_checkpoint, "--out", out, *options, naming=naming)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_swap_refuses_wrong_checkpoints(stock_checkpoint, tmp_path, capsys):
+    whole = stock_checkpoint.read_bytes()
+    files = {
+        "truncated": whole[: len(whole) // 2],
+        "empty": b"",
+        "text": b"not a checkpoint\n",
+        "pickle": pickle.dumps({"model": 1}),
+    }
+    for name, content in files.items():
+        path = tmp_path / f"{name}.pt"
+        path.write_bytes(content)
+        refuse(capsys, "swap", "--path", path, "--attention", "lot", "--out", tmp_path / "o", naming=[path])
+    for name, content in {
+        "list": [1],
+        "no_model": {"cfg": {}},
+        "no_args": {"model": {"w": torch.ones(1)}},
+        "numbers": {"model": {"w": 1}},
+    }.items():
+        path = tmp_path / f"{name}.pt"
+        torch.save(content, path)
+        refuse(capsys, "swap", "--path", path, "--attention", "lot", "--out", tmp_path / "o", naming=[path])
+    refuse(capsys, "swap", "--path", tmp_path / "gone.pt", "--attention", "lot", "--out", "o", naming=["gone.pt"])
+    refuse(capsys, "swap", "--path", stock_checkpoint, "--attention", "lot", "--out", stock_checkpoint, naming=["base"])
+    assert not (tmp_path / "o").exists()
+    assert stock_checkpoint.read_bytes() == whole
+
+
+class Attack:
+    def __reduce__(self):
+        return os.system, ("touch executed",)
+
+
+def test_a_pickle_that_runs_code_is_refused(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save({"model": Attack()}, "attack.pt")
+    refuse(capsys, "swap", "--path", "attack.pt", "--attention", "lot", "--out", "o.pt", naming=["attack.pt"])
+    assert not os.path.exists("executed")
+
+
+def test_out_that_cannot_be_written_leaves_nothing(stock_checkpoint, tmp_path, capsys):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    words = ("swap", "--path", stock_checkpoint, "--attention", "lot", "--out")
+    refuse(capsys, *words, folder, naming=[folder])
+    (tmp_path / "file").write_text("")
+    refuse(capsys, *words, tmp_path / "file" / "out.pt", naming=["out.pt"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"] and not list(folder.iterdir())
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+def test_a_full_disk_leaves_nothing(stock_checkpoint, tmp_path, capsys, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fairseq_lot.files.os.fsync", full)
+    out = tmp_path / "out.pt"
+    refuse(capsys, "swap", "--path", stock_checkpoint, "--attention", "lot", "--out", out, naming=[out, "No space"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_check_refuses_incomplete_and_damaged_data(data, stock_checkpoint, tmp_path, capsys):
+    refuse(capsys, "check", tmp_path / "nowhere", naming=["nowhere", "dict.de.txt"])
+    copy = tmp_path / "copy"
+    shutil.copytree(data / "bin", copy)
+    (copy / "test.de-en.en.idx").unlink()
+    refuse(capsys, "check", copy, naming=["test.de-en.en.idx"])
+    shutil.copy(data / "bin" / "test.de-en.en.idx", copy)
+    (copy / "test.de-en.de.idx").write_bytes(b"garbage")
+    refuse(capsys, "check", copy, naming=["test.de-en.de"])
+    shutil.copy(data / "bin" / "train.de-en.de.idx", copy / "test.de-en.de.idx")
+    shutil.copy(data / "bin" / "train.de-en.de.bin", copy / "test.de-en.de.bin")
+    refuse(capsys, "check", copy, naming=["300", "60"])
+    with (copy / "dict.de.txt").open("a") as dictionary:
+        dictionary.write("one_more 1\n")
+    refuse(capsys, "check", copy, "--split", "valid", "--path", stock_checkpoint, naming=["symbols"])
+
+
+def test_check_refuses_sources_that_the_model_cannot_take(data, tmp_path, capsys):
+    flags = ("--arch", "lot_transformer_small", "--max-source-positions", 12, "--skip-invalid-size-inputs-valid-test")
+    checkpoint = train(data / "bin", tmp_path, *flags, updates=1)
+    refuse(capsys, "check", data / "bin", "--path", checkpoint, naming=["takes 12", "--max-source-positions"])
+
+
+def test_check_refuses_an_empty_source(data, tmp_path, capsys):
+    bpe = tmp_path / "bpe"
+    shutil.copytree(data / "bpe", bpe)
+    lines = (bpe / "test.de").read_text().splitlines()
+    (bpe / "test.de").write_text("\n".join([*lines[:4], "", *lines[5:]]) + "\n")
+    command(
+        "fairseq-preprocess", "-s", "de", "-t", "en", "--testpref", bpe / "test", "--destdir", tmp_path / "bin",
+        "--srcdict", data / "bin" / "dict.de.txt", "--joined-dictionary",
+    )  # fmt: skip
+    refuse(capsys, "check", tmp_path / "bin", naming=["sentence 5 is empty"])
+
+
+@pytest.mark.parametrize(
+    "flags, naming",
+    [
+        (("--lot-num-pivots", 0), "num_pivots must be at least 1, got 0"),
+        (("--attention", "magic"), "unknown attention mechanism 'magic'"),
+        (("--attention-sites", "cross"), "couples the queries"),
+        (("--encoder-attention-heads", 3), "3 attention heads do not divide"),
+        (("--differential", "--encoder-embed-dim", 120, "--encoder-attention-heads", 5), "must be even, got 5"),
+    ],
+)
+def test_fairseq_train_ends_with_one_line(flags, naming, data, tmp_path):
+    words = ("fairseq-train", data / "bin", "--user-dir", ROOT / "fairseq_lot", "--arch", "lot_transformer_small")
+    words += ("--optimizer", "adam", "--max-tokens", 400, "--cpu", "--save-dir", tmp_path / "save")
+    done = command(*words, *flags, check=False)
+    assert done.returncode == 2
+    errors = [line for line in done.stderr.splitlines() if "| INFO |" not in line and line.startswith("fairseq_lot:")]
+    assert len(errors) == 1 and naming in errors[0]
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,129 @@
+"""Swapping a checkpoint: what is kept, what changes, and that every fairseq command takes the result."""
+
+import re
+
+import pytest
+import torch
+
+from fairseq_lot.plug_and_play.checkpoint import load_checkpoint, model_args
+from fairseq_lot.plug_and_play.swap import swap
+from tests.end_to_end.conftest import command, generate, hypotheses, train
+
+
+def swapped_file(checkpoint, out, attention, *options):
+    command("fairseq-lot", "swap", "--path", checkpoint, "--attention", attention, *options, "--out", out)
+    return out
+
+
+def test_softmax_for_softmax_is_the_identity_bit_for_bit(data, stock_checkpoint, tmp_path):
+    swapped = swapped_file(stock_checkpoint, tmp_path / "softmax.pt", "softmax")
+    before, after = load_checkpoint(stock_checkpoint)["model"], load_checkpoint(swapped)["model"]
+    assert list(before) == list(after)
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    # translations with the score of every token, to all printed digits
+    assert hypotheses(generate(data / "bin", stock_checkpoint)) == hypotheses(generate(data / "bin", swapped))
+
+
+def test_softmax_for_softmax_keeps_a_differential_backbone(data, diff_checkpoint, tmp_path):
+    swapped = swapped_file(diff_checkpoint, tmp_path / "softmax.pt", "softmax")
+    before, after = load_checkpoint(diff_checkpoint)["model"], load_checkpoint(swapped)["model"]
+    assert before.keys() == after.keys() and any("lambda_q1" in key for key in before)
+    assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+def test_model_overrides_give_the_same_model_as_swap(data, stock_checkpoint, tmp_path):
+    swapped = swapped_file(stock_checkpoint, tmp_path / "lot.pt", "lot", "--lot-num-pivots", 7)
+    overrides = "{'attention': 'lot', 'lot_num_pivots': 7}"
+    by_overrides = generate(data / "bin", stock_checkpoint, "--model-overrides", overrides)
+    assert hypotheses(by_overrides) == hypotheses(generate(data / "bin", swapped))
+    ours = swapped_file(stock_checkpoint, tmp_path / "ours.pt", "softmax")
+    assert hypotheses(generate(data / "bin", ours, "--model-overrides", overrides)) == hypotheses(by_overrides)
+
+
+def test_every_fairseq_command_takes_the_swapped_file(data, stock_checkpoint, tmp_path):
+    swapped = swapped_file(stock_checkpoint, tmp_path / "lot.pt", "lot")
+    common = ("--user-dir", "fairseq_lot", "--path", swapped, "--cpu")
+    done = command("fairseq-validate", data / "bin", *common, "--task", "translation", "--valid-subset", "valid", "--max-tokens", 400)
+    assert "loss" in done.stdout + done.stderr
+    done = command(
+        "fairseq-interactive", data / "bin", "-s", "de", "-t", "en", *common, "--remove-bpe", "sentencepiece",
+        input="▁sie ▁singt ▁.\n▁wo ▁ist ▁er ▁?\n",
+    )  # fmt: skip
+    assert len(re.findall(r"^H-", done.stdout, re.M)) == 2
+    tiny = ("--encoder-embed-dim", 64, "--encoder-ffn-embed-dim", 64, "--encoder-attention-heads", 2,
+            "--encoder-layers", 2, "--decoder-layers", 2, "--decoder-attention-heads", 2,
+            "--share-decoder-input-output-embed")  # fmt: skip
+    finetuned = train(
+        data / "bin", tmp_path / "finetuned", "--arch", "lot_transformer", *tiny,
+        "--finetune-from-model", swapped, "--lr", "1e-9", updates=2,
+    )  # fmt: skip
+    before, after = load_checkpoint(swapped)["model"], load_checkpoint(finetuned)["model"]
+    assert before.keys() == after.keys()
+    for key in before:
+        assert torch.allclose(before[key], after[key], atol=1e-6), f"{key} did not come from the swapped file"
+
+
+def test_from_pretrained_translates(data, stock_checkpoint, tmp_path):
+    from fairseq_lot.models.pluggable_transformer import PluggableTransformerModel
+
+    swapped = swapped_file(stock_checkpoint, tmp_path / "lot.pt", "lot")
+    translator = PluggableTransformerModel.from_pretrained(
+        str(tmp_path), swapped.name, data_name_or_path=str(data / "bin"), bpe="sentencepiece",
+        sentencepiece_model=str(data / "bpe" / "sentencepiece.bpe.model"),
+    )  # fmt: skip
+    assert isinstance(translator.translate("sie singt .", beam=2), str)
+
+
+def test_the_swapped_attention_is_called_in_eval_mode_with_padding(data, stock_checkpoint, tmp_path, monkeypatch):
+    from fairseq import checkpoint_utils
+
+    from fairseq_lot.attention.lot import Lot
+
+    swapped = swapped_file(stock_checkpoint, tmp_path / "lot.pt", "lot")
+    (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(swapped)], {"data": str(data / "bin")})
+    model.eval()
+    pad = task.source_dictionary.pad()
+    tokens = torch.randint(4, 100, (2, 7))
+    tokens[1, :3] = pad  # fairseq pads sources on the left
+    calls = []
+    monkeypatch.setattr(Lot, "attend", lambda self, *args, _attend=Lot.attend, **masks: (
+        calls.append(masks["key_padding_mask"]), _attend(self, *args, **masks))[1])  # fmt: skip
+    with torch.no_grad():
+        padded = model.encoder(tokens, (tokens != pad).sum(1))["encoder_out"][0]
+        assert len(calls) == len(model.encoder.layers)
+        assert all(mask is not None and mask.sum() == 3 for mask in calls)
+        alone = model.encoder(tokens[1:, 3:], torch.tensor([4]))["encoder_out"][0]
+    torch.testing.assert_close(padded[3:, 1], alone[:, 0], atol=1e-5, rtol=1e-5)
+
+
+def test_swap_keeps_learnt_parameters_of_the_same_mechanism_only(data, tmp_path):
+    checkpoint = train(data / "bin", tmp_path, "--arch", "lot_transformer_small", updates=5)
+    state = load_checkpoint(checkpoint)
+    key = "encoder.layers.0.self_attn.mechanism.pivots"
+    learnt = state["model"][key]
+    same = swap(state, attention="lot", lot_epsilon=0.5)
+    assert torch.equal(same["model"][key], learnt) and model_args(same, "").lot_epsilon == 0.5
+    assert swap(state, attention="lot", lot_num_pivots=8)["model"][key].shape[1] == 8
+    gone = swap(state, attention="sinkhorn")
+    assert not any(".mechanism." in name for name in gone["model"])
+    assert torch.equal(state["model"][key], learnt), "the argument was changed"
+    assert "lot_num_pivots" not in vars(model_args(gone, ""))
+
+
+@pytest.mark.parametrize("updates", [1])
+def test_cross_attention_can_be_swapped(data, stock_checkpoint, tmp_path, updates):
+    options = ("--attention-sites", "encoder,cross", "--lot-query-updates", updates)
+    swapped = swapped_file(stock_checkpoint, tmp_path / "cross.pt", "lot", *options)
+    output = generate(data / "bin", swapped)
+    assert sum(line.startswith("H-") for line in output.splitlines()) == 60
+    assert hypotheses(output) == hypotheses(generate(data / "bin", swapped, "--batch-size", 1)) or _close(
+        output, generate(data / "bin", swapped, "--batch-size", 1)
+    )
+
+
+def _close(one, other):
+    """Same translations; scores differ in rounding only."""
+    for a, b in zip(hypotheses(one), hypotheses(other), strict=True):
+        if a.startswith("H-") and a.split("\t")[2] != b.split("\t")[2]:
+            return False
+    return True

@@ -1,0 +1,179 @@
+"""setup.sh in a scratch repository, without the network: what it installs, what it skips and what it refuses."""
+
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = ["setup.py", "pyproject.toml", "constraints.txt", "fairseq_lot_bootstrap.py", "fairseq_lot_bootstrap.pth",
+         "scripts/common.sh", "scripts/setup.sh"]  # fmt: skip
+TOOLS = ["basename", "bash", "cat", "dirname", "find", "grep", "mv", "rm", "sh", "sha256sum", "tail", "tee", "tr"]
+
+# Stands in for pip: notes its arguments and "installs" what the final check imports.
+PIP = """
+import os, pathlib, sys
+here = pathlib.Path(__file__).parents[1]
+if sys.argv[1:2] == ["install"]:
+    with open(here / "calls", "a") as calls:
+        print(*sys.argv[1:], file=calls)
+    if "fail" in os.environ.get("PIP_STUB", ""):
+        sys.exit("ERROR: No space left on device")
+    if "fairseq==0.12.2" in sys.argv:
+        (here / "fairseq").mkdir(exist_ok=True)
+        (here / "fairseq" / "__init__.py").touch()
+    if "slow" in os.environ.get("PIP_STUB", ""):
+        os.kill(os.getppid(), 15)
+"""
+
+
+def write_script(path, text):
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+class Scratch:
+    """A copy of what setup.sh reads, and a PATH that holds only what it needs."""
+
+    def __init__(self, folder):
+        self.root, self.bin = folder / "root", folder / "bin"
+        (self.root / "scripts").mkdir(parents=True)
+        self.bin.mkdir()
+        for name in FILES:
+            shutil.copy(ROOT / name, self.root / name)
+        for name in TOOLS:
+            (self.bin / name).symlink_to(shutil.which(name))
+        write_script(self.bin / "g++", "exit 0")
+        self.add_python("")
+
+    def add_python(self, text):
+        """Put a python3 on the PATH that runs ``text`` (shell; the code of ``-c`` is $2) and then the real one."""
+        write_script(self.bin / "python3", f'{text}\nexec {sys.executable} "$@"')
+
+    def setup(self, **variables):
+        command = ["bash", str(self.root / "scripts" / "setup.sh")]
+        environment = {"PATH": str(self.bin), **{name: str(value) for name, value in variables.items()}}
+        return subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, timeout=60)
+
+    def refused(self, expected, **variables):
+        result = self.setup(**variables)
+        assert result.returncode == 2, result.stderr
+        assert len(result.stderr.splitlines()) == 1 and expected in result.stderr
+        assert not (self.root / ".venv").exists()
+        return result
+
+
+@pytest.fixture
+def scratch(tmp_path):
+    return Scratch(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "python, expected",
+    [
+        ("echo 3 9; exit", "python3 is Python 3.9; set PYTHON to a Python 3.10 or newer"),
+        ("exit 1", "'python3' is not a Python; set PYTHON"),
+        ('case "$2" in *Python.h*) exit 1;; esac', "-dev"),
+        ('case "$2" in *venv*) exit 1;; esac', "python3 has no module venv; install the Debian package python3."),
+    ],
+)
+def test_missing_parts_of_python_are_one_line(scratch, python, expected):
+    scratch.add_python(python)
+    scratch.refused(expected)
+
+
+def test_missing_compiler_is_one_line(scratch):
+    (scratch.bin / "g++").unlink()
+    assert scratch.refused("install the Debian package g++").stdout == ""
+
+
+def test_newer_python_is_a_note(scratch):
+    (scratch.bin / "g++").unlink()
+    scratch.add_python('case "$2" in *version_info*) echo 3 19; exit;; esac')
+    assert "Python 3.19 is newer than those tested" in scratch.refused("g++").stdout
+
+
+def test_wrong_variables_are_one_line(scratch, tmp_path):
+    scratch.refused("'/no/python' is not a Python", PYTHON="/no/python")
+    scratch.refused(f"there is no bin/python in the active {tmp_path}/gone", VIRTUAL_ENV=tmp_path / "gone")
+
+
+def test_environment_of_another_python_is_kept(scratch):
+    folder = scratch.root / ".venv" / "bin"
+    folder.mkdir(parents=True)
+    write_script(folder / "python", "echo 3 11")
+    other = write_script(scratch.bin / "python3.12", "echo 3 12")
+    result = scratch.setup(PYTHON=other)
+    assert result.returncode == 2
+    assert ".venv was made with Python 3.11, not with" in result.stderr and len(result.stderr.splitlines()) == 1
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """An active virtual environment whose pip is the stand-in; returns its path and its site-packages."""
+    path = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(path)], check=True)
+    packages = next(path.glob("lib/python*/site-packages"))
+    for name, text in (("pip/__init__.py", ""), ("pip/__main__.py", PIP), ("torch/__init__.py", "")):
+        (packages / name).parent.mkdir(exist_ok=True)
+        (packages / name).write_text(text)
+    for suffix in ("py", "pth"):
+        shutil.copy(ROOT / f"fairseq_lot_bootstrap.{suffix}", packages)
+    (packages / "fairseq_lot_bootstrap.py").write_text("")  # the real one would import numpy
+    return path, packages
+
+
+def calls(packages):
+    path = packages / "calls"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def test_second_call_ends_at_once(scratch, environment):
+    path, packages = environment
+    first = scratch.setup(VIRTUAL_ENV=path)
+    assert (first.returncode, first.stderr) == (0, "")
+    assert [line[:3] for line in first.stdout.splitlines()] == ["1/3", "2/3", "3/3", "set"]
+    project, fairseq = calls(packages)
+    assert project.endswith("-c constraints.txt -e .[test]") and fairseq.endswith("--no-deps fairseq==0.12.2")
+    start = time.monotonic()
+    second = scratch.setup(VIRTUAL_ENV=path)
+    assert time.monotonic() - start < 2
+    assert (second.returncode, second.stdout, second.stderr) == (0, f"{path} is set up\n", "")
+    assert len(calls(packages)) == 2
+
+
+@pytest.mark.parametrize("changed", ["constraints.txt", "fairseq"])
+def test_change_is_noticed(changed, scratch, environment):
+    path, packages = environment
+    scratch.setup(VIRTUAL_ENV=path)
+    if changed == "fairseq":
+        shutil.rmtree(packages / "fairseq")
+    else:
+        (scratch.root / changed).write_text("torch==2.13.0\n")
+    assert scratch.setup(VIRTUAL_ENV=path).returncode == 0
+    assert len(calls(packages)) == 4
+
+
+def test_failing_pip_is_one_line_and_the_next_call_goes_on(scratch, environment):
+    path, packages = environment
+    failed = scratch.setup(VIRTUAL_ENV=path, PIP_STUB="fail")
+    assert failed.returncode == 2
+    message = f"pip failed: ERROR: No space left on device (whole log: {path}/setup.log)"
+    assert failed.stderr == f"setup.sh: error: {message}\n"
+    assert len(calls(packages)) == 1
+    assert scratch.setup(VIRTUAL_ENV=path).stdout.endswith("for the commands\n")
+
+
+def test_killed_set_up_is_resumed(scratch, environment):
+    """A package that pip had not finished is installed anew, a finished one stays."""
+    path, packages = environment
+    assert scratch.setup(VIRTUAL_ENV=path, PIP_STUB="slow").returncode != 0
+    for name in ("half", "whole"):
+        (packages / f"{name}-1.0.dist-info").mkdir()
+    (packages / "whole-1.0.dist-info" / "INSTALLER").write_text("pip")
+    assert scratch.setup(VIRTUAL_ENV=path).returncode == 0
+    assert [info.name for info in packages.glob("*.dist-info")] == ["whole-1.0.dist-info"]

@@ -1,0 +1,200 @@
+"""The hook: what it costs at interpreter start, and what it mends once fairseq is imported."""
+
+import dataclasses
+import os
+import pickle
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fairseq import checkpoint_utils
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.models.transformer import TransformerConfig
+from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
+from omegaconf import OmegaConf
+
+ROOT = Path(__file__).resolve().parents[1]
+BIN = Path(sys.executable).parent
+COPIES = [f"{layer}_{kind}" for layer in ("in_proj", "out_proj", "fc1", "fc2") for kind in ("weight", "bias")]
+
+
+def run(*command, cwd):
+    """Run a command as a stranger would: another directory, no Python variables."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    command = [str(part) for part in command]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def python(code, tmp_path, *options):
+    result = run(sys.executable, *options, "-c", code, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    return result
+
+
+class TestStart:
+    def test_pth_belongs_to_the_installed_package(self, tmp_path):
+        code = "import importlib.metadata as m; print(*(file.name for file in m.files('fairseq-lot')))"
+        assert "fairseq_lot_bootstrap.pth" in python(code, tmp_path).stdout.split()
+
+    def test_interpreter_starts_with_the_hook_and_nothing_heavy(self, tmp_path):
+        """fairseq would skip the models of ``--user-dir fairseq_lot`` if the package were imported already."""
+        loaded = python("import sys; print(*sys.modules)", tmp_path).stdout.split()
+        assert "fairseq_lot_bootstrap" in loaded
+        assert not {"fairseq", "fairseq_lot", "numpy", "torch"} & set(loaded)
+
+    def test_hook_imports_no_other_module(self, tmp_path):
+        code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); before = set(sys.modules)"
+        result = python(f"{code}; import fairseq_lot_bootstrap; print(*set(sys.modules) - before)", tmp_path, "-S")
+        assert result.stdout.split() == ["fairseq_lot_bootstrap"]
+
+    def test_looking_for_fairseq_does_not_import_torch(self, tmp_path):
+        code = "import importlib.util, sys; print(importlib.util.find_spec('fairseq').name, 'torch' in sys.modules)"
+        assert python(code, tmp_path).stdout == "fairseq False\n"
+
+    def test_reload_leaves_one_finder_and_working_layers(self, tmp_path):
+        code = """
+import importlib, sys, fairseq_lot_bootstrap
+for _ in range(2):
+    importlib.reload(fairseq_lot_bootstrap)
+print(sum(getattr(finder, "__module__", "") == "fairseq_lot_bootstrap" for finder in sys.meta_path))
+from fairseq.models.transformer import TransformerConfig
+from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
+TransformerEncoderLayerBase(TransformerConfig())
+"""
+        result = python(code, tmp_path)
+        assert (result.stdout, result.stderr) == ("1\n", "")
+
+
+class TestCommands:
+    @pytest.mark.parametrize("name", ["train", "generate", "interactive", "preprocess", "validate"])
+    def test_no_warning(self, name, tmp_path):
+        result = run(BIN / f"fairseq-{name}", "--help", cwd=tmp_path)
+        assert result.returncode == 0
+        assert result.stderr == ""
+        assert result.stdout.startswith("usage: ")
+
+    def test_other_warnings_are_still_shown(self, tmp_path):
+        result = python("import warnings, fairseq; warnings.warn('the strict flag of something else')", tmp_path)
+        assert "the strict flag of something else" in result.stderr
+
+    @pytest.mark.parametrize("folder", [None, "fairseq_lot", "fairseq_lot/fairseq_lot"])
+    def test_user_dir_is_found_from_any_directory(self, folder, tmp_path):
+        """Also where a folder bears the package's name, as beside a clone; the error lists every architecture."""
+        if folder:
+            (tmp_path / folder).mkdir(parents=True)
+        result = run(BIN / "fairseq-train", "data", "--user-dir", "fairseq_lot", "--arch", "none", cwd=tmp_path)
+        assert result.returncode == 2
+        assert "lot_transformer_small" in result.stderr and "Traceback" not in result.stderr
+
+
+class TestConfigs:
+    def test_nested_defaults_work(self):
+        assert OmegaConf.structured(FairseqConfig()).common.seed == FairseqConfig().common.seed
+        assert TransformerConfig().encoder.embed_dim == 512
+        assert hash(TransformerConfig().encoder) != hash(TransformerConfig(encoder=None))
+
+    def test_dataclasses_are_as_strict_as_before(self):
+        assert dataclasses.dataclass.__module__ == "dataclasses"
+        with pytest.raises(ValueError, match="mutable default"):
+            dataclasses.make_dataclass("Wrong", [("values", list, [])])
+
+
+class TestEncoderLayer:
+    @pytest.fixture
+    def layers(self):
+        torch.manual_seed(0)
+        cfg = TransformerConfig()
+        cfg.encoder.embed_dim, cfg.encoder.ffn_embed_dim, cfg.encoder.attention_heads = 8, 16, 2
+        return torch.nn.ModuleList(TransformerEncoderLayerBase(cfg) for _ in range(2))
+
+    def test_no_copies(self, layers):
+        names = {name for name, _ in layers[0].named_parameters()} | set(layers[0].state_dict())
+        assert "self_attn.q_proj.weight" in names
+        assert not set(COPIES) & names
+
+    @pytest.mark.parametrize("copies", [[], COPIES])
+    def test_checkpoint_loads_with_and_without_copies(self, layers, copies):
+        state = {name: torch.rand_like(value) for name, value in layers.state_dict().items()}
+        stored = {**state, **{f"{layer}.{name}": torch.zeros(3) for layer in range(2) for name in copies}}
+        layers.load_state_dict(stored, strict=True)
+        assert all(torch.equal(value, state[name]) for name, value in layers.state_dict().items())
+
+    def test_missing_and_foreign_weights_are_still_refused(self, layers):
+        state = layers.state_dict()
+        with pytest.raises(RuntimeError, match="fc3"):
+            layers.load_state_dict({**state, "0.fc3.weight": torch.zeros(1)})
+        del state["1.fc1.weight"]
+        with pytest.raises(RuntimeError, match="1.fc1.weight"):
+            layers.load_state_dict(state)
+
+    def test_attention_is_called_in_eval_mode_with_padding(self, layers):
+        calls = []
+        layer = layers.eval()[0]
+        layers.load_state_dict(layers.state_dict())
+        layer.self_attn.register_forward_hook(lambda *_: calls.append(1))
+        pad = torch.tensor([[False, False, False], [False, False, True]])
+        with torch.no_grad():
+            layer(torch.rand(3, 2, 8), pad)
+        assert calls == [1]
+
+
+class Malicious:
+    """Runs a shell command when it is unpickled without care."""
+
+    def __init__(self, command):
+        self.command = command
+
+    def __reduce__(self):
+        return os.system, (self.command,)
+
+
+class TestCheckpoints:
+    CONTENT = {
+        "args": Namespace(arch="transformer", task="translation", criterion="cross_entropy", lr=[0.5]),
+        "cfg": None,
+        "model": {"weight": torch.ones(2)},
+        "optimizer_history": [{"lr_scheduler_state": {"best": np.float64(3.5)}}],
+        "extra_state": {
+            "best": np.float64(3.5),
+            "loss": np.float32(0.25),
+            "epoch": np.int64(7),
+            "done": np.bool_(True),
+            "sizes": np.arange(3),
+        },
+    }
+
+    @pytest.fixture(params=["as written here", "numpy 1", "numpy 2"])
+    def path(self, request, tmp_path):
+        path = tmp_path / "checkpoint.pt"
+        torch.save(self.CONTENT, path, _use_new_zipfile_serialization=request.param == "as written here")
+        if request.param != "as written here":  # the older format is a plain pickle, whose names can be edited
+            core = {"numpy 1": b"numpy.core.", "numpy 2": b"numpy._core."}[request.param]
+            stored = path.read_bytes()
+            assert b"core.multiarray" in stored
+            path.write_bytes(stored.replace(b"numpy._core.", b"numpy.core.").replace(b"numpy.core.", core))
+        return path
+
+    def test_plain_types_pass_the_safe_loader(self, path):
+        loaded = torch.load(path, weights_only=True)
+        assert loaded["args"] == self.CONTENT["args"]
+        for name, value in self.CONTENT["extra_state"].items():
+            assert type(loaded["extra_state"][name]) is type(value)
+            assert np.array_equal(loaded["extra_state"][name], value)
+
+    def test_fairseq_loads_it(self, path):
+        state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
+        assert state["cfg"].task.source_lang is None
+        assert state["optimizer_history"][0]["lr_scheduler_state"]["best"] == 3.5
+
+    def test_malicious_checkpoint_is_refused(self, tmp_path):
+        path, proof = tmp_path / "checkpoint.pt", tmp_path / "proof"
+        torch.save({"model": {}, "args": Malicious(f"touch {proof}")}, path)
+        with pytest.raises(pickle.UnpicklingError, match="system"):
+            torch.load(path, weights_only=True)
+        with pytest.raises(pickle.UnpicklingError, match="system"):
+            checkpoint_utils.load_checkpoint_to_cpu(str(path))
+        assert not proof.exists()

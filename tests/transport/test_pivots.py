@@ -1,0 +1,107 @@
+"""Couplings through pivots: exact sides, rank, and the product that is never built."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fairseq_lot.transport.pivots import pivot_coupling
+from tests import reference
+
+
+def random(*shape, seed=1):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def masses(*shape, seed=2):
+    return torch.softmax(random(*shape, seed=seed), -1)
+
+
+def couple(n=7, m=9, r=3, *, query_updates=5, key_updates=5, size=1.0, seed=1):
+    """A coupling of two sentences, and its marginals a, b and σ."""
+    a, b, sigma = masses(2, n), masses(2, m, seed=3), masses(r, seed=4)
+    scores = size * random(2, n, r, seed=seed), size * random(2, m, r, seed=seed + 1)
+    updates = {"query_updates": query_updates, "key_updates": key_updates}
+    return pivot_coupling(*scores, a.log(), b.log(), sigma.log(), **updates), a, b, sigma
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(
+    query_updates=st.integers(1, 6),
+    key_updates=st.integers(1, 6),
+    r=st.integers(1, 5),
+    size=st.floats(0, 20),
+    seed=st.integers(0, 1000),
+)
+def test_exact_sides_are_exact_for_any_updates(query_updates, key_updates, r, size, seed):
+    coupling, a, _, sigma = couple(r=r, query_updates=query_updates, key_updates=key_updates, size=size, seed=seed)
+    torch.testing.assert_close(coupling.plan.sum(-1), a, atol=1e-14, rtol=0)
+    torch.testing.assert_close(coupling.from_queries.plan.sum(-1), a, atol=1e-14, rtol=0)
+    torch.testing.assert_close(coupling.to_keys.plan.sum(-1), sigma.expand(2, r), atol=1e-14, rtol=0)
+    torch.testing.assert_close(coupling.conditional.sum(-1), torch.ones_like(a), atol=1e-13, rtol=0)
+    assert coupling.plan.ge(0).all()
+
+
+def test_coupling_is_two_plans_over_the_masses():
+    coupling, a, b, sigma = couple(query_updates=3, key_updates=4)
+    query_scores, key_scores = random(2, 7, 3), random(2, 9, 3, seed=2)
+    for sentence in range(2):
+        first = reference.entropic_plan(query_scores[sentence], a[sentence], sigma, 3)
+        second = reference.entropic_plan(key_scores[sentence].T, sigma, b[sentence], 4)
+        expected = first @ torch.diag(1 / sigma) @ second
+        torch.testing.assert_close(coupling.plan[sentence], expected, atol=1e-14, rtol=0)
+        error = reference.marginal_error(expected, a[sentence], b[sentence])
+        torch.testing.assert_close(coupling.marginal_error[sentence], error, atol=1e-14, rtol=0)
+
+
+def test_columns_converge():
+    errors = [couple(query_updates=n, key_updates=n)[0].marginal_error.max().item() for n in (1, 3, 9, 501)]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] > 1e-2 and errors[-1] < 1e-13
+
+
+def test_one_query_update_is_softmax_over_the_pivots():
+    coupling, *_ = couple(query_updates=1)
+    torch.testing.assert_close(coupling.from_queries.conditional, torch.softmax(random(2, 7, 3), -1))
+
+
+@pytest.mark.parametrize("r", [1, 2, 4])
+def test_rank_is_at_most_the_number_of_pivots(r):
+    coupling, *_ = couple(r=r, size=2.0)
+    singular = torch.linalg.svdvals(coupling.plan)
+    assert (singular[:, r:] < 1e-14).all()
+    assert (singular[:, r - 1] > 1e-5).all()
+
+
+def test_apply_is_the_product_with_the_plan():
+    coupling, a, *_ = couple()
+    v = random(2, 9, 4, seed=8)
+    torch.testing.assert_close(coupling.apply(v), coupling.conditional @ v, atol=1e-13, rtol=0)
+    torch.testing.assert_close(a.unsqueeze(-1) * coupling.apply(v), coupling.plan @ v, atol=1e-13, rtol=0)
+
+
+def test_apply_builds_nothing_of_size_n_by_m():
+    n, m = 300, 400
+    coupling, *_ = couple(n=n, m=m)
+
+    class Largest(TorchDispatchMode):
+        numel = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            out = function(*args, **(kwargs or {}))
+            if isinstance(out, torch.Tensor):
+                self.numel = max(self.numel, out.numel())
+            return out
+
+    with Largest() as seen:
+        coupling.apply(random(2, m, 2))
+    assert 0 < seen.numel < n * m
+    with Largest() as seen:
+        assert coupling.conditional.shape == (2, n, m)
+    assert seen.numel >= n * m
+
+
+def test_large_scores_stay_finite():
+    coupling, *_ = couple(size=1e4)
+    assert coupling.plan.isfinite().all() and coupling.apply(random(2, 9, 4)).isfinite().all()

@@ -30,6 +30,8 @@ def masks_of(kind, layout):
     if kind == "self":
         mask = padding_mask(QUERY_LENGTHS, 5, layout)
         return mask, mask
+    if kind == "square":  # as in "cross", but padded to the same size
+        return padding_mask(QUERY_LENGTHS, 5, layout), padding_mask((4, 5, 2), 5, layout)
     return padding_mask(QUERY_LENGTHS, 5, layout), padding_mask(KEY_LENGTHS, 6, layout)
 
 
@@ -130,7 +132,7 @@ def test_hard_slicing_is_exact_on_both_sides(case, kind):
 
 @every_case
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("kind", ["self", "cross"])
+@pytest.mark.parametrize("kind", ["self", "cross", "square"])
 def test_padding_is_truncation(case, layout, kind):
     query_mask, key_mask = masks_of(kind, layout)
     mechanism = case.build()

@@ -18,6 +18,7 @@ from fairseq_lot.modules.options import (
     mechanism_options,
     option_names,
     parse_bool,
+    spell_out,
 )
 
 FIELDS = [(name, field) for name, kind in MECHANISMS.items() for field in dataclasses.fields(kind.options_class)]
@@ -194,3 +195,22 @@ def test_differential_is_everywhere_around_what_stands_there(site):
 def test_differential_constant_and_switch():
     assert build("--differential", "--differential-lambda-init", "0.0").lambda_init == 0.0
     assert not isinstance(build("--differential", "false"), Differential)
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_spelling_out_writes_the_options_of_the_chosen_mechanism(name):
+    args = parse("--attention", name, "--lot-num-pivots", "7", "--sinkhorn-epsilon", "0.5", "--esp-hard")
+    options = build_options(name, **mechanism_options(args, name))
+    before = vars(args).copy()
+    spell_out(args)
+    assert args.attention_sites == DEFAULTS["attention_sites"] and args.differential is False
+    assert build_options(name, **mechanism_options(args, name)) == options
+    for field in dataclasses.fields(options):
+        assert getattr(args, flat_name(name, field.name)) == getattr(options, field.name)
+    chosen = {flat_name(name, field.name) for field in dataclasses.fields(options)}
+    assert all(getattr(args, key) == value for key, value in before.items() if key not in chosen | set(DEFAULTS))
+
+
+def test_spelling_out_refuses_a_wrong_value():
+    with pytest.raises(ValueError, match="lot attention: epsilon"):
+        spell_out(parse("--attention", "lot", "--lot-epsilon", "0"))

@@ -12,6 +12,8 @@ from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_lot import models  # noqa: F401 - registers the architectures
 from fairseq_lot.models.pluggable_transformer import PluggableTransformerModel
+from tests.end_to_end.conftest import generate as generate_with_command
+from tests.end_to_end.conftest import hypotheses, train
 
 SYMBOLS, SENTENCES = 20, (7, 2, 4, 1)
 ALL = {"attention_sites": "encoder,cross,decoder"}
@@ -90,10 +92,10 @@ def test_beam_scores_are_teacher_forced_scores(name, prefixed):
     prefix = torch.tensor([[5, 9, 6], [7, 8, words.pad()], [4, 4, 4], [10, 5, 7]]) if prefixed else None
     found = generate(model, batch, lengths, prefix, beam_size=4)
     distinct = set()
-    for sentence, hypotheses in enumerate(found):
-        assert len(hypotheses) == 4
+    for sentence, beams in enumerate(found):
+        assert len(beams) == 4
         source = batch[sentence][batch[sentence] != words.pad()]
-        for hypothesis in hypotheses:
+        for hypothesis in beams:
             tokens = hypothesis["tokens"]
             assert tokens[-1] == words.eos()
             distinct.add((sentence, tuple(tokens.tolist())))
@@ -111,11 +113,11 @@ def test_a_batch_is_decoded_as_its_sentences_are(name):
     model = tiny(**MODELS[name])
     batch, lengths = sources()
     together = generate(model, batch, lengths, beam_size=3)
-    for sentence, hypotheses in enumerate(together):
+    for sentence, beams in enumerate(together):
         alone = generate(
             model, batch[sentence : sentence + 1, -lengths[sentence] :], lengths[sentence : sentence + 1], beam_size=3
         )[0]
-        for one, other in zip(hypotheses, alone, strict=True):
+        for one, other in zip(beams, alone, strict=True):
             assert torch.equal(one["tokens"], other["tokens"])
             torch.testing.assert_close(one["positional_scores"], other["positional_scores"], atol=1e-5, rtol=1e-5)
 
@@ -157,3 +159,13 @@ def test_differential_has_as_many_parameters_as_the_plain_model():
     sites = [name for name, _ in differential.named_modules() if name.endswith(".mechanism")]
     assert len(sites) == 18  # encoder, decoder and cross-attention in six layers
     assert 0 < count(differential) - plain <= 1e-3 * plain
+
+
+def test_lot_everywhere_from_the_command_line(data, tmp_path):
+    flags = ("--arch", "lot_transformer_small", "--attention-sites", "encoder,cross,decoder", "--lot-num-pivots", 8)
+    checkpoint = train(data / "bin", tmp_path, *flags, updates=5)
+    output = generate_with_command(data / "bin", checkpoint, "--nbest", 2)
+    assert len([line for line in output.splitlines() if line.startswith("H-")]) == 2 * 60
+    # batches of another size give the same translations
+    again = generate_with_command(data / "bin", checkpoint, "--nbest", 2, "--batch-size", 7)
+    assert [line.split("\t")[2:] for line in hypotheses(again)] == [line.split("\t")[2:] for line in hypotheses(output)]

@@ -63,8 +63,7 @@ class PluggableMultiheadAttention(nn.Module):
             raise NotImplementedError(f"an attention mask is not supported at the {self.site!r} site")
         if key_padding_mask is not None:
             key_padding_mask = key_padding_mask.bool()
-        q = self._split_heads(self.q_proj(query))
-        need_plan = need_weights or need_head_weights
+        q, need_plan = self._split_heads(self.q_proj(query)), need_weights or need_head_weights
         if incremental_state is None:
             output = self.mechanism(
                 q,
@@ -75,11 +74,9 @@ class PluggableMultiheadAttention(nn.Module):
                 causal=attn_mask is not None,
             )
         else:
-            decode = self._attend_static if static_kv else self._attend_next
-            output = decode(q, key, value, key_padding_mask, incremental_state, need_plan)
-        tgt_len, bsz, _ = query.shape
-        values = output.values.permute(2, 0, 1, 3).reshape(tgt_len, bsz, self.embed_dim)
-        plan = output.plan
+            attend = self._attend_static if static_kv else self._attend_next
+            output = attend(q, key, value, key_padding_mask, incremental_state, need_plan)
+        values, plan = output.values.permute(2, 0, 1, 3).flatten(2), output.plan
         if plan is not None:
             plan = plan.transpose(0, 1) if need_head_weights else plan.mean(1)
         return self.out_proj(values), plan

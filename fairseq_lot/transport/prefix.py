@@ -40,7 +40,7 @@ def prefix_apply(
     v: torch.Tensor,
     state: PrefixState | None = None,
     *,
-    chunk_len: int = 16,
+    chunk_len: int = 8,
 ) -> tuple[torch.Tensor, PrefixState]:
     """``A v`` with ``A_ij = Σ_t w_it exp(S_jt) / Σ_{j' ≤ i} exp(S_j't)`` for ``j ≤ i``, 0 for later keys.
 

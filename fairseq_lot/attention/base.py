@@ -36,6 +36,10 @@ class Options:
             if choices is not None and value not in choices:
                 raise InputError(f"{field.name} must be one of {', '.join(choices)}, got {value!r}")
 
+    def at_decoder(self) -> "Options":
+        """These options as they apply at a decoder site, where what was left open may have another default."""
+        return self
+
 
 @dataclass(frozen=True)
 class AttentionOutput:
@@ -49,6 +53,11 @@ class AttentionOutput:
 
     values: torch.Tensor
     plan: torch.Tensor | None = None
+
+
+def without_pads(x: torch.Tensor, padding_mask: torch.Tensor | None) -> torch.Tensor:
+    """``x``, ``(bsz, num_heads, len, c)``, with zeros in the padded slots, whatever stood there."""
+    return x if padding_mask is None else x.masked_fill(padding_mask[:, None, :, None], 0.0)
 
 
 class Mechanism(nn.Module):
@@ -69,7 +78,11 @@ class Mechanism(nn.Module):
     #: row i of A depends on the other queries, so the mechanism cannot decode step by step
     couples_queries: bool = True
     #: :meth:`attend` honours ``causal=True`` (query i sees no later key)
-    supports_causal: ClassVar[bool] = False
+    supports_causal: bool = False
+    #: :meth:`summarise` and :meth:`causal_step` keep less than keys and values
+    summarises: ClassVar[bool] = False
+    #: the values of options with which the queries are not coupled, if there are such options
+    uncoupling_options: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, *, num_heads: int, head_dim: int, options: Options, layer: int = 0, dropout: float = 0.0):
         super().__init__()
@@ -111,11 +124,9 @@ class Mechanism(nn.Module):
         """
         if causal and not self.supports_causal:
             raise InputError(f"{type(self).__name__.lower()} attention cannot be causal")
-        if query_padding_mask is not None:
-            q = q.masked_fill(query_padding_mask[:, None, :, None], 0.0)
-        if key_padding_mask is not None:
-            key_slots = key_padding_mask[:, None, :, None]
-            k, v = k.masked_fill(key_slots, 0.0), v.masked_fill(key_slots, 0.0)
+        q, k, v = (
+            without_pads(x, mask) for x, mask in ((q, query_padding_mask), (k, key_padding_mask), (v, key_padding_mask))
+        )
         output = self.attend(
             q,
             k,
@@ -125,14 +136,63 @@ class Mechanism(nn.Module):
             need_plan=need_plan,
             causal=causal,
         )
-        values, plan = output.values.to(v.dtype), output.plan
-        if query_padding_mask is not None:
-            values = values.masked_fill(query_padding_mask[:, None, :, None], 0.0)
-        if plan is not None:
-            plan = plan.to(v.dtype)
-            if query_padding_mask is not None:
-                plan = plan.masked_fill(query_padding_mask[:, None, :, None], 0.0)
-        return AttentionOutput(values, plan)
+        values, plan = without_pads(output.values.to(v.dtype), query_padding_mask), output.plan
+        return AttentionOutput(values, None if plan is None else without_pads(plan.to(v.dtype), query_padding_mask))
+
+    def summarise(
+        self,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        key_padding_mask: torch.Tensor | None = None,
+        need_plan: bool = False,
+    ) -> dict[str, torch.Tensor]:
+        """All that :meth:`attend_summary` needs of the keys, computed once; for mechanisms that couple no queries.
+
+        Args:
+            k, v, key_padding_mask: as for :meth:`forward`.
+            need_plan: A will be asked for.
+
+        Returns:
+            Tensors by name, batch first, so that a beam is followed with ``index_select(0, order)``.
+        """
+        summary = {"key": k, "value": v}
+        return summary if key_padding_mask is None else {**summary, "key_padding_mask": key_padding_mask}
+
+    def attend_summary(
+        self, q: torch.Tensor, summary: dict[str, torch.Tensor], need_plan: bool = False
+    ) -> AttentionOutput:
+        """:meth:`forward` on summarised keys; no plan if the summary was made without."""
+        return self(q, summary["key"], summary["value"], None, summary.get("key_padding_mask"), need_plan)
+
+    def causal_step(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        key_padding_mask: torch.Tensor | None = None,
+        state: dict[str, torch.Tensor] | None = None,
+        need_plan: bool = False,
+    ) -> tuple[AttentionOutput, dict[str, torch.Tensor]]:
+        """Causal :meth:`forward` for the next tokens.
+
+        Args:
+            q, k, v, key_padding_mask: as for :meth:`forward`, of the new tokens alone.
+            state: what the step before returned, None for a start.
+            need_plan: also return A over all keys so far; ask from the first step on, or never.
+
+        Returns:
+            The output for the new queries, and the next state: tensors by name, batch first.
+        """
+        if state:
+            seen, new = state["key"].size(2), k.size(2)
+            k, v = torch.cat([state["key"], k], 2), torch.cat([state["value"], v], 2)
+            masks = (state.get("key_padding_mask"), seen), (key_padding_mask, new)
+            if any(mask is not None for mask, _ in masks):
+                no_pads = torch.zeros(k.size(0), seen + new, dtype=torch.bool, device=k.device)
+                masks = [no_pads[:, :length] if mask is None else mask for mask, length in masks]
+                key_padding_mask = torch.cat(masks, 1)
+        output = self(q, k, v, None, key_padding_mask, need_plan, causal=True)
+        return output, Mechanism.summarise(self, k, v, key_padding_mask)
 
     def drop(self, weights: torch.Tensor) -> torch.Tensor:
         """Attention dropout, active in training only."""

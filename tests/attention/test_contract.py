@@ -242,7 +242,8 @@ def test_causal_is_step_by_step_or_refused(case, need_plan):
         seen = slice(i + 1)
         step = (q[:, :, i : i + 1], k[:, :, seen], v[:, :, seen], None, mask[:, seen])
         close(mechanism(*step, need_plan=need_plan, causal=True).values, values[:, :, i : i + 1], 1e-12)
-        close(mechanism(*step).values, values[:, :, i : i + 1], 1e-12)
+        if not inner(mechanism).summarises:  # the causal form through pivots has one marginal only
+            close(mechanism(*step).values, values[:, :, i : i + 1], 1e-12)
 
 
 CAUSAL_CASES = [case for case in CASES if inner(case.build()).supports_causal]
@@ -251,7 +252,7 @@ CAUSAL_CASES = [case for case in CASES if inner(case.build()).supports_causal]
 @pytest.mark.parametrize("case", CAUSAL_CASES, ids=str)
 @pytest.mark.parametrize("need_plan", [False, True])
 def test_causal_rows_that_see_nothing_but_pads_are_finite(case, need_plan, request):
-    if need_plan:
+    if need_plan and case.name == "softmax":
         reason = "the softmax of a row without any key is NaN when the plan is asked for"
         request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
     mechanism = case.build()

@@ -160,22 +160,33 @@ def test_elsewhere_the_stock_attention_stays():
 
 @pytest.mark.parametrize("site", ["cross", "decoder"])
 @pytest.mark.parametrize("words", [(), ("--differential",)])
-@pytest.mark.parametrize("name", ["esp", "lot", "sinkhorn"])
-def test_coupled_queries_are_refused_in_the_decoder_with_the_reason(name, words, site):
+@pytest.mark.parametrize(
+    ("name", "options", "way_out"),
+    [
+        ("esp", (), "use --attention-sites encoder"),
+        ("lot", ("--lot-query-updates", "5"), "use --attention-sites encoder or --lot-query-updates 1"),
+        ("sinkhorn", (), "use --attention-sites encoder"),
+    ],
+)
+def test_coupled_queries_are_refused_in_the_decoder_with_the_reason(name, options, way_out, words, site):
     with pytest.raises(ValueError, match="couples the queries") as caught:
-        build("--attention", name, "--attention-sites", f"encoder,{site}", *words, site=site)
+        build("--attention", name, "--attention-sites", f"encoder,{site}", *options, *words, site=site)
     message = str(caught.value)
     assert name in message and repr(site) in message
-    assert "future target tokens" in message and "step by step" in message and "--attention-sites encoder" in message
+    assert "future target tokens" in message and "step by step" in message and message.endswith(way_out)
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("words", [(), ("--differential",)])
-def test_uncoupled_lot_may_stand_at_cross_but_not_at_decoder(words):
-    options = ("--attention", "lot", "--lot-query-updates", "1", "--attention-sites", "cross,decoder", *words)
-    assert not build(*options, site="cross").couples_queries
-    with pytest.raises(ValueError, match="lot attention cannot be causal.*'decoder' site"):
-        build(*options, site="decoder")
+@pytest.mark.parametrize("words", [(), ("--differential",), ("--lot-query-updates", "1")])
+def test_lot_is_uncoupled_at_decoder_sites_only(words):
+    options = ("--attention", "lot", "--attention-sites", "encoder,cross,decoder", *words)
+    for site in ("cross", "decoder"):
+        mechanism = build(*options, site=site)
+        assert not mechanism.couples_queries
+        mechanism = getattr(mechanism, "inner", mechanism)
+        assert mechanism.supports_causal and mechanism.options.query_updates == 1
+        assert mechanism.options.num_updates == build_options("lot").num_updates
+    assert build(*options, site="encoder").couples_queries == ("1" not in words)
 
 
 @pytest.mark.parametrize("site", SITES)

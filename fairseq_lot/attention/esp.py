@@ -16,6 +16,10 @@ class EspOptions(Options):
     """Defaults are those of ESPFormer's translation experiment (its Table 12) [3]."""
 
     sort_temperature: float = option(1e-3, "temperature t of the soft sort", above=0)
+    anneal: float = option(1.0, "t is multiplied by this after every epoch; the paper has 0.8", above=0, maximum=1)
+    min_sort_temperature: float = option(
+        1e-8, "annealing stops here: in float32 the gradients of colder sorts are rounding errors", above=0
+    )
     slice_inverse_temperature: float = option(
         10.0, "τ: how much cheaper slices weigh more; 0 is the mean of all slices", minimum=0
     )
@@ -36,6 +40,8 @@ class Esp(Mechanism):
     Attributes:
         slices: ``(num_heads, L, head_dim)`` for frozen (buffer) and learnable (parameter) slices, normalised
             when used; None for axes.
+        epoch: the epoch of the training, a buffer, for annealed sorting only. It is the epoch that is kept and not t,
+            because a cold t is no number in half precision.
     """
 
     options_class = EspOptions
@@ -43,6 +49,8 @@ class Esp(Mechanism):
     def __init__(self, **context):
         super().__init__(**context)
         options = self.options
+        if options.anneal < 1:
+            self.register_buffer("epoch", torch.tensor(1))
         self.num_slices = self.head_dim if options.num_slices is None else options.num_slices
         if options.slicer == "axis":
             if self.num_slices > self.head_dim:
@@ -65,6 +73,22 @@ class Esp(Mechanism):
             axes = torch.eye(self.num_slices, self.head_dim, dtype=like.dtype, device=like.device)
             return axes.expand(self.num_heads, -1, -1)
         return nn.functional.normalize(self.slices.to(like.dtype), dim=-1)
+
+    def set_epoch(self, epoch: int) -> None:
+        if self.options.anneal < 1:
+            self.epoch.fill_(epoch)
+
+    def sort_temperature(self, like: torch.Tensor) -> float | torch.Tensor:
+        """t of this epoch: ``t(1) = sort_temperature``, ``t(e) = anneal·t(e-1)``, ``min_sort_temperature`` at least.
+
+        A number, or with annealing a scalar tensor in the dtype and on the device of ``like``. A
+        ``sort_temperature`` below the minimum stays what it is.
+        """
+        t = self.options.sort_temperature
+        if self.options.anneal == 1:
+            return t
+        epochs_before = (self.epoch - 1).to(like)
+        return (t * self.options.anneal**epochs_before).clamp(min=min(t, self.options.min_sort_temperature))
 
     def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_plan, causal):
         q, k = at_least_float32(q) * self.scaling, at_least_float32(k) * self.scaling
@@ -92,7 +116,7 @@ class Esp(Mechanism):
         return AttentionOutput(values, plan)
 
     def _apply_soft(self, v, **problem):
-        return soft_sliced_apply(v=v, temperature=self.options.sort_temperature, **problem)
+        return soft_sliced_apply(v=v, temperature=self.sort_temperature(v), **problem)
 
     def _apply_hard(self, v, place_plan, **problem):
         """``Σ_l σ_l (n·U_l) v`` one slice at a time: sort the keys, cross over, undo the queries' sorting."""

@@ -85,7 +85,7 @@ def soft_sliced_apply(
     *,
     query_padding_mask: torch.Tensor | None,
     key_padding_mask: torch.Tensor | None,
-    temperature: float,
+    temperature: float | torch.Tensor,
     inverse_temperature: float,
 ) -> torch.Tensor:
     """``n·G v`` with ``G = Σ_l σ_l U_l``, ``U_l = A_lᵀ I B_l`` from soft sorts and ``σ_l ∝ exp(-τ ⟨C, U_l⟩)``.

@@ -10,10 +10,19 @@ from torch import nn
 from fairseq_lot.errors import InputError
 
 
-def option(default: Any, help: str, *, minimum: float | None = None, above: float | None = None, choices=None):
+def option(
+    default: Any,
+    help: str,
+    *,
+    minimum: float | None = None,
+    above: float | None = None,
+    maximum: float | None = None,
+    choices=None,
+):
     """A field of an options dataclass: its default, its ``--help`` text and its allowed range."""
     return dataclasses.field(
-        default=default, metadata={"help": help, "minimum": minimum, "above": above, "choices": choices}
+        default=default,
+        metadata={"help": help, "minimum": minimum, "above": above, "maximum": maximum, "choices": choices},
     )
 
 
@@ -24,7 +33,8 @@ class Options:
     def __post_init__(self):
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            minimum, above, choices = (field.metadata[key] for key in ("minimum", "above", "choices"))
+            keys = ("minimum", "above", "maximum", "choices")
+            minimum, above, maximum, choices = (field.metadata[key] for key in keys)
             if value is None and field.default is None:
                 continue
             if (minimum is not None or above is not None) and not isinstance(value, (int, float)):
@@ -33,6 +43,8 @@ class Options:
                 raise InputError(f"{field.name} must be at least {minimum}, got {value}")
             if above is not None and not above < value < float("inf"):
                 raise InputError(f"{field.name} must be a finite number greater than {above}, got {value}")
+            if maximum is not None and not value <= maximum:
+                raise InputError(f"{field.name} must be at most {maximum}, got {value}")
             if choices is not None and value not in choices:
                 raise InputError(f"{field.name} must be one of {', '.join(choices)}, got {value!r}")
 
@@ -197,6 +209,12 @@ class Mechanism(nn.Module):
     def drop(self, weights: torch.Tensor) -> torch.Tensor:
         """Attention dropout, active in training only."""
         return nn.functional.dropout(weights, self.dropout, self.training) if self.dropout else weights
+
+    def set_epoch(self, epoch: int) -> None:
+        """Epoch ``epoch`` of the training begins, counted from 1; for mechanisms that change in its course.
+
+        What they need later, to translate as they were trained, belongs into a buffer.
+        """
 
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}, head_dim={self.head_dim}, {self.options}"

@@ -48,6 +48,8 @@ def other_value(field):
         value = not field.default
     elif "int" in str(field.type):
         value = (field.default or 0) + 2
+    elif field.metadata["maximum"] is not None:
+        value = field.default / 2
     else:
         value = (field.default or 0.0) + 0.5
     return str(value), value

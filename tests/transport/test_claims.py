@@ -131,6 +131,13 @@ def test_entropy_grows_and_reward_falls_with_epsilon(seed):
     assert softmax.amax(-1).diff(dim=0).lt(0).all(), "the largest weight of every softmax row falls"
 
 
+def test_the_largest_entry_of_a_balanced_plan_may_grow_with_epsilon():
+    """Unlike a softmax row's: with both marginals the sup-norm is not monotone in epsilon, entropy is (above)."""
+    scores = torch.tensor([[3.0, -1, -3], [-3, -1, 3], [3, -3, 3]]).double()
+    largest = torch.stack([exact(scores, epsilon).max() for epsilon in (0.5, 1.0, 2.0)])
+    close(largest, torch.tensor([0.5045, 0.5272, 0.5380]).double(), atol=1e-4)
+
+
 @pytest.mark.parametrize("n", [2, 4, 6])
 def test_causal_and_doubly_stochastic_is_the_identity(n):
     """No linear objective finds another doubly stochastic matrix without entries above the diagonal."""

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.transport import diagnostics
 from fairseq_lot.transport.pivots import pivot_coupling
-from fairseq_lot.transport.sliced import hard_sliced_weights
 
 SEEDS = st.integers(0, 10_000)
 
@@ -124,14 +123,12 @@ def esp(q, k, inverse_temperature, num_slices=5, **options):
         slice_inverse_temperature=inverse_temperature, **options,
     ).double()  # fmt: skip
     plan = mechanism(q[None, None], k[None, None], k[None, None], need_plan=True).plan[0, 0]
-    weights, query_order, key_order = hard_sliced_weights(
-        *(x[None, None] * mechanism.scaling for x in (q, k)), mechanism.directions(q), None,
-        query_padding_mask=None, key_padding_mask=None, inverse_temperature=inverse_temperature,
-    )  # fmt: skip
+    q, k = q * mechanism.scaling, k * mechanism.scaling
     permutations = torch.zeros(num_slices, len(q), len(k)).double()
-    for index in range(num_slices):
-        permutations[index, query_order[0, 0, index], key_order[0, 0, index]] = 1
-    return plan, weights[0, 0], permutations
+    for index, direction in enumerate(mechanism.directions(q)[0]):
+        permutations[index, (q @ direction).argsort(stable=True), (k @ direction).argsort(stable=True)] = 1
+    costs = (permutations * torch.cdist(q, k).square()).sum((-1, -2)) / len(q)
+    return plan, torch.softmax(-inverse_temperature * costs, -1), permutations
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)

@@ -1,6 +1,8 @@
 """The contract that every attention mechanism fulfils."""
 
 import dataclasses
+import math
+import typing
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -37,8 +39,7 @@ class Options:
             minimum, above, maximum, choices = (field.metadata[key] for key in keys)
             if value is None and field.default is None:
                 continue
-            if (minimum is not None or above is not None) and not isinstance(value, (int, float)):
-                raise InputError(f"{field.name} must be a number, got {value!r}")
+            _check_kind(field.name, value, field.type)
             if minimum is not None and not value >= minimum:
                 raise InputError(f"{field.name} must be at least {minimum}, got {value}")
             if above is not None and not above < value < float("inf"):
@@ -51,6 +52,18 @@ class Options:
     def at_decoder(self) -> "Options":
         """These options as they apply at a decoder site, where what was left open may have another default."""
         return self
+
+
+def _check_kind(name: str, value: Any, kind: Any) -> None:
+    """Refuse a value that is not of the annotated type; whole numbers count as float."""
+    kinds = [one for one in (typing.get_args(kind) or (kind,)) if one is not type(None)]
+    is_bool, number = isinstance(value, bool), isinstance(value, (int, float))
+    if bool in kinds and not is_bool:
+        raise InputError(f"{name} must be true or false, got {value!r}")
+    if int in kinds and (is_bool or not isinstance(value, int)):
+        raise InputError(f"{name} must be a whole number, got {value!r}")
+    if float in kinds and (is_bool or not number or not math.isfinite(value)):
+        raise InputError(f"{name} must be a finite number, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -83,7 +96,7 @@ class Mechanism(nn.Module):
         head_dim: width of a query and of a key in one head.
         options: an instance of ``options_class``.
         layer: 0-based index of the layer in its stack; seeds initial values, so that layers differ.
-        dropout: probability of dropping an entry of A (for lot: of its query side) during training.
+        dropout: probability of dropping an entry of A (lot: of its query side, esp: a column) during training.
     """
 
     options_class: ClassVar[type[Options]] = Options

@@ -26,7 +26,8 @@ class PluggableMultiheadAttention(nn.Module):
         if stock.bias_k is not None or stock.add_zero_attn:
             raise NotImplementedError("add_bias_kv and add_zero_attn are not supported by pluggable attention")
         self.embed_dim, self.num_heads, self.head_dim = stock.embed_dim, stock.num_heads, stock.head_dim
-        self.q_proj, self.k_proj, self.v_proj, self.out_proj = stock.q_proj, stock.k_proj, stock.v_proj, stock.out_proj
+        # in fairseq's order, which the optimiser's saved state goes by
+        self.k_proj, self.v_proj, self.q_proj, self.out_proj = stock.k_proj, stock.v_proj, stock.q_proj, stock.out_proj
         self.mechanism = mechanism
         self.site = site
 

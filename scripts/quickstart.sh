@@ -14,7 +14,7 @@ bash scripts/prepare_toy.sh
 export DATA=data-bin/synthetic SIZE=small
 export WORK=${WORK:-checkpoints/quickstart}
 export RESULTS=${RESULTS:-$WORK/results.jsonl}
-export EPOCHS=${EPOCHS:-5} MAX_TOKENS=${MAX_TOKENS:-2048} WARMUP=${WARMUP:-300}
+export EPOCHS=${EPOCHS:-6} MAX_TOKENS=${MAX_TOKENS:-2048} WARMUP=${WARMUP:-300}
 export FINETUNE_EPOCHS=${FINETUNE_EPOCHS:-1}
 # a quarter of the axes: ESP would otherwise take a third of the time of everything together
 export ESP_OPTIONS=${ESP_OPTIONS:---esp-num-slices 8}

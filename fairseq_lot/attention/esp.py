@@ -114,7 +114,7 @@ class Esp(Mechanism):
                 problem["place_plan"] = staircase(n, m, q.size(-2), k.size(-2), q.dtype)
             temperature = self.sort_temperature(q)
             apply = partial(soft_sliced_apply, q, k, slices=self.directions(q), temperature=temperature, **problem)
-        values, plan = apply(v), None
+        values, plan = apply(self.drop(v.new_ones(*v.shape[:-1], 1)) * v), None
         if need_plan:
             plan = apply(torch.eye(k.size(-2), dtype=q.dtype, device=q.device).expand(*k.shape[:-2], -1, -1))
         return AttentionOutput(values, plan)

@@ -207,6 +207,15 @@ def test_the_seed_makes_the_same_slices_again(slicer):
     assert not torch.isclose(first, other).any()
 
 
+@pytest.mark.parametrize("option", ["sort_temperature", "min_sort_temperature"])
+def test_temperatures_that_no_float32_can_be_divided_by_are_refused(option):
+    inputs = draw(dtype=torch.float32)
+    values, of_leaves = gradients(esp(dtype=torch.float32, **{option: 1e-30}), inputs)
+    assert values.isfinite().all() and all(x.isfinite().all() for x in of_leaves)
+    with pytest.raises(ValueError, match=f"esp attention: {option} must be at least 1e-30, got 1e-80"):
+        esp(**{option: 1e-80})
+
+
 @every_kind
 @every_slicer
 @both_sizes

@@ -17,10 +17,10 @@ from fairseq_lot.transport.sliced_hard import hard_sliced_plan
 class EspOptions(Options):
     """Defaults are those of ESPFormer's translation experiment (its Table 12) [3]."""
 
-    sort_temperature: float = option(1e-3, "temperature t of the soft sort", above=0)
+    sort_temperature: float = option(1e-3, "temperature t of the soft sort", minimum=1e-30)
     anneal: float = option(1.0, "t is multiplied by this after every epoch; the paper has 0.8", above=0, maximum=1)
     min_sort_temperature: float = option(
-        1e-8, "annealing stops here: in float32 the gradients of colder sorts are rounding errors", above=0
+        1e-8, "annealing stops here: in float32 the gradients of colder sorts are rounding errors", minimum=1e-30
     )
     slice_inverse_temperature: float = option(
         10.0, "τ: how much cheaper slices weigh more; 0 is the mean of all slices", minimum=0

@@ -107,7 +107,7 @@ def _announce_epochs(task):
 
     The trainer calls the hook at the start of an epoch and when a training is resumed within one.
     """
-    if getattr(task, "_announces_epochs", False):
+    if getattr(task, "_announces_epochs", False) or not hasattr(task, "begin_epoch"):
         return
     begin_epoch = task.begin_epoch
 

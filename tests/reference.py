@@ -41,13 +41,23 @@ def entropic_plan(similarity, a, b, num_updates):
     return u[:, None] * kernel * v[None, :]
 
 
-def softmax_plan(q, k):
-    """Each query spends 1/n; keys receive what they get."""
+def alibi_slopes(num_heads):
+    """Press et al.: a geometric sequence; for other than powers of two, two of them interleaved."""
+    exponent = math.log2(num_heads)
+    if exponent.is_integer():
+        ratio = 2 ** (-8 / num_heads)
+        return [ratio ** (head + 1) for head in range(num_heads)]
+    below = 2 ** math.floor(exponent)
+    return alibi_slopes(below) + alibi_slopes(2 * below)[0::2][: num_heads - below]
+
+
+def softmax_plan(q, k, *, slope=0.0):
+    """Each query spends 1/n; keys receive what they get. ``slope`` makes near keys likelier."""
     similarity = scores(q, k)
     rows = []
-    for row in similarity:
-        total = sum(torch.exp(x) for x in row)
-        rows.append([torch.exp(x) / total / len(q) for x in row])
+    for i, row in enumerate(similarity):
+        kernel = [torch.exp(x - slope * abs(i - j)) for j, x in enumerate(row)]
+        rows.append([x / sum(kernel) / len(q) for x in kernel])
     return matrix(rows)
 
 

@@ -34,6 +34,10 @@ VARIANTS = {
         "one-update": {"epsilon": 0.5, "num_updates": 1},
         "tolerance": {"epsilon": 1.0, "num_updates": 101, "tolerance": 1e-12},
     },
+    "softmax": {
+        "default": {},
+        "alibi": {"prior": "alibi"},
+    },
 }
 
 
@@ -48,6 +52,16 @@ class Case:
 
     def __str__(self):
         return f"{'differential-' if self.differential else ''}{self.name}-{self.variant}"
+
+    @property
+    def positional(self):
+        """A depends on where the tokens stand."""
+        return build_mechanism(self.name, num_heads=NUM_HEADS, head_dim=HEAD_DIM, **self.options).positional
+
+    @property
+    def kinds(self):
+        """``self``: queries and keys are the same tokens; ``cross``: they are of two sentences."""
+        return ("self",) if self.positional else ("self", "cross")
 
     def build(self, dtype=torch.float64, **options):
         """The mechanism; its parameters are moved away from special values such as equal masses."""

@@ -68,6 +68,8 @@ class Mechanism(nn.Module):
     options_class: ClassVar[type[Options]] = Options
     #: row i of A depends on the other queries, so the mechanism cannot decode step by step
     couples_queries: bool = True
+    #: A depends on where queries and keys stand, so both must be tokens of one sentence
+    positional: bool = False
     #: :meth:`attend` honours ``causal=True`` (query i sees no later key)
     supports_causal: ClassVar[bool] = False
 

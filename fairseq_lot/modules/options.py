@@ -143,7 +143,8 @@ def build_site_mechanism(args, *, site: str, layer: int, num_heads: int, head_di
     if not listed and not differential:
         return None
     context = {"num_heads": num_heads, "head_dim": head_dim, "layer": layer, "dropout": dropout}
-    context.update(mechanism_options(args, name))
+    if listed:
+        context.update(mechanism_options(args, name))
     if differential:
         mechanism = build_differential(name, lambda_init=getattr(args, "differential_lambda_init", None), **context)
     else:
@@ -156,6 +157,11 @@ def check_site(mechanism: Mechanism, name: str, site: str) -> None:
     """Refuse a mechanism that cannot stand at a decoder site, with the reason."""
     if site == "encoder":
         return
+    if mechanism.positional and site == "cross":
+        raise InputError(
+            f"{name} attention with these options compares the positions of queries and keys, which has no meaning "
+            "between two languages at the 'cross' site; use --attention-sites without cross"
+        )
     if mechanism.couples_queries:
         raise InputError(
             f"{name} attention couples the queries (row i of the plan depends on all rows), so at the {site!r} site it "

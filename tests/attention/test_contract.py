@@ -13,6 +13,12 @@ LAYOUTS = ("right", "left", "scattered")
 
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 every_plain_case = pytest.mark.parametrize("case", PLAIN_CASES, ids=str)
+every_case_without_positions = pytest.mark.parametrize(
+    "case", [case for case in CASES if not case.positional], ids=str
+)
+every_case_and_kind = pytest.mark.parametrize(
+    ("case", "kind"), [(case, kind) for case in CASES for kind in case.kinds], ids=str
+)
 
 
 def inner(mechanism):
@@ -128,9 +134,8 @@ def test_hard_slicing_is_exact_on_both_sides(case, kind):
     assert column_error(plan, query_mask, key_mask) < 1e-12
 
 
-@every_case
+@every_case_and_kind
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("kind", ["self", "cross"])
 def test_padding_is_truncation(case, layout, kind):
     query_mask, key_mask = masks_of(kind, layout)
     mechanism = case.build()
@@ -160,7 +165,7 @@ def test_batch_is_one_by_one(case):
         close(together.plan[sentence], alone.plan[0], 1e-10)
 
 
-@every_case
+@every_case_without_positions
 @pytest.mark.parametrize("kind", ["self", "cross"])
 def test_order_of_keys_does_not_matter(case, kind):
     query_mask, key_mask = masks_of(kind, "scattered")
@@ -173,7 +178,7 @@ def test_order_of_keys_does_not_matter(case, kind):
     close(permuted.plan, output.plan[..., order], 1e-10)
 
 
-@every_case
+@every_case_without_positions
 @pytest.mark.parametrize("kind", ["self", "cross"])
 def test_order_of_queries_is_order_of_rows(case, kind):
     query_mask, key_mask = masks_of(kind, "scattered")
@@ -214,7 +219,10 @@ def test_flag_says_whether_queries_are_coupled(case, request):
     assert change > 1e-3
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if not case.build().couples_queries], ids=str)
+UNCOUPLED_CASES = [case for case in CASES if not case.build().couples_queries]
+
+
+@pytest.mark.parametrize("case", [case for case in UNCOUPLED_CASES if not case.positional], ids=str)
 def test_uncoupled_queries_may_come_step_by_step(case):
     mechanism = case.build()
     q, k, v = draw()
@@ -289,7 +297,9 @@ TWINS = {
     "sinkhorn": lambda m, head, q, k: reference.sinkhorn_plan(
         q, k, epsilon=m.options.epsilon, num_updates=m.options.num_updates
     ),
-    "softmax": lambda m, head, q, k: reference.softmax_plan(q, k),
+    "softmax": lambda m, head, q, k: reference.softmax_plan(
+        q, k, slope=reference.alibi_slopes(NUM_HEADS)[head] if m.options.prior == "alibi" else 0.0
+    ),
 }
 
 
@@ -310,9 +320,8 @@ def twin(case, mechanism, q, k, v):
     return torch.stack(values), torch.stack(attention)
 
 
-@every_case
+@every_case_and_kind
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)], ids=str)
-@pytest.mark.parametrize("kind", ["self", "cross"])
 def test_agrees_with_slow_twin(case, dtype, tolerance, kind):
     query_mask, key_mask = masks_of(kind, "scattered")
     mechanism = case.build(dtype)
@@ -337,8 +346,7 @@ def test_agrees_with_slow_twin(case, dtype, tolerance, kind):
         close(gradient.double() / scale, expected / scale, 10 * tolerance)
 
 
-@every_case
-@pytest.mark.parametrize("kind", ["self", "cross"])
+@every_case_and_kind
 def test_asking_for_the_plan_changes_no_value(case, kind):
     query_mask, key_mask = masks_of(kind, "left")
     mechanism, inputs = case.build(), draw(src_len=key_mask.size(1))

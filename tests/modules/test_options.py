@@ -194,3 +194,19 @@ def test_differential_is_everywhere_around_what_stands_there(site):
 def test_differential_constant_and_switch():
     assert build("--differential", "--differential-lambda-init", "0.0").lambda_init == 0.0
     assert not isinstance(build("--differential", "false"), Differential)
+
+
+@pytest.mark.parametrize("words", [(), ("--differential",)])
+def test_prior_over_positions_stands_within_one_sentence_only(words):
+    options = ("--attention", "softmax", "--softmax-prior", "alibi", *words)
+    for site in ("encoder", "decoder"):
+        assert build(*options, "--attention-sites", "encoder,decoder", site=site).positional
+    with pytest.raises(ValueError, match="softmax attention .*positions.*no meaning.*'cross' site") as caught:
+        build(*options, "--attention-sites", "encoder,cross", site="cross")
+    assert "\n" not in str(caught.value)
+
+
+def test_options_count_only_where_the_attention_is_listed():
+    options = ("--attention", "softmax", "--softmax-prior", "alibi", "--differential")
+    assert build(*options, site="encoder").positional
+    assert not build(*options, site="cross").positional

@@ -78,6 +78,16 @@ def lot_plan(q, k, pivots, mass_logits, *, epsilon, num_updates, query_updates=N
     )
 
 
+def convolution(v, weight):
+    """Every channel of v becomes a weighted sum over neighbouring tokens; nothing stands beyond the ends."""
+    kernel = weight.size(-1)
+    rows = []
+    for i in range(len(v)):
+        neighbours = [(o, i + o - kernel // 2) for o in range(kernel)]
+        rows.append(sum(weight[:, o] * v[j] for o, j in neighbours if 0 <= j < len(v)))
+    return torch.stack(rows)
+
+
 def overlap_plan(n, m):
     """``I_ij = |[i/n, (i+1)/n] ∩ [j/m, (j+1)/m]|``, the plan between two sorted uniform measures."""
     plan = torch.zeros(n, m, dtype=torch.float64)

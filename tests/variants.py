@@ -26,6 +26,9 @@ VARIANTS = {
         "default": {},
         "uncoupled": {"num_pivots": 6, "query_updates": 1, "epsilon": 0.7},
         "one-pivot": {"num_pivots": 1},
+        "fixed": {"num_pivots": 6, "learn_pivots": False, "learn_masses": False},
+        "tempered": {"num_pivots": 6, "mass_temperature": 0.3},
+        "convolution": {"num_pivots": 6, "conv_kernel": 3},
         **{f"updates-{n}": {"num_pivots": 6, "num_updates": n, "epsilon": 0.5} for n in range(1, 7)},
     },
     "sinkhorn": {
@@ -53,15 +56,19 @@ class Case:
     def __str__(self):
         return f"{'differential-' if self.differential else ''}{self.name}-{self.variant}"
 
-    @property
-    def positional(self):
-        """A depends on where the tokens stand."""
-        return build_mechanism(self.name, num_heads=NUM_HEADS, head_dim=HEAD_DIM, **self.options).positional
+    def flag(self, name):
+        """A capability flag of the mechanism."""
+        return getattr(build_mechanism(self.name, num_heads=NUM_HEADS, head_dim=HEAD_DIM, **self.options), name)
 
     @property
     def kinds(self):
         """``self``: queries and keys are the same tokens; ``cross``: they are of two sentences."""
-        return ("self",) if self.positional else ("self", "cross")
+        return ("self",) if self.flag("positional") else ("self", "cross")
+
+    @property
+    def layouts(self):
+        """Where pads may stand; neighbours are neighbouring slots."""
+        return ("right", "left") if self.flag("mixes_values") else ("right", "left", "scattered")
 
     def build(self, dtype=torch.float64, **options):
         """The mechanism; its parameters are moved away from special values such as equal masses."""

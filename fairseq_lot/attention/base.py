@@ -70,6 +70,8 @@ class Mechanism(nn.Module):
     couples_queries: bool = True
     #: A depends on where queries and keys stand, so both must be tokens of one sentence
     positional: bool = False
+    #: values of neighbouring tokens, later ones included, are mixed before they are attended to
+    mixes_values: bool = False
     #: :meth:`attend` honours ``causal=True`` (query i sees no later key)
     supports_causal: ClassVar[bool] = False
 
@@ -111,6 +113,9 @@ class Mechanism(nn.Module):
         Raises:
             InputError: ``causal`` with a mechanism that does not support it.
         """
+        if causal and self.mixes_values:
+            name = type(self).__name__.lower()
+            raise InputError(f"{name} attention mixes values with later ones, so it cannot be causal")
         if causal and not self.supports_causal:
             raise InputError(f"{type(self).__name__.lower()} attention cannot be causal")
         if query_padding_mask is not None:

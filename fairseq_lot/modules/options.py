@@ -162,6 +162,12 @@ def check_site(mechanism: Mechanism, name: str, site: str) -> None:
             f"{name} attention with these options compares the positions of queries and keys, which has no meaning "
             "between two languages at the 'cross' site; use --attention-sites without cross"
         )
+    if mechanism.mixes_values:
+        raise InputError(
+            f"{name} attention with these options mixes the values of neighbouring tokens, later ones included, so it "
+            f"cannot stand at the {site!r} site: in the decoder it would show future target tokens, and at cross the "
+            "encoder has mixed them already; use --attention-sites encoder"
+        )
     if mechanism.couples_queries:
         raise InputError(
             f"{name} attention couples the queries (row i of the plan depends on all rows), so at the {site!r} site it "

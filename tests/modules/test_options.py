@@ -46,7 +46,7 @@ def other_value(field):
     elif isinstance(field.default, bool):
         value = not field.default
     elif "int" in str(field.type):
-        value = (field.default or 0) + 2
+        value = (field.default or 0) + 3
     else:
         value = (field.default or 0.0) + 0.5
     return str(value), value
@@ -210,3 +210,14 @@ def test_options_count_only_where_the_attention_is_listed():
     options = ("--attention", "softmax", "--softmax-prior", "alibi", "--differential")
     assert build(*options, site="encoder").positional
     assert not build(*options, site="cross").positional
+
+
+@pytest.mark.parametrize("site", ["cross", "decoder"])
+@pytest.mark.parametrize("words", [(), ("--differential",)])
+def test_convolution_of_the_values_stands_in_the_encoder_only(words, site):
+    options = ("--attention", "lot", "--lot-query-updates", "1", "--lot-conv-kernel", "3", *words)
+    sites = ("--attention-sites", f"encoder,{site}")
+    assert build(*options, *sites, site="encoder").mixes_values
+    with pytest.raises(ValueError, match=f"mixes the values of neighbouring tokens.*{site!r} site.*future") as caught:
+        build(*options, *sites, site=site)
+    assert "\n" not in str(caught.value)

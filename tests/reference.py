@@ -78,6 +78,24 @@ def lot_plan(q, k, pivots, mass_logits, *, epsilon, num_updates, query_updates=N
     )
 
 
+def set_plan(x, pivots, *, epsilon, num_updates, positional_temperature=None):
+    """The tokens x to equal pivots and back, by a Gaussian kernel; both plans times ``exp(-(i/n - t/r)²/τ²)``."""
+    n, r = len(x), len(pivots)
+    s = 1 / math.sqrt(x.size(-1))
+    similarity = matrix([-s * ((x_i - z_t) ** 2).sum() / 2 / epsilon for z_t in pivots] for x_i in x)
+    there = entropic_plan(similarity, uniform(n), uniform(r), num_updates)
+    back = entropic_plan(similarity.T, uniform(r), uniform(n), num_updates)
+    if positional_temperature is not None:
+        factor = torch.zeros(n, r, dtype=torch.float64)
+        for i in range(n):
+            for t in range(r):
+                factor[i, t] = math.exp(-((((i + 1) / n - (t + 1) / r) / positional_temperature) ** 2))
+        there, back = there * factor, back * factor.T
+        there = matrix(row / row.sum() / n for row in there)
+        back = matrix(row / row.sum() / r for row in back)
+    return there @ back * r
+
+
 def convolution(v, weight):
     """Every channel of v becomes a weighted sum over neighbouring tokens; nothing stands beyond the ends."""
     kernel = weight.size(-1)

@@ -31,6 +31,12 @@ VARIANTS = {
         "convolution": {"num_pivots": 6, "conv_kernel": 3},
         **{f"updates-{n}": {"num_pivots": 6, "num_updates": n, "epsilon": 0.5} for n in range(1, 7)},
     },
+    "set": {
+        "default": {},
+        "one-pivot": {"num_pivots": 1},
+        "positional": {"num_pivots": 6, "epsilon": 0.7, "num_updates": 4, "positional_temperature": 0.4},
+        **{f"updates-{n}": {"num_pivots": 6, "num_updates": n, "epsilon": 0.5} for n in (1, 2, 6)},
+    },
     "sinkhorn": {
         "default": {},
         "even": {"epsilon": 0.5, "num_updates": 4},
@@ -63,7 +69,11 @@ class Case:
     @property
     def kinds(self):
         """``self``: queries and keys are the same tokens; ``cross``: they are of two sentences."""
-        return ("self",) if self.flag("positional") else ("self", "cross")
+        return ("self",) if self.flag("positional") or self.flag("tied_tokens") else ("self", "cross")
+
+    def draw(self, bsz=3, tgt_len=5, src_len=6, **options):
+        """Random q, k, v; as many keys as queries where the tokens are tied."""
+        return draw(bsz, tgt_len, tgt_len if self.flag("tied_tokens") else src_len, **options)
 
     @property
     def layouts(self):

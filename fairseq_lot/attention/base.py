@@ -70,6 +70,8 @@ class Mechanism(nn.Module):
     couples_queries: bool = True
     #: A depends on where queries and keys stand, so both must be tokens of one sentence
     positional: bool = False
+    #: queries and keys are the same tokens, so their numbers must agree
+    tied_tokens: bool = False
     #: values of neighbouring tokens, later ones included, are mixed before they are attended to
     mixes_values: bool = False
     #: :meth:`attend` honours ``causal=True`` (query i sees no later key)
@@ -111,8 +113,12 @@ class Mechanism(nn.Module):
             causal: query i sees keys 0 .. i + src_len - tgt_len only.
 
         Raises:
-            InputError: ``causal`` with a mechanism that does not support it.
+            InputError: ``causal`` with a mechanism that does not support it, or queries that are not the keys' tokens
+                with a mechanism that ties them.
         """
+        if self.tied_tokens and q.size(-2) != k.size(-2):
+            name = type(self).__name__.lower()
+            raise InputError(f"{name} attention ties queries to keys; got {q.size(-2)} queries and {k.size(-2)} keys")
         if causal and self.mixes_values:
             name = type(self).__name__.lower()
             raise InputError(f"{name} attention mixes values with later ones, so it cannot be causal")

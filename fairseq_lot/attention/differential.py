@@ -41,7 +41,7 @@ class Differential(Mechanism):
         if inner.num_heads % 2:
             raise InputError(f"differential attention pairs heads, so their number must be even, got {inner.num_heads}")
         self.inner = inner
-        for flag in ("couples_queries", "positional", "mixes_values"):
+        for flag in ("couples_queries", "positional", "tied_tokens", "mixes_values"):
             setattr(self, flag, getattr(inner, flag))
         self.lambda_init = scheduled_lambda_init(inner.layer) if lambda_init is None else lambda_init
         generator = torch.Generator().manual_seed(inner.layer)

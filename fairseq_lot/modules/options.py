@@ -157,6 +157,11 @@ def check_site(mechanism: Mechanism, name: str, site: str) -> None:
     """Refuse a mechanism that cannot stand at a decoder site, with the reason."""
     if site == "encoder":
         return
+    if mechanism.tied_tokens and site == "cross":
+        raise InputError(
+            f"{name} attention ties queries and keys to the same tokens, so it cannot stand at the 'cross' site, where "
+            "they are of two sentences; use --attention-sites encoder"
+        )
     if mechanism.positional and site == "cross":
         raise InputError(
             f"{name} attention with these options compares the positions of queries and keys, which has no meaning "

@@ -56,3 +56,23 @@ def alibi_log_prior(padding_mask: torch.Tensor | None, q: torch.Tensor, k: torch
     distance = (of_queries.unsqueeze(-1) - of_keys.unsqueeze(-2)).abs()  # (bsz or 1, tgt_len, src_len)
     slopes = q.new_tensor(alibi_slopes(q.size(1)), dtype=torch.promote_types(q.dtype, torch.float32))
     return -slopes[:, None, None] * distance.unsqueeze(1)
+
+
+def linear_log_factor(
+    padding_mask: torch.Tensor | None, x: torch.Tensor, num_pivots: int, temperature: float
+) -> torch.Tensor:
+    """``-(i/n - t/r)²/τ²``: large where token i of n is as far along as pivot t of r, both counted from 1 [10].
+
+    Args:
+        padding_mask: ``(bsz, n)`` bool, True = pad; or None. Only real tokens count.
+        x: ``(..., n, d)``; gives the dtype, the device and, without a mask, n.
+        num_pivots: r.
+        temperature: τ, a fraction of the sentence.
+
+    Returns:
+        ``(bsz or 1, n, r)``, at most 0.
+    """
+    place = positions(padding_mask, x) + 1
+    along = place.to(x.dtype) / place[:, -1:]  # the last slot holds the number of real tokens
+    pivots = torch.arange(1, num_pivots + 1, dtype=x.dtype, device=x.device) / num_pivots
+    return -((along.unsqueeze(-1) - pivots) / temperature).square()

@@ -44,7 +44,7 @@ def test_one_pivot_gives_every_query_the_same_mean():
 
 @pytest.mark.parametrize("num_updates", [1, 2, 5])
 def test_attention_is_soft_clustering(num_updates):
-    """``A_ij = Σ_t p(t|i) p(j|t)`` with the conditionals of the two plans, p(t|i) = n Γ1_it and p(j|t) = Γ2_jt / σ_t."""
+    """``A_ij = Σ_t p(t|i) p(j|t)`` with the two plans' conditionals, p(t|i) = n Γ1_it and p(j|t) = Γ2_jt / σ_t."""
     q, k, v = draw(1, 5, 6)
     mechanism = move(build(num_pivots=4, num_updates=num_updates))
     a = mechanism(q, k, v, need_plan=True).plan[0]

@@ -221,3 +221,12 @@ def test_convolution_of_the_values_stands_in_the_encoder_only(words, site):
     with pytest.raises(ValueError, match=f"mixes the values of neighbouring tokens.*{site!r} site.*future") as caught:
         build(*options, *sites, site=site)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("words", [(), ("--differential",), ("--set-positional-temperature", "0.5")])
+def test_tied_tokens_stand_in_the_encoder_only(words):
+    options = ("--attention", "set", *words)
+    assert build(*options).tied_tokens
+    for site, reason in (("cross", "same tokens"), ("decoder", "couples the queries")):
+        with pytest.raises(ValueError, match=f"set attention .*{reason}.*{site!r} site"):
+            build(*options, "--attention-sites", site, site=site)

@@ -48,9 +48,9 @@ setup(
         "sacrebleu>=2.3",
         "sacremoses>=0.1",
         "sentencepiece>=0.2",
-        "torch>=2.1",
+        "torch>=2.6",
         "tqdm>=4.60",
     ],
-    extras_require={"test": ["hypothesis", "pot>=0.9", "pytest>=8", "ruff", "scipy"]},
+    extras_require={"test": ["hypothesis", "pot>=0.9", "pytest>=8", "pytest-xdist", "ruff", "scipy"]},
     entry_points={"console_scripts": ["fairseq-lot = fairseq_lot.cli:main"]},
 )

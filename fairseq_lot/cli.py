@@ -10,6 +10,7 @@ from fairseq_lot.errors import InputError
 # name: (module with add_arguments(parser) and run(args), one line for --help)
 COMMANDS = {
     "check": ("fairseq_lot.plug_and_play.check", "check a checkpoint and a data folder before a long run"),
+    "diagnose": ("fairseq_lot.plug_and_play.diagnose", "measure the attention of a checkpoint, head by head"),
     "encode": ("fairseq_lot.corpus.encode", "learn a joint sentencepiece BPE on a tokenised folder and apply it"),
     "iwslt14": ("fairseq_lot.corpus.iwslt14", "extract the raw IWSLT'14 De-En archive into plain text"),
     "score": ("fairseq_lot.evaluation.score", "score the output of fairseq-generate with sacreBLEU, as one JSON line"),

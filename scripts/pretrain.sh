@@ -24,6 +24,7 @@ fi
 MAX_TOKENS=${MAX_TOKENS:-4096}
 
 activate
+[ -f "$SAVE/finished" ] || fairseq-lot check "$DATA" --split train
 train_once "$SAVE" "$DATA" \
     --arch "$(architecture "$BACKBONE" "$SIZE")" --attention softmax \
     --lr-scheduler inverse_sqrt --lr "$LR" --warmup-updates "$WARMUP" \

@@ -13,10 +13,11 @@ STAMP=$ENVIRONMENT/fairseq_lot.stamp # a finished set-up's fingerprint
 BEGUN=$ENVIRONMENT/fairseq_lot.begun # where the first set-up was begun, and when
 LOG=$ENVIRONMENT/setup.log
 
-# fingerprint: what a finished set-up depends on; empty where there is no working environment.
+# fingerprint: what a finished set-up depends on; empty where something is missing.
 fingerprint() {
-    "$ENVIRONMENT/bin/python" -I -c 'import sys, importlib.util as u
-print(sys.version, sys.prefix, "fairseq_lot_bootstrap" in sys.modules, u.find_spec("fairseq").origin)' 2>/dev/null || return 0
+    "$ENVIRONMENT/bin/python" -I -c 'import importlib.util, sys
+print(sys.version, sys.prefix, sys.modules["fairseq_lot_bootstrap"], importlib.util.find_spec("fairseq").origin)' \
+        2>/dev/null || return 0
     { pwd; echo "$FAIRSEQ"; cat setup.py pyproject.toml constraints.txt fairseq_lot_bootstrap.*; } | sha256sum
 }
 
@@ -70,15 +71,16 @@ remove_unfinished() {
 # install ARGUMENTS...: pip, with its large downloads shown and everything else in the log.
 install() {
     "$ENVIRONMENT/bin/python" -m pip install --no-input --disable-pip-version-check --progress-bar off "$@" 2>&1 \
-        | tee -a "$LOG" | { grep --line-buffered -oE '(Downloading|Using cached) .*[0-9]{2} MB\)' || true; } \
+        | tee -a "$LOG" | { grep --line-buffered -oE '(Downloading|Using cached) .*[0-9]{2}\.[0-9] MB\)' || true; } \
         || die "pip failed: $(grep -i error "$LOG" | tail -n 1) (whole log: $LOG)"
 }
 
 if [ -n "${VIRTUAL_ENV:-}" ]; then
     [ -x "$VIRTUAL_ENV/bin/python" ] || die "there is no bin/python in the active $VIRTUAL_ENV; run 'deactivate' first"
-elif [ -n "${PYTHON:-}" ] && [ -x .venv/bin/python ] && [ "$(version "$PYTHON")" != "$(version .venv/bin/python)" ]; then
+elif [ -n "${PYTHON:-}" ] && version .venv/bin/python >/dev/null; then
     check_python "$PYTHON"
-    die ".venv was made with Python $(version .venv/bin/python | tr ' ' .), not with $PYTHON; remove .venv first"
+    [ "$(version "$PYTHON")" = "$(version .venv/bin/python)" ] \
+        || die ".venv was made with Python $(version .venv/bin/python | tr ' ' .), not with $PYTHON; remove .venv first"
 fi
 if [ -f "$STAMP" ] && [ "$(fingerprint)" = "$(cat "$STAMP")" ]; then
     echo "$ENVIRONMENT is set up"

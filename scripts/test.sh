@@ -9,4 +9,4 @@ export OMP_NUM_THREADS=1
 echo "ruff check ."
 python -m ruff check .
 echo "pytest $*"
-exec python -m pytest "$@"
+exec python -m pytest -n 2 --dist worksteal "$@"

@@ -1,6 +1,8 @@
 """The contract that every attention mechanism fulfils."""
 
 import dataclasses
+import math
+import typing
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,10 +12,19 @@ from torch import nn
 from fairseq_lot.errors import InputError
 
 
-def option(default: Any, help: str, *, minimum: float | None = None, above: float | None = None, choices=None):
+def option(
+    default: Any,
+    help: str,
+    *,
+    minimum: float | None = None,
+    above: float | None = None,
+    maximum: float | None = None,
+    choices=None,
+):
     """A field of an options dataclass: its default, its ``--help`` text and its allowed range."""
     return dataclasses.field(
-        default=default, metadata={"help": help, "minimum": minimum, "above": above, "choices": choices}
+        default=default,
+        metadata={"help": help, "minimum": minimum, "above": above, "maximum": maximum, "choices": choices},
     )
 
 
@@ -24,17 +35,35 @@ class Options:
     def __post_init__(self):
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            minimum, above, choices = (field.metadata[key] for key in ("minimum", "above", "choices"))
+            keys = ("minimum", "above", "maximum", "choices")
+            minimum, above, maximum, choices = (field.metadata[key] for key in keys)
             if value is None and field.default is None:
                 continue
-            if (minimum is not None or above is not None) and not isinstance(value, (int, float)):
-                raise InputError(f"{field.name} must be a number, got {value!r}")
+            _check_kind(field.name, value, field.type)
             if minimum is not None and not value >= minimum:
                 raise InputError(f"{field.name} must be at least {minimum}, got {value}")
             if above is not None and not above < value < float("inf"):
                 raise InputError(f"{field.name} must be a finite number greater than {above}, got {value}")
+            if maximum is not None and not value <= maximum:
+                raise InputError(f"{field.name} must be at most {maximum}, got {value}")
             if choices is not None and value not in choices:
                 raise InputError(f"{field.name} must be one of {', '.join(choices)}, got {value!r}")
+
+    def at_decoder(self) -> "Options":
+        """These options as they apply at a decoder site, where what was left open may have another default."""
+        return self
+
+
+def _check_kind(name: str, value: Any, kind: Any) -> None:
+    """Refuse a value that is not of the annotated type; whole numbers count as float."""
+    kinds = [one for one in (typing.get_args(kind) or (kind,)) if one is not type(None)]
+    is_bool, number = isinstance(value, bool), isinstance(value, (int, float))
+    if bool in kinds and not is_bool:
+        raise InputError(f"{name} must be true or false, got {value!r}")
+    if int in kinds and (is_bool or not isinstance(value, int)):
+        raise InputError(f"{name} must be a whole number, got {value!r}")
+    if float in kinds and (is_bool or not number or not math.isfinite(value)):
+        raise InputError(f"{name} must be a finite number, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -51,6 +80,11 @@ class AttentionOutput:
     plan: torch.Tensor | None = None
 
 
+def without_pads(x: torch.Tensor, padding_mask: torch.Tensor | None) -> torch.Tensor:
+    """``x``, ``(bsz, num_heads, len, c)``, with zeros in the padded slots, whatever stood there."""
+    return x if padding_mask is None else x.masked_fill(padding_mask[:, None, :, None], 0.0)
+
+
 class Mechanism(nn.Module):
     """An attention mechanism on separate batch and head axes.
 
@@ -62,7 +96,7 @@ class Mechanism(nn.Module):
         head_dim: width of a query and of a key in one head.
         options: an instance of ``options_class``.
         layer: 0-based index of the layer in its stack; seeds initial values, so that layers differ.
-        dropout: probability of dropping an entry of A (for lot: of its query side) during training.
+        dropout: probability of dropping an entry of A (lot: of its query side, esp: a column) during training.
     """
 
     options_class: ClassVar[type[Options]] = Options
@@ -75,7 +109,11 @@ class Mechanism(nn.Module):
     #: values of neighbouring tokens, later ones included, are mixed before they are attended to
     mixes_values: bool = False
     #: :meth:`attend` honours ``causal=True`` (query i sees no later key)
-    supports_causal: ClassVar[bool] = False
+    supports_causal: bool = False
+    #: :meth:`summarise` and :meth:`causal_step` keep less than keys and values
+    summarises: ClassVar[bool] = False
+    #: the values of options with which the queries are not coupled, if there are such options
+    uncoupling_options: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, *, num_heads: int, head_dim: int, options: Options, layer: int = 0, dropout: float = 0.0):
         super().__init__()
@@ -116,19 +154,14 @@ class Mechanism(nn.Module):
             InputError: ``causal`` with a mechanism that does not support it, or queries that are not the keys' tokens
                 with a mechanism that ties them.
         """
+        name = type(self).__name__.lower()
         if self.tied_tokens and q.size(-2) != k.size(-2):
-            name = type(self).__name__.lower()
             raise InputError(f"{name} attention ties queries to keys; got {q.size(-2)} queries and {k.size(-2)} keys")
-        if causal and self.mixes_values:
-            name = type(self).__name__.lower()
-            raise InputError(f"{name} attention mixes values with later ones, so it cannot be causal")
         if causal and not self.supports_causal:
-            raise InputError(f"{type(self).__name__.lower()} attention cannot be causal")
-        if query_padding_mask is not None:
-            q = q.masked_fill(query_padding_mask[:, None, :, None], 0.0)
-        if key_padding_mask is not None:
-            key_slots = key_padding_mask[:, None, :, None]
-            k, v = k.masked_fill(key_slots, 0.0), v.masked_fill(key_slots, 0.0)
+            raise InputError(f"{name} attention cannot be causal")
+        q, k, v = (
+            without_pads(x, mask) for x, mask in ((q, query_padding_mask), (k, key_padding_mask), (v, key_padding_mask))
+        )
         output = self.attend(
             q,
             k,
@@ -138,18 +171,73 @@ class Mechanism(nn.Module):
             need_plan=need_plan,
             causal=causal,
         )
-        values, plan = output.values.to(v.dtype), output.plan
-        if query_padding_mask is not None:
-            values = values.masked_fill(query_padding_mask[:, None, :, None], 0.0)
-        if plan is not None:
-            plan = plan.to(v.dtype)
-            if query_padding_mask is not None:
-                plan = plan.masked_fill(query_padding_mask[:, None, :, None], 0.0)
-        return AttentionOutput(values, plan)
+        values, plan = without_pads(output.values.to(v.dtype), query_padding_mask), output.plan
+        return AttentionOutput(values, None if plan is None else without_pads(plan.to(v.dtype), query_padding_mask))
+
+    def summarise(
+        self,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        key_padding_mask: torch.Tensor | None = None,
+        need_plan: bool = False,
+    ) -> dict[str, torch.Tensor]:
+        """All that :meth:`attend_summary` needs of the keys, computed once; for mechanisms that couple no queries.
+
+        Args:
+            k, v, key_padding_mask: as for :meth:`forward`.
+            need_plan: A will be asked for.
+
+        Returns:
+            Tensors by name, batch first, so that a beam is followed with ``index_select(0, order)``.
+        """
+        summary = {"key": k, "value": v}
+        return summary if key_padding_mask is None else {**summary, "key_padding_mask": key_padding_mask}
+
+    def attend_summary(
+        self, q: torch.Tensor, summary: dict[str, torch.Tensor], need_plan: bool = False
+    ) -> AttentionOutput:
+        """:meth:`forward` on summarised keys; no plan if the summary was made without."""
+        return self(q, summary["key"], summary["value"], None, summary.get("key_padding_mask"), need_plan)
+
+    def causal_step(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        key_padding_mask: torch.Tensor | None = None,
+        state: dict[str, torch.Tensor] | None = None,
+        need_plan: bool = False,
+    ) -> tuple[AttentionOutput, dict[str, torch.Tensor]]:
+        """Causal :meth:`forward` for the next tokens.
+
+        Args:
+            q, k, v, key_padding_mask: as for :meth:`forward`, of the new tokens alone.
+            state: what the step before returned, None for a start.
+            need_plan: also return A over all keys so far; ask from the first step on, or never.
+
+        Returns:
+            The output for the new queries, and the next state: tensors by name, batch first.
+        """
+        if state:
+            seen, new = state["key"].size(2), k.size(2)
+            k, v = torch.cat([state["key"], k], 2), torch.cat([state["value"], v], 2)
+            masks = (state.get("key_padding_mask"), seen), (key_padding_mask, new)
+            if any(mask is not None for mask, _ in masks):
+                no_pads = torch.zeros(k.size(0), seen + new, dtype=torch.bool, device=k.device)
+                masks = [no_pads[:, :length] if mask is None else mask for mask, length in masks]
+                key_padding_mask = torch.cat(masks, 1)
+        output = self(q, k, v, None, key_padding_mask, need_plan, causal=True)
+        return output, Mechanism.summarise(self, k, v, key_padding_mask)
 
     def drop(self, weights: torch.Tensor) -> torch.Tensor:
         """Attention dropout, active in training only."""
         return nn.functional.dropout(weights, self.dropout, self.training) if self.dropout else weights
+
+    def set_epoch(self, epoch: int) -> None:
+        """Epoch ``epoch`` of the training begins, counted from 1; for mechanisms that change in its course.
+
+        What they need later, to translate as they were trained, belongs into a buffer.
+        """
 
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}, head_dim={self.head_dim}, {self.options}"

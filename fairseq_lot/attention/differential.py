@@ -35,13 +35,11 @@ class Differential(Mechanism):
     supports_causal = True  # as far as the inner mechanism does, which checks for itself
 
     def __init__(self, inner: Mechanism, *, lambda_init: float | None = None):
-        super().__init__(
-            num_heads=inner.num_heads, head_dim=inner.head_dim, options=Options(), layer=inner.layer
-        )
+        super().__init__(num_heads=inner.num_heads, head_dim=inner.head_dim, options=Options(), layer=inner.layer)
         if inner.num_heads % 2:
             raise InputError(f"differential attention pairs heads, so their number must be even, got {inner.num_heads}")
         self.inner = inner
-        for flag in ("couples_queries", "positional", "tied_tokens", "mixes_values"):
+        for flag in ("couples_queries", "uncoupling_options", "positional", "tied_tokens", "mixes_values"):
             setattr(self, flag, getattr(inner, flag))
         self.lambda_init = scheduled_lambda_init(inner.layer) if lambda_init is None else lambda_init
         generator = torch.Generator().manual_seed(inner.layer)
@@ -55,24 +53,49 @@ class Differential(Mechanism):
         return torch.exp(q1 @ k1) - torch.exp(q2 @ k2) + self.lambda_init
 
     def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_plan, causal):
-        bsz, num_heads, src_len, value_dim = v.shape
-        pairs = (bsz, num_heads // 2, 2)
-        # both heads of a pair attend to [v_2h, v_2h+1]
-        wide = v.view(*pairs, src_len, value_dim).transpose(2, 3).reshape(bsz, num_heads // 2, src_len, -1)
-        output = self.inner(
-            q, k, wide.repeat_interleave(2, dim=1), query_padding_mask, key_padding_mask, need_plan, causal=causal
-        )
+        masks = (query_padding_mask, key_padding_mask)
+        return self._subtract(self.inner(q, k, self._widen(v), *masks, need_plan, causal=causal))
+
+    @property
+    def summarises(self):
+        return self.inner.summarises
+
+    def summarise(self, k, v, key_padding_mask=None, need_plan=False):
+        if not self.summarises:  # plain keys and values are kept once, not widened
+            return super().summarise(k, v, key_padding_mask, need_plan)
+        return self.inner.summarise(k, self._widen(v), key_padding_mask, need_plan)
+
+    def attend_summary(self, q, summary, need_plan=False):
+        if not self.summarises:
+            return super().attend_summary(q, summary, need_plan)
+        return self._subtract(self.inner.attend_summary(q, summary, need_plan), q.dtype)
+
+    def causal_step(self, q, k, v, key_padding_mask=None, state=None, need_plan=False):
+        if not self.summarises:
+            return super().causal_step(q, k, v, key_padding_mask, state, need_plan)
+        output, state = self.inner.causal_step(q, k, self._widen(v), key_padding_mask, state, need_plan)
+        return self._subtract(output, q.dtype), state
+
+    @staticmethod
+    def _widen(v):
+        """``[v_2h, v_2h+1]`` for both heads of a pair, ``(bsz, num_heads, src_len, 2 value_dim)``."""
+        wide = v.unflatten(1, (-1, 2)).transpose(2, 3).flatten(3)
+        return wide.repeat_interleave(2, dim=1)
+
+    def _subtract(self, output, dtype=None):
+        """``A1 - λ A2`` of the inner mechanism's output, normalised; as ``(bsz, num_heads, tgt_len, value_dim)``."""
         weight = self.difference_weight()
 
         def subtract(x):  # (bsz, num_heads, ...) -> (bsz, num_heads / 2, ...)
-            first, second = at_least_float32(x).view(*pairs, *x.shape[2:]).unbind(2)
+            first, second = at_least_float32(x).unflatten(1, (-1, 2)).unbind(2)
             return first - weight * second
 
         values = self.norm(subtract(output.values).to(self.norm.weight.dtype)) * (1 - self.lambda_init)
-        tgt_len = q.size(-2)
-        values = values.view(bsz, num_heads // 2, tgt_len, 2, value_dim).transpose(2, 3)
-        plan = subtract(output.plan) if need_plan else None
-        return AttentionOutput(values.reshape(bsz, num_heads, tgt_len, value_dim), plan)
+        values = values.unflatten(-1, (2, -1)).transpose(2, 3).flatten(1, 2)
+        plan = None if output.plan is None else subtract(output.plan)
+        if dtype is not None:
+            values, plan = values.to(dtype), None if plan is None else plan.to(dtype)
+        return AttentionOutput(values, plan)
 
 
 def build_differential(name: str, *, lambda_init: float | None = None, **context_and_options) -> Differential:

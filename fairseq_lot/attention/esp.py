@@ -1,25 +1,34 @@
 """ESP attention: an expectation of sliced transport plans."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
 
 from fairseq_lot.attention.base import AttentionOutput, Mechanism, Options, option
 from fairseq_lot.errors import InputError
-from fairseq_lot.transport.measures import at_least_float32, without_empty
-from fairseq_lot.transport.sliced import hard_sliced_weights, soft_sliced_apply, staircase, take
+from fairseq_lot.transport.measures import at_least_float32, num_real, without_empty
+from fairseq_lot.transport.sliced import soft_sliced_apply, staircase
+from fairseq_lot.transport.sliced_hard import hard_sliced_plan
 
 
 @dataclass(frozen=True)
 class EspOptions(Options):
     """Defaults are those of ESPFormer's translation experiment (its Table 12) [3]."""
 
-    sort_temperature: float = option(1e-3, "temperature t of the soft sort", above=0)
+    sort_temperature: float = option(1e-3, "temperature t of the soft sort", minimum=1e-30)
+    anneal: float = option(1.0, "t is multiplied by this after every epoch; the paper has 0.8", above=0, maximum=1)
+    min_sort_temperature: float = option(
+        1e-8, "annealing stops here: in float32 the gradients of colder sorts are rounding errors", minimum=1e-30
+    )
     slice_inverse_temperature: float = option(
         10.0, "τ: how much cheaper slices weigh more; 0 is the mean of all slices", minimum=0
     )
-    hard: bool = option(False, "sort exactly: doubly stochastic, O(n log n), gradients through the slice weights only")
+    hard: bool = option(
+        False, "sort exactly: doubly stochastic, O(n log n); gradients through v and the slice weights, none to slices"
+    )
+    hard_inference: bool = option(False, "sort softly in training and exactly outside of it")
     slicer: str = option(
         "axis", "directions: coordinate axes, frozen random or learnable", choices=("axis", "frozen", "learnable")
     )
@@ -36,6 +45,8 @@ class Esp(Mechanism):
     Attributes:
         slices: ``(num_heads, L, head_dim)`` for frozen (buffer) and learnable (parameter) slices, normalised
             when used; None for axes.
+        epoch: the epoch of the training, a buffer, for annealed sorting only. It is the epoch that is kept and not t,
+            because a cold t is no number in half precision.
     """
 
     options_class = EspOptions
@@ -43,6 +54,8 @@ class Esp(Mechanism):
     def __init__(self, **context):
         super().__init__(**context)
         options = self.options
+        if options.anneal < 1:
+            self.register_buffer("epoch", torch.tensor(1))
         self.num_slices = self.head_dim if options.num_slices is None else options.num_slices
         if options.slicer == "axis":
             if self.num_slices > self.head_dim:
@@ -66,49 +79,42 @@ class Esp(Mechanism):
             return axes.expand(self.num_heads, -1, -1)
         return nn.functional.normalize(self.slices.to(like.dtype), dim=-1)
 
+    def set_epoch(self, epoch: int) -> None:
+        if self.options.anneal < 1:
+            self.epoch.fill_(epoch)
+
+    def sort_temperature(self, like: torch.Tensor) -> float | torch.Tensor:
+        """t of this epoch: ``t(1) = sort_temperature``, ``t(e) = anneal·t(e-1)``, ``min_sort_temperature`` at least.
+
+        A number, or with annealing a scalar tensor in the dtype and on the device of ``like``. A
+        ``sort_temperature`` below the minimum stays what it is.
+        """
+        t = self.options.sort_temperature
+        if self.options.anneal == 1:
+            return t
+        epochs_before = (self.epoch - 1).to(like)
+        return (t * self.options.anneal**epochs_before).clamp(min=min(t, self.options.min_sort_temperature))
+
     def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_plan, causal):
         q, k = at_least_float32(q) * self.scaling, at_least_float32(k) * self.scaling
         v = v.to(q.dtype)
-        same_size = query_padding_mask is key_padding_mask and q.size(-2) == k.size(-2)
+        same_number = query_padding_mask is key_padding_mask and q.size(-2) == k.size(-2)
         query_padding_mask, key_padding_mask = without_empty(query_padding_mask), without_empty(key_padding_mask)
-        place_plan = None
-        if not same_size:
-            n, m = _count(query_padding_mask, q), _count(key_padding_mask, k)
-            place_plan = staircase(n, m, q.size(-2), k.size(-2), q.dtype)
         problem = {
-            "q": q,
-            "k": k,
-            "slices": self.directions(q),
-            "place_plan": place_plan,
             "query_padding_mask": query_padding_mask,
             "key_padding_mask": key_padding_mask,
             "inverse_temperature": self.options.slice_inverse_temperature,
         }
-        apply = self._apply_hard if self.options.hard else self._apply_soft
-        values, plan = apply(v, **problem), None
+        if self.options.hard or (self.options.hard_inference and not self.training):
+            slices = self.num_slices if self.slices is None else self.directions(q)
+            apply = hard_sliced_plan(q, k, slices, same_number=same_number, **problem).apply
+        else:
+            if not same_number:
+                n, m = num_real(query_padding_mask, q), num_real(key_padding_mask, k)
+                problem["place_plan"] = staircase(n, m, q.size(-2), k.size(-2), q.dtype)
+            temperature = self.sort_temperature(q)
+            apply = partial(soft_sliced_apply, q, k, slices=self.directions(q), temperature=temperature, **problem)
+        values, plan = apply(self.drop(v.new_ones(*v.shape[:-1], 1)) * v), None
         if need_plan:
-            identity = torch.eye(k.size(-2), dtype=q.dtype, device=q.device).expand(*k.shape[:-2], -1, -1)
-            plan = apply(identity, **problem)
+            plan = apply(torch.eye(k.size(-2), dtype=q.dtype, device=q.device).expand(*k.shape[:-2], -1, -1))
         return AttentionOutput(values, plan)
-
-    def _apply_soft(self, v, **problem):
-        return soft_sliced_apply(v=v, temperature=self.options.sort_temperature, **problem)
-
-    def _apply_hard(self, v, place_plan, **problem):
-        """``Σ_l σ_l (n·U_l) v`` one slice at a time: sort the keys, cross over, undo the queries' sorting."""
-        weights, query_order, key_order = hard_sliced_weights(place_plan=place_plan, **problem)
-        ranks = query_order.argsort(-1)  # token -> sorted place
-        values = 0.0
-        for weight, rank, order in zip(weights.unbind(-1), ranks.unbind(2), key_order.unbind(2), strict=True):
-            by_place = take(v, order)
-            if place_plan is not None:
-                by_place = place_plan[:, None] @ by_place
-            values = values + weight[..., None, None] * take(by_place, rank)
-        return values
-
-
-def _count(mask, x):
-    """Number of real tokens, ``(bsz,)``."""
-    if mask is None:
-        return torch.full((x.size(0),), x.size(-2), dtype=x.dtype, device=x.device)
-    return (~mask).sum(-1).to(x.dtype)

@@ -1,15 +1,16 @@
 """LOT attention: a coupling through learnable pivots, linear in the sentence length."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
-from fairseq_lot.attention.base import AttentionOutput, Mechanism, Options, option
+from fairseq_lot.attention.base import AttentionOutput, Mechanism, Options, option, without_pads
 from fairseq_lot.attention.convolution import TokenConvolution
 from fairseq_lot.errors import InputError
 from fairseq_lot.transport.measures import at_least_float32, uniform_log_mass
-from fairseq_lot.transport.pivots import pivot_coupling
+from fairseq_lot.transport.pivots import key_side, pivot_coupling
+from fairseq_lot.transport.prefix import PrefixState, prefix_apply
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,9 @@ class LotOptions(Options):
     epsilon: float = option(1.0, "entropic regularisation, in the unit of the scores", above=0)
     num_updates: int = option(5, "half-updates of either plan, T in the paper", minimum=1)
     query_updates: int | None = option(
-        None, "half-updates of the query-side plan; 1 uncouples the queries; default: num_updates", minimum=1
+        None,
+        "half-updates of the query-side plan; 1 uncouples the queries; default: num_updates, in the decoder 1",
+        minimum=1,
     )
     pivot_std: float | None = option(
         None, "standard deviation of the initial pivots; default: head_dim^(1/4); released code: 0.02", minimum=0
@@ -38,6 +41,9 @@ class LotOptions(Options):
         if self.conv_kernel is not None and self.conv_kernel % 2 != 1:
             raise InputError(f"conv_kernel must be odd, got {self.conv_kernel}")
 
+    def at_decoder(self):
+        return replace(self, query_updates=1) if self.query_updates is None else self
+
 
 class Lot(Mechanism):
     """``A = n·Γ1 diag(1/σ) Γ2ᵀ``: queries and keys meet in r pivots of masses σ [4].
@@ -49,6 +55,10 @@ class Lot(Mechanism):
 
     Read as soft clustering, ``A_ij = Σ_t p(t|i) p(j|t)``: query i chooses pivot t, and t chooses key j.
 
+    With ``query_updates=1`` row i depends on query i alone. The causal form is then the one-marginal relative,
+    ``A_ij = Σ_t softmax(s·q_i·z/ε)_t exp(s·k_j·z_t/ε) / Σ_{j' ≤ i} exp(s·k_j'·z_t/ε)`` for j ≤ i: exact double
+    stochasticity and causality together force the identity ([2], §8). Masses and num_updates play no part in it.
+
     Attributes:
         pivots: ``(num_heads, r, head_dim)``, learnt (else a buffer), in the space of q and k.
         mass_logits: ``(num_heads, r)``, learnt (else a buffer); ``σ = softmax(mass_logits / mass_temperature)``.
@@ -56,19 +66,22 @@ class Lot(Mechanism):
     """
 
     options_class = LotOptions
+    summarises = True
+    uncoupling_options = {"query_updates": 1}
 
     def __init__(self, **context):
         super().__init__(**context)
         options = self.options
         self.query_updates = options.num_updates if options.query_updates is None else options.query_updates
         self.couples_queries = self.query_updates > 1
+        self.mixes_values = options.conv_kernel is not None
+        self.supports_causal = not (self.couples_queries or self.mixes_values)
         std = self.head_dim**0.25 if options.pivot_std is None else options.pivot_std
         # A generator of its own: a swap draws the same pivots wherever the model is built.
         generator = torch.Generator().manual_seed(options.seed * 1_000 + self.layer)
         shape = (self.num_heads, options.num_pivots, self.head_dim)
         self._keep("pivots", std * torch.randn(shape, generator=generator), learn=options.learn_pivots)
         self._keep("mass_logits", torch.zeros(shape[:2]), learn=options.learn_masses)
-        self.mixes_values = options.conv_kernel is not None
         self.convolution = None
         if self.mixes_values:
             self.convolution = TokenConvolution(
@@ -86,25 +99,68 @@ class Lot(Mechanism):
         """log σ, ``(num_heads, r)``, at least float32."""
         return torch.log_softmax(at_least_float32(self.mass_logits) / self.options.mass_temperature, -1)
 
+    def _mixed(self, v: torch.Tensor) -> torch.Tensor:
+        """The values that the pivots carry."""
+        return v if self.convolution is None else self.convolution(v)
+
+    def scores(self, x: torch.Tensor) -> torch.Tensor:
+        """``s·x·z/ε`` of queries or keys with every pivot, ``(bsz, num_heads, len, r)``, at least float32."""
+        pivots = at_least_float32(self.pivots) * (self.scaling / self.options.epsilon)
+        return at_least_float32(x) @ pivots.transpose(-1, -2)
+
     def coupling(self, q, k, query_padding_mask=None, key_padding_mask=None):
         """The coupling of queries and keys, as two factors; shapes as in :meth:`forward`."""
-        q, k, pivots = at_least_float32(q), at_least_float32(k), at_least_float32(self.pivots)
-        pivots = (pivots * (self.scaling / self.options.epsilon)).transpose(-1, -2)  # (num_heads, head_dim, r)
+        query_scores, key_scores = self.scores(q), self.scores(k)
         return pivot_coupling(
-            q @ pivots,
-            k @ pivots,
-            uniform_log_mass(query_padding_mask, q).unsqueeze(-2),
-            uniform_log_mass(key_padding_mask, k).unsqueeze(-2),
+            query_scores,
+            key_scores,
+            uniform_log_mass(query_padding_mask, query_scores).unsqueeze(-2),
+            uniform_log_mass(key_padding_mask, key_scores).unsqueeze(-2),
             self.log_masses(),
             query_updates=self.query_updates,
             key_updates=self.options.num_updates,
         )
 
     def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_plan, causal):
+        if causal:
+            return self._attend_prefix(q, k, v, key_padding_mask, None, need_plan)[0]
         coupling = self.coupling(q, k, query_padding_mask, key_padding_mask)
-        v = v.to(coupling.to_keys.conditional.dtype)
-        if self.convolution is not None:
-            v = self.convolution(v)
+        v = self._mixed(v.to(coupling.to_keys.conditional.dtype))
         at_pivots = coupling.to_keys.apply(v)  # (bsz, num_heads, r, value_dim)
         values = self.drop(coupling.from_queries.conditional) @ at_pivots
         return AttentionOutput(values, coupling.conditional if need_plan else None)
+
+    def summarise(self, k, v, key_padding_mask=None, need_plan=False):
+        """``Γ2ᵀV/σ``, ``(bsz, num_heads, r, value_dim)``, and for a plan ``Γ2ᵀ/σ``."""
+        k, v = without_pads(k, key_padding_mask), without_pads(v, key_padding_mask)
+        scores = self.scores(k)
+        log_b = uniform_log_mass(key_padding_mask, scores).unsqueeze(-2)
+        to_keys = key_side(scores, log_b, self.log_masses(), num_updates=self.options.num_updates)
+        summary = {"value": to_keys.apply(self._mixed(v.to(scores.dtype)))}
+        return {**summary, "plan": to_keys.conditional} if need_plan else summary
+
+    def attend_summary(self, q, summary, need_plan=False):
+        weights = torch.softmax(self.scores(q), -1)  # Γ1/a after one half-update
+        plan = (weights @ summary["plan"]).to(q.dtype) if need_plan and "plan" in summary else None
+        return AttentionOutput((self.drop(weights) @ summary["value"]).to(q.dtype), plan)
+
+    def causal_step(self, q, k, v, key_padding_mask=None, state=None, need_plan=False):
+        """Carries a :class:`PrefixState`, of constant size, and for a plan the scores of all keys so far."""
+        k, v = without_pads(k, key_padding_mask), without_pads(v, key_padding_mask)
+        output, state = self._attend_prefix(q, k, v, key_padding_mask, state, need_plan)
+        plan = None if output.plan is None else output.plan.to(q.dtype)
+        return AttentionOutput(output.values.to(q.dtype), plan), state
+
+    def _attend_prefix(self, q, k, v, key_padding_mask, state, need_plan):
+        weights, scores = torch.softmax(self.scores(q), -1), self.scores(k)
+        if key_padding_mask is not None:
+            scores = scores.masked_fill(key_padding_mask[:, None, :, None], -torch.inf)
+        before = PrefixState(state["key"], state["value"]) if state else None
+        values, after = prefix_apply(self.drop(weights), scores, v.to(scores.dtype), before)
+        following = {"key": after.peak, "value": after.sums}
+        if not need_plan or (state and "scores" not in state):
+            return AttentionOutput(values), following
+        scores = torch.cat([state["scores"], scores], 2) if state else scores
+        identity = torch.eye(scores.size(2), dtype=scores.dtype, device=scores.device)
+        plan, _ = prefix_apply(weights, scores, identity.expand(*scores.shape[:2], -1, -1))
+        return AttentionOutput(values, plan), {**following, "scores": scores}

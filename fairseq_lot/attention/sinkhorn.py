@@ -23,6 +23,10 @@ class Sinkhorn(Mechanism):
 
     options_class = SinkhornOptions
 
+    def __init__(self, **context):
+        super().__init__(**context)
+        self.couples_queries = self.options.num_updates > 1  # one update is the softmax of a row
+
     def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_plan, causal):
         q, k = at_least_float32(q), at_least_float32(k)
         solution = sinkhorn(

@@ -45,7 +45,11 @@ class Softmax(Mechanism):
             bias = None if bias is None else bias.to(q.dtype)
             return AttentionOutput(scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout))
         scores = (self.scaling * at_least_float32(q)) @ at_least_float32(k).transpose(-1, -2)
-        plan = torch.softmax(scores if bias is None else scores + bias, -1)
+        if bias is None:
+            plan = torch.softmax(scores, -1)
+        else:
+            nothing = bias.isneginf().all(-1, keepdim=True)  # a row of zeros, as the kernel above gives it
+            plan = torch.softmax(scores + bias.masked_fill(nothing, 0.0), -1).masked_fill(nothing, 0.0)
         return AttentionOutput(self.drop(plan) @ v.to(plan.dtype), plan)
 
 

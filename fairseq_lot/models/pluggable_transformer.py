@@ -6,6 +6,7 @@ from fairseq.models import register_model, register_model_architecture
 from fairseq.models.transformer import TransformerConfig, TransformerModel
 from fairseq.models.transformer.transformer_legacy import base_architecture, transformer_iwslt_de_en
 
+from fairseq_lot.attention.base import Mechanism
 from fairseq_lot.errors import InputError
 from fairseq_lot.modules.options import add_attention_args, spell_out
 from fairseq_lot.modules.transformer import Decoder, Encoder
@@ -38,7 +39,14 @@ class PluggableTransformerModel(TransformerModel):
                     f"{heads} attention heads do not divide the {side}'s width {width}; "
                     f"change --{side}-attention-heads or --{side}-embed-dim"
                 )
+        _announce_epochs(task)
         return super().build_model(args, task)
+
+    def set_epoch(self, epoch):
+        """Tell all mechanisms that an epoch of the training begins, counted from 1."""
+        for module in self.modules():
+            if isinstance(module, Mechanism):
+                module.set_epoch(epoch)
 
     @classmethod
     def build_encoder(cls, args, src_dict, embed_tokens):
@@ -92,6 +100,23 @@ def _register(arch, attention_defaults, size):
 for _family, _defaults in _FAMILIES.items():
     for _suffix, _size in SIZES.items():
         _register(_family + _suffix, _defaults, _size)
+
+
+def _announce_epochs(task):
+    """Let the task tell its model of every epoch that begins: fairseq 0.12.2 gives the epoch to tasks alone.
+
+    The trainer calls the hook at the start of an epoch and when a training is resumed within one.
+    """
+    if getattr(task, "_announces_epochs", False):
+        return
+    begin_epoch = task.begin_epoch
+
+    def announce(epoch, model):
+        begin_epoch(epoch, model)
+        if hasattr(model, "set_epoch"):
+            model.set_epoch(epoch)
+
+    task.begin_epoch, task._announces_epochs = announce, True
 
 
 def _build_named_attention(stock_build_model):

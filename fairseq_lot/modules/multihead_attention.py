@@ -26,7 +26,8 @@ class PluggableMultiheadAttention(nn.Module):
         if stock.bias_k is not None or stock.add_zero_attn:
             raise NotImplementedError("add_bias_kv and add_zero_attn are not supported by pluggable attention")
         self.embed_dim, self.num_heads, self.head_dim = stock.embed_dim, stock.num_heads, stock.head_dim
-        self.q_proj, self.k_proj, self.v_proj, self.out_proj = stock.q_proj, stock.k_proj, stock.v_proj, stock.out_proj
+        # in fairseq's order, which the optimiser's saved state goes by
+        self.k_proj, self.v_proj, self.q_proj, self.out_proj = stock.k_proj, stock.v_proj, stock.q_proj, stock.out_proj
         self.mechanism = mechanism
         self.site = site
 
@@ -47,9 +48,9 @@ class PluggableMultiheadAttention(nn.Module):
 
         Args:
             query: ``(tgt_len, bsz, embed_dim)``.
-            key, value: ``(src_len, bsz, kdim)``; ignored once a static cache holds the projections.
+            key, value: ``(src_len, bsz, kdim)``; ignored once a static cache holds what is needed.
             key_padding_mask: ``(bsz, src_len)``, true = pad.
-            incremental_state: fairseq's cache; keys and values of earlier steps are kept in it.
+            incremental_state: fairseq's cache; what the mechanism keeps of keys and values stands in it.
             need_weights, need_head_weights: also return A, averaged over heads or ``(num_heads, bsz, tgt, src)``.
             static_kv: keys and values never change (cross-attention while decoding).
             attn_mask: only the decoder's future mask is known; its presence means causal.
@@ -61,25 +62,22 @@ class PluggableMultiheadAttention(nn.Module):
             raise NotImplementedError("before_softmax has no meaning for a transport plan")
         if attn_mask is not None and self.site != "decoder":
             raise NotImplementedError(f"an attention mask is not supported at the {self.site!r} site")
-        q = self._split_heads(self.q_proj(query))
-        if incremental_state is None:
-            k, v = self._split_heads(self.k_proj(key)), self._split_heads(self.v_proj(value))
-        else:
-            k, v, key_padding_mask = self._cached(key, value, key_padding_mask, incremental_state, static_kv)
         if key_padding_mask is not None:
             key_padding_mask = key_padding_mask.bool()
-        output = self.mechanism(
-            q,
-            k,
-            v,
-            query_padding_mask=key_padding_mask if self.site == "encoder" else None,
-            key_padding_mask=key_padding_mask,
-            need_plan=need_weights or need_head_weights,
-            causal=attn_mask is not None,
-        )
-        tgt_len, bsz, _ = query.shape
-        values = output.values.permute(2, 0, 1, 3).reshape(tgt_len, bsz, self.embed_dim)
-        plan = output.plan
+        q, need_plan = self._split_heads(self.q_proj(query)), need_weights or need_head_weights
+        if incremental_state is None:
+            output = self.mechanism(
+                q,
+                *self._keys_and_values(key, value),
+                query_padding_mask=key_padding_mask if self.site == "encoder" else None,
+                key_padding_mask=key_padding_mask,
+                need_plan=need_plan,
+                causal=attn_mask is not None,
+            )
+        else:
+            attend = self._attend_static if static_kv else self._attend_next
+            output = attend(q, key, value, key_padding_mask, incremental_state, need_plan)
+        values, plan = output.values.permute(2, 0, 1, 3).flatten(2), output.plan
         if plan is not None:
             plan = plan.transpose(0, 1) if need_head_weights else plan.mean(1)
         return self.out_proj(values), plan
@@ -89,25 +87,35 @@ class PluggableMultiheadAttention(nn.Module):
         length, bsz, _ = x.shape
         return x.view(length, bsz, self.num_heads, self.head_dim).permute(1, 2, 0, 3)
 
-    def _cached(self, key, value, key_padding_mask, incremental_state, static_kv):
-        """Keys, values and padding mask of all steps so far; also stores them."""
+    def _keys_and_values(self, key, value):
+        return self._split_heads(self.k_proj(key)), self._split_heads(self.v_proj(value))
+
+    def _attend_static(self, q, key, value, key_padding_mask, incremental_state, need_plan):
+        """Keys that never change are summarised once, or again when a plan is first asked for later on."""
+        summary = self._kept(incremental_state)
+        if summary:
+            output = self.mechanism.attend_summary(q, summary, need_plan)
+            if key is None or not need_plan or output.plan is not None:
+                return output
+        summary = self.mechanism.summarise(*self._keys_and_values(key, value), key_padding_mask, need_plan)
+        self._keep(incremental_state, summary)
+        return self.mechanism.attend_summary(q, summary, need_plan)
+
+    def _attend_next(self, q, key, value, key_padding_mask, incremental_state, need_plan):
+        """Causal attention to the new keys and to what is kept of earlier ones."""
+        state = self._kept(incremental_state)
+        k, v = self._keys_and_values(key, value)
+        output, state = self.mechanism.causal_step(q, k, v, key_padding_mask, state, need_plan)
+        self._keep(incremental_state, state)
+        return output
+
+    def _kept(self, incremental_state):
+        """What the mechanism keeps; in fairseq's cache it has fairseq's names, ``prev_key`` and so on."""
         saved = self._get_input_buffer(incremental_state)
-        if static_kv and "prev_key" in saved:
-            return saved["prev_key"], saved["prev_value"], saved["prev_key_padding_mask"]
-        k, v = self._split_heads(self.k_proj(key)), self._split_heads(self.v_proj(value))
-        if "prev_key" in saved:
-            k = torch.cat([saved["prev_key"], k], dim=2)
-            v = torch.cat([saved["prev_value"], v], dim=2)
-            key_padding_mask = MultiheadAttention._append_prev_key_padding_mask(
-                key_padding_mask=key_padding_mask,
-                prev_key_padding_mask=saved["prev_key_padding_mask"],
-                batch_size=k.size(0),
-                src_len=k.size(2),
-                static_kv=False,
-            )
-        saved = {"prev_key": k, "prev_value": v, "prev_key_padding_mask": key_padding_mask}
-        self._set_input_buffer(incremental_state, saved)
-        return k, v, key_padding_mask
+        return {name.removeprefix("prev_"): x for name, x in saved.items() if x is not None}
+
+    def _keep(self, incremental_state, tensors):
+        self._set_input_buffer(incremental_state, {f"prev_{name}": x for name, x in tensors.items()})
 
     def reorder_incremental_state(self, incremental_state, new_order):
         """Follow the beam: reorder the cache along the batch axis."""

@@ -142,9 +142,11 @@ def build_site_mechanism(args, *, site: str, layer: int, num_heads: int, head_di
     differential = getattr(args, "differential", None) or DEFAULTS["differential"]
     if not listed and not differential:
         return None
+    options = build_options(name, **(mechanism_options(args, name) if listed else {}))
+    if site != "encoder":
+        options = options.at_decoder()
     context = {"num_heads": num_heads, "head_dim": head_dim, "layer": layer, "dropout": dropout}
-    if listed:
-        context.update(mechanism_options(args, name))
+    context.update(dataclasses.asdict(options))
     if differential:
         mechanism = build_differential(name, lambda_init=getattr(args, "differential_lambda_init", None), **context)
     else:
@@ -174,10 +176,11 @@ def check_site(mechanism: Mechanism, name: str, site: str) -> None:
             "encoder has mixed them already; use --attention-sites encoder"
         )
     if mechanism.couples_queries:
+        flags = [f"--{flat_name(name, k).replace('_', '-')} {v}" for k, v in mechanism.uncoupling_options.items()]
         raise InputError(
             f"{name} attention couples the queries (row i of the plan depends on all rows), so at the {site!r} site it "
             "would show future target tokens in training and could not decode step by step; "
-            "use --attention-sites encoder, or an option that uncouples them (lot: --lot-query-updates 1)"
+            + " or ".join(["use --attention-sites encoder", *flags])
         )
     if site == "decoder" and not _can_be_causal(mechanism):
         raise InputError(

@@ -27,7 +27,7 @@ def run(args: Namespace) -> int:
     if args.path is not None:
         state = load_checkpoint(args.path)
         limit = model_args(state, args.path).max_source_positions
-        _check_dictionary(args.data, args.source_lang, state, args.path)
+        check_dictionary(args.data, args.source_lang, state, args.path)
     check_lengths(sizes, limit, where=f"{args.data}, split {args.split}, {args.source_lang} side")
     print(f"{args.data}: {args.split} has {len(sizes)} sentences, the longest source has {sizes.max() - 1} pieces")
     return 0
@@ -93,7 +93,7 @@ def _dictionary(data, lang):
         raise InputError(f"{data}/dict.{lang}.txt is not a fairseq dictionary: {error}") from error
 
 
-def _check_dictionary(data, source, state, path):
+def check_dictionary(data, source, state, path):
     """The embedding must have a row for each symbol; otherwise fairseq fails deep inside."""
     rows = state["model"]["encoder.embed_tokens.weight"].size(0)
     symbols = len(_dictionary(data, source))

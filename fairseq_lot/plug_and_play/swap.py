@@ -18,7 +18,7 @@ from fairseq_lot.modules.options import (
 from fairseq_lot.plug_and_play.checkpoint import load_checkpoint, model_args, save_checkpoint
 
 # site: (stack, name of the attention in a layer)
-_PLACES = {
+PLACES = {
     "encoder": ("encoder", "self_attn"),
     "cross": ("decoder", "encoder_attn"),
     "decoder": ("decoder", "self_attn"),
@@ -110,7 +110,7 @@ def _new_parameters(args: Namespace) -> dict:
     attention_sites(args)
     parameters = {}
     for site in SITES:
-        stack, attention = _PLACES[site]
+        stack, attention = PLACES[site]
         if site == "cross" and getattr(args, "no_cross_attention", False):
             continue
         num_heads = getattr(args, f"{stack}_attention_heads")

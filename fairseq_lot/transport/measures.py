@@ -16,6 +16,18 @@ def without_empty(padding_mask: torch.Tensor | None) -> torch.Tensor | None:
     return None if padding_mask is None else padding_mask & ~padding_mask.all(-1, keepdim=True)
 
 
+def num_real(padding_mask: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+    """Number of tokens of each sentence that are not padding, ``(bsz,)`` int64.
+
+    Args:
+        padding_mask: ``(bsz, n)`` bool, True = pad; None when there is no padding.
+        like: ``(bsz, ..., n, d)``; gives the sizes and the device.
+    """
+    if padding_mask is None:
+        return torch.full((like.size(0),), like.size(-2), device=like.device)
+    return (~padding_mask).sum(-1)
+
+
 def uniform_log_mass(padding_mask: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
     """Log of the uniform probability vector on the tokens that are not padding.
 

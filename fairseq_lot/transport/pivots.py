@@ -40,6 +40,16 @@ class Coupling:
         return marginal_error(self.plan, self.from_queries.log_a.exp(), self.to_keys.log_b.exp())
 
 
+def query_side(query_scores, log_a, log_masses, *, num_updates: int) -> Plan:
+    """Γ1 in U(a, σ), exact on a; arguments as in :func:`pivot_coupling`."""
+    return sinkhorn(query_scores, log_a, log_masses, num_updates=num_updates)
+
+
+def key_side(key_scores, log_b, log_masses, *, num_updates: int) -> Plan:
+    """Γ2ᵀ in U(σ, b), exact on σ; arguments as in :func:`pivot_coupling`."""
+    return sinkhorn(key_scores.transpose(-1, -2), log_masses, log_b, num_updates=num_updates)
+
+
 def pivot_coupling(
     query_scores: torch.Tensor,
     key_scores: torch.Tensor,
@@ -62,8 +72,8 @@ def pivot_coupling(
         The coupling; its rows are exact for any number of updates, its columns converge.
     """
     return Coupling(
-        from_queries=sinkhorn(query_scores, log_a, log_masses, num_updates=query_updates),
-        to_keys=sinkhorn(key_scores.transpose(-1, -2), log_masses, log_b, num_updates=key_updates),
+        from_queries=query_side(query_scores, log_a, log_masses, num_updates=query_updates),
+        to_keys=key_side(key_scores, log_b, log_masses, num_updates=key_updates),
     )
 
 

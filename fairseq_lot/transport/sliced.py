@@ -1,4 +1,4 @@
-"""Expected sliced plans: average the one-dimensional plans of many projections [3]."""
+"""Expected sliced plans from soft sorts: average the one-dimensional plans of many projections [3]."""
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -81,11 +81,11 @@ def soft_sliced_apply(
     k: torch.Tensor,
     v: torch.Tensor,
     slices: torch.Tensor,
-    place_plan: torch.Tensor | None,
+    place_plan: torch.Tensor | None = None,
     *,
     query_padding_mask: torch.Tensor | None,
     key_padding_mask: torch.Tensor | None,
-    temperature: float,
+    temperature: float | torch.Tensor,
     inverse_temperature: float,
 ) -> torch.Tensor:
     """``n·G v`` with ``G = Σ_l σ_l U_l``, ``U_l = A_lᵀ I B_l`` from soft sorts and ``σ_l ∝ exp(-τ ⟨C, U_l⟩)``.
@@ -173,46 +173,3 @@ def _sort_kernel(x, slices, padding_mask, temperature):
     pads = None if padding_mask is None else padding_mask[:, None, None, :]
     projected = (slices * temperature**-0.5) @ x.transpose(-1, -2)  # (bsz, heads, L, n)
     return SoftSortKernel.apply(sort_real(projected, pads)[0], projected, pads).flatten(-2)
-
-
-def hard_sliced_weights(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    slices: torch.Tensor,
-    place_plan: torch.Tensor | None,
-    *,
-    query_padding_mask: torch.Tensor | None,
-    key_padding_mask: torch.Tensor | None,
-    inverse_temperature: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Sort both sides exactly along every slice, weigh the slices by the cost of their plans.
-
-    Args: as in :func:`soft_sliced_apply`. With ``place_plan=None`` nothing of size n×m is built.
-
-    Returns:
-        weights ``(bsz, num_heads, L)``, query permutations ``(bsz, num_heads, L, tgt_len)`` and key permutations
-        ``(bsz, num_heads, L, src_len)``: sorted place -> token.
-    """
-    query_pads = None if query_padding_mask is None else query_padding_mask[:, None, None, :]
-    key_pads = None if key_padding_mask is None else key_padding_mask[:, None, None, :]
-    with torch.no_grad():
-        _, query_order = sort_real(slices @ q.transpose(-1, -2), query_pads)
-        _, key_order = sort_real(slices @ k.transpose(-1, -2), key_pads)
-    # pads stand last on both sides and are zero, so they add nothing
-    n = q.size(-2) if query_padding_mask is None else (~query_padding_mask).sum(-1)[:, None]
-    costs = []
-    for query_index, key_index in zip(query_order.unbind(2), key_order.unbind(2), strict=True):
-        sorted_q, sorted_k = take(q, query_index), take(k, key_index)
-        if place_plan is None:
-            cost = (sorted_q - sorted_k).square().sum((-1, -2))
-        else:
-            distances = (sorted_q.unsqueeze(-2) - sorted_k.unsqueeze(-3)).square().sum(-1)
-            cost = (distances * place_plan[:, None]).sum((-1, -2))
-        costs.append(cost / n)
-    weights = torch.softmax(-inverse_temperature * torch.stack(costs, -1), -1)
-    return weights, query_order, key_order
-
-
-def take(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Rows of ``x`` in the order of ``index``: ``(..., n, d), (..., n) -> (..., n, d)``."""
-    return x.gather(-2, index.unsqueeze(-1).expand(*index.shape, x.size(-1)))

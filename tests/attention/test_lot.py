@@ -167,6 +167,15 @@ def test_values_of_a_width_without_weights_are_refused():
         build(conv_kernel=3)(q, k, v[..., :3])
 
 
+def test_convolved_values_are_summarised():
+    mechanism = move(build(conv_kernel=3, query_updates=1))
+    q, k, v = draw()
+    mask = padding_mask((6, 4, 2), 6, "left")
+    summary = mechanism.summarise(k, v, mask)
+    expected = mechanism(q, k, v, None, mask).values
+    torch.testing.assert_close(mechanism.attend_summary(q, summary).values, expected, atol=1e-12, rtol=0)
+
+
 def test_convolution_cannot_be_causal():
-    with pytest.raises(InputError, match="later ones, so it cannot be causal"):
+    with pytest.raises(InputError, match="lot attention cannot be causal"):
         build(conv_kernel=3, query_updates=1)(*draw(1, 5, 5), causal=True)

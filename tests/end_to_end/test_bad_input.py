@@ -36,9 +36,12 @@ def refuse(capsys, *words, naming=()):
         (("--attention", "sinkhorn", "--sinkhorn-epsilon", "nan"), ("epsilon", "nan")),
         (("--attention", "sinkhorn", "--sinkhorn-num-updates", 0), ("num_updates", 0)),
         (("--attention", "lot", "--sinkhorn-epsilon", 1), ("--sinkhorn-epsilon", "lot")),
-        (("--attention", "lot", "--attention-sites", "cross"), ("cross", "couples the queries")),
+        (
+            ("--attention", "lot", "--lot-query-updates", 5, "--attention-sites", "cross"),
+            ("cross", "couples the queries", "--lot-query-updates 1"),
+        ),
         (("--attention", "lot", "--attention-sites", "encoder,middle"), ("middle", "encoder")),
-        (("--attention", "lot", "--lot-query-updates", 1, "--attention-sites", "decoder"), ("decoder", "causal")),
+        (("--attention", "sinkhorn", "--attention-sites", "decoder"), ("decoder", "couples the queries")),
         ((), ("--attention",)),
     ],
 )
@@ -148,7 +151,7 @@ def test_check_refuses_an_empty_source(data, tmp_path, capsys):
     [
         (("--lot-num-pivots", 0), "num_pivots must be at least 1, got 0"),
         (("--attention", "magic"), "unknown attention mechanism 'magic'"),
-        (("--attention-sites", "cross"), "couples the queries"),
+        (("--attention-sites", "cross", "--lot-query-updates", 5), "couples the queries"),
         (("--encoder-attention-heads", 3), "3 attention heads do not divide"),
         (("--differential", "--encoder-embed-dim", 120, "--encoder-attention-heads", 5), "must be even, got 5"),
     ],

@@ -42,8 +42,8 @@ def test_model_overrides_give_the_same_model_as_swap(data, stock_checkpoint, tmp
 
 def test_every_fairseq_command_takes_the_swapped_file(data, stock_checkpoint, tmp_path):
     swapped = swapped_file(stock_checkpoint, tmp_path / "lot.pt", "lot")
-    common = ("--user-dir", "fairseq_lot", "--path", swapped, "--cpu")
-    done = command("fairseq-validate", data / "bin", *common, "--task", "translation", "--valid-subset", "valid", "--max-tokens", 400)
+    common = ("--user-dir", "fairseq_lot", "--path", swapped, "--cpu", "--max-tokens", 400)
+    done = command("fairseq-validate", data / "bin", *common, "--task", "translation", "--valid-subset", "valid")
     assert "loss" in done.stdout + done.stderr
     done = command(
         "fairseq-interactive", data / "bin", "-s", "de", "-t", "en", *common, "--remove-bpe", "sentencepiece",
@@ -60,6 +60,8 @@ def test_every_fairseq_command_takes_the_swapped_file(data, stock_checkpoint, tm
     before, after = load_checkpoint(swapped)["model"], load_checkpoint(finetuned)["model"]
     assert before.keys() == after.keys()
     for key in before:
+        if key.endswith("_float_tensor"):
+            continue  # fairseq's uninitialised device marker
         assert torch.allclose(before[key], after[key], atol=1e-6), f"{key} did not come from the swapped file"
 
 

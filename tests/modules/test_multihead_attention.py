@@ -222,7 +222,6 @@ def test_the_projections_are_those_of_the_stock_attention():
         assert getattr(attention, name) is getattr(stock, name)
 
 
-@pytest.mark.xfail(strict=True, reason="q_proj comes first here, k_proj in fairseq: optimiser states are mixed up")
 def test_parameters_come_in_the_stock_order():
     stock = stock_attention("encoder")
     ours = pluggable(copy.deepcopy(stock), site="encoder")

@@ -18,6 +18,7 @@ from fairseq_lot.modules.options import (
     mechanism_options,
     option_names,
     parse_bool,
+    spell_out,
 )
 
 FIELDS = [(name, field) for name, kind in MECHANISMS.items() for field in dataclasses.fields(kind.options_class)]
@@ -47,6 +48,8 @@ def other_value(field):
         value = not field.default
     elif "int" in str(field.type):
         value = (field.default or 0) + 3
+    elif field.metadata["maximum"] is not None:
+        value = field.default / 2
     else:
         value = (field.default or 0.0) + 0.5
     return str(value), value
@@ -159,22 +162,33 @@ def test_elsewhere_the_stock_attention_stays():
 
 @pytest.mark.parametrize("site", ["cross", "decoder"])
 @pytest.mark.parametrize("words", [(), ("--differential",)])
-@pytest.mark.parametrize("name", ["esp", "lot", "sinkhorn"])
-def test_coupled_queries_are_refused_in_the_decoder_with_the_reason(name, words, site):
+@pytest.mark.parametrize(
+    ("name", "options", "way_out"),
+    [
+        ("esp", (), "use --attention-sites encoder"),
+        ("lot", ("--lot-query-updates", "5"), "use --attention-sites encoder or --lot-query-updates 1"),
+        ("sinkhorn", (), "use --attention-sites encoder"),
+    ],
+)
+def test_coupled_queries_are_refused_in_the_decoder_with_the_reason(name, options, way_out, words, site):
     with pytest.raises(ValueError, match="couples the queries") as caught:
-        build("--attention", name, "--attention-sites", f"encoder,{site}", *words, site=site)
+        build("--attention", name, "--attention-sites", f"encoder,{site}", *options, *words, site=site)
     message = str(caught.value)
     assert name in message and repr(site) in message
-    assert "future target tokens" in message and "step by step" in message and "--attention-sites encoder" in message
+    assert "future target tokens" in message and "step by step" in message and message.endswith(way_out)
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("words", [(), ("--differential",)])
-def test_uncoupled_lot_may_stand_at_cross_but_not_at_decoder(words):
-    options = ("--attention", "lot", "--lot-query-updates", "1", "--attention-sites", "cross,decoder", *words)
-    assert not build(*options, site="cross").couples_queries
-    with pytest.raises(ValueError, match="lot attention cannot be causal.*'decoder' site"):
-        build(*options, site="decoder")
+@pytest.mark.parametrize("words", [(), ("--differential",), ("--lot-query-updates", "1")])
+def test_lot_is_uncoupled_at_decoder_sites_only(words):
+    options = ("--attention", "lot", "--attention-sites", "encoder,cross,decoder", *words)
+    for site in ("cross", "decoder"):
+        mechanism = build(*options, site=site)
+        assert not mechanism.couples_queries
+        mechanism = getattr(mechanism, "inner", mechanism)
+        assert mechanism.supports_causal and mechanism.options.query_updates == 1
+        assert mechanism.options.num_updates == build_options("lot").num_updates
+    assert build(*options, site="encoder").couples_queries == ("1" not in words)
 
 
 @pytest.mark.parametrize("site", SITES)
@@ -230,3 +244,22 @@ def test_tied_tokens_stand_in_the_encoder_only(words):
     for site, reason in (("cross", "same tokens"), ("decoder", "couples the queries")):
         with pytest.raises(ValueError, match=f"set attention .*{reason}.*{site!r} site"):
             build(*options, "--attention-sites", site, site=site)
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_spelling_out_writes_the_options_of_the_chosen_mechanism(name):
+    args = parse("--attention", name, "--lot-num-pivots", "7", "--sinkhorn-epsilon", "0.5", "--esp-hard")
+    options = build_options(name, **mechanism_options(args, name))
+    before = vars(args).copy()
+    spell_out(args)
+    assert args.attention_sites == DEFAULTS["attention_sites"] and args.differential is False
+    assert build_options(name, **mechanism_options(args, name)) == options
+    for field in dataclasses.fields(options):
+        assert getattr(args, flat_name(name, field.name)) == getattr(options, field.name)
+    chosen = {flat_name(name, field.name) for field in dataclasses.fields(options)}
+    assert all(getattr(args, key) == value for key, value in before.items() if key not in chosen | set(DEFAULTS))
+
+
+def test_spelling_out_refuses_a_wrong_value():
+    with pytest.raises(ValueError, match="lot attention: epsilon"):
+        spell_out(parse("--attention", "lot", "--lot-epsilon", "0"))

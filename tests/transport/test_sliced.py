@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.transport import sliced
+from fairseq_lot.transport.sliced_hard import hard_sliced_plan
 from tests import reference
 
 BSZ, HEADS, DIM, SLICES = 3, 4, 3, 5
@@ -147,17 +148,10 @@ def test_large_inverse_temperature_is_the_best_slice(kind):
 
 
 def hard_values(arguments, v):
-    """``n·G v`` of exact sorts, from weights and permutations."""
-    without_temperature = {name: x for name, x in arguments.items() if name != "temperature"}
-    weights, query_order, key_order = sliced.hard_sliced_weights(**without_temperature)
-    values = 0.0
-    for index in range(SLICES):
-        sorted_v = sliced.take(v, key_order[:, :, index])
-        if arguments["place_plan"] is not None:
-            sorted_v = arguments["place_plan"][:, None] @ sorted_v
-        back = query_order[:, :, index].argsort(-1)
-        values = values + weights[..., index, None, None] * sliced.take(sorted_v, back)
-    return values
+    """``n·G v`` of exact sorts."""
+    soft_only = ("temperature", "place_plan")
+    problem = {name: x for name, x in arguments.items() if name not in soft_only}
+    return hard_sliced_plan(**problem, same_number=arguments["place_plan"] is None).apply(v)
 
 
 @pytest.mark.parametrize("kind", ["plain", "self", "cross"])

@@ -1,0 +1,134 @@
+"""Measures of an attention matrix ``A = n·plan``: how balanced it is, how sharp, how far from another.
+
+Every function takes ``(..., n, m)`` and two padding masks, ``(..., n)`` and ``(..., m)`` bool, True = pad, that
+broadcast over the leading axes, or None. Padded rows and columns never count, whatever stands in them. A may be
+signed (differential attention); what that means is said where it matters.
+"""
+
+import torch
+
+
+def _real(attention, query_padding_mask, key_padding_mask):
+    """A with zeros at the pads, and 1 = real for rows ``(..., n)`` and columns ``(..., m)``."""
+    sides = []
+    for axis, mask in ((-2, query_padding_mask), (-1, key_padding_mask)):
+        if mask is None:
+            real = attention.new_ones(attention.size(axis))
+        else:
+            real = (~mask).to(attention.dtype)
+            attention = attention.masked_fill(mask.unsqueeze(-1 if axis == -2 else -2), 0.0)
+        sides.append(real)
+    return attention, *sides
+
+
+def _count(real):
+    """Number of real tokens, ``(...)``; 1 when there is none, so that nothing is divided by zero."""
+    return real.sum(-1).clamp(min=1)
+
+
+def attention_marginal_error(
+    attention: torch.Tensor,
+    query_padding_mask: torch.Tensor | None = None,
+    key_padding_mask: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``‖P1 - a‖₁ + ‖Pᵀ1 - b‖₁`` of ``P = A/n`` with uniform a and b, in units of mass, ``(...)``."""
+    attention, rows, columns = _real(attention, query_padding_mask, key_padding_mask)
+    n, m = _count(rows).unsqueeze(-1), _count(columns).unsqueeze(-1)
+    row_error = (attention.sum(-1) - rows).abs() / n
+    return row_error.sum(-1) + (attention.sum(-2) / n - columns / m).abs().sum(-1)
+
+
+def receiver_mass(
+    attention: torch.Tensor,
+    query_padding_mask: torch.Tensor | None = None,
+    key_padding_mask: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``m(A)``: what each key receives, ``(..., m)``; column sums times m/n, so that 1 is its fair share, 0 at pads."""
+    attention, rows, columns = _real(attention, query_padding_mask, key_padding_mask)
+    return attention.sum(-2) * (_count(columns) / _count(rows)).unsqueeze(-1)
+
+
+def receiver_extremes(
+    attention: torch.Tensor,
+    query_padding_mask: torch.Tensor | None = None,
+    key_padding_mask: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The least and the largest receiver mass of the real keys, each ``(...)``."""
+    mass = receiver_mass(attention, query_padding_mask, key_padding_mask)
+    if key_padding_mask is None:
+        return mass.amin(-1), mass.amax(-1)
+    least = mass.masked_fill(key_padding_mask, torch.inf).amin(-1)
+    return least, mass.masked_fill(key_padding_mask, -torch.inf).amax(-1)
+
+
+def imbalance(
+    attention: torch.Tensor,
+    query_padding_mask: torch.Tensor | None = None,
+    key_padding_mask: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``Δ(A) = ‖m(A) - 1‖_∞``, which is ``‖Aᵀ1 - 1‖_∞`` when n = m; 0 for balanced columns, ``(...)``."""
+    distance = (receiver_mass(attention, query_padding_mask, key_padding_mask) - 1).abs()
+    return distance.amax(-1) if key_padding_mask is None else distance.masked_fill(key_padding_mask, 0.0).amax(-1)
+
+
+def row_entropy(
+    attention: torch.Tensor,
+    query_padding_mask: torch.Tensor | None = None,
+    key_padding_mask: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Mean entropy of the rows in nats, ``(...)``: between 0 and log m.
+
+    Rows are normalised first; of a signed A the absolute values are taken.
+    """
+    attention, rows, _ = _real(attention, query_padding_mask, key_padding_mask)
+    size = attention.abs()
+    total = size.sum(-1, keepdim=True)
+    share = size / torch.where(total == 0, 1.0, total)
+    return torch.special.entr(share).sum((-1, -2)) / _count(rows)
+
+
+def effective_rank(
+    attention: torch.Tensor,
+    query_padding_mask: torch.Tensor | None = None,
+    key_padding_mask: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Exponential of the entropy of the normalised singular values, ``(...)``: 1 (all rows alike) to min(n, m)."""
+    attention, _, _ = _real(attention, query_padding_mask, key_padding_mask)
+    singular = torch.linalg.svdvals(attention)
+    total = singular.sum(-1, keepdim=True)
+    share = singular / torch.where(total == 0, 1.0, total)
+    return torch.special.entr(share).sum(-1).exp()
+
+
+def row_distance(
+    attention: torch.Tensor,
+    other: torch.Tensor,
+    query_padding_mask: torch.Tensor | None = None,
+    key_padding_mask: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Mean over the rows of ``‖A_i - B_i‖₁``, ``(...)``: between 0 and 2 for rows that sum to 1."""
+    difference, rows, _ = _real(attention - other, query_padding_mask, key_padding_mask)
+    return difference.abs().sum((-1, -2)) / _count(rows)
+
+
+def mean_shift(
+    attention: torch.Tensor,
+    v: torch.Tensor,
+    query_padding_mask: torch.Tensor | None = None,
+    key_padding_mask: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``‖mean_i (AV)_i - mean_j V_j‖₂`` relative to the root mean square norm of the rows of V, ``(...)``.
+
+    It is 0 for every V exactly when all columns are balanced: then attention conserves the mean.
+
+    Args:
+        v: ``(..., m, d)``.
+    """
+    attention, rows, columns = _real(attention, query_padding_mask, key_padding_mask)
+    if key_padding_mask is not None:
+        v = v.masked_fill(key_padding_mask.unsqueeze(-1), 0.0)
+    n, m = _count(rows).unsqueeze(-1), _count(columns).unsqueeze(-1)
+    share = attention.sum(-2) / n - columns / m
+    shift = (share.unsqueeze(-2) @ v).squeeze(-2).norm(dim=-1)
+    size = (v.square().sum((-1, -2)) / m.squeeze(-1)).sqrt()
+    return shift / torch.where(size == 0, 1.0, size)

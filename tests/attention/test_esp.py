@@ -1,0 +1,233 @@
+"""What ESP promises beyond the contract: its limits, its slicers, ties, and exact sorts at inference."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairseq_lot.attention.differential import build_differential
+from fairseq_lot.attention.registry import build_mechanism
+from tests import reference
+from tests.variants import draw, padding_mask
+
+HEADS, DIM = 2, 4
+KINDS = {"soft": {}, "hard": {"hard": True}}
+SLICERS = [{}, {"slicer": "frozen", "num_slices": 5}, {"slicer": "learnable", "num_slices": 3}]
+every_kind = pytest.mark.parametrize("kind", KINDS)
+every_slicer = pytest.mark.parametrize("slicer", SLICERS, ids=lambda x: x.get("slicer", "axis"))
+both_sizes = pytest.mark.parametrize("src_len", [5, 6])
+
+
+def esp(kind="soft", dtype=torch.float64, **options):
+    return build_mechanism("esp", num_heads=HEADS, head_dim=DIM, **KINDS[kind], **options).to(dtype)
+
+
+def close(actual, expected, tolerance=1e-12):
+    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=0)
+
+
+def slices_alone(mechanism, q, k):
+    """``n·U_l`` and ``D_l`` of every slice, ``(L, heads, n, m)`` and ``(L, heads)``, of one sentence."""
+    plans, costs = [], []
+    for head, slices in enumerate(mechanism.directions(q)):
+        x, y = (mechanism.scaling * x[0, head] for x in (q, k))
+        temperature = mechanism.options.sort_temperature
+        u, d = reference.sliced_plans(x, y, slices, sort_temperature=temperature, hard=mechanism.options.hard)
+        plans.append(len(x) * torch.stack(u))
+        costs.append(torch.stack(d))
+    return torch.stack(plans, 1), torch.stack(costs, 1)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    n=st.integers(1, 9), num_slices=st.integers(1, 6), inverse_temperature=st.floats(0, 100), seed=st.integers(0, 99)
+)
+def test_hard_g_is_in_the_birkhoff_polytope(n, num_slices, inverse_temperature, seed):
+    options = {"slicer": "frozen", "num_slices": num_slices, "slice_inverse_temperature": inverse_temperature}
+    q, k, v = draw(2, n, n, num_heads=HEADS, head_dim=DIM, seed=seed)
+    plan = esp("hard", **options, seed=seed)(q, k, v, need_plan=True).plan
+    assert plan.ge(0).all()
+    ones = torch.ones(2, HEADS, n, dtype=torch.float64)
+    close(plan.sum(-1), ones)
+    close(plan.sum(-2), ones)
+
+
+@pytest.mark.parametrize("sizes", [(5, 6), (6, 5), (1, 7), (7, 1), (4, 8)])
+def test_hard_rows_sum_to_one_and_columns_to_n_over_m(sizes):
+    n, m = sizes
+    plan = esp("hard")(*draw(2, n, m, num_heads=HEADS, head_dim=DIM), need_plan=True).plan
+    close(plan.sum(-1), torch.ones(2, HEADS, n, dtype=torch.float64))
+    close(plan.sum(-2), torch.full((2, HEADS, m), n / m, dtype=torch.float64))
+
+
+@every_kind
+@every_slicer
+@both_sizes
+def test_zero_inverse_temperature_is_the_mean(kind, slicer, src_len):
+    mechanism = esp(kind, **slicer, slice_inverse_temperature=0.0, sort_temperature=0.1)
+    q, k, v = draw(1, src_len=src_len)
+    close(mechanism(q, k, v, need_plan=True).plan[0], slices_alone(mechanism, q, k)[0].mean(0))
+
+
+@every_kind
+@every_slicer
+@both_sizes
+def test_infinite_inverse_temperature_is_the_best_slice(kind, slicer, src_len):
+    mechanism = esp(kind, **slicer, slice_inverse_temperature=1e7, sort_temperature=0.1)
+    q, k, v = draw(1, src_len=src_len)
+    plans, costs = slices_alone(mechanism, q, k)
+    plan = mechanism(q, k, v, need_plan=True).plan[0]
+    for head in range(HEADS):
+        close(plan[head], plans[costs[:, head].argmin(), head])
+
+
+@every_slicer
+@both_sizes
+def test_soft_becomes_hard_as_the_temperature_falls(slicer, src_len):
+    inputs = draw(src_len=src_len)
+    masks = padding_mask((5, 3, 1), 5, "scattered"), padding_mask((4, 5, 2), src_len, "left")
+    exact = esp("hard", **slicer)(*inputs, *masks, need_plan=True)
+    errors = []
+    for temperature in (1e-1, 1e-4, 1e-12):
+        output = esp(**slicer, sort_temperature=temperature)(*inputs, *masks, need_plan=True)
+        errors.append(max((output.values - exact.values).abs().max(), (output.plan - exact.plan).abs().max()).item())
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] > 1e-2 and errors[-1] < 1e-9
+
+
+@every_slicer
+@both_sizes
+@pytest.mark.parametrize("wrap", [False, True])
+def test_hard_inference_is_soft_in_training_and_hard_outside(slicer, src_len, wrap):
+    def build(**options):
+        context = {"num_heads": HEADS, "head_dim": DIM, **slicer, **options}
+        return (build_differential if wrap else build_mechanism)("esp", **context).double()
+
+    inputs, mechanism = draw(src_len=src_len), build(hard_inference=True)
+    for training, options in ((True, {}), (False, {"hard": True}), (True, {})):
+        output = mechanism.train(training)(*inputs, need_plan=True)
+        expected = build(**options)(*inputs, need_plan=True)
+        assert torch.equal(output.values, expected.values) and torch.equal(output.plan, expected.plan)
+    assert mechanism.state_dict().keys() == build().state_dict().keys()
+
+
+def gradients(mechanism, inputs, masks=(None, None)):
+    """Values, and gradients of q, k, v and all parameters."""
+    inputs = [x.clone().requires_grad_() for x in inputs]
+    values = mechanism(*inputs, *masks).values
+    leaves = [*inputs, *mechanism.parameters()]
+    weights = torch.linspace(-1, 1, values.numel(), dtype=values.dtype).view(values.shape)
+    return values.detach(), torch.autograd.grad((weights * values).sum(), leaves)
+
+
+@every_kind
+@every_slicer
+@both_sizes
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("distinct", [1, 2])
+def test_ties_are_finite_and_repeatable(kind, slicer, src_len, dtype, distinct):
+    """All tokens equal, or two kinds of tokens."""
+    inputs = [x[:, :, torch.arange(x.size(2)) % distinct] for x in draw(src_len=src_len, dtype=dtype)]
+    masks = None, padding_mask((src_len, 3, 1), src_len, "scattered")
+    mechanism = esp(kind, dtype, **slicer)
+    values, of_leaves = gradients(mechanism, inputs, masks)
+    assert values.isfinite().all() and all(x.isfinite().all() for x in of_leaves)
+    again, of_leaves_again = gradients(mechanism, inputs, masks)
+    assert torch.equal(values, again)
+    assert all(torch.equal(x, y) for x, y in zip(of_leaves, of_leaves_again, strict=True))
+
+
+@every_slicer
+def test_equal_tokens_keep_their_order_when_hard(slicer):
+    q, k, v = (x[:, :, :1].expand(-1, -1, 6, -1) for x in draw())
+    plan = esp("hard", **slicer)(q, k, v, need_plan=True).plan
+    close(plan, torch.eye(6, dtype=torch.float64).expand_as(plan))
+    plan = esp("hard", **slicer)(q[:, :, :4], k, v, need_plan=True).plan
+    close(plan, 4 * reference.overlap_plan(4, 6).expand_as(plan))
+
+
+@every_kind
+@every_slicer
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_ties_do_not_depend_on_the_batch(kind, slicer, dtype):
+    """Duplicated tokens of a sentence alone, and among longer ones with pads on either side."""
+    mechanism = esp(kind, dtype, **slicer)
+    kinds = torch.tensor([0, 1, 2, 1, 0, 0, 2, 1, 0, 1, 2])
+    alone = [x[:1, :, kinds] for x in draw(dtype=dtype)]
+    values, of_leaves = gradients(mechanism, alone)
+    for bsz, length, first in ((2, 11, 0), (3, 19, 0), (5, 40, 29), (7, 67, 13)):
+        batch = draw(bsz, length, length, dtype=dtype, seed=9)
+        for x, real in zip(batch, alone, strict=True):
+            x[1, :, first : first + 11] = real[0]
+        mask = torch.zeros(bsz, length, dtype=torch.bool)
+        mask[1, :first] = mask[1, first + 11 :] = True
+        inputs = [x.requires_grad_() for x in batch]
+        together = mechanism(*inputs, mask, mask).values[1, :, first : first + 11]
+        tolerance = 1e-10 if dtype == torch.float64 else 2e-4 if kind == "soft" else 1e-5
+        close(together, values[0], tolerance)
+        weights = torch.linspace(-1, 1, values.numel(), dtype=dtype).view(values.shape)[0]
+        of_inputs = torch.autograd.grad((weights * together).sum(), inputs)
+        for gradient, expected in zip(of_inputs, of_leaves, strict=False):
+            scale = expected.abs().max()
+            close(gradient[1, :, first : first + 11] / scale, expected[0] / scale, 50 * tolerance)
+
+
+def test_learnable_slices_learn_from_soft_sorts():
+    _, of_leaves = gradients(esp(slicer="learnable", sort_temperature=0.1), draw())
+    assert of_leaves[-1].abs().amax((0, 2)).gt(1e-4).all()
+
+
+def test_hard_sorts_teach_q_and_k_through_the_slice_weights():
+    inputs = draw()
+    *_, v, of_slices = gradients(esp("hard", slicer="learnable", slice_inverse_temperature=1.0), inputs)[1]
+    assert v.abs().max() > 1e-3
+    # exact sorts are piecewise constant in the slices; their gradient is 0 and not missing
+    assert of_slices.shape == (HEADS, DIM, DIM) and of_slices.eq(0).all()
+    q, k, *_ = gradients(esp("hard", slicer="learnable", slice_inverse_temperature=1.0), inputs)[1]
+    assert q.abs().max() > 1e-3 and k.abs().max() > 1e-3
+    q, k, *_ = gradients(esp("hard", slice_inverse_temperature=0.0), inputs)[1]
+    assert q.eq(0).all() and k.eq(0).all()
+
+
+def test_frozen_slices_are_saved_and_not_trained():
+    mechanism = esp(slicer="frozen", num_slices=5, seed=3)
+    assert not list(mechanism.parameters())
+    assert mechanism.state_dict()["slices"].shape == (HEADS, 5, DIM)
+    other = esp(slicer="frozen", num_slices=5, seed=4)
+    expected = mechanism(*draw()).values
+    assert (other(*draw()).values - expected).abs().max() > 1e-3
+    other.load_state_dict(mechanism.state_dict())
+    assert torch.equal(other(*draw()).values, expected)
+
+
+@pytest.mark.parametrize("slicer", ["frozen", "learnable"])
+def test_the_seed_makes_the_same_slices_again(slicer):
+    first, again, other = (esp(slicer=slicer, num_slices=5, seed=seed).slices for seed in (3, 3, 4))
+    assert torch.equal(first, again)
+    assert not torch.isclose(first, other).any()
+
+
+@pytest.mark.parametrize("option", ["sort_temperature", "min_sort_temperature"])
+def test_temperatures_that_no_float32_can_be_divided_by_are_refused(option):
+    inputs = draw(dtype=torch.float32)
+    values, of_leaves = gradients(esp(dtype=torch.float32, **{option: 1e-30}), inputs)
+    assert values.isfinite().all() and all(x.isfinite().all() for x in of_leaves)
+    with pytest.raises(ValueError, match=f"esp attention: {option} must be at least 1e-30, got 1e-80"):
+        esp(**{option: 1e-80})
+
+
+@every_kind
+@every_slicer
+@both_sizes
+@pytest.mark.parametrize("temperature", [1e-3, 1e-6])
+def test_large_scores_are_safe_in_float32(kind, slicer, src_len, temperature):
+    """Tokens of ±1000, which the soft sort sees as ±1000·t^-1/2, some of them a float's last bit apart."""
+    inputs = draw(src_len=src_len, dtype=torch.float32)
+    for x in inputs[:2]:
+        x.sign_().mul_(1e3 / DIM**-0.5)
+        x[:, :, 1] *= 1 + 1e-7
+    mechanism = esp(kind, torch.float32, **slicer, sort_temperature=temperature)
+    output = mechanism(*inputs, need_plan=True)
+    close(output.plan.sum((-1, -2)), torch.full((3, HEADS), 5.0), 1e-4)
+    values, of_leaves = gradients(mechanism, inputs)
+    assert values.isfinite().all() and all(x.isfinite().all() for x in of_leaves)

@@ -1,0 +1,90 @@
+"""``fairseq-lot diagnose`` on checkpoints and data folders, as a user runs it."""
+
+import json
+
+import pytest
+
+from fairseq_lot import cli
+from fairseq_lot.plug_and_play.figures import CERTIFICATES, MEASURES
+from tests.end_to_end.conftest import command
+from tests.end_to_end.test_bad_input import refuse
+
+FEW = ("--sentences", 5, "--batch", 3, "--perturbations", 2)
+
+
+def tables(text):
+    """The cells of every Markdown table, header first, without the rule."""
+    found = [[]]
+    for line in text.splitlines():
+        if line.startswith("|"):
+            found[-1].append([cell.strip() for cell in line.strip("|").split("|")])
+        elif found[-1]:
+            found.append([])
+    return [[rows[0], *rows[2:]] for rows in found if rows]
+
+
+def shown(row, keys, figures):
+    return [*(str(row[key]) for key in keys), *(format(row[name], form) for name, (_, form) in figures.items())]
+
+
+def test_json_holds_what_the_table_shows(data, stock_checkpoint, tmp_path):
+    out = tmp_path / "new" / "out.json"
+    done = command("fairseq-lot", "diagnose", "--path", stock_checkpoint, data / "bin", *FEW, "--json", out)
+    assert "INFO" not in done.stderr and "Traceback" not in done.stderr
+    report = json.loads(out.read_text(encoding="utf-8"))
+    heads, certificates = tables(done.stdout)
+    keys = ("site", "layer", "head", "attention")
+    assert heads == [[*keys, *(title for title, _ in MEASURES.values())]] + [
+        shown(row, keys, MEASURES) for row in report["rows"]
+    ]
+    assert certificates == [["layer", *(title for title, _ in CERTIFICATES.values())]] + [
+        shown(row, ("layer",), CERTIFICATES) for row in report["certificates"]
+    ]
+    assert len(report["rows"]) == 3 * 2 * 2, "three sites, two layers, two heads"
+    assert (report["split"], report["sentences"], report["seed"]) == ("valid", 5, 1)
+    assert all(row["marginal_error"] > 1e-3 for row in report["rows"] if row["site"] == "encoder")
+    widths = {len(line) for line in done.stdout.splitlines() if line.startswith("| encoder")}
+    assert len(widths) == 1
+
+
+def test_a_swapped_checkpoint_is_balanced(data, stock_checkpoint, tmp_path, capsys):
+    swapped, out = tmp_path / "swapped.pt", tmp_path / "out.json"
+    options = ("--attention", "sinkhorn", "--sinkhorn-epsilon", 1, "--sinkhorn-num-updates", 401)
+    command("fairseq-lot", "swap", "--path", stock_checkpoint, "--out", swapped, *options)
+    words = ["diagnose", "--path", swapped, data / "bin", "--split", "test", *FEW, "--json", out]
+    assert cli.main([str(word) for word in words]) == 0
+    rows = json.loads(out.read_text(encoding="utf-8"))["rows"]
+    assert {row["attention"] for row in rows if row["site"] == "encoder"} == {"sinkhorn"}
+    assert all(row["marginal_error"] < 1e-4 for row in rows if row["site"] == "encoder")
+    assert all(row["attention"] == "softmax" for row in rows if row["site"] != "encoder")
+
+
+@pytest.mark.parametrize(
+    "options, naming",
+    [
+        (("--sentences", 0), ("--sentences", 0)),
+        (("--sentences", "many"), ("--sentences", "many")),
+        (("--batch", 0), ("--batch", 0)),
+        (("--perturbations", -1), ("--perturbations", -1)),
+        (("--seed", -1), ("--seed", -1)),
+        (("--split", "dev"), ("dev.de-en.de.bin",)),
+    ],
+)
+def test_wrong_options_are_refused(options, naming, data, stock_checkpoint, capsys):
+    refuse(capsys, "diagnose", "--path", stock_checkpoint, data / "bin", *options, naming=naming)
+
+
+def test_missing_files_are_refused(data, stock_checkpoint, tmp_path, capsys):
+    refuse(capsys, "diagnose", "--path", tmp_path / "gone.pt", data / "bin", naming=["gone.pt"])
+    refuse(capsys, "diagnose", "--path", stock_checkpoint, tmp_path / "nowhere", naming=["nowhere"])
+    refuse(capsys, "diagnose", data / "bin", naming=["--path"])
+    refuse(capsys, "diagnose", "--path", stock_checkpoint, naming=["DATA"])
+    (tmp_path / "text.pt").write_text("not a checkpoint\n")
+    refuse(capsys, "diagnose", "--path", tmp_path / "text.pt", data / "bin", naming=["text.pt"])
+
+
+def test_json_that_cannot_be_written_is_known_at_once(data, stock_checkpoint, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path, tmp_path / "file" / "out.json"):
+        refuse(capsys, "diagnose", "--path", stock_checkpoint, data / "bin", "--json", out, naming=[out])
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

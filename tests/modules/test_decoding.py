@@ -1,0 +1,178 @@
+"""The pluggable attention while decoding, and what it caches, at every decoder site."""
+
+import copy
+
+import pytest
+import torch
+from fairseq.modules import MultiheadAttention
+
+from fairseq_lot.attention.differential import build_differential
+from fairseq_lot.attention.registry import build_mechanism
+from fairseq_lot.modules.multihead_attention import PluggableMultiheadAttention
+from tests.variants import padding_mask
+
+WIDTH, HEADS, BSZ, TGT_LEN, SRC_LEN = 8, 2, 3, 7, 5
+ORDER = torch.tensor([2, 0, 0])
+
+EVERYWHERE = pytest.mark.parametrize("site", ["cross", "decoder"])
+MECHANISMS = pytest.mark.parametrize(
+    ("name", "options"), [("softmax", {}), ("lot", {"num_pivots": 4, "query_updates": 1})], ids=["softmax", "lot"]
+)
+DIFFERENTIAL = pytest.mark.parametrize("differential", [False, True], ids=["plain", "differential"])
+
+
+def attention_at(site, name, options, differential=False):
+    build = build_differential if differential else build_mechanism
+    mechanism = build(name, num_heads=HEADS, head_dim=WIDTH // HEADS, **options)
+    stock = MultiheadAttention(WIDTH, HEADS, encoder_decoder_attention=site == "cross", self_attention=site != "cross")
+    return PluggableMultiheadAttention(stock, mechanism, site=site).eval()
+
+
+def teacher_forced(attention, query, key, mask, need_weights=False):
+    future = torch.full((len(query), len(query)), -torch.inf).triu(1) if attention.site == "decoder" else None
+    return attention(query, key, key, key_padding_mask=mask, attn_mask=future, need_weights=need_weights)
+
+
+def step(attention, state, query, key, mask, i, rows, need_weights=False):
+    token = query[i : i + 1, rows]
+    if attention.site == "cross":
+        pads = None if mask is None else mask[rows]
+        others, static = key[:, rows], True
+    else:
+        pads = None if mask is None else mask[rows, i : i + 1]
+        others, static = token, False
+    return attention(
+        token,
+        others,
+        others,
+        key_padding_mask=pads,
+        incremental_state=state,
+        static_kv=static,
+        need_weights=need_weights,
+    )
+
+
+def inputs_of(site, layout=None):
+    query = torch.randn(TGT_LEN, BSZ, WIDTH)
+    key = torch.randn(SRC_LEN, BSZ, WIDTH) if site == "cross" else query
+    mask = padding_mask((4, 5, 2) if site == "cross" else (4, 7, 3), len(key), layout) if layout else None
+    return query, key, mask
+
+
+def kept(attention, state):
+    return attention._get_input_buffer(state)
+
+
+@EVERYWHERE
+@MECHANISMS
+@DIFFERENTIAL
+@pytest.mark.parametrize("layout", [None, "right"])
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_steps_with_a_beam_that_moves_are_teacher_forcing(site, name, options, differential, layout, need_weights):
+    attention = attention_at(site, name, options, differential)
+    query, key, mask = inputs_of(site, layout)
+    expected, plans = teacher_forced(attention, query, key, mask, need_weights)
+    state, rows = {}, torch.arange(BSZ)
+    for i in range(TGT_LEN):
+        if i in (2, 5):
+            attention.reorder_incremental_state(state, ORDER)
+            rows = rows[ORDER]
+        values, plan = step(attention, state, query, key, mask, i, rows, need_weights)
+        torch.testing.assert_close(values[0], expected[i, rows], atol=1e-6, rtol=1e-5)
+        assert (plan is not None) == need_weights
+        if need_weights:
+            seen = plan.size(-1)
+            torch.testing.assert_close(plan[:, 0], plans[rows, i, :seen], atol=1e-6, rtol=1e-5)
+
+
+@DIFFERENTIAL
+@EVERYWHERE
+def test_the_cache_of_lot_is_as_large_after_a_long_sentence(site, differential):
+    attention = attention_at(site, "lot", {"num_pivots": 4, "query_updates": 1}, differential)
+    totals = set()
+    for length in (3, 30):
+        query, state = torch.randn(length, BSZ, WIDTH), {}
+        key = torch.randn(length, BSZ, WIDTH) if site == "cross" else query
+        for i in range(length):
+            step(attention, state, query, key, None, i, torch.arange(BSZ))
+            totals.add(sum(x.numel() for x in kept(attention, state).values()))
+    assert len(totals) == 1
+    value_width = WIDTH // HEADS * (2 if differential else 1)
+    assert totals.pop() <= BSZ * HEADS * 4 * (value_width + 2)
+
+
+@MECHANISMS
+@DIFFERENTIAL
+def test_static_keys_are_read_once(name, options, differential):
+    attention = attention_at("cross", name, options, differential)
+    query, key, mask = inputs_of("cross", "right")
+    expected, _ = teacher_forced(attention, query, key, mask)
+    state = {}
+    for i in range(TGT_LEN):
+        now = key if i == 0 else None
+        values, _ = attention(
+            query[i : i + 1],
+            now,
+            now,
+            key_padding_mask=mask,
+            incremental_state=state,
+            static_kv=True,
+            need_weights=False,
+        )
+        torch.testing.assert_close(values[0], expected[i], atol=1e-6, rtol=1e-5)
+
+
+def test_a_plan_may_be_asked_for_later_on_while_the_keys_are_at_hand():
+    attention = attention_at("cross", "lot", {"num_pivots": 4, "query_updates": 1})
+    query, key, mask = inputs_of("cross", "right")
+    expected, plans = teacher_forced(attention, query, key, mask, need_weights=True)
+    state, rows = {}, torch.arange(BSZ)
+    assert step(attention, state, query, key, mask, 0, rows)[1] is None
+    values, plan = step(attention, state, query, key, mask, 1, rows, need_weights=True)
+    torch.testing.assert_close(values[0], expected[1], atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(plan[:, 0], plans[:, 1], atol=1e-6, rtol=1e-5)
+
+
+@EVERYWHERE
+@MECHANISMS
+def test_the_cache_has_the_names_of_fairseq(site, name, options):
+    attention = attention_at(site, name, options)
+    query, key, mask = inputs_of(site, "right")
+    state = {}
+    step(attention, state, query, key, mask, 0, torch.arange(BSZ))
+    names = set(kept(attention, state))
+    assert all(x.startswith("prev_") for x in names) and "prev_value" in names
+    # fairseq's layer looks for it when self-attention also sees the encoder
+    assert site == "cross" or "prev_key" in names
+
+
+@EVERYWHERE
+@MECHANISMS
+def test_the_beam_size_changes_nothing(site, name, options):
+    attention = attention_at(site, name, options)
+    query, key, mask = inputs_of(site, "right")
+    other = copy.deepcopy(attention)
+    for module in other.modules():
+        if hasattr(module, "set_beam_size"):
+            module.set_beam_size(BSZ)
+    states, rows = ({}, {}), torch.arange(BSZ)
+    for i in range(3):
+        for each, state in zip((attention, other), states, strict=True):
+            each.reorder_incremental_state(state, ORDER)
+        first, second = (
+            step(each, state, query, key, mask, i, rows)[0]
+            for each, state in zip((attention, other), states, strict=True)
+        )
+        assert torch.equal(first, second)
+
+
+@MECHANISMS
+@DIFFERENTIAL
+def test_several_tokens_may_come_at_once(name, options, differential):
+    attention = attention_at("decoder", name, options, differential)
+    query, _, _ = inputs_of("decoder")
+    expected, _ = teacher_forced(attention, query, query, None)
+    state, values = {}, []
+    for part in query.split([3, 1, 3]):
+        values.append(attention(part, part, part, incremental_state=state, need_weights=False)[0])
+    torch.testing.assert_close(torch.cat(values), expected, atol=1e-6, rtol=1e-5)

@@ -1,0 +1,139 @@
+"""Measures of attention matrices, on matrices small enough for a pencil."""
+
+import math
+
+import pytest
+import torch
+
+from fairseq_lot.transport import diagnostics
+from fairseq_lot.transport.certificates import perturbation_certificate
+from fairseq_lot.transport.measures import marginal_error
+
+MATRIX_MEASURES = [
+    diagnostics.attention_marginal_error,
+    diagnostics.receiver_mass,
+    diagnostics.imbalance,
+    diagnostics.row_entropy,
+    diagnostics.effective_rank,
+]
+
+
+def table(*rows):
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def random(*shape, seed=1):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+A = table((1, 0), (0.5, 0.5))
+WIDE = table((0.5, 0.5, 0, 0), (0, 0, 0.5, 0.5))  # n = 2, m = 4, balanced
+SIGNED = table((1, -0.5), (-0.5, 1))
+
+
+@pytest.mark.parametrize(
+    "measure, matrix, expected",
+    [
+        (diagnostics.attention_marginal_error, A, 0.5),
+        (diagnostics.attention_marginal_error, WIDE, 0.0),
+        (diagnostics.attention_marginal_error, SIGNED, 1.0),
+        (diagnostics.attention_marginal_error, torch.eye(3), 0.0),
+        (diagnostics.receiver_mass, A, [1.5, 0.5]),
+        (diagnostics.receiver_mass, WIDE, [1, 1, 1, 1]),
+        (diagnostics.receiver_mass, table((1, 0, 0, 0), (1, 0, 0, 0)), [4, 0, 0, 0]),
+        (diagnostics.receiver_mass, SIGNED, [0.5, 0.5]),
+        (diagnostics.imbalance, A, 0.5),
+        (diagnostics.imbalance, WIDE, 0.0),
+        (diagnostics.imbalance, table((1, 0, 0, 0), (1, 0, 0, 0)), 3.0),
+        (diagnostics.row_entropy, A, math.log(2) / 2),
+        (diagnostics.row_entropy, WIDE, math.log(2)),
+        (diagnostics.row_entropy, torch.ones(5, 7), math.log(7)),
+        (diagnostics.row_entropy, SIGNED, math.log(3) - math.log(4) / 3),
+        (diagnostics.effective_rank, torch.eye(3), 3.0),
+        (diagnostics.effective_rank, torch.ones(4, 6), 1.0),
+        (diagnostics.effective_rank, WIDE, 2.0),
+        (diagnostics.effective_rank, torch.diag(torch.tensor([0.75, 0.25])), 4 / 3**0.75),
+    ],
+)
+def test_values_by_hand(measure, matrix, expected):
+    expected = torch.tensor(expected, dtype=torch.float64)
+    torch.testing.assert_close(measure(matrix.double()), expected, atol=1e-14, rtol=1e-12)
+
+
+def test_extremes_are_those_of_the_receiver_mass():
+    assert [x.item() for x in diagnostics.receiver_extremes(A)] == [0.5, 1.5]
+
+
+def test_row_distance_by_hand():
+    assert diagnostics.row_distance(A, torch.eye(2).double()).item() == 0.5
+    assert diagnostics.row_distance(A, A.flip(-1)).item() == 1.0
+    assert diagnostics.row_distance(torch.eye(2), torch.eye(2).flip(-1)).item() == 2.0
+
+
+def test_mean_shift_by_hand():
+    v = table((2, 0), (0, 0))  # mean (1, 0), mean of A V (1.5, 0), root mean square norm √2
+    torch.testing.assert_close(diagnostics.mean_shift(A, v).item(), 0.5 / 2**0.5)
+    assert diagnostics.mean_shift(torch.eye(2).double(), v).item() == 0
+    assert diagnostics.mean_shift(WIDE, random(4, 3)).item() < 1e-15
+    assert diagnostics.mean_shift(A, torch.zeros(2, 2).double()).item() == 0
+
+
+def test_marginal_error_is_that_of_the_plan():
+    attention = random(3, 2, 5, 7).abs()
+    a, b = torch.full((5,), 1 / 5).double(), torch.full((7,), 1 / 7).double()
+    expected = marginal_error(attention / 5, a, b)
+    torch.testing.assert_close(diagnostics.attention_marginal_error(attention), expected)
+
+
+@pytest.mark.parametrize("measure", [*MATRIX_MEASURES, diagnostics.row_distance, diagnostics.mean_shift])
+@pytest.mark.parametrize("garbage", [7.0, float("nan")])
+def test_pads_never_count(measure, garbage):
+    rows, columns = torch.tensor([0, 2, 3]), torch.tensor([1, 2, 4, 5])
+    full = torch.full((2, 5, 6), garbage, dtype=torch.float64)
+    part = torch.softmax(random(2, 3, 4), -1)
+    full[:, rows[:, None], columns] = part
+    query_pads, key_pads = torch.ones(1, 5, dtype=torch.bool), torch.ones(1, 6, dtype=torch.bool)
+    query_pads[:, rows], key_pads[:, columns] = False, False
+    extra, part_extra = [], []
+    if measure is diagnostics.row_distance:
+        part_extra = [torch.softmax(random(2, 3, 4, seed=2), -1)]
+        extra = [full.clone()]
+        extra[0][:, rows[:, None], columns] = part_extra[0]
+    if measure is diagnostics.mean_shift:
+        extra = [torch.full((2, 6, 3), garbage, dtype=torch.float64)]
+        part_extra = [random(2, 4, 3)]
+        extra[0][:, columns] = part_extra[0]
+    found, expected = measure(full, *extra, query_pads, key_pads), measure(part, *part_extra)
+    if measure is diagnostics.receiver_mass:
+        assert found[:, [0, 3]].eq(0).all()
+        found = found[:, columns]
+        extremes = diagnostics.receiver_extremes(full, query_pads, key_pads)
+        torch.testing.assert_close(torch.stack(extremes), torch.stack([expected.amin(-1), expected.amax(-1)]))
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("measure", MATRIX_MEASURES)
+def test_sentences_of_pads_alone_are_no_nan(measure):
+    pads = torch.ones(2, 3, dtype=torch.bool)
+    assert measure(random(2, 3, 3), pads, pads).isfinite().all()
+
+
+def test_certificate_measures_a_plain_change():
+    # n = 2, S = 0: the plan is uniform; T = S + δ[[1, -1], [-1, 1]] gives p = 1/(1 + exp(-2δ/τ)) on the diagonal
+    scores, delta, epsilon = torch.zeros(2, 2).double(), 0.3, 0.7
+    noise = delta * table((1, -1), (-1, 1)).unsqueeze(0)
+    v = table((1, 0), (0, 3))
+    found = perturbation_certificate(scores, v, noise, epsilon=epsilon)
+    moved = 1 / (1 + math.exp(-2 * delta / epsilon)) - 0.5
+    bound = 2 / epsilon * delta
+    torch.testing.assert_close(found.plan_ratio.item(), 4 * moved / bound)
+    # both rows of the output move by moved·(v_1 - v_2); the radius is half the distance of the two values
+    torch.testing.assert_close(found.output_ratio.item(), 2 * moved * 10**0.5 / (bound * 10**0.5 / 2))
+    assert found.marginal_error.item() < 1e-10
+
+
+def test_certificate_sees_no_change_where_there_is_none():
+    scores = random(4, 4)
+    noise = torch.stack([random(4, 1).expand(4, 4), random(1, 4).expand(4, 4)])
+    found = perturbation_certificate(scores, random(4, 2), noise, epsilon=0.5)
+    assert found.plan_ratio.max() < 1e-8 and found.output_ratio.max() < 1e-8

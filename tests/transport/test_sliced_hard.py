@@ -1,0 +1,173 @@
+"""Exact sorts: the merged breakpoints, their memory and their gradients."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fairseq_lot.transport.sliced import staircase
+from fairseq_lot.transport.sliced_hard import hard_sliced_plan, segments
+from tests import reference
+
+HEADS, DIM, SLICES = 2, 4, 3
+
+
+def random(*shape, seed=1, dtype=torch.float64):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def close(actual, expected, tolerance=1e-12):
+    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=0)
+
+
+def directions(num_slices=SLICES, dim=DIM, dtype=torch.float64):
+    return torch.nn.functional.normalize(random(HEADS, num_slices, dim, seed=3, dtype=dtype), dim=-1)
+
+
+def solve(q, k, slices, *, inverse_temperature=1.0, masks=(None, None), same_number=False):
+    return hard_sliced_plan(
+        q,
+        k,
+        slices,
+        same_number=same_number,
+        query_padding_mask=masks[0],
+        key_padding_mask=masks[1],
+        inverse_temperature=inverse_temperature,
+    )
+
+
+def dense(plan, k):
+    """``n·G``."""
+    return plan.apply(torch.eye(k.size(-2), dtype=k.dtype).expand(*k.shape[:-2], -1, -1))
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(counts=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 11)), min_size=1, max_size=3))
+def test_segments_are_the_staircase_of_every_sentence(counts):
+    n, m = torch.tensor(counts).T
+    row, column, length = segments(n, m, 9, 11)
+    assert row.shape == column.shape == length.shape == (len(counts), 9 + 11 - 1)
+    assert length.ge(0).all() and torch.equal(length.sum(1), n * m)
+    assert (length > 0).sum(1).le(n + m - 1).all()
+    for i, (rows, columns) in enumerate(counts):
+        plan = torch.zeros(9, 11, dtype=torch.float64)
+        plan.index_put_((row[i], column[i]), length[i].double() / (rows * columns), accumulate=True)
+        close(plan[:rows, :columns], reference.overlap_plan(rows, columns))
+    expected = n[:, None, None] * torch.stack([torch.zeros(9, 11, dtype=torch.float64)] * len(counts))
+    for i in range(len(counts)):
+        expected[i].index_put_((row[i], column[i]), length[i] / m[i].double(), accumulate=True)
+    close(staircase(n, m, 9, 11, torch.float64), expected)
+
+
+@pytest.mark.parametrize("sizes", [(1000, 999), (1024, 512), (7, 4000), (4000, 7)])
+def test_long_sentences_have_exact_shares(sizes):
+    n, m = (torch.tensor([size]) for size in sizes)
+    row, column, length = segments(n, m, *sizes)
+    rows = torch.zeros(sizes[0], dtype=torch.long).index_add_(0, row[0], length[0])
+    columns = torch.zeros(sizes[1], dtype=torch.long).index_add_(0, column[0], length[0])
+    assert rows.eq(sizes[1]).all() and columns.eq(sizes[0]).all()
+
+
+@pytest.mark.parametrize("sizes", [(6, 6), (6, 7), (7, 6), (1, 5), (5, 1), (1, 1)])
+@pytest.mark.parametrize("slices", ["axes", "directions"])
+def test_agrees_with_the_slow_twin(sizes, slices):
+    q, k = random(2, HEADS, sizes[0], DIM), random(2, HEADS, sizes[1], DIM, seed=2)
+    used = directions() if slices == "directions" else torch.eye(SLICES, DIM, dtype=torch.float64).expand(HEADS, -1, -1)
+    plan = solve(q, k, used if slices == "directions" else SLICES, same_number=sizes[0] == sizes[1])
+    for sentence in range(2):
+        for head in range(HEADS):
+            arguments = (q[sentence, head], k[sentence, head], used[head])
+            plans, costs = reference.sliced_plans(*arguments, sort_temperature=None, hard=True)
+            weights = torch.softmax(-torch.stack(costs), 0)
+            close(plan.weights[sentence, head], weights)
+            expected = sizes[0] * sum(weight * u for weight, u in zip(weights, plans, strict=True))
+            close(dense(plan, k)[sentence, head], expected)
+
+
+def test_both_ways_to_write_equal_numbers_agree():
+    q, k, v = (random(2, HEADS, 6, DIM, seed=seed).requires_grad_() for seed in (1, 2, 3))
+    mask = torch.arange(6) >= torch.tensor([[6], [4]])
+    results = []
+    for same_number in (True, False):
+        inputs = [x.masked_fill(mask[:, None, :, None], 0.0) for x in (q, k, v)]
+        plan = solve(*inputs[:2], directions(), masks=(mask, mask), same_number=same_number)
+        values = plan.apply(inputs[2]).masked_fill(mask[:, None, :, None], 0.0)
+        results.append([values, *torch.autograd.grad(values.square().sum(), (q, k, v))])
+    for first, second in zip(*results, strict=True):
+        close(first, second)
+
+
+@pytest.mark.parametrize("sizes", [(5, 5), (5, 7)])
+def test_gradients(sizes):
+    inputs = [random(1, HEADS, size, DIM, seed=size + i).requires_grad_() for i, size in enumerate((*sizes, sizes[1]))]
+    slices = directions().requires_grad_()
+
+    def values(q, k, v, slices):
+        return solve(q, k, slices, same_number=sizes[0] == sizes[1]).apply(v)
+
+    assert torch.autograd.gradcheck(values, (*inputs, slices))
+    of_q, of_k, of_v, of_slices = torch.autograd.grad(values(*inputs, slices).square().sum(), (*inputs, slices))
+    assert all(x.abs().max() > 1e-3 for x in (of_q, of_k, of_v))
+    # sorting is piecewise constant: moving a slice a little moves nothing
+    assert of_slices.eq(0).all()
+
+
+class Sizes(TorchDispatchMode):
+    """Notes the largest tensor that any operation returns, and the elements that all of them return together."""
+
+    def __init__(self):
+        super().__init__()
+        self.largest = self.total = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        stored = [x.untyped_storage().size() // x.element_size() for x in tree_leaves(out) if torch.is_tensor(x)]
+        self.largest, self.total = max([self.largest, *stored]), self.total + sum(stored)
+        return out
+
+
+def measure(n, m, num_slices, *, dim=DIM, plan_asked=False, masked=False):
+    """Largest tensor, elements made and elements kept for the backward pass, of values and gradients."""
+    q, k, v = (random(1, HEADS, size, dim, dtype=torch.float32).requires_grad_() for size in (n, m, m))
+    slices = directions(num_slices, dim, torch.float32).requires_grad_()
+    masks = [torch.arange(size)[None] >= size - 2 if masked else None for size in (n, m)]
+    kept = {}
+
+    def keep(x):
+        kept[x.untyped_storage().data_ptr()] = x.untyped_storage().size() // x.element_size()
+        return x
+
+    with Sizes() as sizes:
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            plan = solve(q, k, slices, masks=masks, same_number=n == m)
+            values = dense(plan, k) if plan_asked else plan.apply(v)
+        torch.autograd.grad(values.square().sum(), (q, k, v, slices), allow_unused=True)
+    return sizes.largest, sizes.total, sum(kept.values())
+
+
+@pytest.mark.parametrize("sizes", [(500, 500), (500, 499), (300, 600), (600, 300)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_nothing_of_size_n_times_m_is_made(sizes, masked):
+    longest = HEADS * sum(sizes) * max(DIM, SLICES)
+    largest, _, _ = measure(*sizes, SLICES, masked=masked)
+    assert largest <= longest < sizes[0] * sizes[1] / 4
+    assert measure(*sizes, SLICES, plan_asked=True)[0] >= HEADS * sizes[0] * sizes[1]
+
+
+@pytest.mark.parametrize("sizes", [(64, 64), (64, 63)])
+def test_memory_is_the_tokens_plus_a_line_for_every_slice(sizes):
+    dim, few, many = 32, 8, 64
+    tokens, lines = HEADS * sum(sizes) * dim, HEADS * sum(sizes)
+    for num_slices in (few, many):
+        largest, _, kept = measure(*sizes, num_slices, dim=dim)
+        assert largest <= max(tokens, num_slices * lines, HEADS * num_slices * dim)
+        assert kept <= 3 * tokens + 4 * num_slices * lines + HEADS * num_slices * dim
+        assert num_slices == few or kept < num_slices * tokens / 4
+
+
+@pytest.mark.parametrize("difference", [0, 1])
+def test_work_grows_as_the_length(difference):
+    short, long = (measure(n, n - difference, SLICES)[1] for n in (200, 400))
+    assert long < 2.1 * short

@@ -41,13 +41,23 @@ def entropic_plan(similarity, a, b, num_updates):
     return u[:, None] * kernel * v[None, :]
 
 
-def softmax_plan(q, k):
-    """Each query spends 1/n; keys receive what they get."""
+def alibi_slopes(num_heads):
+    """Press et al.: a geometric sequence; for other than powers of two, two of them interleaved."""
+    exponent = math.log2(num_heads)
+    if exponent.is_integer():
+        ratio = 2 ** (-8 / num_heads)
+        return [ratio ** (head + 1) for head in range(num_heads)]
+    below = 2 ** math.floor(exponent)
+    return alibi_slopes(below) + alibi_slopes(2 * below)[0::2][: num_heads - below]
+
+
+def softmax_plan(q, k, *, slope=0.0):
+    """Each query spends 1/n; keys receive what they get. ``slope`` makes near keys likelier."""
     similarity = scores(q, k)
     rows = []
-    for row in similarity:
-        total = sum(torch.exp(x) for x in row)
-        rows.append([torch.exp(x) / total / len(q) for x in row])
+    for i, row in enumerate(similarity):
+        kernel = [torch.exp(x - slope * abs(i - j)) for j, x in enumerate(row)]
+        rows.append([x / sum(kernel) / len(q) for x in kernel])
     return matrix(rows)
 
 
@@ -66,6 +76,34 @@ def lot_plan(q, k, pivots, mass_logits, *, epsilon, num_updates, query_updates=N
     return matrix(
         [sum(gamma_1[i, p] / masses[p] * gamma_2[j, p] for p in pivot) for j in range(len(k))] for i in range(len(q))
     )
+
+
+def set_plan(x, pivots, *, epsilon, num_updates, positional_temperature=None):
+    """The tokens x to equal pivots and back, by a Gaussian kernel; both plans times ``exp(-(i/n - t/r)²/τ²)``."""
+    n, r = len(x), len(pivots)
+    s = 1 / math.sqrt(x.size(-1))
+    similarity = matrix([-s * ((x_i - z_t) ** 2).sum() / 2 / epsilon for z_t in pivots] for x_i in x)
+    there = entropic_plan(similarity, uniform(n), uniform(r), num_updates)
+    back = entropic_plan(similarity.T, uniform(r), uniform(n), num_updates)
+    if positional_temperature is not None:
+        factor = torch.zeros(n, r, dtype=torch.float64)
+        for i in range(n):
+            for t in range(r):
+                factor[i, t] = math.exp(-((((i + 1) / n - (t + 1) / r) / positional_temperature) ** 2))
+        there, back = there * factor, back * factor.T
+        there = matrix(row / row.sum() / n for row in there)
+        back = matrix(row / row.sum() / r for row in back)
+    return there @ back * r
+
+
+def convolution(v, weight):
+    """Every channel of v becomes a weighted sum over neighbouring tokens; nothing stands beyond the ends."""
+    kernel = weight.size(-1)
+    rows = []
+    for i in range(len(v)):
+        neighbours = [(o, i + o - kernel // 2) for o in range(kernel)]
+        rows.append(sum(weight[:, o] * v[j] for o, j in neighbours if 0 <= j < len(v)))
+    return torch.stack(rows)
 
 
 def overlap_plan(n, m):

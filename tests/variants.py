@@ -26,13 +26,26 @@ VARIANTS = {
         "default": {},
         "uncoupled": {"num_pivots": 6, "query_updates": 1, "epsilon": 0.7},
         "one-pivot": {"num_pivots": 1},
+        "fixed": {"num_pivots": 6, "learn_pivots": False, "learn_masses": False},
+        "tempered": {"num_pivots": 6, "mass_temperature": 0.3},
+        "convolution": {"num_pivots": 6, "conv_kernel": 3},
         **{f"updates-{n}": {"num_pivots": 6, "num_updates": n, "epsilon": 0.5} for n in range(1, 7)},
+    },
+    "set": {
+        "default": {},
+        "one-pivot": {"num_pivots": 1},
+        "positional": {"num_pivots": 6, "epsilon": 0.7, "num_updates": 4, "positional_temperature": 0.4},
+        **{f"updates-{n}": {"num_pivots": 6, "num_updates": n, "epsilon": 0.5} for n in (1, 2, 6)},
     },
     "sinkhorn": {
         "default": {},
         "even": {"epsilon": 0.5, "num_updates": 4},
         "one-update": {"epsilon": 0.5, "num_updates": 1},
         "tolerance": {"epsilon": 1.0, "num_updates": 101, "tolerance": 1e-12},
+    },
+    "softmax": {
+        "default": {},
+        "alibi": {"prior": "alibi"},
     },
 }
 
@@ -48,6 +61,24 @@ class Case:
 
     def __str__(self):
         return f"{'differential-' if self.differential else ''}{self.name}-{self.variant}"
+
+    def flag(self, name):
+        """A capability flag of the mechanism."""
+        return getattr(build_mechanism(self.name, num_heads=NUM_HEADS, head_dim=HEAD_DIM, **self.options), name)
+
+    @property
+    def kinds(self):
+        """``self``: queries and keys are the same tokens; ``cross``: they are of two sentences."""
+        return ("self",) if self.flag("positional") or self.flag("tied_tokens") else ("self", "cross")
+
+    def draw(self, bsz=3, tgt_len=5, src_len=6, **options):
+        """Random q, k, v; as many keys as queries where the tokens are tied."""
+        return draw(bsz, tgt_len, tgt_len if self.flag("tied_tokens") else src_len, **options)
+
+    @property
+    def layouts(self):
+        """Where pads may stand; neighbours are neighbouring slots."""
+        return ("right", "left") if self.flag("mixes_values") else ("right", "left", "scattered")
 
     def build(self, dtype=torch.float64, **options):
         """The mechanism; its parameters are moved away from special values such as equal masses."""

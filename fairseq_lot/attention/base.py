@@ -102,6 +102,12 @@ class Mechanism(nn.Module):
     options_class: ClassVar[type[Options]] = Options
     #: row i of A depends on the other queries, so the mechanism cannot decode step by step
     couples_queries: bool = True
+    #: A depends on where queries and keys stand, so both must be tokens of one sentence
+    positional: bool = False
+    #: queries and keys are the same tokens, so their numbers must agree
+    tied_tokens: bool = False
+    #: values of neighbouring tokens, later ones included, are mixed before they are attended to
+    mixes_values: bool = False
     #: :meth:`attend` honours ``causal=True`` (query i sees no later key)
     supports_causal: bool = False
     #: :meth:`summarise` and :meth:`causal_step` keep less than keys and values
@@ -145,10 +151,14 @@ class Mechanism(nn.Module):
             causal: query i sees keys 0 .. i + src_len - tgt_len only.
 
         Raises:
-            InputError: ``causal`` with a mechanism that does not support it.
+            InputError: ``causal`` with a mechanism that does not support it, or queries that are not the keys' tokens
+                with a mechanism that ties them.
         """
+        name = type(self).__name__.lower()
+        if self.tied_tokens and q.size(-2) != k.size(-2):
+            raise InputError(f"{name} attention ties queries to keys; got {q.size(-2)} queries and {k.size(-2)} keys")
         if causal and not self.supports_causal:
-            raise InputError(f"{type(self).__name__.lower()} attention cannot be causal")
+            raise InputError(f"{name} attention cannot be causal")
         q, k, v = (
             without_pads(x, mask) for x, mask in ((q, query_padding_mask), (k, key_padding_mask), (v, key_padding_mask))
         )

@@ -39,7 +39,8 @@ class Differential(Mechanism):
         if inner.num_heads % 2:
             raise InputError(f"differential attention pairs heads, so their number must be even, got {inner.num_heads}")
         self.inner = inner
-        self.couples_queries, self.uncoupling_options = inner.couples_queries, inner.uncoupling_options
+        for flag in ("couples_queries", "uncoupling_options", "positional", "tied_tokens", "mixes_values"):
+            setattr(self, flag, getattr(inner, flag))
         self.lambda_init = scheduled_lambda_init(inner.layer) if lambda_init is None else lambda_init
         generator = torch.Generator().manual_seed(inner.layer)
         for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):

@@ -6,6 +6,8 @@ import torch
 from torch import nn
 
 from fairseq_lot.attention.base import AttentionOutput, Mechanism, Options, option, without_pads
+from fairseq_lot.attention.convolution import TokenConvolution
+from fairseq_lot.errors import InputError
 from fairseq_lot.transport.measures import at_least_float32, uniform_log_mass
 from fairseq_lot.transport.pivots import key_side, pivot_coupling
 from fairseq_lot.transport.prefix import PrefixState, prefix_apply
@@ -27,6 +29,17 @@ class LotOptions(Options):
         None, "standard deviation of the initial pivots; default: head_dim^(1/4); released code: 0.02", minimum=0
     )
     seed: int = option(0, "seed of the initial pivots", minimum=0)
+    learn_pivots: bool = option(True, "learn the pivots; false: they stay as they were drawn")
+    learn_masses: bool = option(True, "learn the masses of the pivots; false: they stay equal")
+    mass_temperature: float = option(1.0, "masses are softmax(logits / this)", above=0)
+    conv_kernel: int | None = option(
+        None, "odd width of a depthwise convolution of V over tokens, encoder only; default: none", minimum=1
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.conv_kernel is not None and self.conv_kernel % 2 != 1:
+            raise InputError(f"conv_kernel must be odd, got {self.conv_kernel}")
 
     def at_decoder(self):
         return replace(self, query_updates=1) if self.query_updates is None else self
@@ -40,13 +53,16 @@ class Lot(Mechanism):
     The default initialisation makes ``E_z[exp(z·x) exp(z·y)] = exp(‖x + y‖²/2)``, whose factors in x alone and in
     y alone the marginals absorb: LOT starts as a positive-feature estimate of Sinkhorn attention.
 
+    Read as soft clustering, ``A_ij = Σ_t p(t|i) p(j|t)``: query i chooses pivot t, and t chooses key j.
+
     With ``query_updates=1`` row i depends on query i alone. The causal form is then the one-marginal relative,
     ``A_ij = Σ_t softmax(s·q_i·z/ε)_t exp(s·k_j·z_t/ε) / Σ_{j' ≤ i} exp(s·k_j'·z_t/ε)`` for j ≤ i: exact double
     stochasticity and causality together force the identity ([2], §8). Masses and num_updates play no part in it.
 
     Attributes:
-        pivots: ``(num_heads, r, head_dim)``, learnt, in the space of q and k.
-        mass_logits: ``(num_heads, r)``, learnt; ``σ = softmax(mass_logits)``.
+        pivots: ``(num_heads, r, head_dim)``, learnt (else a buffer), in the space of q and k.
+        mass_logits: ``(num_heads, r)``, learnt (else a buffer); ``σ = softmax(mass_logits / mass_temperature)``.
+        convolution: what V goes through before it is attended to, or None.
     """
 
     options_class = LotOptions
@@ -58,22 +74,39 @@ class Lot(Mechanism):
         options = self.options
         self.query_updates = options.num_updates if options.query_updates is None else options.query_updates
         self.couples_queries = self.query_updates > 1
-        self.supports_causal = not self.couples_queries
+        self.mixes_values = options.conv_kernel is not None
+        self.supports_causal = not (self.couples_queries or self.mixes_values)
         std = self.head_dim**0.25 if options.pivot_std is None else options.pivot_std
         # A generator of its own: a swap draws the same pivots wherever the model is built.
         generator = torch.Generator().manual_seed(options.seed * 1_000 + self.layer)
         shape = (self.num_heads, options.num_pivots, self.head_dim)
-        self.pivots = nn.Parameter(std * torch.randn(shape, generator=generator))
-        self.mass_logits = nn.Parameter(torch.zeros(self.num_heads, options.num_pivots))
+        self._keep("pivots", std * torch.randn(shape, generator=generator), learn=options.learn_pivots)
+        self._keep("mass_logits", torch.zeros(shape[:2]), learn=options.learn_masses)
+        self.convolution = None
+        if self.mixes_values:
+            self.convolution = TokenConvolution(
+                num_heads=self.num_heads, head_dim=self.head_dim, kernel=options.conv_kernel
+            )
+
+    def _keep(self, name: str, value: torch.Tensor, *, learn: bool) -> None:
+        """Store a parameter, or a buffer of the same name in checkpoints."""
+        if learn:
+            self.register_parameter(name, nn.Parameter(value))
+        else:
+            self.register_buffer(name, value)
+
+    def log_masses(self) -> torch.Tensor:
+        """log σ, ``(num_heads, r)``, at least float32."""
+        return torch.log_softmax(at_least_float32(self.mass_logits) / self.options.mass_temperature, -1)
+
+    def _mixed(self, v: torch.Tensor) -> torch.Tensor:
+        """The values that the pivots carry."""
+        return v if self.convolution is None else self.convolution(v)
 
     def scores(self, x: torch.Tensor) -> torch.Tensor:
         """``s·x·z/ε`` of queries or keys with every pivot, ``(bsz, num_heads, len, r)``, at least float32."""
         pivots = at_least_float32(self.pivots) * (self.scaling / self.options.epsilon)
         return at_least_float32(x) @ pivots.transpose(-1, -2)
-
-    def log_masses(self) -> torch.Tensor:
-        """log σ, ``(num_heads, r)``, at least float32."""
-        return torch.log_softmax(at_least_float32(self.mass_logits), -1)
 
     def coupling(self, q, k, query_padding_mask=None, key_padding_mask=None):
         """The coupling of queries and keys, as two factors; shapes as in :meth:`forward`."""
@@ -92,7 +125,8 @@ class Lot(Mechanism):
         if causal:
             return self._attend_prefix(q, k, v, key_padding_mask, None, need_plan)[0]
         coupling = self.coupling(q, k, query_padding_mask, key_padding_mask)
-        at_pivots = coupling.to_keys.apply(v.to(coupling.to_keys.conditional.dtype))  # (bsz, num_heads, r, value_dim)
+        v = self._mixed(v.to(coupling.to_keys.conditional.dtype))
+        at_pivots = coupling.to_keys.apply(v)  # (bsz, num_heads, r, value_dim)
         values = self.drop(coupling.from_queries.conditional) @ at_pivots
         return AttentionOutput(values, coupling.conditional if need_plan else None)
 
@@ -102,7 +136,7 @@ class Lot(Mechanism):
         scores = self.scores(k)
         log_b = uniform_log_mass(key_padding_mask, scores).unsqueeze(-2)
         to_keys = key_side(scores, log_b, self.log_masses(), num_updates=self.options.num_updates)
-        summary = {"value": to_keys.apply(v.to(scores.dtype))}
+        summary = {"value": to_keys.apply(self._mixed(v.to(scores.dtype)))}
         return {**summary, "plan": to_keys.conditional} if need_plan else summary
 
     def attend_summary(self, q, summary, need_plan=False):

@@ -5,6 +5,7 @@ import dataclasses
 from fairseq_lot.attention.base import Mechanism, Options
 from fairseq_lot.attention.esp import Esp
 from fairseq_lot.attention.lot import Lot
+from fairseq_lot.attention.set import Set
 from fairseq_lot.attention.sinkhorn import Sinkhorn
 from fairseq_lot.attention.softmax import Softmax
 from fairseq_lot.errors import InputError
@@ -12,6 +13,7 @@ from fairseq_lot.errors import InputError
 MECHANISMS: dict[str, type[Mechanism]] = {
     "esp": Esp,
     "lot": Lot,
+    "set": Set,
     "sinkhorn": Sinkhorn,
     "softmax": Softmax,
 }

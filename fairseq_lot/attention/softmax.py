@@ -1,31 +1,48 @@
-"""Softmax attention: the entropic plan with one marginal."""
+"""Softmax attention: the entropic plan with one marginal, perhaps relative to a prior."""
 
 from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from fairseq_lot.attention.base import AttentionOutput, Mechanism, Options
+from fairseq_lot.attention.base import AttentionOutput, Mechanism, Options, option
 from fairseq_lot.transport.measures import at_least_float32, without_empty
+from fairseq_lot.transport.positions import alibi_log_prior
 
 
 @dataclass(frozen=True)
 class SoftmaxOptions(Options):
-    """Softmax attention has no options."""
+    """Without options this is fairseq's own attention."""
+
+    prior: str | None = option(
+        None, "alibi: nearer keys are likelier before any score is seen; default: all alike", choices=("alibi",)
+    )
 
 
 class Softmax(Mechanism):
-    """``A = softmax(s·q·k)``: each query spends mass 1, keys receive what they get [6]."""
+    """``A = softmax(s·q·k + log π)``: each query spends mass 1, keys receive what they get [6].
+
+    A maximises ``⟨A, s·q·k⟩ - KL(A‖π)`` over the matrices whose rows sum to 1. The prior π is uniform, or
+    ``alibi``: ``π_ij ∝ exp(-slope·|i - j|)`` with one slope per head [11], symmetric unless causal.
+    """
 
     options_class = SoftmaxOptions
     couples_queries = False
     supports_causal = True
 
+    def __init__(self, **context):
+        super().__init__(**context)
+        self.positional = self.options.prior is not None
+
     def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_plan, causal):
         bias = _additive_mask(q, k, key_padding_mask, causal)
+        if self.options.prior == "alibi":
+            log_prior = alibi_log_prior(key_padding_mask, q, k)
+            bias = log_prior if bias is None else log_prior + bias
         dropout = self.dropout if self.training else 0.0
         if not need_plan:
             # scale = head_dim^-1/2 by default; the same kernel as in fairseq's own attention
+            bias = None if bias is None else bias.to(q.dtype)
             return AttentionOutput(scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout))
         scores = (self.scaling * at_least_float32(q)) @ at_least_float32(k).transpose(-1, -2)
         if bias is None:

@@ -142,7 +142,7 @@ def build_site_mechanism(args, *, site: str, layer: int, num_heads: int, head_di
     differential = getattr(args, "differential", None) or DEFAULTS["differential"]
     if not listed and not differential:
         return None
-    options = build_options(name, **mechanism_options(args, name))
+    options = build_options(name, **(mechanism_options(args, name) if listed else {}))
     if site != "encoder":
         options = options.at_decoder()
     context = {"num_heads": num_heads, "head_dim": head_dim, "layer": layer, "dropout": dropout}
@@ -159,6 +159,22 @@ def check_site(mechanism: Mechanism, name: str, site: str) -> None:
     """Refuse a mechanism that cannot stand at a decoder site, with the reason."""
     if site == "encoder":
         return
+    if mechanism.tied_tokens and site == "cross":
+        raise InputError(
+            f"{name} attention ties queries and keys to the same tokens, so it cannot stand at the 'cross' site, where "
+            "they are of two sentences; use --attention-sites encoder"
+        )
+    if mechanism.positional and site == "cross":
+        raise InputError(
+            f"{name} attention with these options compares the positions of queries and keys, which has no meaning "
+            "between two languages at the 'cross' site; use --attention-sites without cross"
+        )
+    if mechanism.mixes_values:
+        raise InputError(
+            f"{name} attention with these options mixes the values of neighbouring tokens, later ones included, so it "
+            f"cannot stand at the {site!r} site: in the decoder it would show future target tokens, and at cross the "
+            "encoder has mixed them already; use --attention-sites encoder"
+        )
     if mechanism.couples_queries:
         flags = [f"--{flat_name(name, k).replace('_', '-')} {v}" for k, v in mechanism.uncoupling_options.items()]
         raise InputError(

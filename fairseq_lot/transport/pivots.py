@@ -75,3 +75,36 @@ def pivot_coupling(
         from_queries=query_side(query_scores, log_a, log_masses, num_updates=query_updates),
         to_keys=key_side(key_scores, log_b, log_masses, num_updates=key_updates),
     )
+
+
+def gaussian_scores(x: torch.Tensor, pivots: torch.Tensor) -> torch.Tensor:
+    """``-‖x_i - z_t‖²/2``: ``(..., n, d), (..., r, d) -> (..., n, r)``."""
+    of_x, of_pivots = x.square().sum(-1).unsqueeze(-1), pivots.square().sum(-1).unsqueeze(-2)
+    return x @ pivots.transpose(-1, -2) - (of_x + of_pivots) / 2
+
+
+def tied_coupling(
+    scores: torch.Tensor,
+    log_a: torch.Tensor,
+    log_masses: torch.Tensor,
+    *,
+    num_updates: int,
+    log_factor: torch.Tensor | None = None,
+) -> Coupling:
+    """Couple a measure with itself through pivots.
+
+    Args:
+        scores: ``(..., n, r)``, already divided by epsilon.
+        log_a: ``(..., n)`` and log_masses: ``(..., r)``; -inf = no mass.
+        num_updates: half-updates of either plan.
+        log_factor: ``(..., n, r)``, log of what both finished plans are multiplied by, see
+            :func:`~fairseq_lot.transport.sinkhorn.sinkhorn`.
+
+    Returns:
+        The coupling; its rows are exact, its columns converge when there is no factor.
+    """
+    back = None if log_factor is None else log_factor.transpose(-1, -2)
+    return Coupling(
+        from_queries=sinkhorn(scores, log_a, log_masses, num_updates=num_updates, log_factor=log_factor),
+        to_keys=sinkhorn(scores.transpose(-1, -2), log_masses, log_a, num_updates=num_updates, log_factor=back),
+    )

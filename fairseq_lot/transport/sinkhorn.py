@@ -43,6 +43,7 @@ def sinkhorn(
     *,
     num_updates: int,
     tolerance: float | None = None,
+    log_factor: torch.Tensor | None = None,
 ) -> Plan:
     """The plan in U(a, b) that maximises ``⟨plan, scores⟩ + H(plan)``, after ``num_updates`` half-updates.
 
@@ -57,6 +58,8 @@ def sinkhorn(
         num_updates: half-updates, S in [1], T in [4].
         tolerance: stop as soon as the largest marginal error in the batch is at most this (one host sync
             per pair of half-updates); ``num_updates`` stays the bound.
+        log_factor: ``(..., n, m)``, log of a factor by which the finished plan is multiplied before its rows are made
+            exact once more; columns then no longer converge.
 
     Returns:
         The plan, rows exact.
@@ -76,4 +79,6 @@ def sinkhorn(
             if error.max() <= tolerance:
                 break  # g is still the one that f was made for
         g = log_b - log_reach
+    if log_factor is not None:
+        scores = scores + log_factor  # the last update is a softmax, so this is to multiply and to normalise
     return Plan(torch.softmax(scores + g.unsqueeze(-2), -1), log_a, log_b)

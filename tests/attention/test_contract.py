@@ -9,10 +9,15 @@ from tests import reference
 from tests.variants import CASES, HEAD_DIM, NUM_HEADS, PLAIN_CASES, draw, padding_mask
 
 QUERY_LENGTHS, KEY_LENGTHS = (5, 3, 1), (4, 6, 2)
-LAYOUTS = ("right", "left", "scattered")
 
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
-every_plain_case = pytest.mark.parametrize("case", PLAIN_CASES, ids=str)
+every_case_without_positions = pytest.mark.parametrize(
+    "case", [case for case in CASES if "cross" in case.kinds and not case.flag("mixes_values")], ids=str
+)
+every_case_and_kind = pytest.mark.parametrize(
+    ("case", "kind"), [(case, kind) for case in CASES for kind in case.kinds], ids=str
+)
+
 
 
 def inner(mechanism):
@@ -67,28 +72,29 @@ def close(actual, expected, tolerance):
 )
 def test_shape_dtype_and_precision(case, dtype, tolerance):
     mechanism = case.build(dtype)
-    query_mask, key_mask = masks_of("cross", "left")
-    inputs = fill_pads(draw(dtype=dtype), query_mask, key_mask, torch.nan)
+    query_mask, key_mask = masks_of(case.kinds[-1], "left")
+    inputs = fill_pads(draw(src_len=key_mask.size(1), dtype=dtype), query_mask, key_mask, torch.nan)
     output = mechanism(*inputs, query_mask, key_mask, need_plan=True)
     assert output.values.shape == inputs[0].shape
-    assert output.plan.shape == (3, NUM_HEADS // (2 if case.differential else 1), 5, 6)
+    assert output.plan.shape == (3, NUM_HEADS // (2 if case.differential else 1), 5, key_mask.size(1))
     assert output.values.dtype == output.plan.dtype == dtype
     exact = copy.deepcopy(mechanism).double()(*(x.double() for x in inputs), query_mask, key_mask, need_plan=True)
     close(output.values.double(), exact.values, tolerance)
     close(output.plan.double(), exact.plan, tolerance)
 
 
-@every_plain_case
+@pytest.mark.parametrize("case", [case for case in PLAIN_CASES if not case.flag("mixes_values")], ids=str)
 def test_values_may_be_of_another_width(case):
-    q, k, v = draw()
+    q, k, v = case.draw()
     wide = torch.cat([v, 2 * v[..., :1]], -1)
     values = case.build()(q, k, wide).values
     assert values.shape == (3, NUM_HEADS, 5, HEAD_DIM + 1)
     close(values[..., :HEAD_DIM], case.build()(q, k, v).values, 1e-12)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if rows_are_exact(case)], ids=str)
-@pytest.mark.parametrize("kind", ["self", "cross"])
+@pytest.mark.parametrize(
+    ("case", "kind"), [(case, kind) for case in CASES if rows_are_exact(case) for kind in case.kinds], ids=str
+)
 def test_rows_sum_to_one(case, kind):
     query_mask, key_mask = masks_of(kind, "scattered")
     mechanism = case.build(torch.float32)
@@ -130,10 +136,16 @@ def test_hard_slicing_is_exact_on_both_sides(case, kind):
     assert column_error(plan, query_mask, key_mask) < 1e-12
 
 
-@every_case
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("kind", ["self", "cross", "square"])
-def test_padding_is_truncation(case, layout, kind):
+def padded_kinds(case):
+    return (*case.kinds, "square") if "cross" in case.kinds else case.kinds
+
+
+@pytest.mark.parametrize(
+    ("case", "kind", "layout"),
+    [(case, kind, layout) for case in CASES for kind in padded_kinds(case) for layout in case.layouts],
+    ids=str,
+)
+def test_padding_is_truncation(case, kind, layout):
     query_mask, key_mask = masks_of(kind, layout)
     mechanism = case.build()
     inputs = fill_pads(draw(src_len=key_mask.size(1)), query_mask, key_mask, torch.nan)
@@ -154,7 +166,7 @@ def test_padding_is_truncation(case, layout, kind):
 
 @every_case
 def test_batch_is_one_by_one(case):
-    mechanism, inputs = case.build(), draw()
+    mechanism, inputs = case.build(), case.draw()
     together = mechanism(*inputs, need_plan=True)
     for sentence in range(3):
         alone = mechanism(*(x[sentence : sentence + 1] for x in inputs), need_plan=True)
@@ -162,7 +174,7 @@ def test_batch_is_one_by_one(case):
         close(together.plan[sentence], alone.plan[0], 1e-10)
 
 
-@every_case
+@every_case_without_positions
 @pytest.mark.parametrize("kind", ["self", "cross"])
 def test_order_of_keys_does_not_matter(case, kind):
     query_mask, key_mask = masks_of(kind, "scattered")
@@ -175,7 +187,7 @@ def test_order_of_keys_does_not_matter(case, kind):
     close(permuted.plan, output.plan[..., order], 1e-10)
 
 
-@every_case
+@every_case_without_positions
 @pytest.mark.parametrize("kind", ["self", "cross"])
 def test_order_of_queries_is_order_of_rows(case, kind):
     query_mask, key_mask = masks_of(kind, "scattered")
@@ -188,11 +200,26 @@ def test_order_of_queries_is_order_of_rows(case, kind):
     close(permuted.plan, output.plan[:, :, order], 1e-10)
 
 
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if not (case.flag("positional") or case.flag("mixes_values"))], ids=str
+)
+def test_order_of_tokens_is_order_of_rows_and_columns(case):
+    mask, _ = masks_of("self", "scattered")
+    inputs = draw(tgt_len=5, src_len=5)
+    order = torch.tensor([3, 0, 4, 2, 1])
+    mechanism = case.build()
+    output = mechanism(*inputs, mask, mask, need_plan=True)
+    masks = (mask[:, order],) * 2
+    permuted = mechanism(*(x[:, :, order] for x in inputs), *masks, need_plan=True)
+    close(permuted.values, output.values[:, :, order], 1e-10)
+    close(permuted.plan, output.plan[:, :, order][..., order], 1e-10)
+
+
 @every_case
 def test_gradcheck(case):
     mechanism = case.build()
-    inputs = [x.requires_grad_() for x in draw(bsz=1, tgt_len=3, src_len=4)]
-    mask = torch.tensor([[False, True, False, False]])
+    inputs = [x.requires_grad_() for x in case.draw(1, 3, 4)]
+    mask = torch.tensor([[False, True, False, False]])[:, : inputs[1].size(2)]
 
     def values(q, k, v, *parameters):
         return mechanism(q, k, v, None, mask).values
@@ -204,7 +231,7 @@ def test_gradcheck(case):
 @pytest.mark.parametrize("case", [case for case in CASES if case.options.get("num_pivots") != 1], ids=str)
 def test_flag_says_whether_queries_are_coupled(case):
     mechanism = case.build()
-    q, k, v = draw()
+    q, k, v = case.draw()
     moved = q + torch.randn(q.shape, dtype=q.dtype)
     moved[:, :, 1] = q[:, :, 1]
     change = (mechanism(moved, k, v).values - mechanism(q, k, v).values)[:, :, 1].abs().max()
@@ -214,7 +241,10 @@ def test_flag_says_whether_queries_are_coupled(case):
     assert change > 1e-3
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if not case.build().couples_queries], ids=str)
+UNCOUPLED_CASES = [case for case in CASES if not case.build().couples_queries]
+
+
+@pytest.mark.parametrize("case", [case for case in UNCOUPLED_CASES if not case.flag("positional")], ids=str)
 def test_uncoupled_queries_may_come_step_by_step(case):
     mechanism = case.build()
     q, k, v = draw()
@@ -279,16 +309,33 @@ TWINS = {
         q,
         k,
         m.pivots[head],
-        m.mass_logits[head],
+        m.mass_logits[head] / m.options.mass_temperature,
         epsilon=m.options.epsilon,
         num_updates=m.options.num_updates,
         query_updates=m.options.query_updates,
     ),
+    "set": lambda m, head, q, k: reference.set_plan(
+        (q + k) / 2,
+        m.pivots[head],
+        epsilon=m.options.epsilon,
+        num_updates=m.options.num_updates,
+        positional_temperature=m.options.positional_temperature,
+    ),
     "sinkhorn": lambda m, head, q, k: reference.sinkhorn_plan(
         q, k, epsilon=m.options.epsilon, num_updates=m.options.num_updates
     ),
-    "softmax": lambda m, head, q, k: reference.softmax_plan(q, k),
+    "softmax": lambda m, head, q, k: reference.softmax_plan(
+        q, k, slope=reference.alibi_slopes(NUM_HEADS)[head] if m.options.prior == "alibi" else 0.0
+    ),
 }
+
+
+def mixed(mechanism, v):
+    """What the plan is applied to: v, or v after its convolution."""
+    if not mechanism.mixes_values:
+        return v
+    weights = mechanism.convolution.weight
+    return torch.stack([reference.convolution(*head) for head in zip(v, weights, strict=True)])
 
 
 def twin(case, mechanism, q, k, v):
@@ -297,7 +344,7 @@ def twin(case, mechanism, q, k, v):
     plans = [TWINS[case.name](inner(mechanism), head, q[head], k[head]) for head in range(NUM_HEADS)]
     if not case.differential:
         attention = torch.stack([q.size(1) * plan for plan in plans])
-        return attention @ v, attention
+        return attention @ mixed(mechanism, v), attention
     lambdas = [getattr(mechanism, f"lambda_{x}") for x in ("q1", "k1", "q2", "k2")]
     values, attention = [], []
     for head in range(0, NUM_HEADS, 2):
@@ -308,11 +355,17 @@ def twin(case, mechanism, q, k, v):
     return torch.stack(values), torch.stack(attention)
 
 
-@every_case
+def has_a_twin(case):
+    """Values that are mixed inside the differential wrapper are tested in test_lot.py."""
+    return not (case.differential and case.flag("mixes_values"))
+
+
+@pytest.mark.parametrize(
+    ("case", "kind"), [(case, kind) for case in CASES if has_a_twin(case) for kind in case.kinds], ids=str
+)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)], ids=str)
-@pytest.mark.parametrize("kind", ["self", "cross"])
 def test_agrees_with_slow_twin(case, dtype, tolerance, kind):
-    query_mask, key_mask = masks_of(kind, "scattered")
+    query_mask, key_mask = masks_of(kind, case.layouts[-1])
     mechanism = case.build(dtype)
     inputs = draw(src_len=key_mask.size(1), dtype=dtype)
     inputs = [x.requires_grad_() for x in fill_pads(inputs, query_mask, key_mask, torch.nan)]
@@ -335,8 +388,7 @@ def test_agrees_with_slow_twin(case, dtype, tolerance, kind):
         close(gradient.double() / scale, expected / scale, 10 * tolerance)
 
 
-@every_case
-@pytest.mark.parametrize("kind", ["self", "cross"])
+@every_case_and_kind
 def test_asking_for_the_plan_changes_no_value(case, kind):
     query_mask, key_mask = masks_of(kind, "left")
     mechanism, inputs = case.build(), draw(src_len=key_mask.size(1))
@@ -344,19 +396,22 @@ def test_asking_for_the_plan_changes_no_value(case, kind):
     without = mechanism(*inputs, query_mask, key_mask)
     assert without.plan is None
     close(output.values, without.values, 1e-12)
-    if not case.differential:
+    if not (case.differential or case.flag("mixes_values")):
         close(output.values, output.plan @ inputs[2], 1e-10)
 
 
-@every_case
-@pytest.mark.parametrize("empty", ["queries", "keys", "both"])
+@pytest.mark.parametrize(
+    ("case", "empty"),
+    [(case, x) for case in CASES for x in ("queries", "keys", "both") if x == "both" or not case.flag("tied_tokens")],
+    ids=str,
+)
 def test_sentence_of_pads_alone_gives_finite_values(case, empty):
-    query_mask, key_mask = (mask.clone() for mask in masks_of("cross", "right"))
+    query_mask, key_mask = (mask.clone() for mask in masks_of("self" if case.flag("tied_tokens") else "cross", "right"))
     mechanism = case.build()
-    expected = mechanism(*draw(), query_mask, key_mask, need_plan=True).values[1:]
+    expected = mechanism(*case.draw(), query_mask, key_mask, need_plan=True).values[1:]
     query_mask[0] |= empty != "keys"
     key_mask[0] |= empty != "queries"
-    inputs = [x.requires_grad_() for x in fill_pads(draw(), query_mask, key_mask, torch.nan)]
+    inputs = [x.requires_grad_() for x in fill_pads(case.draw(), query_mask, key_mask, torch.nan)]
     for need_plan in (False, True):
         output = mechanism(*inputs, query_mask, key_mask, need_plan=need_plan)
         assert output.values.isfinite().all()
@@ -367,7 +422,7 @@ def test_sentence_of_pads_alone_gives_finite_values(case, empty):
 
 @every_case
 def test_dropout_acts_in_training_only(case):
-    mechanism, inputs = case.build(dropout=0.5), draw()
+    mechanism, inputs = case.build(dropout=0.5), case.draw()
     still = case.build()(*inputs).values
     close(mechanism.eval()(*inputs).values, still, 0)
     assert (mechanism.train()(*inputs).values - still).abs().max() > 1e-2

@@ -10,7 +10,6 @@ from tests.variants import CASES, HEAD_DIM, NUM_HEADS, draw, padding_mask
 
 UNCOUPLED = [case for case in CASES if not case.build().couples_queries]
 CAUSAL = [case for case in UNCOUPLED if getattr(case.build(), "inner", case.build()).supports_causal]
-every_uncoupled_case = pytest.mark.parametrize("case", UNCOUPLED, ids=str)
 every_causal_case = pytest.mark.parametrize("case", CAUSAL, ids=str)
 both_dtypes = pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.float16, 5e-3)], ids=str
@@ -32,7 +31,7 @@ def sizes(tensors):
     return {name: x.shape for name, x in tensors.items()}
 
 
-@every_uncoupled_case
+@pytest.mark.parametrize("case", [case for case in UNCOUPLED if "cross" in case.kinds], ids=str)
 @both_dtypes
 @pytest.mark.parametrize("layout", [None, "right", "left"])
 @pytest.mark.parametrize("need_plan", [False, True])

@@ -14,12 +14,13 @@ from fairseq_lot.errors import InputError
 from tests.variants import HEAD_DIM, NUM_HEADS, PLAIN_CASES, draw
 
 CONTEXT = {"num_heads": NUM_HEADS, "head_dim": HEAD_DIM}
+ENTROPIC = ("lot", "set", "sinkhorn")
 NOT_A_NUMBER, INFINITE = math.nan, math.inf
 
 
 def test_registry_is_in_alphabetical_order_and_complete():
     assert list(MECHANISMS) == sorted(MECHANISMS)
-    assert {"esp", "lot", "sinkhorn", "softmax"} <= set(MECHANISMS)
+    assert {"esp", "lot", "set", "sinkhorn", "softmax"} <= {*MECHANISMS}
     for name, mechanism in MECHANISMS.items():
         assert issubclass(mechanism, Mechanism)
         assert issubclass(mechanism.options_class, Options)
@@ -47,7 +48,7 @@ def test_every_option_is_explained_and_frozen(name):
 
 @pytest.mark.parametrize("build", [build_mechanism, build_differential])
 def test_unknown_mechanism_is_named(build):
-    with pytest.raises(ValueError, match="'sofmax'.*esp, lot, sinkhorn, softmax") as caught:
+    with pytest.raises(ValueError, match=f"'sofmax'.*{', '.join(MECHANISMS)}") as caught:
         build("sofmax", **CONTEXT)
     assert caught.type is InputError
 
@@ -64,15 +65,19 @@ def test_unknown_option_is_named(build, name):
 @pytest.mark.parametrize(
     ("name", "option", "value"),
     [
-        *[(name, "epsilon", x) for name in ("lot", "sinkhorn") for x in (0, -1, NOT_A_NUMBER, INFINITE, -INFINITE)],
-        *[(name, "epsilon", x) for name in ("lot", "sinkhorn") for x in (None, "1")],
-        *[(name, "num_updates", x) for name in ("lot", "sinkhorn") for x in (0, -3, None, "5")],
+        *[(name, "epsilon", x) for name in ENTROPIC for x in (0, -1, NOT_A_NUMBER, INFINITE, -INFINITE)],
+        *[(name, "epsilon", x) for name in ENTROPIC for x in (None, "1")],
+        *[(name, "num_updates", x) for name in ENTROPIC for x in (0, -3, None, "5")],
         ("lot", "num_pivots", 0),
         ("lot", "num_pivots", -1),
         ("lot", "query_updates", 0),
         ("lot", "pivot_std", -0.1),
         ("lot", "pivot_std", NOT_A_NUMBER),
         ("lot", "seed", -1),
+        ("set", "num_pivots", 0),
+        ("set", "positional_temperature", 0),
+        ("set", "positional_temperature", INFINITE),
+        ("set", "pivot_std", -0.1),
         ("sinkhorn", "tolerance", 0),
         ("sinkhorn", "tolerance", NOT_A_NUMBER),
         *[("esp", "sort_temperature", x) for x in (0, -1e-3, NOT_A_NUMBER, INFINITE)],
@@ -171,10 +176,10 @@ def initial_values(name, *, build=build_mechanism, **options):
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [("lot", {}), ("esp", {"slicer": "frozen"}), ("esp", {"slicer": "learnable"})]
+    ("name", "options"), [("lot", {}), ("set", {}), ("esp", {"slicer": "frozen"}), ("esp", {"slicer": "learnable"})]
 )
 def test_seed_and_layer_decide_the_initial_values(name, options):
-    drawn = "pivots" if name == "lot" else "slices"
+    drawn = "slices" if name == "esp" else "pivots"
     state = torch.get_rng_state()
     first = initial_values(name, seed=3, layer=1, **options)[drawn]
     assert torch.equal(torch.get_rng_state(), state)

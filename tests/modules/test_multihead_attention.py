@@ -156,6 +156,8 @@ def step_by_step(attention, query, key, mask, site, order):
     [
         ("decoder", "softmax", {}),
         ("decoder", "softmax", {"differential": True}),
+        ("decoder", "softmax", {"prior": "alibi"}),
+        ("decoder", "softmax", {"prior": "alibi", "differential": True}),
         ("cross", "softmax", {}),
         ("cross", "softmax", {"differential": True}),
         ("cross", "lot", {"query_updates": 1, "num_pivots": 4}),

@@ -47,7 +47,7 @@ def other_value(field):
     elif isinstance(field.default, bool):
         value = not field.default
     elif "int" in str(field.type):
-        value = (field.default or 0) + 2
+        value = (field.default or 0) + 3
     elif field.metadata["maximum"] is not None:
         value = field.default / 2
     else:
@@ -208,6 +208,42 @@ def test_differential_is_everywhere_around_what_stands_there(site):
 def test_differential_constant_and_switch():
     assert build("--differential", "--differential-lambda-init", "0.0").lambda_init == 0.0
     assert not isinstance(build("--differential", "false"), Differential)
+
+
+@pytest.mark.parametrize("words", [(), ("--differential",)])
+def test_prior_over_positions_stands_within_one_sentence_only(words):
+    options = ("--attention", "softmax", "--softmax-prior", "alibi", *words)
+    for site in ("encoder", "decoder"):
+        assert build(*options, "--attention-sites", "encoder,decoder", site=site).positional
+    with pytest.raises(ValueError, match="softmax attention .*positions.*no meaning.*'cross' site") as caught:
+        build(*options, "--attention-sites", "encoder,cross", site="cross")
+    assert "\n" not in str(caught.value)
+
+
+def test_options_count_only_where_the_attention_is_listed():
+    options = ("--attention", "softmax", "--softmax-prior", "alibi", "--differential")
+    assert build(*options, site="encoder").positional
+    assert not build(*options, site="cross").positional
+
+
+@pytest.mark.parametrize("site", ["cross", "decoder"])
+@pytest.mark.parametrize("words", [(), ("--differential",)])
+def test_convolution_of_the_values_stands_in_the_encoder_only(words, site):
+    options = ("--attention", "lot", "--lot-query-updates", "1", "--lot-conv-kernel", "3", *words)
+    sites = ("--attention-sites", f"encoder,{site}")
+    assert build(*options, *sites, site="encoder").mixes_values
+    with pytest.raises(ValueError, match=f"mixes the values of neighbouring tokens.*{site!r} site.*future") as caught:
+        build(*options, *sites, site=site)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("words", [(), ("--differential",), ("--set-positional-temperature", "0.5")])
+def test_tied_tokens_stand_in_the_encoder_only(words):
+    options = ("--attention", "set", *words)
+    assert build(*options).tied_tokens
+    for site, reason in (("cross", "same tokens"), ("decoder", "couples the queries")):
+        with pytest.raises(ValueError, match=f"set attention .*{reason}.*{site!r} site"):
+            build(*options, "--attention-sites", site, site=site)
 
 
 @pytest.mark.parametrize("name", MECHANISMS)

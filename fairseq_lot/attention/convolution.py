@@ -1,0 +1,46 @@
+"""Depthwise convolution of the values over the tokens."""
+
+import torch
+from torch import nn
+
+from fairseq_lot.errors import InputError
+
+
+class TokenConvolution(nn.Module):
+    """``out_i = Σ_o w_o v_{i + o - kernel // 2}``, with weights of its own for every channel of every head.
+
+    It starts as the identity, exactly. What lies before and after the sentence counts as zero, so padding changes
+    nothing as long as pads hold zeros and stand at the ends.
+
+    Args:
+        num_heads: number of heads.
+        head_dim: channels of one head.
+        kernel: odd number of neighbouring tokens that one output sees.
+
+    Attributes:
+        weight: ``(num_heads, head_dim, kernel)``, learnt.
+    """
+
+    def __init__(self, *, num_heads: int, head_dim: int, kernel: int):
+        super().__init__()
+        weight = torch.zeros(num_heads, head_dim, kernel)
+        weight[..., kernel // 2] = 1.0
+        self.weight = nn.Parameter(weight)
+
+    def forward(self, v: torch.Tensor) -> torch.Tensor:
+        """Convolve over tokens.
+
+        Args:
+            v: ``(bsz, num_heads, n, width)``, zero at pads; the width is head_dim or, as in differential
+                attention, a multiple of it, whose parts share their weights.
+
+        Returns:
+            ``(bsz, num_heads, n, width)``.
+        """
+        num_heads, head_dim, kernel = self.weight.shape
+        n, width = v.shape[-2:]
+        if width % head_dim:
+            raise InputError(f"a convolution of {head_dim} channels a head cannot take values of width {width}")
+        weight = self.weight.to(v.dtype).repeat(1, width // head_dim, 1).unsqueeze(-2)  # (num_heads, width, 1, kernel)
+        around = nn.functional.pad(v, (0, 0, kernel // 2, kernel // 2))
+        return sum(around[..., o : o + n, :] * weight[..., o].transpose(-1, -2) for o in range(kernel))

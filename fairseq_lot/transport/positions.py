@@ -1,0 +1,78 @@
+"""Where tokens stand in their sentence, and priors made of that."""
+
+import torch
+
+from fairseq_lot.errors import InputError
+from fairseq_lot.transport.measures import without_empty
+
+
+def positions(padding_mask: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+    """0-based positions, counted over the tokens that are not padding.
+
+    Args:
+        padding_mask: ``(bsz, n)`` bool, True = pad; None when there is no padding.
+        like: any tensor with ``like.size(-2) == n``; gives the device and, without a mask, n.
+
+    Returns:
+        ``(bsz, n)``, or ``(1, n)`` without a mask, integers; a pad has the position of the last real token before
+        it, or -1.
+    """
+    if padding_mask is None:
+        return torch.arange(like.size(-2), device=like.device).unsqueeze(0)
+    return (~without_empty(padding_mask)).cumsum(-1) - 1
+
+
+def alibi_slopes(num_heads: int) -> list[float]:
+    """The slopes of Press et al. [11]: ``2^(-8h/H)`` for h = 1 .. H, when H is a power of two.
+
+    Otherwise the slopes for the power of two below H, then every other slope for the power above it.
+    """
+    below = 2 ** (num_heads.bit_length() - 1)
+    slopes = [2 ** (-8 * h / below) for h in range(1, below + 1)]
+    return slopes + [2 ** (-4 * h / below) for h in range(1, 2 * (num_heads - below), 2)]
+
+
+def alibi_log_prior(padding_mask: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """``log π_ij = -slope·|position of i - position of j|`` up to a constant per row, one slope per head [11].
+
+    Queries are the last ``tgt_len`` tokens of the keys' sentence, so query i stands where key
+    ``i + src_len - tgt_len`` does.
+
+    Args:
+        padding_mask: ``(bsz, src_len)`` bool, True = pad; or None.
+        q: ``(bsz, num_heads, tgt_len, d)``; k: ``(bsz, num_heads, src_len, d)``; only their sizes count.
+
+    Returns:
+        ``(bsz or 1, num_heads, tgt_len, src_len)``, at least float32.
+
+    Raises:
+        InputError: more queries than keys.
+    """
+    tgt_len, src_len = q.size(-2), k.size(-2)
+    if tgt_len > src_len:
+        raise InputError(f"a prior over positions needs queries among the keys, got {tgt_len} queries, {src_len} keys")
+    of_keys = positions(padding_mask, k)
+    of_queries = of_keys[:, src_len - tgt_len :]
+    distance = (of_queries.unsqueeze(-1) - of_keys.unsqueeze(-2)).abs()  # (bsz or 1, tgt_len, src_len)
+    slopes = q.new_tensor(alibi_slopes(q.size(1)), dtype=torch.promote_types(q.dtype, torch.float32))
+    return -slopes[:, None, None] * distance.unsqueeze(1)
+
+
+def linear_log_factor(
+    padding_mask: torch.Tensor | None, x: torch.Tensor, num_pivots: int, temperature: float
+) -> torch.Tensor:
+    """``-(i/n - t/r)²/τ²``: large where token i of n is as far along as pivot t of r, both counted from 1 [10].
+
+    Args:
+        padding_mask: ``(bsz, n)`` bool, True = pad; or None. Only real tokens count.
+        x: ``(..., n, d)``; gives the dtype, the device and, without a mask, n.
+        num_pivots: r.
+        temperature: τ, a fraction of the sentence.
+
+    Returns:
+        ``(bsz or 1, n, r)``, at most 0.
+    """
+    place = positions(padding_mask, x) + 1
+    along = place.to(x.dtype) / place[:, -1:]  # the last slot holds the number of real tokens
+    pivots = torch.arange(1, num_pivots + 1, dtype=x.dtype, device=x.device) / num_pivots
+    return -((along.unsqueeze(-1) - pivots) / temperature).square()

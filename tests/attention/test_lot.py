@@ -1,0 +1,181 @@
+"""LOT attention: what its options promise, its rank, and its reading as soft clustering."""
+
+import pytest
+import torch
+
+from fairseq_lot.attention.differential import build_differential
+from fairseq_lot.attention.registry import build_mechanism
+from fairseq_lot.errors import InputError
+from tests import reference
+from tests.variants import HEAD_DIM, NUM_HEADS, draw, padding_mask
+
+CONTEXT = {"num_heads": NUM_HEADS, "head_dim": HEAD_DIM}
+
+
+def build(**options):
+    return build_mechanism("lot", **CONTEXT, **options).double()
+
+
+def move(mechanism, seed=7):
+    """Move the parameters away from their initial values."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in mechanism.parameters():
+            parameter += 0.5 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+    return mechanism
+
+
+@pytest.mark.parametrize("r", [1, 2, 3, 5, 6, 9])
+def test_rank_of_attention_is_at_most_the_number_of_pivots(r):
+    q, k, v = draw(2, 6, 7)
+    output = move(build(num_pivots=r))(q, k, v, need_plan=True)
+    singular = torch.linalg.svdvals(output.plan)
+    assert (singular[..., r:] < 1e-12).all()
+    assert (singular[..., min(r, 6) - 1] > 1e-8).all()
+    torch.testing.assert_close(output.plan.sum(-1), torch.ones_like(output.plan[..., 0]), atol=1e-12, rtol=0)
+
+
+def test_one_pivot_gives_every_query_the_same_mean():
+    q, k, v = draw(2, 6, 6)
+    output = build(num_pivots=1)(q, k, v, need_plan=True)
+    torch.testing.assert_close(output.plan, torch.full_like(output.plan, 1 / 6), atol=1e-14, rtol=0)
+    torch.testing.assert_close(output.values, v.mean(2, keepdim=True).expand_as(output.values), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("num_updates", [1, 2, 5])
+def test_attention_is_soft_clustering(num_updates):
+    """``A_ij = Σ_t p(t|i) p(j|t)`` with the two plans' conditionals, p(t|i) = n Γ1_it and p(j|t) = Γ2_jt / σ_t."""
+    q, k, v = draw(1, 5, 6)
+    mechanism = move(build(num_pivots=4, num_updates=num_updates))
+    a = mechanism(q, k, v, need_plan=True).plan[0]
+    sigma = mechanism.log_masses().exp()
+    for head in range(NUM_HEADS):
+        to_pivots = reference.scores(q[0, head], mechanism.pivots[head])
+        gamma_1 = reference.entropic_plan(to_pivots, reference.uniform(5), sigma[head], num_updates)
+        from_pivots = reference.scores(mechanism.pivots[head], k[0, head])
+        gamma_2 = reference.entropic_plan(from_pivots, sigma[head], reference.uniform(6), num_updates).T
+        chooses_pivot, chooses_key = 5 * gamma_1, gamma_2 / sigma[head]
+        torch.testing.assert_close(chooses_pivot.sum(1), torch.ones(5, dtype=torch.float64))
+        torch.testing.assert_close(chooses_key.sum(0), torch.ones(4, dtype=torch.float64))
+        sums = reference.matrix(
+            [sum(chooses_pivot[i, t] * chooses_key[j, t] for t in range(4)) for j in range(6)] for i in range(5)
+        )
+        torch.testing.assert_close(a[head], sums, atol=1e-12, rtol=0)
+
+
+def test_converged_clusters_obey_bayes():
+    """With both marginals met, p(j|t) = p(t|j) p(j) / p(t): cluster sizes are σ, and keys are equally frequent."""
+    q, k, v = draw(1, 5, 6)
+    mechanism = move(build(num_pivots=4, num_updates=2_001))
+    coupling = mechanism.coupling(q, k)
+    sigma = mechanism.log_masses().exp()
+    torch.testing.assert_close(coupling.from_queries.plan[0].sum(-2), sigma, atol=1e-9, rtol=0)
+    joint = coupling.to_keys.plan[0]  # (heads, r, m): p(t, j)
+    of_key = 6 * joint  # p(t|j), as p(j) = 1/6
+    torch.testing.assert_close(of_key.sum(-2), torch.ones(NUM_HEADS, 6, dtype=torch.float64), atol=1e-9, rtol=0)
+    shared = torch.einsum("hit,htj,ht->hij", coupling.from_queries.conditional[0], of_key, 1 / sigma) / 6
+    torch.testing.assert_close(mechanism(q, k, v, need_plan=True).plan[0], shared, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["pivots", "mass_logits"])
+def test_what_is_not_learnt_is_stored_all_the_same(name):
+    option = {"pivots": "learn_pivots", "mass_logits": "learn_masses"}[name]
+    learnt, fixed = build(), build(**{option: False})
+    assert {key for key, _ in learnt.named_parameters()} == {"pivots", "mass_logits"}
+    assert {key for key, _ in fixed.named_parameters()} == {"pivots", "mass_logits"} - {name}
+    assert learnt.state_dict().keys() == fixed.state_dict().keys()
+    fixed.load_state_dict(move(learnt).state_dict())
+    inputs = draw()
+    torch.testing.assert_close(fixed(*inputs).values, learnt(*inputs).values, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("temperature", [0.2, 1.0, 5.0])
+def test_masses_are_the_marginal_that_the_pivots_receive(temperature):
+    q, k, _ = draw()
+    mechanism = move(build(num_pivots=4, num_updates=2_001, mass_temperature=temperature))
+    sigma = torch.softmax(mechanism.mass_logits / temperature, -1)
+    coupling = mechanism.coupling(q, k)
+    torch.testing.assert_close(coupling.from_queries.plan.sum(-2), sigma.expand(3, -1, -1), atol=1e-8, rtol=0)
+    torch.testing.assert_close(coupling.to_keys.plan.sum(-1), sigma.expand(3, -1, -1), atol=1e-12, rtol=0)
+
+
+def test_a_hot_temperature_makes_masses_equal():
+    mechanism = move(build(mass_temperature=1e9))
+    torch.testing.assert_close(mechanism.log_masses().exp(), torch.full_like(mechanism.mass_logits, 1 / 32))
+
+
+@pytest.mark.parametrize("build_one", [build_mechanism, build_differential])
+@pytest.mark.parametrize("kernel", [1, 3, 7])
+def test_convolution_starts_as_the_identity(kernel, build_one):
+    inputs = draw(dtype=torch.float32)
+    plain, convolved = (build_one("lot", **CONTEXT, conv_kernel=k) for k in (None, kernel))
+    assert torch.equal(plain(*inputs).values, convolved(*inputs).values)
+    assert not build_one("lot", **CONTEXT).mixes_values and convolved.mixes_values
+
+
+def test_convolution_is_torch_s():
+    mechanism = move(build(conv_kernel=5))
+    v = draw()[2]
+    weight = mechanism.convolution.weight
+    for head in range(NUM_HEADS):
+        expected = torch.nn.functional.conv1d(
+            v[:, head].transpose(1, 2), weight[head].unsqueeze(1), padding=2, groups=HEAD_DIM
+        )
+        torch.testing.assert_close(mechanism.convolution(v)[:, head], expected.transpose(1, 2))
+
+
+@pytest.mark.parametrize("layout", ["right", "left"])
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_convolution_wider_than_the_sentence_sees_no_pad(n, layout):
+    mechanism = move(build(conv_kernel=7))
+    mask = padding_mask((n,), 8, layout)
+    q, k, v = (x.masked_fill(mask[:, None, :, None], torch.nan) for x in draw(1, 8, 8))
+    values = mechanism(q, k, v, mask, mask).values
+    alone = mechanism(*(x[:, :, ~mask[0]] for x in (q, k, v))).values
+    torch.testing.assert_close(values[:, :, ~mask[0]], alone, atol=1e-12, rtol=0)
+    assert values[:, :, mask[0]].eq(0).all()
+
+
+def test_halves_of_differential_attention_convolve_with_their_own_weights():
+    mechanism = move(build_differential("lot", **CONTEXT, conv_kernel=3).double())
+    q, k, v = draw(1, 5, 5)
+    plans = mechanism.inner(q, k, v, need_plan=True).plan[0]
+    halves = []
+    for plan, weight in zip(plans, mechanism.inner.convolution.weight, strict=True):
+        halves.append(torch.cat([plan @ reference.convolution(half, weight) for half in v[0]], -1))
+    difference = halves[0] - mechanism.difference_weight() * halves[1]
+    expected = mechanism.norm(difference) * (1 - mechanism.lambda_init)
+    actual = torch.cat(list(mechanism(q, k, v).values[0]), -1)
+    torch.testing.assert_close(actual, expected, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("kernel", [2, 4, 0, -1, 2.5])
+def test_kernels_that_have_no_middle_are_named(kernel):
+    with pytest.raises(ValueError, match=f"lot attention: conv_kernel must be .*{kernel}"):
+        build(conv_kernel=kernel)
+
+
+@pytest.mark.parametrize("temperature", [0, -1.0, float("nan"), float("inf")])
+def test_temperatures_of_no_meaning_are_named(temperature):
+    with pytest.raises(ValueError, match=f"lot attention: mass_temperature .*{temperature}"):
+        build(mass_temperature=temperature)
+
+
+def test_values_of_a_width_without_weights_are_refused():
+    q, k, v = draw()
+    with pytest.raises(InputError, match="width 3"):
+        build(conv_kernel=3)(q, k, v[..., :3])
+
+
+def test_convolved_values_are_summarised():
+    mechanism = move(build(conv_kernel=3, query_updates=1))
+    q, k, v = draw()
+    mask = padding_mask((6, 4, 2), 6, "left")
+    summary = mechanism.summarise(k, v, mask)
+    expected = mechanism(q, k, v, None, mask).values
+    torch.testing.assert_close(mechanism.attend_summary(q, summary).values, expected, atol=1e-12, rtol=0)
+
+
+def test_convolution_cannot_be_causal():
+    with pytest.raises(InputError, match="lot attention cannot be causal"):
+        build(conv_kernel=3, query_updates=1)(*draw(1, 5, 5), causal=True)

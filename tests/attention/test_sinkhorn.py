@@ -1,0 +1,111 @@
+"""Sinkhorn attention: its tolerance mode, its two limits and what half an update is."""
+
+import pytest
+import torch
+from scipy.optimize import linear_sum_assignment
+
+from fairseq_lot.attention.registry import build_mechanism
+from fairseq_lot.transport.measures import marginal_error
+from tests import reference
+from tests.variants import HEAD_DIM, NUM_HEADS, draw, padding_mask
+
+LENGTHS = (6, 4, 2)
+
+
+def attention(q, k, mask=None, **options):
+    """A of every sentence and head."""
+    mechanism = build_mechanism("sinkhorn", num_heads=NUM_HEADS, head_dim=HEAD_DIM, **options)
+    return mechanism(q, k, k, mask, mask, need_plan=True).plan
+
+
+def errors(a, mask):
+    """Marginal error of the plans behind A, ``(bsz, heads)``."""
+    uniform = (~mask).double() / (~mask).sum(-1, keepdim=True)
+    return marginal_error(uniform[:, None, :, None] * a, uniform[:, None], uniform[:, None])
+
+
+@pytest.mark.parametrize("layout", ["right", "left", "scattered"])
+@pytest.mark.parametrize("tolerance", [1e-2, 1e-5, 1e-9])
+def test_tolerance_is_reached_by_every_sentence_of_a_ragged_batch(tolerance, layout):
+    q, k, _ = draw(3, 6, 6)
+    mask = padding_mask(LENGTHS, 6, layout)
+    options = {"epsilon": 0.5, "num_updates": 2_001}
+    stopped = errors(attention(q, k, mask, **options, tolerance=tolerance), mask)
+    assert stopped.max() <= tolerance
+    assert stopped.max() > 100 * errors(attention(q, k, mask, **options), mask).max()  # it did stop early
+
+
+@pytest.mark.parametrize("num_updates", [1, 2, 3, 6, 7])
+def test_tolerance_out_of_reach_stops_at_the_number_of_updates(num_updates):
+    q, k, _ = draw(3, 6, 6)
+    mask = padding_mask(LENGTHS, 6, "left")
+    options = {"epsilon": 0.1, "num_updates": num_updates}
+    limited = attention(q, k, mask, **options, tolerance=1e-15)
+    assert torch.equal(limited, attention(q, k, mask, **options))
+    assert errors(limited, mask).max() > 1e-3
+
+
+def test_tolerance_mode_is_the_exact_plan_in_its_gradient_too():
+    q, k, _ = (x.requires_grad_() for x in draw(1, 5, 5))
+    weights = torch.randn(5, 5, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
+    found = [
+        torch.autograd.grad((attention(q, k, epsilon=1.0, num_updates=1_001, **limit) * weights).sum(), (q, k))
+        for limit in ({}, {"tolerance": 1e-13})
+    ]
+    for exact, stopped in zip(*found, strict=True):
+        torch.testing.assert_close(stopped, exact, atol=1e-10, rtol=0)
+
+
+def test_small_epsilon_is_the_best_assignment_of_scipy():
+    """With distinct costs the optimal permutation is unique, and the plan tends to it as epsilon tends to 0."""
+    q, k, _ = draw(3, 6, 6)
+    best = torch.zeros(3, NUM_HEADS, 6, 6, dtype=torch.float64)
+    for sentence in range(3):
+        for head in range(NUM_HEADS):
+            scores = reference.scores(q[sentence, head], k[sentence, head]).numpy()
+            rows, columns = linear_sum_assignment(scores, maximize=True)
+            best[sentence, head, rows, columns] = 1
+    distances = [(attention(q, k, epsilon=e, num_updates=4_001) - best).abs().max() for e in (1e-1, 1e-2, 1e-3)]
+    assert distances == sorted(distances, reverse=True)
+    assert distances[-1] < 1e-2
+
+
+@pytest.mark.parametrize("num_updates", [1, 2, 15])
+def test_large_epsilon_is_the_mean_of_the_real_values(num_updates):
+    q, k, v = draw(3, 6, 6)
+    mask = padding_mask(LENGTHS, 6, "scattered")
+    mechanism = build_mechanism(
+        "sinkhorn", num_heads=NUM_HEADS, head_dim=HEAD_DIM, epsilon=1e9, num_updates=num_updates
+    )
+    values = mechanism(q, k, v, mask, mask).values
+    for sentence in range(3):
+        real = ~mask[sentence]
+        mean = v[sentence][:, real].mean(1, keepdim=True).expand(-1, int(real.sum()), -1)
+        torch.testing.assert_close(values[sentence][:, real], mean, atol=1e-8, rtol=0)
+
+
+@pytest.mark.parametrize("num_updates", range(1, 9))
+def test_last_half_update_is_the_queries_for_odd_and_even_numbers(num_updates):
+    q, k, _ = draw(2, 5, 5)
+    a = attention(q, k, epsilon=0.5, num_updates=num_updates)
+    torch.testing.assert_close(a.sum(-1), torch.ones_like(a.sum(-1)), atol=1e-14, rtol=0)
+    assert (a.sum(-2) - 1).abs().max() > 1e-6
+    expected = reference.sinkhorn_plan(q[0, 0], k[0, 0], epsilon=0.5, num_updates=num_updates)
+    torch.testing.assert_close(a[0, 0], 5 * expected, atol=1e-12, rtol=0)
+
+
+def test_an_even_number_starts_with_the_keys():
+    """Two half-updates: columns first, then rows; so columns of the kernel are normalised, then rows of that."""
+    q, k, _ = draw(1, 5, 5)
+    kernel = torch.exp(reference.scores(q[0, 0], k[0, 0]) / 0.5)
+    kernel = kernel / kernel.sum(0)
+    expected = kernel / kernel.sum(1, keepdim=True)
+    torch.testing.assert_close(attention(q, k, epsilon=0.5, num_updates=2)[0, 0], expected, atol=1e-13, rtol=0)
+
+
+def test_each_pair_of_half_updates_brings_the_columns_nearer():
+    q, k, _ = draw(3, 6, 6)
+    mask = padding_mask(LENGTHS, 6, "right")
+    for first in (1, 2):
+        found = [errors(attention(q, k, mask, epsilon=0.5, num_updates=n), mask) for n in range(first, 16, 2)]
+        assert all((after <= before + 1e-15).all() for before, after in zip(found, found[1:], strict=False))

@@ -1,0 +1,164 @@
+"""Softmax with a prior: the optimum it stands for, the positions it sees, and the gradient of one row."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+
+from fairseq_lot.attention import softmax as softmax_file
+from fairseq_lot.attention.registry import build_mechanism
+from fairseq_lot.errors import InputError
+from fairseq_lot.transport.positions import alibi_log_prior, alibi_slopes, positions
+from tests import reference
+from tests.variants import draw, padding_mask
+
+
+def build(num_heads=2, **options):
+    return build_mechanism("softmax", num_heads=num_heads, head_dim=4, **options)
+
+
+def sentence(n=6, num_heads=2, seed=1):
+    return draw(1, n, n, num_heads=num_heads, seed=seed)
+
+
+@pytest.mark.parametrize("num_heads", [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 20])
+def test_slopes_are_those_of_press_et_al(num_heads):
+    slopes = alibi_slopes(num_heads)
+    assert slopes == pytest.approx(reference.alibi_slopes(num_heads))
+    assert len(set(slopes)) == num_heads and all(0 < slope < 1 for slope in slopes)
+
+
+def test_slopes_of_eight_heads_are_halves():
+    assert alibi_slopes(8) == [2**-h for h in range(1, 9)]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_rows_are_the_optimum_relative_to_the_prior(causal):
+    q, k, v = sentence()
+    attention = build(prior="alibi")(q, k, v, need_plan=True, causal=causal).plan[0]
+    generator = np.random.default_rng(0)
+    for head in range(2):
+        scores = reference.scores(q[0, head], k[0, head]).numpy()
+        for i in range(6):
+            seen = i + 1 if causal else 6
+            prior = np.exp([-alibi_slopes(2)[head] * abs(i - j) for j in range(seen)])
+            prior, row = prior / prior.sum(), scores[i, :seen]
+
+            def loss(p, row=row, prior=prior):
+                return -(p * row).sum() + (p * np.log(p / prior)).sum()
+
+            actual = attention[head, i].numpy()
+            assert (actual[seen:] == 0).all()
+            actual = actual[:seen]
+            # at the optimum ⟨P, S⟩ - KL(P‖π) has the same derivative in every direction that mass may move
+            slack = row - np.log(actual / prior)
+            assert slack == pytest.approx(slack[0])
+            for _ in range(20):
+                assert loss(actual) < loss(0.95 * actual + 0.05 * generator.dirichlet(np.ones(seen))) or seen == 1
+            found = minimize(
+                loss,
+                np.full(seen, 1 / seen),
+                bounds=[(1e-9, 1)] * seen,
+                constraints={"type": "eq", "fun": lambda p: p.sum() - 1},
+                options={"ftol": 1e-14, "maxiter": 500},
+            )
+            assert actual == pytest.approx(found.x, abs=1e-5)
+
+
+def test_prior_alone_is_symmetric_without_causal_and_one_sided_with_it():
+    q, k, v = sentence()
+    mechanism = build(prior="alibi")
+    log_plan = mechanism(0 * q, k, v, need_plan=True).plan.log()
+    relative = log_plan - log_plan.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
+    torch.testing.assert_close(relative, relative.transpose(-1, -2))
+    distance = (torch.arange(6)[:, None] - torch.arange(6)).abs()
+    torch.testing.assert_close(relative[0, 1], -alibi_slopes(2)[1] * distance.double())
+    causal = mechanism(0 * q, k, v, need_plan=True, causal=True).plan
+    assert causal.triu(1).eq(0).all()
+    torch.testing.assert_close(causal[0, 0, 3, 1] / causal[0, 0, 3, 3], torch.exp(torch.tensor(-2 / 2**4)).double())
+
+
+@pytest.mark.parametrize("layout", ["right", "left", "scattered"])
+def test_positions_are_counted_over_real_tokens(layout):
+    mask = padding_mask((5, 3, 1), 5, layout)
+    counted = positions(mask, draw(tgt_len=5)[0])
+    for row, pads in zip(counted, mask, strict=True):
+        assert row[~pads].tolist() == list(range(int((~pads).sum())))
+
+
+@pytest.mark.parametrize("layout", [None, "left", "right"])
+def test_decoding_steps_have_the_positions_of_the_whole(layout):
+    q, k, v = draw(3, 6, 6)
+    mask = None if layout is None else padding_mask((6, 4, 3), 6, layout)
+    mechanism = build(prior="alibi")
+    whole = mechanism(q, k, v, None, mask, causal=True).values
+    for i in range(3 if layout == "left" else 0, 6):
+        seen = None if mask is None else mask[:, : i + 1]
+        # one step needs no causal flag; a chunk of steps does
+        step = mechanism(q[:, :, i : i + 1], k[:, :, : i + 1], v[:, :, : i + 1], None, seen).values
+        torch.testing.assert_close(step[:, :, 0], whole[:, :, i], atol=1e-12, rtol=0)
+    chunk = mechanism(q[:, :, 4:], k, v, None, mask, causal=True).values
+    torch.testing.assert_close(chunk, whole[:, :, 4:], atol=1e-12, rtol=0)
+
+
+def test_more_queries_than_keys_are_refused():
+    q, k, v = draw(1, 5, 3)
+    with pytest.raises(InputError, match="5 queries, 3 keys"):
+        build(prior="alibi")(q, k, v)
+
+
+def test_prior_is_named_when_it_is_unknown():
+    with pytest.raises(ValueError, match="softmax attention: prior must be one of alibi, got 'rotary'"):
+        build(prior="rotary")
+
+
+def test_flag_says_whether_positions_count():
+    assert not build().positional
+    assert build(prior="alibi").positional
+
+
+def test_prior_in_half_precision_reaches_far():
+    """Distances above 2,048 are no float16 numbers, so they must be counted in a wider type."""
+    k = torch.zeros(1, 2, 3_000, 4, dtype=torch.float16)
+    prior = alibi_log_prior(None, k[:, :, -1:], k)
+    assert prior.dtype == torch.float32 and prior.shape == (1, 2, 1, 3_000)
+    torch.testing.assert_close(prior[0, 1, 0], -alibi_slopes(2)[1] * torch.arange(2_999.0, -1, -1))
+
+
+@pytest.mark.parametrize("prior", [None, "alibi"])
+def test_without_the_plan_it_is_one_fused_kernel(prior, monkeypatch):
+    calls = []
+
+    def fused(*args, **options):
+        calls.append(options["attn_mask"])
+        return torch.nn.functional.scaled_dot_product_attention(*args, **options)
+
+    monkeypatch.setattr(softmax_file, "scaled_dot_product_attention", fused)
+    q, k, v = sentence()
+    options = {} if prior is None else {"prior": prior}
+    values = build(**options)(q, k, v).values
+    assert len(calls) == 1 and (calls[0] is None) == (prior is None)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=calls[0])
+    assert torch.equal(values, expected)
+
+
+@pytest.mark.parametrize("epsilon", [0.3, 1.0, 2.5])
+@pytest.mark.parametrize("prior", [None, "alibi"])
+def test_gradient_of_one_row_is_a_covariance(epsilon, prior):
+    """For ``u = softmax((scores + ε log π) / ε)`` and ``g = dL/du``: ``dL/dscores_j = (u_j/ε)(g_j - E_u[g])``.
+
+    The cost is c = -scores, so dL/dc is the opposite: a cost rises where its value lies below the average. With g the
+    derivative of the gain -L it is ``dL/dc_j = (u_j/ε)(g_j - E_u[g])``.
+    """
+    generator = torch.Generator().manual_seed(4)
+    cost = torch.randn(7, generator=generator, dtype=torch.float64, requires_grad=True)
+    values = torch.randn(7, 3, generator=generator, dtype=torch.float64)
+    q = k = torch.zeros(1, 1, 7, 1)
+    log_prior = 0.0 if prior is None else alibi_log_prior(None, q, k)[0, 0, 2].double()
+    u = torch.softmax(-cost / epsilon + log_prior, -1)
+    loss = (u @ values).square().sum()
+    (of_u,) = torch.autograd.grad(loss, u, retain_graph=True)
+    (of_cost,) = torch.autograd.grad(loss, cost)
+    gain = -of_u
+    torch.testing.assert_close(of_cost, u / epsilon * (gain - (u * gain).sum()), atol=1e-13, rtol=0)
+    assert of_cost.sum().abs() < 1e-13  # mass is moved, not made

@@ -67,6 +67,16 @@ def test_files_are_short(path):
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 250
 
 
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if room(path) in ("modules", "models")], ids=lambda path: path.name
+)
+def test_fairseq_s_side_names_no_mechanism(path):
+    mechanisms = {"esp", "lot", "set", "sinkhorn", "softmax"}
+    assert all((PACKAGE / "attention" / f"{name}.py").is_file() for name in mechanisms)
+    tree = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    assert not mechanisms & {node.value for node in tree if isinstance(node, ast.Constant)}
+
+
 def test_every_folder_has_its_place():
     folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert folders <= {*STOREYS, *APART}

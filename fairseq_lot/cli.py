@@ -9,6 +9,7 @@ from fairseq_lot.errors import InputError
 
 # name: (module with add_arguments(parser) and run(args), one line for --help)
 COMMANDS = {
+    "calibrate": ("fairseq_lot.plug_and_play.calibrate", "fit a swapped attention to softmax, without labels"),
     "check": ("fairseq_lot.plug_and_play.check", "check a checkpoint and a data folder before a long run"),
     "diagnose": ("fairseq_lot.plug_and_play.diagnose", "measure the attention of a checkpoint, head by head"),
     "encode": ("fairseq_lot.corpus.encode", "learn a joint sentencepiece BPE on a tokenised folder and apply it"),

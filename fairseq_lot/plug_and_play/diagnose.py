@@ -3,7 +3,6 @@
 import json
 from argparse import ArgumentParser, Namespace
 
-import numpy as np
 import torch
 from tqdm import tqdm
 
@@ -63,12 +62,12 @@ def diagnose(loaded: Loaded, *, sentences: int, batch: int, perturbations: int, 
         ``sentences`` (how many were used), ``rows`` (one per site, layer and head, the measures averaged over the
         sentences) and ``certificates`` (one per encoder layer, over all heads, sentences and perturbations).
     """
-    drawn = _draw(loaded, sentences, seed)
+    drawn = loaded.draw(sentences, seed)
     measured: dict[tuple, list[dict]] = {}
     certified: dict[int, list[dict]] = {}
     with torch.no_grad(), capture(loaded.model) as seen, tqdm(total=len(drawn), unit="sentence", disable=None) as bar:
         for start in range(0, len(drawn), batch):
-            sample = loaded.dataset.collater([loaded.dataset[int(i)] for i in drawn[start : start + batch]])
+            sample = loaded.batch(drawn[start : start + batch])
             loaded.model(**sample["net_input"])
             pads = {side: sample["net_input"][name].eq(loaded.pad) for side, name in _SIDES.items()}
             for attention in seen:
@@ -98,16 +97,6 @@ def _order(item):
     """Encoder first, then cross, then decoder, as in _SIDES_OF; layers ascending."""
     (site, layer, *_), _ = item
     return list(_SIDES_OF).index(site), layer
-
-
-def _draw(loaded, sentences, seed):
-    """Indices of random sentences that the model has positions for, the shortest first."""
-    dataset = loaded.dataset
-    fitting, _ = dataset.filter_indices_by_size(np.arange(len(dataset)), loaded.model.max_positions())
-    if not len(fitting):
-        raise InputError(f"{loaded.path} takes no more than {loaded.model.max_positions()} pieces: no sentence fits")
-    drawn = np.random.default_rng(seed).permutation(fitting)[:sentences]
-    return drawn[np.argsort(dataset.src_sizes[drawn], kind="stable")]
 
 
 def render(report: dict, *, title: str) -> str:

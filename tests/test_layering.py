@@ -42,7 +42,8 @@ def room(path):
 
 def allowed(name):
     if name in STOREYS:
-        return {*STOREYS[: STOREYS.index(name) + 1], *FOR_ALL}
+        tools = {"evaluation"} if name == "plug_and_play" else set()
+        return {*STOREYS[: STOREYS.index(name) + 1], *tools, *FOR_ALL}
     if name in APART:
         return {*APART, *FOR_ALL}
     if name in FOR_ALL:

@@ -15,6 +15,10 @@ from fairseq_lot.plug_and_play.loading import Loaded
 from fairseq_lot.plug_and_play.sites import attentions, inner
 
 
+class NothingToFit(InputError):
+    """The attention has no parameters of its own."""
+
+
 @dataclass(frozen=True)
 class Place:
     """One attention of the student beside the teacher's: what is fitted, and what to."""
@@ -49,7 +53,7 @@ class Call:
 
 
 def places(student: nn.Module, teacher: nn.Module) -> list[Place]:
-    """The attentions of the student that have added parameters; InputError when there are none."""
+    """The attentions of the student that have added parameters; NothingToFit when there are none."""
     found = []
     for (site, layer, ours), (_, _, theirs) in zip(attentions(student), attentions(teacher), strict=True):
         # of a differential attention, its plans are fitted; λ and the norm have been trained
@@ -57,7 +61,7 @@ def places(student: nn.Module, teacher: nn.Module) -> list[Place]:
         if None not in pair and list(pair[0].parameters()):
             found.append(Place(site, layer, *pair))
     if not found:
-        raise InputError("there is nothing to calibrate: this attention has no parameters of its own")
+        raise NothingToFit("there is nothing to calibrate: this attention has no parameters of its own")
     return found
 
 

@@ -174,21 +174,10 @@ class Mechanism(nn.Module):
         values, plan = without_pads(output.values.to(v.dtype), query_padding_mask), output.plan
         return AttentionOutput(values, None if plan is None else without_pads(plan.to(v.dtype), query_padding_mask))
 
-    def factors(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        query_padding_mask: torch.Tensor | None = None,
-        key_padding_mask: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The two soft clusterings whose product is A, where queries and keys meet in r pivots; None elsewhere.
+    def factors(self, q, k, query_padding_mask=None, key_padding_mask=None) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """``p(pivot | query)`` and ``p(key | pivot)``, whose product is A; None where there are no pivots.
 
-        Args:
-            q, k, query_padding_mask, key_padding_mask: as for :meth:`forward`, pads already zero.
-
-        Returns:
-            ``p(pivot | query)``, ``(bsz, num_heads, tgt_len, r)``, and ``p(key | pivot)``,
-            ``(bsz, num_heads, r, src_len)``; rows of both sum to 1.
+        Arguments as for :meth:`forward`; ``(bsz, num_heads, tgt_len, r)`` and ``(bsz, num_heads, r, src_len)``.
         """
         return None
 

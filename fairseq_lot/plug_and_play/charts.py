@@ -78,9 +78,13 @@ def map_grid(maps: dict, sentence: int, site: str, layer: int) -> Figure:
         for map_, axes in zip(of_model, row, strict=False):
             drawn = axes.imshow(restore(map_["map"]), vmin=low, vmax=high, aspect="auto", interpolation="nearest")
             axes.set_title(f"head {map_['head']}, Δ(A) = {map_['imbalance']:.2f}", fontsize=7)
-            last = row is panels[-1]
-            axes.set_xticks(range(len(keys)), keys if last else [], rotation=90, fontsize=4)
-            axes.set_yticks(range(len(queries)), queries if map_ is of_model[0] else [], fontsize=4)
+            axes.set_xticks([])
+            axes.set_yticks([])
+            axes.tick_params(length=0)
+            if row is panels[-1]:
+                axes.set_xticks(range(len(keys)), keys, rotation=90, fontsize=4)
+            if map_ is of_model[0]:
+                axes.set_yticks(range(len(queries)), queries, fontsize=4)
         row[0].set_ylabel(f"{name} ({of_model[0]['attention']})\nquery", fontsize=7)
     for axes in panels[-1]:
         axes.set_xlabel("key", fontsize=7)

@@ -92,8 +92,8 @@ def map_grid(maps: dict, sentence: int, site: str, layer: int) -> Figure:
     return figure
 
 
-def as_bytes(figure: Figure, form: str) -> bytes:
+def as_bytes(figure: Figure, form: str, *, dpi: int = 150) -> bytes:
     """The figure as ``svg`` or ``png``."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format=form, dpi=150, metadata={"Date": None} if form == "svg" else None)
+    figure.savefig(buffer, format=form, dpi=dpi, metadata={"Date": None} if form == "svg" else None)
     return buffer.getvalue()

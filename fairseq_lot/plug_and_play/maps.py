@@ -35,9 +35,7 @@ def sentence_maps(models: dict[str, Translator], sentences: Sequence[str], sites
     for name, model in models.items():
         for side in ("source_dictionary", "target_dictionary"):
             if getattr(model.loaded.task, side).symbols != getattr(first.loaded.task, side).symbols:
-                raise InputError(
-                    f"{name} and {first_name} have different vocabularies; compare models of one data folder"
-                )
+                raise InputError(f"{name} and {first_name} differ in vocabulary; compare models of one data folder")
     shown = []
     for number, pieces in enumerate(first.text.encode(sentences), start=1):
         if not pieces:

@@ -42,14 +42,13 @@ def run(args: Namespace) -> int:
         if not (rows or maps or curves):
             raise InputError("nothing to report; give --results, --logs, or --path with --sentences")
         figures = dict(_figures(rows, curves, maps))
-        vectors = {name: as_bytes(figure, "svg") for name, figure in figures.items()}
-        data = page(rows, vectors, maps).encode("utf-8")
+        data = page(rows, figures, maps).encode("utf-8")
         file.write(data)
     if args.figures is not None:
         for name, figure in figures.items():
-            for form, image in (("svg", vectors[name]), ("png", as_bytes(figure, "png"))):
+            for form in ("svg", "png"):
                 with atomic_write(Path(args.figures) / f"{name}.{form}", "wb") as file:
-                    file.write(image)
+                    file.write(as_bytes(figure, form))
     print(f"{args.out}: {len(data) / 1e6:.2f} MB", file=sys.stderr)
     return 0
 
@@ -85,10 +84,10 @@ def _maps(args) -> dict | None:
 
 
 def _short_names(paths) -> list[str]:
-    """Paths without the folders that they share."""
+    """Paths without the folders that they share; a file keeps the folder that it lies in."""
     parts = [Path(path).parts for path in paths]
     shared = 0
-    while all(len(part) > shared + 1 for part in parts) and len({part[shared] for part in parts}) == 1:
+    while all(len(part) > shared + 2 for part in parts) and len({part[shared] for part in parts}) == 1:
         shared += 1
     return ["/".join(part[shared:]) for part in parts]
 

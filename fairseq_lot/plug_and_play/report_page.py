@@ -9,22 +9,25 @@ from collections.abc import Sequence
 from importlib.resources import files
 from string import Template
 
+from matplotlib.figure import Figure
+
 from fairseq_lot.evaluation.results import Row
 from fairseq_lot.evaluation.table import render
+from fairseq_lot.plug_and_play.charts import as_bytes
 
 _TITLES = {"bleu": "BLEU of each system", "loss": "Training and validation loss"}
 
 
-def page(rows: Sequence[Row], figures: dict[str, bytes], maps: dict | None) -> str:
+def page(rows: Sequence[Row], figures: dict[str, Figure], maps: dict | None) -> str:
     """One self-contained page.
 
     Args:
         rows: scored systems; none: no table.
-        figures: svg by name; those named ``maps-...`` stand below the explorer.
+        figures: by name; those named ``maps-...`` stand below the explorer.
         maps: what ``sentence_maps`` returned; None: no explorer.
     """
     parts = files(__package__) / "page"
-    static = {name: _image(name, svg) for name, svg in figures.items()}
+    static = {name: _image(name, figure) for name, figure in figures.items()}
     scores = [f"<section><h2>Results</h2>{markdown(render(rows))}</section>"] if rows else []
     charts = [f"<section><h2>{title}</h2>{static[name]}</section>" for name, title in _TITLES.items() if name in static]
     explorer, still = "", ""
@@ -41,11 +44,12 @@ def page(rows: Sequence[Row], figures: dict[str, bytes], maps: dict | None) -> s
     )
 
 
-def _image(name, svg):
-    """The figure as an image: ids inside of it meet no others."""
-    data = base64.b64encode(svg).decode("ascii")
+def _image(name, figure):
+    """The figure as an image; maps as pixels, because a vector image of all their tokens is large."""
+    kind, form = ("svg+xml", "svg") if name in _TITLES else ("png", "png")
+    data = base64.b64encode(as_bytes(figure, form, dpi=90)).decode("ascii")
     title = _TITLES.get(name, name.replace("-", " "))
-    return f'<figure class="still"><img alt="{title}" src="data:image/svg+xml;base64,{data}"></figure>'
+    return f'<figure class="still"><img alt="{title}" src="data:image/{kind};base64,{data}"></figure>'
 
 
 def markdown(text: str) -> str:

@@ -23,7 +23,7 @@ function colour(value, scale) {
   const style = getComputedStyle(document.documentElement);
   const rgb = (name) => style.getPropertyValue(name).split(",").map(Number);
   const low = rgb("--low"), high = rgb(value < 0 ? "--negative" : "--high");
-  const share = Math.min(1, Math.abs(value) / scale);
+  const share = Math.sqrt(Math.min(1, Math.abs(value) / scale)); // so that small shares are seen
   return `rgb(${low.map((from, i) => Math.round(from + (high[i] - from) * share))})`;
 }
 

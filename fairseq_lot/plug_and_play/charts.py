@@ -4,6 +4,7 @@ import io
 from collections.abc import Sequence
 
 import matplotlib
+from matplotlib.colors import Normalize, PowerNorm
 from matplotlib.figure import Figure
 
 from fairseq_lot.evaluation.results import Row
@@ -72,19 +73,21 @@ def map_grid(maps: dict, sentence: int, site: str, layer: int) -> Figure:
     queries, keys = {"encoder": (source, source), "cross": (target, source), "decoder": (target, target)}[site]
     low = min(map_["map"]["low"] for of_model in chosen for map_ in of_model)
     high = max(map_["map"]["high"] for of_model in chosen for map_ in of_model)
-    for name, of_model, row in zip(maps["models"], chosen, panels, strict=True):
+    # as on the page, small shares are to be seen; a signed map has no root
+    norm = PowerNorm(0.5, vmin=low, vmax=high) if low >= 0 else Normalize(low, high)
+    for place, (name, of_model, row) in enumerate(zip(maps["models"], chosen, panels, strict=True), start=1):
         for axes in row[len(of_model) :]:
             axes.set_axis_off()
         for map_, axes in zip(of_model, row, strict=False):
-            drawn = axes.imshow(restore(map_["map"]), vmin=low, vmax=high, aspect="auto", interpolation="nearest")
+            drawn = axes.imshow(restore(map_["map"]), norm=norm, aspect="auto", interpolation="nearest")
             axes.set_title(f"head {map_['head']}, Δ(A) = {map_['imbalance']:.2f}", fontsize=7)
             axes.set_xticks([])
             axes.set_yticks([])
             axes.tick_params(length=0)
-            if row is panels[-1]:
-                axes.set_xticks(range(len(keys)), keys, rotation=90, fontsize=4)
+            if place == len(panels):
+                axes.set_xticks(range(len(keys)), keys, rotation=90, fontsize=min(6, 150 / len(keys)))
             if map_ is of_model[0]:
-                axes.set_yticks(range(len(queries)), queries, fontsize=4)
+                axes.set_yticks(range(len(queries)), queries, fontsize=min(6, 150 / len(queries)))
         row[0].set_ylabel(f"{name} ({of_model[0]['attention']})\nquery", fontsize=7)
     for axes in panels[-1]:
         axes.set_xlabel("key", fontsize=7)

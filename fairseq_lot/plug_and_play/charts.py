@@ -7,7 +7,7 @@ import matplotlib
 from matplotlib.colors import Normalize, PowerNorm
 from matplotlib.figure import Figure
 
-from fairseq_lot.evaluation.results import Row
+from fairseq_lot.evaluation.results import STAGES, Row
 from fairseq_lot.evaluation.training_log import Curves
 from fairseq_lot.plug_and_play.maps import restore
 
@@ -19,13 +19,13 @@ def bleu_bars(rows: Sequence[Row]) -> Figure:
     """Tokenised BLEU of every row with its 95 % interval."""
     figure = Figure(figsize=(8, 1.2 + 0.3 * len(rows)), layout="constrained")
     axes = figure.subplots()
+    rows = sorted(rows, key=lambda row: (row.dataset, row.backbone, STAGES.index(row.stage), row.mechanism))
     several = len({row.dataset for row in rows}) > 1
     seeds = len({row.seed for row in rows}) > 1
-    stages = list(dict.fromkeys(row.stage for row in rows))
     for place, row in enumerate(rows):
         score = row.tokenised
         around = [[max(0.0, score.score - score.low)], [max(0.0, score.high - score.score)]]
-        axes.barh(place, score.score, xerr=around, color=f"C{stages.index(row.stage)}", capsize=3)
+        axes.barh(place, score.score, xerr=around, color=f"C{STAGES.index(row.stage)}", capsize=3)
     labels = [
         " · ".join(
             [

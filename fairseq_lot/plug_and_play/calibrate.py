@@ -2,15 +2,28 @@
 
 import json
 from argparse import ArgumentParser, Namespace
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from tqdm import tqdm
 
 from fairseq_lot.attention.registry import DEFAULT
 from fairseq_lot.errors import InputError
 from fairseq_lot.files import atomic_write
-from fairseq_lot.plug_and_play.calibration import Fit, Place, fit, places, random_batches, teacher_calls
+from fairseq_lot.plug_and_play.calibration import (
+    Fit,
+    Place,
+    encoder_only,
+    fit,
+    head_errors,
+    output_error,
+    places,
+    random_batches,
+    sample_for,
+    teacher_calls,
+)
 from fairseq_lot.plug_and_play.checkpoint import load_checkpoint, serialised
 from fairseq_lot.plug_and_play.loading import load
 
@@ -29,7 +42,8 @@ def add_fit_arguments(parser) -> None:
     """Add the options of the fit, which other commands share."""
     add = parser.add_argument
     add("--split", default="train", help="train, valid or test (default: %(default)s)")
-    add("--steps", type=int, default=800, help="number of updates (default: %(default)s)")
+    add("--steps", type=int, default=800, help="updates that fit the heads one by one (default: %(default)s)")
+    add("--joint-steps", type=int, default=400, help="then, that fit the output of all (default: %(default)s)")
     add("--learning-rate", type=float, default=0.2, help="Adam's, falls to 0 (default: %(default)s)")
     add("--max-tokens", type=int, default=1024, metavar="N", help="source pieces in a batch (default: %(default)s)")
     add(
@@ -49,37 +63,56 @@ def run(args: Namespace) -> int:
         if Path(out).resolve() == Path(args.path).resolve():
             raise InputError(f"--out is the checkpoint itself, {args.path}; give another file")
     with atomic_write(args.out, "wb") as file:  # opened first: what cannot be written is known at once
-        where, fitted, state = calibrate(args.path, args.data, args)
-        file.write(serialised(state))
+        done = calibrate(args.path, args.data, args)
+        file.write(serialised(done.state))
     if args.json is not None:
         with atomic_write(args.json) as file:
-            json.dump({"path": str(args.path), "data": str(args.data), **as_dict(where, fitted)}, file, indent=1)
+            json.dump({"path": str(args.path), "data": str(args.data), **as_dict(done)}, file, indent=1)
             file.write("\n")
-    print(render(where, fitted))
+    print(render(done))
     print(f"{args.out}: calibrated from {args.path}")
     return 0
 
 
 def check_fit_arguments(args: Namespace) -> None:
     """Refuse values without a meaning."""
-    for name, least in {"steps": 1, "max_tokens": 1, "held_out": 1, "seed": 0}.items():
+    for name, least in {"steps": 1, "joint_steps": 0, "max_tokens": 1, "held_out": 1, "seed": 0}.items():
         if getattr(args, name) < least:
             raise InputError(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(args, name)}")
     if not 0 < args.learning_rate < float("inf"):
         raise InputError(f"--learning-rate must be a finite number greater than 0, got {args.learning_rate}")
 
 
-def calibrate(path: str | Path, data: str | Path, options: Namespace) -> tuple[list[Place], Fit, dict]:
+@dataclass(frozen=True)
+class Calibrated:
+    """What a calibration gave.
+
+    Attributes:
+        where: the places that were fitted.
+        before, after: relative squared error of every head on held-out sentences, ``(number of places, num_heads)``.
+        apart, together: the two fits, on the heads and then on the output of the encoder (or of the decoder).
+        state: the calibrated checkpoint.
+    """
+
+    where: list[Place]
+    before: torch.Tensor
+    after: torch.Tensor
+    apart: Fit
+    together: Fit
+    state: dict
+
+
+def calibrate(path: str | Path, data: str | Path, options: Namespace) -> Calibrated:
     """Fit the parameters that a mechanism has added; the teacher is the same model with softmax in its place.
+
+    First every attention by itself, on the teacher's own queries, keys and values, to the outputs of the heads; then
+    all together, each on what the ones before it give, to the output of the stack.
 
     Args:
         path: a checkpoint with swapped attention.
         data: folder made by fairseq-preprocess; targets are read for decoder sites only, and if there are any.
-        options: ``split``, ``steps``, ``learning_rate``, ``max_tokens``, ``held_out`` and ``seed``, as on the command
-            line.
-
-    Returns:
-        The places that were fitted, what was reached, and the calibrated checkpoint.
+        options: ``split``, ``steps``, ``joint_steps``, ``learning_rate``, ``max_tokens``, ``held_out`` and ``seed``, as
+            on the command line.
 
     Raises:
         InputError: nothing to fit, or a checkpoint or data folder that cannot be used.
@@ -89,59 +122,83 @@ def calibrate(path: str | Path, data: str | Path, options: Namespace) -> tuple[l
     for model in (student.model, teacher.model):
         model.requires_grad_(False)
     where = places(student.model, teacher.model)
-    for place in where:
-        place.student.requires_grad_(True)
+    parameters = [parameter for place in where for parameter in place.student.requires_grad_(True).parameters()]
     drawn = teacher.draw(None, options.seed)
     if len(drawn) < 2 * options.held_out:
         raise InputError(f"{data}: {options.split} has {len(drawn)} sentences; --held-out takes half of them at most")
     chosen = teacher.draw(options.held_out, options.seed)
-    training = drawn[~torch.isin(torch.from_numpy(drawn), torch.from_numpy(chosen)).numpy()]
-    batches = random_batches(teacher, training, options.max_tokens, options.seed)
-    with tqdm(total=options.steps, unit="step", disable=None) as bar:
+    batches = random_batches(teacher, drawn[~np.isin(drawn, chosen)], options.max_tokens, options.seed)
+    held_out = sample_for(teacher, where, chosen)
+    held_out_calls = teacher_calls(teacher, where, held_out)
+
+    def next_sample():
+        return sample_for(teacher, where, next(batches))
+
+    def output(sample):
+        return output_error(student, teacher, sample, encoder_only=encoder_only(where))
+
+    with tqdm(total=options.steps + options.joint_steps, unit="step", disable=None) as bar:
 
         def progress(step, errors):
-            bar.set_postfix_str("error per layer " + " ".join(f"{error:.3f}" for error in errors.tolist()), False)
+            shown = errors.mean(1).tolist() if errors.dim() == 2 else [errors.item()]
+            what = "error per layer" if errors.dim() == 2 else "error of the output"
+            bar.set_postfix_str(f"{what} " + " ".join(f"{error:.3f}" for error in shown), False)
             bar.update()
 
-        fitted = fit(
-            where,
-            teacher_calls(teacher, where, chosen),
-            lambda step: teacher_calls(teacher, where, next(batches)),
+        apart = fit(
+            parameters,
+            lambda step: head_errors(where, teacher_calls(teacher, where, next_sample())).sum(),
+            lambda: head_errors(where, held_out_calls),
             steps=options.steps,
             learning_rate=options.learning_rate,
             progress=progress,
         )
-    state = load_checkpoint(path)
-    added = {id(parameter) for place in where for parameter in place.student.parameters()}
+        together = fit(
+            parameters,
+            lambda step: output(next_sample()),
+            lambda: output(held_out),
+            steps=options.joint_steps if apart.steps == options.steps else 0,  # Ctrl-C ends both
+            learning_rate=options.learning_rate / 2,
+            progress=progress,
+        )
+    with torch.no_grad():
+        after = head_errors(where, held_out_calls)
+    state, added = load_checkpoint(path), set(map(id, parameters))
     for name, parameter in student.model.named_parameters():
         if id(parameter) in added:
             state["model"][name] = parameter.detach().to(state["model"][name].dtype)
-    return where, fitted, state
+    return Calibrated(where, apart.before, after, apart, together, state)
 
 
-def as_dict(where: list[Place], fitted: Fit) -> dict:
-    """The errors of every head."""
+def as_dict(done: Calibrated) -> dict:
+    """The errors of every head, and of the output."""
+    rows = zip(done.where, done.before.tolist(), done.after.tolist(), strict=True)
     return {
-        "steps": fitted.steps,
-        "best_step": fitted.best_step,
         "heads": [
             {"site": place.site, "layer": place.layer, "head": head, "before": before, "after": after}
-            for place, befores, afters in zip(where, fitted.before.tolist(), fitted.after.tolist(), strict=True)
+            for place, befores, afters in rows
             for head, (before, after) in enumerate(zip(befores, afters, strict=True))
         ],
+        "output": {"before": done.together.before.item(), "after": done.together.after.item()},
+        "steps": [done.apart.steps, done.together.steps],
+        "best_steps": [done.apart.best_step, done.together.best_step],
     }
 
 
-def render(where: list[Place], fitted: Fit) -> str:
+def render(done: Calibrated) -> str:
     """The errors as a table: a line for each attention, a column for each head, before → after."""
-    heads = range(fitted.before.size(1))
+    heads = range(done.before.size(1))
     lines = [
-        "relative squared error of the head outputs on held-out sentences, before → after; "
-        f"step {fitted.best_step} of {fitted.steps} was best",
-        "| site    | layer | " + " | ".join(f"head {head}       " for head in heads) + " |",
+        "relative squared errors on held-out sentences, before → after; of the heads:",
+        "| site    | layer | " + " | ".join(f"{f'head {head}':14}" for head in heads) + " |",
         "| :------ | ----: | " + " | ".join("-------------:" for _ in heads) + " |",
     ]
-    for place, before, after in zip(where, fitted.before.tolist(), fitted.after.tolist(), strict=True):
+    for place, before, after in zip(done.where, done.before.tolist(), done.after.tolist(), strict=True):
         cells = [f"{x:6.3f} → {y:5.3f}" for x, y in zip(before, after, strict=True)]
         lines.append(f"| {place.site:7} | {place.layer:5} | " + " | ".join(cells) + " |")
+    together = done.together
+    lines.append(
+        f"of the output, after {done.apart.steps} steps on the heads and {together.steps} on the output: "
+        f"{together.before.item():.4f} → {together.after.item():.4f}"
+    )
     return "\n".join(lines)

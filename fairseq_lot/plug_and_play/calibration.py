@@ -65,38 +65,52 @@ def places(student: nn.Module, teacher: nn.Module) -> list[Place]:
     return found
 
 
-def teacher_calls(teacher: Loaded, where: list[Place], indices: Iterable[int]) -> list[Call]:
-    """What the teacher's mechanisms do on these sentences, in the order of ``where``.
+def encoder_only(where: list[Place]) -> bool:
+    """No place is in the decoder, so it need not run."""
+    return all(place.site == "encoder" for place in where)
 
-    Encoder sites need source sentences only; for decoder sites the teacher reads the target side, or where there is
-    none its own greedy translation.
+
+def sample_for(teacher: Loaded, where: list[Place], indices: Iterable[int]) -> dict:
+    """fairseq's sample of these sentences.
+
+    Encoder sites need source sentences only; for decoder sites the target side is read, or where there is none the
+    teacher's own greedy translation.
     """
+    sample = teacher.batch(indices)
+    if not encoder_only(where) and "prev_output_tokens" not in sample["net_input"]:
+        with torch.no_grad():
+            sample["net_input"]["prev_output_tokens"] = translate_greedily(teacher, sample)
+    return sample
+
+
+def teacher_calls(teacher: Loaded, where: list[Place], sample: dict) -> list[Call]:
+    """What the teacher's mechanisms do on a sample, in the order of ``where``."""
     calls: dict[nn.Module, Call] = {}
-    pads = {}
+    site_of = {place.teacher: place.site for place in where}
+    source = sample["net_input"]
+    pads = {"encoder": source["src_tokens"].eq(teacher.pad)}
 
     def keep(module, args, kwargs, output):
         site = site_of[module]
-        calls[module] = Call(args, kwargs, output.values, pads["source" if site == "encoder" else "target"])
+        calls[module] = Call(args, kwargs, output.values, pads[site])
 
-    site_of = {place.teacher: place.site for place in where}
-    with torch.no_grad():
-        sample = teacher.batch(indices)
-        source = sample["net_input"]
-        pads["source"] = source["src_tokens"].eq(teacher.pad)
-        of_encoder = set(site_of.values()) == {"encoder"}
-        if not of_encoder and "prev_output_tokens" not in source:
-            source["prev_output_tokens"] = translate_greedily(teacher, sample)
-        handles = [module.register_forward_hook(keep, with_kwargs=True) for module in site_of]
-        try:
-            if of_encoder:
+    handles = [module.register_forward_hook(keep, with_kwargs=True) for module in site_of]
+    try:
+        with torch.no_grad():
+            if encoder_only(where):
                 teacher.model.encoder(source["src_tokens"], src_lengths=source["src_lengths"])
             else:
-                pads["target"] = source["prev_output_tokens"].eq(teacher.pad)
+                pads["cross"] = pads["decoder"] = source["prev_output_tokens"].eq(teacher.pad)
                 teacher.model(**source)
-        finally:
-            for handle in handles:
-                handle.remove()
+    finally:
+        for handle in handles:
+            handle.remove()
     return [calls[place.teacher] for place in where]
+
+
+def head_errors(where: list[Place], calls: list[Call]) -> torch.Tensor:
+    """The error of every head, ``(number of places, num_heads)``."""
+    return torch.stack([call.error(place.student) for place, call in zip(where, calls, strict=True)])
 
 
 def translate_greedily(teacher: Loaded, sample: dict) -> torch.Tensor:
@@ -111,7 +125,7 @@ def translate_greedily(teacher: Loaded, sample: dict) -> torch.Tensor:
 
 
 def random_batches(teacher: Loaded, indices: np.ndarray, max_tokens: int, seed: int) -> Iterator[np.ndarray]:
-    """Batches of sentences of like length in random order, over and over."""
+    """Batches of neighbours in ``indices``, which are sorted by length, in random order, over and over."""
     batches = list(teacher.dataset.batch_by_size(indices, max_tokens=max_tokens))
     generator = np.random.default_rng(seed)
     while True:
@@ -119,13 +133,29 @@ def random_batches(teacher: Loaded, indices: np.ndarray, max_tokens: int, seed: 
             yield batches[i]
 
 
+def output_error(student: Loaded, teacher: Loaded, sample: dict, *, encoder_only: bool) -> torch.Tensor:
+    """``‖student - teacher‖² / ‖teacher‖²`` of what leaves the encoder, or the last layer of the decoder, a scalar."""
+    source = sample["net_input"]
+    tokens = source["src_tokens" if encoder_only else "prev_output_tokens"]
+
+    def run(model):
+        if encoder_only:
+            return model.encoder(tokens, src_lengths=source["src_lengths"])["encoder_out"][0].transpose(0, 1)
+        return model(**source, features_only=True)[0]
+
+    with torch.no_grad():
+        expected = run(teacher.model)
+    real = tokens.ne(teacher.pad).unsqueeze(-1)
+    return ((run(student.model) - expected) * real).square().sum() / (expected * real).square().sum()
+
+
 @dataclass(frozen=True)
 class Fit:
-    """What a calibration did.
+    """What a fit did.
 
     Attributes:
-        before, after: relative squared error on held-out sentences, ``(number of places, num_heads)``.
-        steps: how many were made.
+        before, after: the errors on held-out sentences.
+        steps: how many were made; fewer than asked when Ctrl-C ended it.
         best_step: the one whose parameters were kept; 0 when none was better than the start.
     """
 
@@ -136,55 +166,52 @@ class Fit:
 
 
 def fit(
-    where: list[Place],
-    held_out: list[Call],
-    calls_of_step: Callable[[int], list[Call]],
+    parameters: list[nn.Parameter],
+    loss_of_step: Callable[[int], torch.Tensor],
+    held_out_errors: Callable[[], torch.Tensor],
     *,
     steps: int,
     learning_rate: float,
     evaluations: int = 20,
     progress: Callable[[int, torch.Tensor], None] = lambda step, errors: None,
 ) -> Fit:
-    """Minimise the relative squared error of every head by Adam, the rate falling to 0 along a cosine.
+    """Minimise a loss by Adam, the rate falling to 0 along a cosine.
 
-    All places are fitted at once, each on the teacher's own q, k and v, so that they do not disturb each other. The
-    parameters with the least held-out error are kept, also when Ctrl-C ends the fit early.
+    The parameters with the least held-out error are kept, also when Ctrl-C ends the fit early.
 
     Args:
-        where: what to fit.
-        held_out: one call per place, not among the training calls.
-        calls_of_step: calls to fit at a step, one per place.
+        parameters: what is fitted.
+        loss_of_step: the loss of a step, counted from 1.
+        held_out_errors: the errors on sentences that are not fitted to; their sum is what counts.
         steps: number of updates.
         learning_rate: of the first step, in the units of the parameters.
-        evaluations: how often the held-out error is measured.
-        progress: called after each step with its number and the latest held-out error of each place.
+        evaluations: how often the held-out errors are measured.
+        progress: called after each step with its number and the latest held-out errors.
     """
-    parameters = [parameter for place in where for parameter in place.student.parameters()]
 
-    def held_out_errors():
+    def errors():
         with torch.no_grad():
-            return torch.stack([call.error(place.student) for place, call in zip(where, held_out, strict=True)])
+            return held_out_errors()
 
     def copies():
         return [parameter.detach().clone() for parameter in parameters]
 
-    before = best = latest = held_out_errors()
+    before = best = latest = errors()
     kept, best_step, step = copies(), 0, 0
     optimizer = torch.optim.Adam(parameters, lr=learning_rate)
     try:
         for step in range(1, steps + 1):
             optimizer.param_groups[0]["lr"] = learning_rate * (1 + math.cos(math.pi * (step - 1) / steps)) / 2
-            calls = calls_of_step(step)
-            loss = sum(call.error(place.student).sum() for place, call in zip(where, calls, strict=True))
-            gradients = torch.autograd.grad(loss, parameters, allow_unused=True)  # some options leave some out
+            # some options leave some parameters out
+            gradients = torch.autograd.grad(loss_of_step(step), parameters, allow_unused=True)
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient
             optimizer.step()
             if step % max(1, steps // evaluations) == 0 or step == steps:
-                latest = held_out_errors()
+                latest = errors()
                 if latest.sum() < best.sum():
                     best, kept, best_step = latest, copies(), step
-            progress(step, latest.mean(1))
+            progress(step, latest)
     except KeyboardInterrupt:
         step -= 1  # the one that was interrupted
     with torch.no_grad():

@@ -48,8 +48,9 @@ def run(args: Namespace) -> int:
             with tempfile.NamedTemporaryFile(suffix=".pt") as swapped:
                 swapped.write(serialised(state))
                 swapped.flush()
-                where, fitted, state = calibrate(swapped.name, args.calibrate, args)
-            print(render(where, fitted))
+                done = calibrate(swapped.name, args.calibrate, args)
+            state = done.state
+            print(render(done))
         file.write(serialised(state))
     swapped = model_args(state, args.out)
     calibrated = "" if args.calibrate is None else f", calibrated on {args.calibrate}"

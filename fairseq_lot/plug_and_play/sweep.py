@@ -160,7 +160,7 @@ def measure_way(args: Namespace, way: tuple[str, str], state: dict, *, calibrate
     save_checkpoint(state, checkpoint)
     if calibrated:
         started = time.perf_counter()
-        _, _, state = calibrate(checkpoint, args.data, args)
+        state = calibrate(checkpoint, args.data, args).state
         seconds = round(time.perf_counter() - started, 1)
         save_checkpoint(state, checkpoint)
     loss, tokens = validation_loss(load(checkpoint, args.data, "valid"))

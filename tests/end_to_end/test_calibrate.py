@@ -9,7 +9,7 @@ import torch
 from fairseq_lot.plug_and_play.checkpoint import load_checkpoint
 from tests.end_to_end.conftest import command, generate, hypotheses
 
-FIT = ("--steps", 12, "--held-out", 16, "--max-tokens", 300)
+FIT = ("--steps", 12, "--joint-steps", 4, "--held-out", 16, "--max-tokens", 300)
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +42,7 @@ def test_only_what_was_added_changes_and_the_errors_fall(swapped, calibrated):
     assert sum(head["after"] for head in heads) < sum(head["before"] for head in heads)
     layers = {(head["site"], head["layer"]) for head in heads}
     assert layers == {("encoder", layer) for layer in range(len(layers))}
+    assert report["output"]["after"] <= report["output"]["before"] and report["steps"] == [12, 4]
     assert "before → after" in done.stdout and str(folder / "lot.pt") in done.stdout
 
 
@@ -77,6 +78,7 @@ def test_source_side_alone_is_enough(data, swapped, tmp_path):
     "flags, words",
     [
         (("--steps", 0), "--steps must be at least 1, got 0"),
+        (("--joint-steps", -1), "--joint-steps must be at least 0, got -1"),
         (("--learning-rate", "nan"), "--learning-rate must be a finite number greater than 0, got nan"),
         (("--held-out", 151), "train has 300 sentences; --held-out takes half of them at most"),
         (("--split", "nowhere"), "nowhere.de-en.de.bin is missing"),

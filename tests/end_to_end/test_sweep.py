@@ -11,6 +11,7 @@ def test_sweep_measures_resumes_and_extends(data, stock_checkpoint, tmp_path):
         (folder / "text").symlink_to(data / "text")
     out = tmp_path / "sweep"
     words = ["fairseq-lot", "sweep", folder, "--path", stock_checkpoint, "--out", out, "--steps", 3, "--held-out", 8]
+    words += ["--joint-steps", 2]
     words += ["--beam", 1, "--try", "lot --lot-num-pivots 4", "--try", "sinkhorn"]
     quick = command(*words, "--no-bleu").stdout
     points = [json.loads(line) for line in (out / "sweep.jsonl").read_text().splitlines()]

@@ -6,7 +6,16 @@ import torch
 
 from fairseq_lot.attention.registry import MECHANISMS, build_mechanism
 from fairseq_lot.errors import InputError
-from fairseq_lot.plug_and_play.calibration import fit, places, random_batches, teacher_calls, translate_greedily
+from fairseq_lot.plug_and_play.calibration import (
+    fit,
+    head_errors,
+    output_error,
+    places,
+    random_batches,
+    sample_for,
+    teacher_calls,
+    translate_greedily,
+)
 from tests.plug_and_play.in_memory import HEADS, LAYERS, load
 
 LENGTHS = tuple(3 + i % 7 for i in range(24))
@@ -35,13 +44,17 @@ def pair(name, **options):
     return student, teacher
 
 
+def calls(teacher, where, indices):
+    return teacher_calls(teacher, where, sample_for(teacher, where, indices))
+
+
 def calibrate(student, teacher, *, steps=30, seed=1, rate=0.1, progress=lambda step, errors: None):
     where = places(student.model, teacher.model)
     batches = random_batches(teacher, np.arange(8, 24), 40, seed)
     fitted = fit(
-        where,
-        teacher_calls(teacher, where, range(8)),
-        lambda step: teacher_calls(teacher, where, next(batches)),
+        [parameter for place in where for parameter in place.student.parameters()],
+        lambda step: head_errors(where, calls(teacher, where, next(batches))).sum(),
+        lambda: head_errors(where, calls(teacher, where, range(8))),
         steps=steps,
         learning_rate=rate,
         progress=progress,
@@ -71,20 +84,18 @@ def test_heads_come_nearer_to_softmax_and_nothing_else_moves(name, differential)
 def test_the_kept_parameters_have_the_errors_that_are_told():
     student, teacher = pair("lot")
     where, fitted = calibrate(student, teacher)
-    calls = teacher_calls(teacher, where, range(8))
-    again = torch.stack([call.error(place.student) for place, call in zip(where, calls, strict=True)])
-    torch.testing.assert_close(again, fitted.after)
+    torch.testing.assert_close(head_errors(where, calls(teacher, where, range(8))), fitted.after)
 
 
 def test_error_is_relative_and_blind_to_pads():
     student, teacher = pair("lot")
     where = places(student.model, teacher.model)
-    (call, *_) = teacher_calls(teacher, where, range(8))
+    (call, *_) = calls(teacher, where, range(8))
     assert call.query_pads.any()
     assert call.error(teacher.model.encoder.layers[0].self_attn.mechanism).eq(0).all()
     alone = torch.zeros(HEADS), torch.zeros(HEADS)
     for i in range(8):
-        (one, *_) = teacher_calls(teacher, where, [i])
+        (one, *_) = calls(teacher, where, [i])
         difference = where[0].student(*one.args, **one.kwargs).values - one.values
         alone[0].add_(difference.square().sum((0, 2, 3)).detach())
         alone[1].add_(one.values.square().sum((0, 2, 3)))
@@ -141,6 +152,24 @@ def test_encoder_sites_never_run_the_decoder(monkeypatch):
     student, teacher = pair("lot", source_only=True)
     monkeypatch.setattr(teacher.model.decoder, "forward", lambda *args, **kwargs: pytest.fail("the decoder ran"))
     calibrate(student, teacher, steps=2)
+
+
+@pytest.mark.parametrize("sites", ["encoder", "encoder,cross"])
+def test_the_output_of_the_stack_can_be_fitted(sites):
+    student, teacher = pair("lot", attention_sites=sites)
+    where = places(student.model, teacher.model)
+    samples = [sample_for(teacher, where, indices) for indices in (range(8), range(8, 16), range(16, 24))]
+    parameters = [parameter for place in where for parameter in place.student.parameters()]
+
+    def error(sample):
+        return output_error(student, teacher, sample, encoder_only=sites == "encoder")
+
+    assert output_error(teacher, teacher, samples[0], encoder_only=sites == "encoder") == 0
+    fitted = fit(
+        parameters, lambda step: error(samples[1 + step % 2]), lambda: error(samples[0]), steps=30, learning_rate=0.05
+    )
+    assert fitted.after < 0.97 * fitted.before
+    torch.testing.assert_close(error(samples[0]), fitted.after)
 
 
 def test_own_translations_are_what_the_decoder_would_choose():

@@ -87,6 +87,16 @@ def test_the_page_in_a_browser(report, dark, width, tmp_path):
         assert window.messages() == []
 
 
+def test_without_javascript_the_maps_are_seen(report):
+    with browser(free_port()) as window:
+        window.devtools("Emulation.setScriptExecutionDisabled", value=True)
+        window.open(report / "report.html")
+        window.devtools("Emulation.setScriptExecutionDisabled", value=False)  # the page's own has not run, ours may
+        assert window.run("return document.getElementById('explorer').hidden")
+        wide = window.run("return [...document.querySelectorAll('.still img')].map((image) => image.naturalWidth)")
+        assert len(wide) == 5 and min(wide) > 100, "the curves and the maps of two layers at two sites"
+
+
 def test_the_page_stands_alone(report):
     text = (report / "report.html").read_text(encoding="utf-8")
     assert text.count("<script") == 2 and "<link" in text

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from fairseq_lot.attention.registry import MECHANISMS, build_mechanism
+from fairseq_lot.plug_and_play.charts import map_grid
 from fairseq_lot.plug_and_play.maps import clusterings, quantise, restore
 from fairseq_lot.plug_and_play.report_page import markdown, page
 
@@ -72,6 +73,19 @@ def test_ten_sentences_of_six_layers_and_four_heads_fit_into_five_megabytes():
     one = len(page([], {}, {"models": ["a", "b"], "sentences": sentences}).encode())
     none = len(page([], {}, {"models": ["a", "b"], "sentences": [{**sentences[0], "maps": []}]}).encode())
     assert none + 10 * (one - none) < 5e6
+
+
+@pytest.mark.parametrize("length", [1, 60, 61, 300])
+def test_tokens_of_long_sentences_stay_legible(length):
+    tokens = [f"token{i}" for i in range(length)]
+    map_ = {"site": "encoder", "layer": 0, "head": 0, "attention": "lot", "imbalance": 0.1}
+    map_["map"] = quantise(torch.eye(length))
+    sentence = {"source": tokens, "target": tokens, "maps": [[map_]]}
+    panel = map_grid({"models": ["a"], "sentences": [sentence]}, 0, "encoder", 0).axes[0]
+    for axis in (panel.xaxis, panel.yaxis):
+        names = axis.get_ticklabels()
+        assert [tokens[round(at)] for at in axis.get_ticklocs()] == [name.get_text() for name in names]
+        assert len(names) <= 60 and all(name.get_fontsize() >= 2.5 for name in names)
 
 
 def test_markdown_is_escaped():

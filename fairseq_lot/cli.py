@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import os
 import sys
 
 from fairseq_lot import __version__
@@ -52,13 +53,18 @@ def main(argv=None):
     command = next((word for word in argv if not word.startswith("-")), None)
     try:
         args = build_parser(command).parse_args(argv)
-        return args.run(args) or 0
+        code = args.run(args) or 0
+        sys.stdout.flush()
+        return code
     except InputError as error:
         print(f"fairseq-lot: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("fairseq-lot: interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # whoever reads the output, such as head, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        return 141
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         InputError: a results file is missing or broken, or there is nothing to show.
     """
-    rows = _read(args.results)
+    rows = read_systems(args.results)
     if args.dataset is not None:
         known = sorted({row.dataset for row in rows})
         rows = [row for row in rows if row.dataset == args.dataset]
@@ -53,8 +53,12 @@ def render(rows: Iterable[Row], *, metric: str = "tokenised") -> str:
     return "\n".join(_render_one(tables[key], metric) for key in sorted(tables))
 
 
-def _read(paths):
-    """Return the rows of all files, each system once."""
+def read_systems(paths: Iterable[str]) -> list[Row]:
+    """Return the rows of all results files, each system once.
+
+    Raises:
+        InputError: a file is missing or broken, or two of them disagree about a system.
+    """
     found: dict[tuple, tuple[Row, str]] = {}
     for path in paths:
         for row in read_rows(path):

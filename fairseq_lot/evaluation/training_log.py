@@ -33,7 +33,8 @@ def read_curves(path: str | Path) -> Curves:
     """Read the curves of one training.
 
     Args:
-        path: a log of fairseq-train in any ``--log-format``, or a folder written by ``--tensorboard-logdir``.
+        path: a log of fairseq-train in ``--log-format`` simple or json (of tqdm the validation alone), or a folder
+            written by ``--tensorboard-logdir``.
 
     Raises:
         InputError: it is missing, holds no curve, or the reader of tensorboard is not installed.
@@ -59,17 +60,18 @@ def _take_line(curves, line):
         except ValueError:
             return
         for prefix, curve in (("", curves.train), ("valid_", curves.valid)):
-            _put(curve, figures.get(f"{prefix}num_updates"), figures.get(f"{prefix}nll_loss"))
+            _put(curve, figures, prefix)
         return
     for pattern, curve in ((_INNER, curves.train), (_VALID, curves.valid)):
         if found := pattern.search(line):
-            figures = dict(_FIGURE.findall(found[1]))
-            _put(curve, figures.get("num_updates"), figures.get("nll_loss"))
+            _put(curve, dict(_FIGURE.findall(found[1])))
 
 
-def _put(curve, updates, loss):
+def _put(curve, figures, prefix=""):
+    """Keep the loss of an entry; fairseq's cross_entropy has no smoothing to take out, and logs ``loss`` alone."""
+    loss = figures.get(f"{prefix}nll_loss", figures.get(f"{prefix}loss"))
     try:
-        updates, loss = int(updates), float(loss)
+        updates, loss = int(figures.get(f"{prefix}num_updates")), float(loss)
     except (TypeError, ValueError):
         return
     if math.isfinite(loss):
@@ -87,7 +89,8 @@ def _read_events(path):
         events = EventAccumulator(str(file))
         events.Reload()
         curve = {"train_inner": curves.train, "valid": curves.valid}.get(file.parent.name)
-        if curve is not None and "nll_loss" in events.Tags()["scalars"]:
-            for event in events.Scalars("nll_loss"):
-                _put(curve, event.step, event.value)
+        loss = next((name for name in ("nll_loss", "loss") if name in events.Tags()["scalars"]), None)
+        if curve is not None and loss is not None:
+            for event in events.Scalars(loss):
+                _put(curve, {"num_updates": event.step, "loss": event.value})
     return curves

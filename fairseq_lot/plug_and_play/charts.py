@@ -85,14 +85,21 @@ def map_grid(maps: dict, sentence: int, site: str, layer: int) -> Figure:
             axes.set_yticks([])
             axes.tick_params(length=0)
             if place == len(panels):
-                axes.set_xticks(range(len(keys)), keys, rotation=90, fontsize=min(6, 150 / len(keys)))
+                _name(axes.set_xticks, keys, rotation=90)
             if map_ is of_model[0]:
-                axes.set_yticks(range(len(queries)), queries, fontsize=min(6, 150 / len(queries)))
+                _name(axes.set_yticks, queries)
         row[0].set_ylabel(f"{name} ({of_model[0]['attention']})\nquery", fontsize=7)
     for axes in panels[-1]:
         axes.set_xlabel("key", fontsize=7)
     figure.colorbar(drawn, ax=panels, label="A (share of the query's attention)", shrink=0.6)
     return figure
+
+
+def _name(set_ticks, tokens, **style):
+    """Name the tokens along an axis; of more than 60 only every second, third, ..., so that no name is below 2.5 pt."""
+    step = -(-len(tokens) // 60)
+    named = range(0, len(tokens), step)
+    set_ticks(named, tokens[::step], fontsize=min(6, 150 / len(named)), **style)
 
 
 def as_bytes(figure: Figure, form: str, *, dpi: int = 150) -> bytes:

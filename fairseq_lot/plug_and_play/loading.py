@@ -63,7 +63,10 @@ def load(
     try:
         saved = _saved_task(state)
         source, target = saved["source_lang"], saved["target_lang"]
-        data = saved["data"] if data is None else data
+        if data is None:
+            data = saved["data"]
+            if not Path(data).is_dir():
+                raise InputError(f"{path} was trained on {data}, which is not here; name its folder with --data")
         if split is not None:
             check_data(data, split=split, source=source, target=target, needs_target=needs_target)
         check_dictionary(data, source, state, path)

@@ -65,9 +65,10 @@ def _maps_of(model, source, before, sites):
 
 def _heads(attention: Captured):
     """The maps of one attention with what they are measured by."""
-    factors = None
+    pivots = None
     if attention.mechanism is not None and not attention.causal:
         factors = attention.mechanism.factors(attention.q, attention.k)
+        pivots = factors and clusterings(*factors)
     for head, plan in enumerate(attention.plan[0].double()):
         yield {
             "site": attention.site,
@@ -78,8 +79,23 @@ def _heads(attention: Captured):
             "row_sums": _rounded(plan.sum(-1)),
             "receiver_mass": _rounded(receiver_mass(plan)),
             "imbalance": round(imbalance(plan).item(), 4),
-            "factors": factors and [quantise(factor[0, head]) for factor in factors],
+            "pivots": pivots and [quantise(clustering[0, head]) for clustering in pivots],
         }
+
+
+def clusterings(from_queries: torch.Tensor, to_keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The pivots that tokens share: ``p(pivot | query)`` and, by Bayes' rule, ``p(pivot | key)``.
+
+    Args:
+        from_queries: ``p(pivot | query)``, ``(..., n, r)``, for queries of equal mass.
+        to_keys: ``p(key | pivot)``, ``(..., r, m)``.
+
+    Returns:
+        ``(..., n, r)`` and ``(..., m, r)``; rows sum to 1, those of a key that no pivot reaches to 0.
+    """
+    joint = from_queries.mean(-2).unsqueeze(-1) * to_keys
+    keys = joint / joint.sum(-2, keepdim=True).clamp_min(torch.finfo(joint.dtype).tiny)
+    return from_queries, keys.transpose(-1, -2)
 
 
 def _rounded(values):

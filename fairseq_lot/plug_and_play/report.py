@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fairseq_lot.errors import InputError
-from fairseq_lot.evaluation.results import Row, read_rows
+from fairseq_lot.evaluation.results import Row
+from fairseq_lot.evaluation.table import read_systems
 from fairseq_lot.evaluation.training_log import Curves, read_curves
 from fairseq_lot.files import atomic_write, read_lines
 from fairseq_lot.modules.options import SITES
@@ -35,7 +36,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Write the page, and the figures; say where it is and how large."""
     with atomic_write(args.out, "wb") as file:  # opened first: what cannot be written is known at once
-        rows = _rows(args.results)
+        rows = read_systems(args.results)
         maps = _maps(args)
         logs = args.logs or _logs_beside([args.path, *args.compare] if args.path else [])
         curves = dict(zip(_short_names(logs), map(read_curves, logs), strict=True))
@@ -44,18 +45,10 @@ def run(args: Namespace) -> int:
         figures = dict(_figures(rows, curves, maps))
         data = page(rows, figures, maps).encode("utf-8")
         file.write(data)
-    if args.figures is not None:
-        for name, figure in figures.items():
-            for form in ("svg", "png"):
-                with atomic_write(Path(args.figures) / f"{name}.{form}", "wb") as file:
-                    file.write(as_bytes(figure, form))
+        if args.figures is not None:
+            _write(figures, Path(args.figures))
     print(f"{args.out}: {len(data) / 1e6:.2f} MB", file=sys.stderr)
     return 0
-
-
-def _rows(paths) -> list[Row]:
-    """The rows of all results files, each system once."""
-    return list({row.key: row for path in paths for row in read_rows(path)}.values())
 
 
 def _maps(args) -> dict | None:
@@ -96,6 +89,14 @@ def _logs_beside(paths) -> list[str]:
     """The logs of the trainings that made the checkpoints, where they lie in the same folder."""
     logs = dict.fromkeys(Path(path).parent / "train.log" for path in paths)
     return [str(log) for log in logs if log.is_file()]
+
+
+def _write(figures, folder):
+    """One svg and one png of each figure."""
+    for name, figure in figures.items():
+        for form in ("svg", "png"):
+            with atomic_write(folder / f"{name}.{form}", "wb") as file:
+                file.write(as_bytes(figure, form))
 
 
 def _figures(rows: list[Row], curves: dict[str, Curves], maps: dict | None) -> Iterator[tuple]:

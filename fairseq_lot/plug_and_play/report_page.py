@@ -49,7 +49,7 @@ def _image(name, figure):
     kind, form = ("svg+xml", "svg") if name in _TITLES else ("png", "png")
     data = base64.b64encode(as_bytes(figure, form, dpi=90)).decode("ascii")
     title = _TITLES.get(name, name.replace("-", " "))
-    return f'<figure class="still"><img alt="{title}" src="data:image/{kind};base64,{data}"></figure>'
+    return f'<figure class="still wide" tabindex="0"><img alt="{title}" src="data:image/{kind};base64,{data}"></figure>'
 
 
 def markdown(text: str) -> str:

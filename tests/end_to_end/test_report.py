@@ -61,7 +61,7 @@ def test_the_page_in_a_browser(report, dark, width, tmp_path):
         window.wait("return !document.getElementById('explorer').hidden")
         assert window.run("return document.querySelectorAll('#panels > figure').length") == 2
         assert state(window) == ["0", "encoder", "0", "0"]
-        assert window.run("return document.querySelectorAll('#panels details').length") == 2, "LOT's two factors"
+        assert window.run("return document.querySelectorAll('#panels details').length") == 2, "LOT's two clusterings"
         before = window.run("return document.getElementById('panels').innerHTML")
         window.run("document.getElementById('panels').focus()")
         for key in (RIGHT, DOWN, PAGE_DOWN, PAGE_DOWN):
@@ -76,11 +76,25 @@ def test_the_page_in_a_browser(report, dark, width, tmp_path):
             "document.querySelector('#panels rect').dispatchEvent(new PointerEvent('pointerover', {bubbles: true}))"
         )
         assert "query 0 “</s>”, key 0" in window.run("return document.getElementById('cell').textContent")
+        window.run("document.getElementById('full').click()")
+        shrunk = "map.getBoundingClientRect().width < map.viewBox.baseVal.width - 0.5"
+        maps = "[...document.querySelectorAll('#panels svg')]"
+        assert not window.run(f"return {maps}.some((map) => {shrunk})"), "large tokens are large"
         assert window.run("return document.documentElement.scrollWidth") <= width, "nothing sticks out"
         background = window.run("return getComputedStyle(document.body).backgroundColor")
         assert background == ("rgb(21, 23, 26)" if dark else "rgb(255, 255, 255)")
         window.screenshot(tmp_path / "page.png")
         assert window.messages() == []
+
+
+def test_without_javascript_the_maps_are_seen(report):
+    with browser(free_port()) as window:
+        window.devtools("Emulation.setScriptExecutionDisabled", value=True)
+        window.open(report / "report.html")
+        window.devtools("Emulation.setScriptExecutionDisabled", value=False)  # the page's own has not run, ours may
+        assert window.run("return document.getElementById('explorer').hidden")
+        wide = window.run("return [...document.querySelectorAll('.still img')].map((image) => image.naturalWidth)")
+        assert len(wide) == 5 and min(wide) > 100, "the curves and the maps of two layers at two sites"
 
 
 def test_the_page_stands_alone(report):
@@ -107,5 +121,7 @@ def test_wrong_options_are_refused(text_data, stock_checkpoint, report, tmp_path
     refuse(capsys, "report", *out, *model, *lines, "--compare", stock_checkpoint, naming=["twice"])
     refuse(capsys, "report", *out, "--logs", report / "lines.de", naming=["lines.de"])
     refuse(capsys, "report", *out, "--results", tmp_path / "gone.jsonl", naming=["gone.jsonl"])
+    figures = ("--figures", tmp_path / "blank.de")
+    refuse(capsys, "report", *out, "--logs", report / "train.log", *figures, naming=["blank.de"])
     refuse(capsys, "report", "--out", tmp_path, *model, *lines, naming=[tmp_path])
     assert [path.name for path in tmp_path.iterdir()] == ["blank.de"], "nothing half-written"

@@ -2,13 +2,15 @@
 
 import io
 import shutil
+import subprocess
 
 import pytest
+import torch
 from sacremoses import MosesDetokenizer
 
 from fairseq_lot import cli
 from fairseq_lot.plug_and_play.translate import Translator
-from tests.end_to_end.conftest import command, generate
+from tests.end_to_end.conftest import BIN, command, generate
 from tests.end_to_end.test_bad_input import refuse
 
 
@@ -71,6 +73,22 @@ def test_bad_input_is_refused(text_data, stock_checkpoint, tmp_path, capsys, mon
     refuse(capsys, "translate", *model, "--data", folder, "das", naming=["sentencepiece.bpe.model"])
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"das\n\xff\n")))
     refuse(capsys, "translate", *model, naming=["line 2", "UTF-8"])
+
+
+def test_a_moved_data_folder_is_named(text_data, stock_checkpoint, tmp_path, capsys):
+    state = torch.load(stock_checkpoint, weights_only=False)
+    state["cfg"]["task"]["data"] = "data-bin/gone"
+    torch.save(state, tmp_path / "moved.pt")
+    refuse(capsys, "translate", "--path", tmp_path / "moved.pt", "das", naming=["data-bin/gone", "--data"])
+    assert cli.main(["translate", "--path", str(tmp_path / "moved.pt"), "--data", str(text_data / "bin"), "das"]) == 0
+
+
+def test_a_reader_that_has_had_enough(text_data, stock_checkpoint):
+    words = [BIN / "fairseq-lot", "translate", "--path", stock_checkpoint, "--beam", 1, *["das"] * 40]
+    process = subprocess.Popen([str(word) for word in words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.close()
+    assert (process.stderr.read(), process.wait()) == ("", 141)
+    process.stderr.close()
 
 
 def test_a_typing_person_may_try_again(text_data, stock_checkpoint, capsys, monkeypatch):

@@ -35,6 +35,14 @@ def test_json_lines(tmp_path):
     assert read_curves(tmp_path / "train.log") == Curves({100: 10.791}, {529: 6.634})
 
 
+def test_cross_entropy_logs_its_loss_alone(tmp_path):
+    (tmp_path / "train.log").write_text(
+        'x | INFO | train_inner | {"epoch": 1, "loss": "9.5", "num_updates": "10"}\n'
+        "epoch 001 | valid on 'valid' subset | loss 8.5 | ppl 99.33 | num_updates 20\n"
+    )
+    assert read_curves(tmp_path / "train.log") == Curves({10: 9.5}, {20: 8.5})
+
+
 def test_what_is_no_log_is_refused(tmp_path):
     (tmp_path / "other.txt").write_text("epoch of the dinosaurs\n")
     for name in ("other.txt", "gone.log"):

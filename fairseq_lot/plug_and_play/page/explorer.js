@@ -46,6 +46,7 @@ function draw(packed, shade, left, below, leftTitle, belowTitle, sums, mass) {
   const root = svg("svg", {viewBox: `0 0 ${total} ${tall}`, role: "img",
     "aria-label": `${leftTitle} by ${belowTitle}`});
   root.style.maxWidth = `${2 * total}px`;
+  root.style.setProperty("--full-width", `${total}px`);
   values(packed).forEach((value, i) => {
     const row = Math.floor(i / packed.columns), column = i % packed.columns;
     const cell = svg("rect", {x: x0 + column * CELL, y: row * CELL, width: CELL, height: CELL, fill: shade(value)});
@@ -67,7 +68,10 @@ function draw(packed, shade, left, below, leftTitle, belowTitle, sums, mass) {
     const fair = height + 4 + BAR / Math.max(2, ...mass) - 2;
     root.append(svg("line", {class: "rule", x1: x0, x2: x0 + width, y1: fair, y2: fair}));
   }
-  return root;
+  const frame = document.createElement("div");
+  frame.className = "wide";
+  frame.append(root);
+  return frame;
 }
 
 function bars(root, sizes, place, title) {
@@ -109,23 +113,22 @@ function show() {
     caption.textContent = `${maps.models[i]} (${map.attention}), Δ(A) = ${map.imbalance.toFixed(3)}, ` +
       `colours from 0 to ${scale.toFixed(2)}`;
     figure.append(draw(map.map, palette(scale), queries, keys, "query", "key", map.row_sums, map.receiver_mass));
-    if (map.factors) figure.append(...factors(map.factors, queries, keys));
+    if (map.pivots) figure.append(...clusterings(map.pivots, queries, keys));
     return figure;
   });
   byId("panels").replaceChildren(...figures);
 }
 
-// The two soft clusterings: which pivot a query chooses, which keys a pivot chooses
-function factors([toPivots, toKeys], queries, keys) {
-  const names = Array.from({length: toPivots.columns}, (_, i) => String(i));
-  return [[toPivots, queries, names, "query", "pivot"], [toKeys, names, keys, "pivot", "key"]].map(
-    ([packed, left, below, leftTitle, belowTitle]) => {
-      const details = document.createElement("details"), summary = document.createElement("summary");
-      details.open = true;
-      summary.textContent = `p(${belowTitle} | ${leftTitle}), colours from 0 to ${packed.high.toFixed(2)}`;
-      details.append(summary, draw(packed, palette(packed.high), left, below, leftTitle, belowTitle));
-      return details;
-    });
+// The two soft clusterings: the pivots of a query, the pivots of a key
+function clusterings([ofQueries, ofKeys], queries, keys) {
+  const names = Array.from({length: ofQueries.columns}, (_, i) => String(i));
+  return [[ofQueries, queries, "query"], [ofKeys, keys, "key"]].map(([packed, tokens, title]) => {
+    const details = document.createElement("details"), summary = document.createElement("summary");
+    details.open = true;
+    summary.textContent = `Soft clustering p(pivot | ${title}), colours from 0 to ${packed.high.toFixed(2)}`;
+    details.append(summary, draw(packed, palette(packed.high), tokens, names, title, "pivot"));
+    return details;
+  });
 }
 
 function step(select, by) {
@@ -145,6 +148,7 @@ for (const kind of ["pointerover", "pointerdown"]) {
     if (event.target.dataset.says) byId("cell").textContent = event.target.dataset.says;
   });
 }
+byId("full").addEventListener("change", (event) => byId("panels").classList.toggle("full", event.target.checked));
 for (const name in controls) controls[name].addEventListener("change", show);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
 fill(controls.sentence, maps.sentences.map((sentence, i) => [i, `${i + 1}: ${sentence.source.join("").replaceAll("▁", " ").replace("</s>", "").trim().slice(0, 40)}`]));

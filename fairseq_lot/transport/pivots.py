@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from fairseq_lot.transport.measures import marginal_error
 from fairseq_lot.transport.sinkhorn import Plan, sinkhorn
@@ -77,10 +78,36 @@ def pivot_coupling(
     )
 
 
+class _PivotScores(torch.autograd.Function):
+    """``x zᵀ``, where all sentences share the pivots z: no copy of them is made for each."""
+
+    @staticmethod
+    def forward(ctx, x, pivots):
+        ctx.save_for_backward(x, pivots)
+        bsz, num_heads, n, _ = x.shape
+        scores = torch.empty((num_heads, bsz, n, pivots.size(-2)), dtype=x.dtype, device=x.device)
+        for head in range(num_heads):
+            torch.bmm(x[:, head], pivots[head].t().expand(bsz, -1, -1), out=scores[head])
+        return scores.transpose(0, 1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        x, pivots = ctx.saved_tensors
+        of_x = gradient @ pivots if ctx.needs_input_grad[0] else None
+        of_pivots = (gradient.transpose(-1, -2) @ x).sum(0) if ctx.needs_input_grad[1] else None
+        return of_x, of_pivots
+
+
+def pivot_scores(x: torch.Tensor, pivots: torch.Tensor) -> torch.Tensor:
+    """``x_i·z_t``: ``(bsz, num_heads, n, d), (num_heads, r, d) -> (bsz, num_heads, n, r)``, no copy of x is made."""
+    return _PivotScores.apply(x, pivots)
+
+
 def gaussian_scores(x: torch.Tensor, pivots: torch.Tensor) -> torch.Tensor:
     """``-‖x_i - z_t‖²/2``: ``(..., n, d), (..., r, d) -> (..., n, r)``."""
     of_x, of_pivots = x.square().sum(-1).unsqueeze(-1), pivots.square().sum(-1).unsqueeze(-2)
-    return x @ pivots.transpose(-1, -2) - (of_x + of_pivots) / 2
+    return pivot_scores(x, pivots) - (of_x + of_pivots) / 2
 
 
 def tied_coupling(

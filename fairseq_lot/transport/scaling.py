@@ -16,7 +16,7 @@ def scaled_conditional(
 ) -> torch.Tensor | None:
     """The conditional of :func:`~fairseq_lot.transport.sinkhorn.sinkhorn`, or None where its range is too wide.
 
-    The updates scale the rows and columns of ``K = exp(scores - maximum)``, so each one costs a product of K with a
+    The updates scale the rows and columns of ``K = exp(scores)``, shifted if they are large, so each one costs a product of K with a
     vector. That is safe as long as the entries which underflow in K add nothing to any sum; whether they do is read
     from the smallest and the largest sum, which on a GPU would make the host wait.
 
@@ -28,6 +28,9 @@ def scaled_conditional(
     """
     with torch.no_grad():
         solution = _solve(scores, log_a, log_b, num_updates, tolerance)
+        if not solution.is_safe():  # again, shifted on the side that is updated first: its sums are then at least 1
+            shifted = scores - scores.amax(-1 if num_updates % 2 else -2, keepdim=True)
+            solution = _solve(shifted, log_a, log_b, num_updates, tolerance)
     if not solution.is_safe():
         return None
     return _Unrolled.apply(scores, log_a, log_b, solution)
@@ -64,12 +67,10 @@ class _Solution:
 def _solve(scores, log_a, log_b, num_updates, tolerance):
     """Alternate between columns and rows, the rows last."""
     *lead, n, m = scores.shape
-    # the side that is updated first, so that its sums are at least 1
-    peak = scores.amax(-1 if num_updates % 2 else -2, keepdim=True)
-    kernel = torch.empty((*lead, n, m), dtype=scores.dtype, device=scores.device)
-    kernel = torch.sub(scores, peak, out=kernel).exp_().view(-1, n, m)
+    kernel = _exp(scores)
     a, b = _flat(log_a.exp(), lead), _flat(log_b.exp(), lead)
-    u, w = ((mass > 0).to(kernel.dtype).expand(kernel.size(0), -1) for mass in (a, b))
+    # 1 where there is mass; only the side that is not updated first is ever read
+    u, w = (mass.sign().expand(kernel.size(0), -1) for mass in (a, b))
     row_sums, column_sums = [], []
     for left in range(num_updates - 1, 0, -1):
         if left % 2 == 0:
@@ -84,8 +85,17 @@ def _solve(scores, log_a, log_b, num_updates, tolerance):
         w = b / column_sum
     kernel *= w.unsqueeze(-2)
     row_sums.append(kernel.sum(-1))
-    kernel /= row_sums[-1].unsqueeze(-1)
+    kernel *= row_sums[-1].reciprocal().unsqueeze(-1)
     return _Solution(kernel, a, b, row_sums, column_sums)
+
+
+def _exp(scores):
+    """``exp(scores)`` with one leading axis, its last two axes in memory as those of the scores are."""
+    *lead, n, m = scores.shape
+    if scores.stride(-1) > scores.stride(-2):
+        return _exp(scores.transpose(-1, -2)).transpose(-1, -2)
+    kernel = torch.empty((*lead, n, m), dtype=scores.dtype, device=scores.device)
+    return torch.exp(scores, out=kernel).view(-1, n, m)
 
 
 def _flat(mass, lead):
@@ -142,8 +152,8 @@ def _pull_back(plan, a, b, row_sums, column_sums, of_columns):
     """
     last_row, last_column = row_sums[-1], column_sums[-1]
     some_a, some_b = a + (a == 0), b + (b == 0)
-    us = [last_row * (a > 0), *(a * (last_row / row_sum) for row_sum in row_sums[:-1])]
-    ws = [last_column / some_b * (b > 0), *(last_column / column_sum for column_sum in column_sums)]
+    us = [last_row * a.sign(), *(a * (last_row / row_sum) for row_sum in row_sums[:-1])]
+    ws = [last_column / some_b * b.sign(), *(last_column / column_sum for column_sum in column_sums)]
     left, right = [], []
     of_a, of_b = torch.zeros_like(last_row), torch.zeros_like(last_column)
     for update in range(1, len(row_sums) + len(column_sums)):

@@ -79,24 +79,29 @@ def pivot_coupling(
 
 
 class _PivotScores(torch.autograd.Function):
-    """``x zᵀ``, where all sentences share the pivots z: no copy of them is made for each."""
+    """``x zᵀ`` as products of one batch; torch's own way costs half as much again when sentences are short."""
 
     @staticmethod
     def forward(ctx, x, pivots):
         ctx.save_for_backward(x, pivots)
-        bsz, num_heads, n, _ = x.shape
-        scores = torch.empty((num_heads, bsz, n, pivots.size(-2)), dtype=x.dtype, device=x.device)
-        for head in range(num_heads):
-            torch.bmm(x[:, head], pivots[head].t().expand(bsz, -1, -1), out=scores[head])
-        return scores.transpose(0, 1)
+        scores = torch.bmm(x.flatten(0, 1), _for_each(pivots, x.size(0)).transpose(-1, -2))
+        return scores.unflatten(0, x.shape[:2])
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient):
-        x, pivots = ctx.saved_tensors
-        of_x = gradient @ pivots if ctx.needs_input_grad[0] else None
-        of_pivots = (gradient.transpose(-1, -2) @ x).sum(0) if ctx.needs_input_grad[1] else None
+        (x, pivots), gradient = ctx.saved_tensors, gradient.flatten(0, 1)
+        of_x, of_pivots = None, None
+        if ctx.needs_input_grad[0]:
+            of_x = torch.bmm(gradient, _for_each(pivots, x.size(0))).view(x.shape)
+        if ctx.needs_input_grad[1]:
+            of_pivots = torch.bmm(gradient.transpose(-1, -2), x.flatten(0, 1)).unflatten(0, x.shape[:2]).sum(0)
         return of_x, of_pivots
+
+
+def _for_each(pivots, bsz):
+    """``(num_heads, r, d) -> (bsz·num_heads, r, d)``."""
+    return pivots.expand(bsz, -1, -1, -1).flatten(0, 1)
 
 
 def pivot_scores(x: torch.Tensor, pivots: torch.Tensor) -> torch.Tensor:

@@ -16,9 +16,9 @@ def scaled_conditional(
 ) -> torch.Tensor | None:
     """The conditional of :func:`~fairseq_lot.transport.sinkhorn.sinkhorn`, or None where its range is too wide.
 
-    The updates scale the rows and columns of ``K = exp(scores)``, shifted if they are large, so each one costs a product of K with a
-    vector. That is safe as long as the entries which underflow in K add nothing to any sum; whether they do is read
-    from the smallest and the largest sum, which on a GPU would make the host wait.
+    The updates scale the rows and columns of ``K = exp(scores)``, shifted if they are large, so each one costs a
+    product of K with a vector. That is safe as long as the entries which underflow in K add nothing to any sum;
+    whether they do is read from the smallest and the largest sum, which on a GPU would make the host wait.
 
     The gradient is that of the updates themselves. Each of them contributes the outer product of two vectors, times
     the plan, so all are applied at once as one product of rank ``num_updates``, and only vectors are kept.
@@ -69,8 +69,8 @@ def _solve(scores, log_a, log_b, num_updates, tolerance):
     *lead, n, m = scores.shape
     kernel = _exp(scores)
     a, b = _flat(log_a.exp(), lead), _flat(log_b.exp(), lead)
-    # 1 where there is mass; only the side that is not updated first is ever read
-    u, w = (mass.sign().expand(kernel.size(0), -1) for mass in (a, b))
+    # the side that is not updated first starts with 1 where there is mass
+    u = w = (b if num_updates % 2 else a).sign().expand(kernel.size(0), -1)
     row_sums, column_sums = [], []
     for left in range(num_updates - 1, 0, -1):
         if left % 2 == 0:
@@ -126,17 +126,21 @@ class _Unrolled(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, gradient):
         plan, a, b, *sums = ctx.saved_tensors
-        gradient = gradient.reshape(plan.shape)
-        product = plan * gradient
-        mean = product.sum(-1)
-        of_columns = product.sum(-2) - _columns(plan, mean)  # of the log of the last scaling
-        left, right, of_a, of_b = _pull_back(
-            plan, a, b, sums[: ctx.num_row_sums], sums[ctx.num_row_sums :], of_columns
-        )
-        left, right = torch.stack([mean, *left], 1), torch.stack([torch.ones_like(of_columns), *right], 1)
-        of_scores = torch.baddbmm(gradient, left.transpose(-1, -2), right, alpha=-1).mul_(plan)
+        row_sums, column_sums = sums[: ctx.num_row_sums], sums[ctx.num_row_sums :]
+        of_scores = plan * gradient.reshape(plan.shape)
+        mean = of_scores.sum(-1)
+        of_columns = of_scores.sum(-2) - _columns(plan, mean)  # of the log of the last scaling
+        left, right, of_a, of_b = _pull_back(plan, a, b, row_sums, column_sums, of_columns)
+        left.append(mean)
+        right.append(torch.ones_like(of_columns))
+        of_scores.addcmul_(plan, _outer(left, right, plan), value=-1)
         shape, *shapes = ctx.shapes
-        of_masses = (x.view(*shape[:-2], -1).sum_to_size(like) for x, like in zip((of_a, of_b), shapes, strict=True))
+        of_masses = [
+            sum(terms, torch.zeros_like(sums[0])).view(*shape[:-2], -1).sum_to_size(like) if needed else None
+            for terms, sums, like, needed in zip(
+                (of_a, of_b), (row_sums, column_sums), shapes, ctx.needs_input_grad[1:3], strict=True
+            )
+        ]
         return of_scores.view(shape), *of_masses, None
 
 
@@ -148,27 +152,36 @@ def _pull_back(plan, a, b, row_sums, column_sums, of_columns):
 
     Returns:
         the vectors whose outer products, times the plan, are to be taken from the gradient of the scores, ``(G, n)``
-        and ``(G, m)``; and the gradients of log_a and log_b for each of the G problems.
+        and ``(G, m)``; and the terms of the gradients of log_a and log_b for each of the G problems.
     """
     last_row, last_column = row_sums[-1], column_sums[-1]
     some_a, some_b = a + (a == 0), b + (b == 0)
-    us = [last_row * a.sign(), *(a * (last_row / row_sum) for row_sum in row_sums[:-1])]
-    ws = [last_column / some_b * b.sign(), *(last_column / column_sum for column_sum in column_sums)]
-    left, right = [], []
-    of_a, of_b = torch.zeros_like(last_row), torch.zeros_like(last_column)
+    us = [a * (last_row / row_sum) for row_sum in row_sums[:-1]]
+    ws = [last_column / column_sum for column_sum in column_sums]
+    if len(us) == len(ws):  # the first update was of the rows, with 1 for every column that has mass
+        ws.insert(0, last_column / some_b * b.sign())
+    else:
+        us.insert(0, last_row * a.sign())
+    left, right, of_a, of_b = [], [], [], []
     for update in range(1, len(row_sums) + len(column_sums)):
         if update % 2 == 1:
             w, u = ws.pop(), us[-1]
-            of_b += of_columns
-            of_column_sums = of_columns * (w / some_b)
+            of_b.append(of_columns)
             left.append(u)
-            right.append(of_column_sums)
-            of_rows = -u * _rows(plan, of_column_sums)
+            right.append(of_columns * (w / some_b))
+            of_rows = -u * _rows(plan, right[-1])
         else:
             u, w = us.pop(), ws[-1]
-            of_a += of_rows
-            of_row_sums = of_rows * (u / some_a)
-            left.append(of_row_sums)
+            of_a.append(of_rows)
+            left.append(of_rows * (u / some_a))
             right.append(w)
-            of_columns = -w * _columns(plan, of_row_sums)
+            of_columns = -w * _columns(plan, left[-1])
     return left, right, of_a, of_b
+
+
+def _outer(left, right, like):
+    """Sum of the outer products of ``(G, n)`` with ``(G, m)`` vectors, its axes in memory as those of ``like``."""
+    left, right = torch.stack(left, 1), torch.stack(right, 1)
+    if like.stride(-1) > like.stride(-2):
+        return torch.bmm(right.transpose(-1, -2), left).transpose(-1, -2)
+    return torch.bmm(left.transpose(-1, -2), right)

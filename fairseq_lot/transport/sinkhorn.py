@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from fairseq_lot.transport.measures import marginal_error
 from fairseq_lot.transport.scaling import scaled_conditional
@@ -29,12 +30,30 @@ class Plan:
 
     def apply(self, v: torch.Tensor) -> torch.Tensor:
         """Barycentric projection ``conditional @ v``: ``(..., m, d) -> (..., n, d)``."""
-        return self.conditional @ v
+        if self.conditional.stride(-1) == 1 or v.shape[:-2] != self.conditional.shape[:-2]:
+            return self.conditional @ v
+        return _TransposedProduct.apply(self.conditional, v)
 
     @property
     def marginal_error(self) -> torch.Tensor:
         """``(...)``: how far the plan is from both marginals, in units of mass."""
         return marginal_error(self.plan, self.log_a.exp(), self.log_b.exp())
+
+
+class _TransposedProduct(torch.autograd.Function):
+    """``conditional @ v`` of a conditional that is transposed in memory; so is the gradient that it gets."""
+
+    @staticmethod
+    def forward(ctx, conditional, v):
+        ctx.save_for_backward(conditional, v)
+        return conditional @ v
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        conditional, v = ctx.saved_tensors
+        of_conditional = (v @ gradient.transpose(-1, -2)).transpose(-1, -2)
+        return of_conditional, conditional.transpose(-1, -2) @ gradient
 
 
 def sinkhorn(

@@ -26,7 +26,7 @@ def scaled_conditional(
     Args:
         scores, log_a, log_b, num_updates, tolerance: as for ``sinkhorn``.
     """
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast(scores.device.type, enabled=False):
         solution = _solve(scores, log_a, log_b, num_updates, tolerance)
         if not solution.is_safe():  # again, shifted on the side that is updated first: its sums are then at least 1
             shifted = scores - scores.amax(-1 if num_updates % 2 else -2, keepdim=True)

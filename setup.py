@@ -42,6 +42,7 @@ setup(
     install_requires=[
         "bitarray>=2.0",
         "hydra-core>=1.3.2,<1.4",
+        "matplotlib>=3.7",
         "numpy>=1.24",
         "omegaconf>=2.3,<2.4",
         "regex",

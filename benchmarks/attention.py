@@ -1,6 +1,6 @@
 """Time one attention layer of every mechanism, forward and backward, as ratios to softmax in one run.
 
-    OMP_NUM_THREADS=1 python benchmarks/attention.py --sentences 112 --tokens 30 --heads 4 --head-dim 32
+OMP_NUM_THREADS=1 python benchmarks/attention.py --sentences 112 --tokens 30 --heads 4 --head-dim 32
 """
 
 import argparse
@@ -50,9 +50,7 @@ def main():
     base = None
     for name in ["softmax", *(name for name in MECHANISMS if name != "softmax")]:
         mechanism = build_mechanism(name, num_heads=args.heads, head_dim=args.head_dim)
-        times = measure(
-            mechanism, (q, k, v, padding, padding), gradient, warm_up=args.warm_up, repeats=args.repeats
-        )
+        times = measure(mechanism, (q, k, v, padding, padding), gradient, warm_up=args.warm_up, repeats=args.repeats)
         base = base or times
         ratios = " | ".join(f"{t / b:.1f}" for t, b in zip(times, base, strict=True))
         print(f"| {name} | {ratios} | {' | '.join(f'{1000 * t:.1f} ms' for t in times)} |")

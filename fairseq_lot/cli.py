@@ -9,11 +9,13 @@ from fairseq_lot.errors import InputError
 
 # name: (module with add_arguments(parser) and run(args), one line for --help)
 COMMANDS = {
+    "calibrate": ("fairseq_lot.plug_and_play.calibrate", "fit a swapped attention to softmax, without labels"),
     "check": ("fairseq_lot.plug_and_play.check", "check a checkpoint and a data folder before a long run"),
     "diagnose": ("fairseq_lot.plug_and_play.diagnose", "measure the attention of a checkpoint, head by head"),
     "encode": ("fairseq_lot.corpus.encode", "learn a joint sentencepiece BPE on a tokenised folder and apply it"),
     "iwslt14": ("fairseq_lot.corpus.iwslt14", "extract the raw IWSLT'14 De-En archive into plain text"),
     "score": ("fairseq_lot.evaluation.score", "score the output of fairseq-generate with sacreBLEU, as one JSON line"),
+    "sweep": ("fairseq_lot.plug_and_play.sweep", "swap one model's attention in many ways and compare"),
     "swap": ("fairseq_lot.plug_and_play.swap", "swap the attention of a pretrained checkpoint (plug-and-play)"),
     "table": ("fairseq_lot.evaluation.table", "print scored systems as a Markdown table"),
     "tokenise": ("fairseq_lot.corpus.tokenise", "Moses-tokenise and lower-case a folder of raw text"),

@@ -42,7 +42,8 @@ def room(path):
 
 def allowed(name):
     if name in STOREYS:
-        return {*STOREYS[: STOREYS.index(name) + 1], *FOR_ALL}
+        tools = {"evaluation"} if name == "plug_and_play" else set()
+        return {*STOREYS[: STOREYS.index(name) + 1], *tools, *FOR_ALL}
     if name in APART:
         return {*APART, *FOR_ALL}
     if name in FOR_ALL:
@@ -65,6 +66,16 @@ def test_imports_go_downwards(path):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_files_are_short(path):
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 250
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if room(path) in ("modules", "models")], ids=lambda path: path.name
+)
+def test_fairseq_s_side_names_no_mechanism(path):
+    mechanisms = {"esp", "lot", "set", "sinkhorn", "softmax"}
+    assert all((PACKAGE / "attention" / f"{name}.py").is_file() for name in mechanisms)
+    tree = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    assert not mechanisms & {node.value for node in tree if isinstance(node, ast.Constant)}
 
 
 def test_every_folder_has_its_place():

@@ -57,7 +57,7 @@ class Lot(Mechanism):
 
     With ``query_updates=1`` row i depends on query i alone. The causal form is then the one-marginal relative,
     ``A_ij = Σ_t softmax(s·q_i·z/ε)_t exp(s·k_j·z_t/ε) / Σ_{j' ≤ i} exp(s·k_j'·z_t/ε)`` for j ≤ i: exact double
-    stochasticity and causality together force the identity ([2], §8). Masses and num_updates play no part in it.
+    stochasticity and causality together force the identity ([12], §8). Masses and num_updates play no part in it.
 
     Attributes:
         pivots: ``(num_heads, r, head_dim)``, learnt (else a buffer), in the space of q and k.

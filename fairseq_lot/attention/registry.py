@@ -18,6 +18,9 @@ MECHANISMS: dict[str, type[Mechanism]] = {
     "softmax": Softmax,
 }
 
+# what stands wherever no other is asked for
+DEFAULT = "softmax"
+
 
 def mechanism_class(name: str) -> type[Mechanism]:
     """The mechanism registered under ``name``; InputError when there is none."""

@@ -93,4 +93,3 @@ def negate(drawer, clause: Clause) -> None:
         elif kind not in ("der", "possessive", "dieser", "name"):
             return
     clause.negated = True
-

@@ -141,7 +141,6 @@ class Clause:
         other = self.subject if "swap" in self.verb.flags else self.object
         return "" if other is None or self.gap else other.english("acc")
 
-
     def english_question(self, word: Tree = "") -> Tree:
         """Return the English question, after ``word`` (where, when, ...)."""
         return [word, question(self, self.english_subject()), self.english_rest(), self.time[1] if self.time else ""]

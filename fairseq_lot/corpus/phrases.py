@@ -208,5 +208,3 @@ class NounPhrase:
             "alle": "all the", "viele": either("many", "a lot of"), "einige": either("some", "a few"),
         }  # fmt: skip
         return simple.get(kind, self.determiner.english)
-
-

@@ -169,4 +169,3 @@ def speaker(drawer):
     while isinstance(subject, NounPhrase) and subject.determiner.kind == "jeder":
         subject = drawer.subject(("person",))
     return subject
-

@@ -7,6 +7,7 @@ from fairseq.models.transformer import TransformerConfig, TransformerModel
 from fairseq.models.transformer.transformer_legacy import base_architecture, transformer_iwslt_de_en
 
 from fairseq_lot.attention.base import Mechanism
+from fairseq_lot.attention.registry import MECHANISMS
 from fairseq_lot.errors import InputError
 from fairseq_lot.modules.options import add_attention_args, spell_out
 from fairseq_lot.modules.transformer import Decoder, Encoder
@@ -78,10 +79,7 @@ def _small(args):
 
 
 # They differ in defaults only: any of them takes any --attention.
-_FAMILIES = {
-    "lot_transformer": {"attention": "lot"},
-    "esp_transformer": {"attention": "esp"},
-    "sinkhorn_transformer": {"attention": "sinkhorn"},
+_FAMILIES = {f"{name}_transformer": {"attention": name} for name in MECHANISMS} | {
     "diff_transformer": {"differential": True},
 }
 SIZES = {"": base_architecture, "_iwslt_de_en": transformer_iwslt_de_en, "_small": _small}

@@ -7,14 +7,14 @@ from argparse import ArgumentParser, ArgumentTypeError
 
 from fairseq_lot.attention.base import Mechanism
 from fairseq_lot.attention.differential import build_differential
-from fairseq_lot.attention.registry import MECHANISMS, build_mechanism, build_options, mechanism_class
+from fairseq_lot.attention.registry import DEFAULT, MECHANISMS, build_mechanism, build_options, mechanism_class
 from fairseq_lot.errors import InputError
 
 SITES = ("encoder", "cross", "decoder")
 
 # The model-wide options; the options of the mechanisms stand in their dataclasses.
 DEFAULTS = {
-    "attention": "softmax",
+    "attention": DEFAULT,
     "attention_sites": "encoder",
     "differential": False,
     "differential_lambda_init": None,
@@ -52,7 +52,7 @@ def add_attention_args(parser: ArgumentParser, *, differential: bool = True) -> 
         "--attention-sites",
         metavar="SITES",
         help=f"where it stands, comma-separated: {', '.join(SITES)} (default: {DEFAULTS['attention_sites']}); "
-        "softmax elsewhere",
+        f"{DEFAULT} elsewhere",
     )
     if differential:
         add(

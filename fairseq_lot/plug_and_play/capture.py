@@ -12,8 +12,8 @@ from fairseq_lot.attention.base import Mechanism
 from fairseq_lot.attention.differential import Differential
 from fairseq_lot.attention.registry import MECHANISMS
 from fairseq_lot.modules.multihead_attention import PluggableMultiheadAttention
-from fairseq_lot.modules.options import DEFAULTS, SITES
-from fairseq_lot.plug_and_play.swap import PLACES
+from fairseq_lot.modules.options import DEFAULTS
+from fairseq_lot.plug_and_play.sites import attentions, inner
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Captured:
         """The mechanism's name in the registry, with the wrapper around it."""
         if self.mechanism is None:
             return DEFAULTS["attention"]
-        inner = _inner(self.mechanism)
-        name = next((name for name, kind in MECHANISMS.items() if type(inner) is kind), type(inner).__name__)
-        return name if inner is self.mechanism else f"differential {name}"
+        plans = inner(self.mechanism)
+        name = next((name for name, kind in MECHANISMS.items() if type(plans) is kind), type(plans).__name__)
+        return name if plans is self.mechanism else f"differential {name}"
 
     @property
     def signed(self) -> bool:
@@ -54,7 +54,7 @@ class Captured:
     @property
     def epsilon(self) -> float:
         """The entropic regularisation of the mechanism, 1 (softmax's) where it has none."""
-        return getattr(getattr(_inner(self.mechanism), "options", None), "epsilon", 1.0)
+        return getattr(getattr(inner(self.mechanism), "options", None), "epsilon", 1.0)
 
     @property
     def scores(self) -> torch.Tensor:
@@ -99,12 +99,8 @@ def capture(model: nn.Module) -> Iterator[list[Captured]]:
     """
     seen: list[Captured] = []
     handles = []
-    for site in SITES:
-        stack, name = PLACES[site]
-        for layer, block in enumerate(getattr(model, stack).layers):
-            attention = getattr(block, name, None)
-            if attention is not None:
-                handles += _watch(attention, seen, site, layer)
+    for site, layer, attention in attentions(model):
+        handles += _watch(attention, seen, site, layer)
     try:
         yield seen
     finally:
@@ -141,11 +137,6 @@ def _watch(attention, seen, site, layer):
         mechanism.register_forward_pre_hook(ask_for_plan, with_kwargs=True),
         mechanism.register_forward_hook(keep, with_kwargs=True),
     ]
-
-
-def _inner(mechanism):
-    """The mechanism inside a wrapper, or the mechanism itself."""
-    return getattr(mechanism, "inner", mechanism)
 
 
 def _split_heads(x, attention):

@@ -33,13 +33,14 @@ def run(args: Namespace) -> int:
     return 0
 
 
-def check_data(data: str | Path, *, split: str, source: str, target: str) -> np.ndarray:
+def check_data(data: str | Path, *, split: str, source: str, target: str, needs_target: bool = True) -> np.ndarray:
     """Check that a split is complete and readable.
 
     Args:
         data: folder made by fairseq-preprocess.
         split: train, valid or test.
         source, target: languages.
+        needs_target: refuse a split that has its source side alone.
 
     Returns:
         Source lengths in pieces, the end of sentence included.
@@ -50,6 +51,8 @@ def check_data(data: str | Path, *, split: str, source: str, target: str) -> np.
     data = Path(data)
     prefixes = {lang: data / f"{split}.{source}-{target}.{lang}" for lang in (source, target)}
     needed = [data / f"dict.{lang}.txt" for lang in (source, target)]
+    if not needs_target and not Path(f"{prefixes[target]}.bin").exists():
+        del prefixes[target]
     needed += [Path(f"{prefix}.{kind}") for prefix in prefixes.values() for kind in ("bin", "idx")]
     for file in needed:
         if not file.is_file():
@@ -65,7 +68,7 @@ def check_data(data: str | Path, *, split: str, source: str, target: str) -> np.
             raise
         except Exception as error:  # whatever reading garbage leads to
             raise InputError(f"{prefix}.bin or .idx is damaged ({error}); make {data} again") from error
-    n, m = len(sizes[source]), len(sizes[target])
+    n, m = len(sizes[source]), len(sizes.get(target, sizes[source]))
     if n != m:
         raise InputError(f"{data}: {split} has {n} {source} and {m} {target} sentences; make it again")
     if not n:

@@ -58,13 +58,19 @@ def model_args(state: dict, path: str | Path) -> Namespace:
     return args
 
 
+def serialised(state: dict) -> memoryview:
+    """A checkpoint as it stands in a file."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getbuffer()
+
+
 def save_checkpoint(state: dict, path: str | Path) -> None:
     """Write a checkpoint that appears under its name only when it is complete.
 
     Raises:
         InputError: ``path`` cannot be written.
     """
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
+    data = serialised(state)
     with atomic_write(path, "wb") as file:
-        file.write(buffer.getbuffer())
+        file.write(data)

@@ -1,23 +1,16 @@
 """``fairseq-lot diagnose``: measure the attention of a model on real sentences, head by head."""
 
 import json
-import logging
 from argparse import ArgumentParser, Namespace
-from dataclasses import dataclass
-from pathlib import Path
 
-import numpy as np
 import torch
-from fairseq import checkpoint_utils
-from torch import nn
 from tqdm import tqdm
 
 from fairseq_lot.errors import InputError
 from fairseq_lot.files import atomic_write
 from fairseq_lot.plug_and_play.capture import capture
-from fairseq_lot.plug_and_play.check import check_data, check_dictionary
-from fairseq_lot.plug_and_play.checkpoint import load_checkpoint
 from fairseq_lot.plug_and_play.figures import CERTIFICATES, MEASURES, certify, mean_rows, measure, summary
+from fairseq_lot.plug_and_play.loading import Loaded, load
 
 _SIDES = {"source": "src_tokens", "target": "prev_output_tokens"}
 # site: sides of the queries and of the keys, in the order of the table
@@ -62,44 +55,6 @@ def run(args: Namespace) -> int:
     return 0
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A model in eval mode, its task's dataset, the longest pairs that it takes, and the symbol of a pad."""
-
-    model: nn.Module
-    dataset: torch.utils.data.Dataset
-    pad: int
-    path: str
-
-
-def load(path: str | Path, data: str | Path, split: str) -> Loaded:
-    """Load a model and a split of its data; InputError when either is missing, damaged, or does not fit the other."""
-    logging.getLogger("fairseq").setLevel(logging.WARNING)  # its notes on every file that it reads
-    state = load_checkpoint(path)  # the safe loader; fairseq reads the same file again
-    try:
-        source, target = _languages(state)
-        check_data(data, split=split, source=source, target=target)
-        check_dictionary(data, source, state, path)
-        models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], arg_overrides={"data": str(data)})
-        task.load_dataset(split)
-    except InputError:
-        raise
-    except Exception as error:  # whatever a checkpoint of other options or another time leads to
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InputError(f"{path} cannot be loaded with the data in {data}: {reason}") from error
-    model = models[0].eval()
-    for block in model.encoder.layers:
-        block.can_use_fastpath = False  # fairseq 0.12.2's fast path never calls self_attn
-    return Loaded(model, task.dataset(split), task.source_dictionary.pad(), str(path))
-
-
-def _languages(state):
-    """Source and target language of the task that the checkpoint was trained on."""
-    task = state["cfg"]["task"] if state.get("cfg") is not None else vars(state["args"])
-    task = task if isinstance(task, dict) else vars(task)
-    return task["source_lang"], task["target_lang"]
-
-
 def diagnose(loaded: Loaded, *, sentences: int, batch: int, perturbations: int, seed: int) -> dict:
     """Run sentences through the model, teacher-forced, and measure every attention.
 
@@ -107,12 +62,12 @@ def diagnose(loaded: Loaded, *, sentences: int, batch: int, perturbations: int, 
         ``sentences`` (how many were used), ``rows`` (one per site, layer and head, the measures averaged over the
         sentences) and ``certificates`` (one per encoder layer, over all heads, sentences and perturbations).
     """
-    drawn = _draw(loaded, sentences, seed)
+    drawn = loaded.draw(sentences, seed)
     measured: dict[tuple, list[dict]] = {}
     certified: dict[int, list[dict]] = {}
     with torch.no_grad(), capture(loaded.model) as seen, tqdm(total=len(drawn), unit="sentence", disable=None) as bar:
         for start in range(0, len(drawn), batch):
-            sample = loaded.dataset.collater([loaded.dataset[int(i)] for i in drawn[start : start + batch]])
+            sample = loaded.batch(drawn[start : start + batch])
             loaded.model(**sample["net_input"])
             pads = {side: sample["net_input"][name].eq(loaded.pad) for side, name in _SIDES.items()}
             for attention in seen:
@@ -142,16 +97,6 @@ def _order(item):
     """Encoder first, then cross, then decoder, as in _SIDES_OF; layers ascending."""
     (site, layer, *_), _ = item
     return list(_SIDES_OF).index(site), layer
-
-
-def _draw(loaded, sentences, seed):
-    """Indices of random sentences that the model has positions for, the shortest first."""
-    dataset = loaded.dataset
-    fitting, _ = dataset.filter_indices_by_size(np.arange(len(dataset)), loaded.model.max_positions())
-    if not len(fitting):
-        raise InputError(f"{loaded.path} takes no more than {loaded.model.max_positions()} pieces: no sentence fits")
-    drawn = np.random.default_rng(seed).permutation(fitting)[:sentences]
-    return drawn[np.argsort(dataset.src_sizes[drawn], kind="stable")]
 
 
 def render(report: dict, *, title: str) -> str:

@@ -1,10 +1,12 @@
 """``fairseq-lot swap``: plug another attention into a pretrained model."""
 
 import copy
+import tempfile
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from fairseq_lot.errors import InputError
+from fairseq_lot.files import atomic_write
 from fairseq_lot.models.pluggable_transformer import SIZES, base_architecture
 from fairseq_lot.modules.options import (
     DEFAULTS,
@@ -15,14 +17,9 @@ from fairseq_lot.modules.options import (
     option_names,
     spell_out,
 )
-from fairseq_lot.plug_and_play.checkpoint import load_checkpoint, model_args, save_checkpoint
-
-# site: (stack, name of the attention in a layer)
-PLACES = {
-    "encoder": ("encoder", "self_attn"),
-    "cross": ("decoder", "encoder_attn"),
-    "decoder": ("decoder", "self_attn"),
-}
+from fairseq_lot.plug_and_play.calibrate import add_fit_arguments, calibrate, check_fit_arguments, render
+from fairseq_lot.plug_and_play.checkpoint import load_checkpoint, model_args, serialised
+from fairseq_lot.plug_and_play.sites import PLACES
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -32,6 +29,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--out", required=True, metavar="SWAPPED.pt", help="the new checkpoint; never half-written")
     add_attention_args(parser.add_argument_group("attention"), differential=False)
+    group = parser.add_argument_group("calibration", "fit the new attention at once, as fairseq-lot calibrate does")
+    group.add_argument("--calibrate", metavar="DATA", help="folder made by fairseq-preprocess")
+    add_fit_arguments(group)
 
 
 def run(args: Namespace) -> int:
@@ -41,10 +41,19 @@ def run(args: Namespace) -> int:
     if Path(args.out).resolve() == Path(args.path).resolve():
         raise InputError(f"--out is the base itself, {args.path}; give another file")
     options = {name: value for name in option_names() if (value := getattr(args, name, None)) is not None}
+    check_fit_arguments(args)
     state = swap(load_checkpoint(args.path), path=args.path, **options)
-    save_checkpoint(state, args.out)
+    with atomic_write(args.out, "wb") as file:  # opened first: what cannot be written is known at once
+        if args.calibrate is not None:
+            with tempfile.NamedTemporaryFile(suffix=".pt") as swapped:
+                swapped.write(serialised(state))
+                swapped.flush()
+                where, fitted, state = calibrate(swapped.name, args.calibrate, args)
+            print(render(where, fitted))
+        file.write(serialised(state))
     swapped = model_args(state, args.out)
-    print(f"{args.out}: {swapped.attention} attention at {swapped.attention_sites}, from {args.path}")
+    calibrated = "" if args.calibrate is None else f", calibrated on {args.calibrate}"
+    print(f"{args.out}: {swapped.attention} attention at {swapped.attention_sites}, from {args.path}{calibrated}")
     return 0
 
 

@@ -19,7 +19,6 @@ every_case_and_kind = pytest.mark.parametrize(
 )
 
 
-
 def inner(mechanism):
     """The mechanism that makes the plans."""
     return getattr(mechanism, "inner", mechanism)

@@ -53,9 +53,7 @@ def data(tmp_path_factory):
     command("fairseq-lot", "tokenise", "--raw", home / "raw", "--out", home / "text", "--no-clean")
     command("fairseq-lot", "encode", "--text", home / "text", "--out", home / "bpe", "--vocab-size", 300)
     prefixes = [word for split in ("train", "valid", "test") for word in (f"--{split}pref", home / "bpe" / split)]
-    command(
-        "fairseq-preprocess", "-s", "de", "-t", "en", "--joined-dictionary", "--destdir", home / "bin", *prefixes
-    )
+    command("fairseq-preprocess", "-s", "de", "-t", "en", "--joined-dictionary", "--destdir", home / "bin", *prefixes)
     return home
 
 
@@ -63,9 +61,7 @@ def data(tmp_path_factory):
 def stock_checkpoint(data, tmp_path_factory):
     """A plain fairseq ``transformer``, trained without our user directory's help."""
     save = tmp_path_factory.mktemp("stock")
-    return train(
-        data / "bin", save, "--arch", "transformer_tiny", "--share-decoder-input-output-embed", updates=30
-    )
+    return train(data / "bin", save, "--arch", "transformer_tiny", "--share-decoder-input-output-embed", updates=30)
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,9 @@ from tests.end_to_end.conftest import command, generate, hypotheses, train
 FAMILIES = {
     "lot_transformer": "esp",
     "esp_transformer": "sinkhorn",
+    "set_transformer": "sinkhorn",
     "sinkhorn_transformer": "lot",
+    "softmax_transformer": "set",
     "diff_transformer": "lot",
 }
 SIZES = ("", "_iwslt_de_en", "_small")
@@ -23,9 +25,9 @@ def test_train_swap_generate_score(family, size, data, tmp_path):
     shallow = ("--encoder-layers", 2, "--decoder-layers", 2) if size != "_small" else ()
     checkpoint = train(data / "bin", tmp_path, "--arch", family + size, "--share-all-embeddings", *shallow)
     trained = model_args(load_checkpoint(checkpoint), checkpoint)
-    expected = {"lot_transformer": "lot", "esp_transformer": "esp", "sinkhorn_transformer": "sinkhorn"}
-    assert trained.attention == expected.get(family, "softmax")
-    assert trained.differential == (family == "diff_transformer")
+    differential = family == "diff_transformer"
+    assert trained.attention == ("softmax" if differential else family.removesuffix("_transformer"))
+    assert trained.differential == differential
 
     swapped = tmp_path / "swapped.pt"
     command("fairseq-lot", "swap", "--path", checkpoint, "--attention", FAMILIES[family], "--out", swapped)

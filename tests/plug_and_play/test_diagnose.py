@@ -1,58 +1,18 @@
 """Diagnosing models with random weights on random sentences, in memory."""
 
-from argparse import Namespace
-
 import numpy as np
 import pytest
 import torch
-from fairseq.data import Dictionary, LanguagePairDataset
-from fairseq.models import ARCH_CONFIG_REGISTRY
-from fairseq.models.transformer import TransformerModel
-from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 from fairseq_lot.attention.registry import MECHANISMS
 from fairseq_lot.errors import InputError
-from fairseq_lot.models.pluggable_transformer import PluggableTransformerModel
 from fairseq_lot.plug_and_play.capture import capture
-from fairseq_lot.plug_and_play.diagnose import Loaded, diagnose, render
+from fairseq_lot.plug_and_play.diagnose import diagnose, render
 from fairseq_lot.plug_and_play.figures import MEASURES
+from tests.plug_and_play.in_memory import HEADS, LAYERS, LENGTHS, load
 
-LAYERS, HEADS, LENGTHS = 2, 4, (3, 9, 5, 7, 4, 8)
 OPTIONS = {"sentences": 6, "batch": 3, "perturbations": 2, "seed": 1}
 BALANCED = {"sinkhorn_epsilon": 1.0, "sinkhorn_num_updates": 401}
-
-
-def load(arch="lot_transformer", *, lengths=LENGTHS, spread=2.0, **options):
-    """A model of two layers and four heads, its queries and keys made larger, and a few sentences."""
-    dictionary = Dictionary()
-    for word in "abcdefgh":
-        dictionary.add_symbol(word)
-    task = TranslationTask(TranslationConfig(), dictionary, dictionary)
-    sizes = {"encoder_layers": LAYERS, "decoder_layers": LAYERS, "dropout": 0.0}
-    for side in ("encoder", "decoder"):
-        sizes |= {f"{side}_embed_dim": 16, f"{side}_ffn_embed_dim": 16, f"{side}_attention_heads": HEADS}
-    args = Namespace(arch=arch, **sizes, **options)
-    ARCH_CONFIG_REGISTRY[arch](args)
-    kind = TransformerModel if arch == "transformer" else PluggableTransformerModel
-    torch.manual_seed(3)
-    model = kind.build_model(args, task).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith(("q_proj.weight", "k_proj.weight")):
-                parameter *= spread
-    for block in model.encoder.layers:
-        block.can_use_fastpath = False
-    random = np.random.default_rng(5)
-
-    def sentences():
-        words = [random.integers(dictionary.nspecial, len(dictionary), length - 1) for length in lengths]
-        return [torch.tensor([*ids, dictionary.eos()]) for ids in words]
-
-    source, target = sentences(), sentences()[::-1]
-    pairs = LanguagePairDataset(
-        source, list(map(len, source)), dictionary, target, list(map(len, target)), dictionary, shuffle=False
-    )
-    return Loaded(model, pairs, dictionary.pad(), "model.pt")
 
 
 def sites(loaded, site):

@@ -1,0 +1,98 @@
+"""What ``fairseq-lot sweep`` shows: a table, and a figure of loss and BLEU against the number of pivots."""
+
+import re
+from pathlib import Path
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from fairseq_lot.attention.registry import DEFAULT
+from fairseq_lot.files import atomic_write
+
+matplotlib.rcParams["svg.fonttype"] = "none"
+matplotlib.rcParams["svg.hashsalt"] = "fairseq-lot"  # the same rows give the same file
+
+
+def render(rows: list[dict]) -> str:
+    """The points as a Markdown table, in the order in which mechanisms were given, calibrated after as they stand."""
+    base = next((row for row in rows if row["attention"] == DEFAULT and not row["options"]), None)
+    attentions = list(dict.fromkeys(row["attention"] for row in rows))
+    order = {(row["attention"], row["options"]): i for i, row in reversed(list(enumerate(rows)))}
+    lines = [
+        "| Mechanism | Options | Calibrated | Validation loss | Δ | BLEU | Δ |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in sorted(
+        rows,
+        key=lambda row: (
+            attentions.index(row["attention"]),
+            order[row["attention"], row["options"]],
+            row["calibrated"],
+        ),
+    ):
+        calibrated = f"{row['calibration_seconds']:.0f} s" if row["calibrated"] else "–"
+        change = "–" if row is base or base is None else f"{row['loss'] - base['loss']:+.4f}"
+        lines.append(
+            f"| {row['attention']} | {row['options'] or '–'} | {calibrated} | {row['loss']:.4f} | {change} | "
+            + " | ".join(_bleu(row["bleu"]))
+            + " |"
+        )
+    return "\n".join([*lines, "", *notes(rows)])
+
+
+def _bleu(bleu):
+    if bleu is None:
+        return "–", "–"
+    score = f"{bleu['score']:.2f} [{bleu['low']:.2f}, {bleu['high']:.2f}]"
+    if bleu["delta"] is None:
+        return score, "–"
+    return score, f"{bleu['delta']:+.2f}{'*' if bleu['p'] < 0.05 else ''} (p = {bleu['p']:.4f})"
+
+
+def notes(rows: list[dict]) -> list[str]:
+    """How to read the table."""
+
+    def all_of(name):
+        return ", ".join(dict.fromkeys(str(row[name]) for row in rows))
+
+    signatures = dict.fromkeys(row["bleu"]["signature"] for row in rows if row["bleu"])
+    return [
+        f"- Validation loss: nats per target token, teacher-forced, {all_of('tokens')} tokens. Δ: against the base.",
+        "- BLEU: tokenised, with 95 % bootstrap interval; p: paired bootstrap test against the base, * where p < 0.05.",
+        *(f"- Signature: `{signature}`" for signature in signatures),
+        f"- Device: CPU, threads: {all_of('threads')}. Commit: {all_of('commit')}. Calibration seed: {all_of('seed')}.",
+    ]
+
+
+def draw(rows: list[dict], path: Path) -> None:
+    """Loss and BLEU against the number of pivots, where there are pivots; other mechanisms as lines across."""
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    measures = {"validation loss (nats per token)": lambda row: row["loss"]}
+    if any(row["bleu"] for row in rows):
+        measures["BLEU (tokenised, test set)"] = lambda row: row["bleu"] and row["bleu"]["score"]
+    for axes, (title, value) in zip(figure.subplots(1, len(measures), squeeze=False)[0], measures.items(), strict=True):
+        _draw_one(axes, [row for row in rows if value(row) is not None], value)
+        axes.set_ylabel(title)
+        axes.set_xlabel("number of pivots r")
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right center", fontsize="small", frameon=False)
+    with atomic_write(path, "wb") as file:
+        figure.savefig(file, format="svg", metadata={"Date": None})
+
+
+def _draw_one(axes, rows, value):
+    curves: dict[tuple, list] = {}
+    for row in rows:
+        pivots = re.search(r"-num-pivots[ =](\d+)", row["options"])
+        rest = re.sub(r" ?--\S+-num-pivots[ =]\d+", "", row["options"]).strip()
+        curves.setdefault((row["attention"], rest, row["calibrated"], pivots is None), []).append(
+            (int(pivots[1]) if pivots else 0, value(row))
+        )
+    for i, ((attention, rest, calibrated, across), points) in enumerate(curves.items()):
+        label = " ".join(filter(None, [attention, rest, "(calibrated)" if calibrated else ""]))
+        style = {"color": f"C{i % 10}", "label": label}
+        if across:
+            axes.axhline(points[0][1], linestyle=":" if rest or attention != DEFAULT else "-", **style)
+        else:
+            axes.plot(*zip(*sorted(points), strict=True), marker="o", linestyle="-" if calibrated else "--", **style)
+            axes.set_xscale("log", base=2)

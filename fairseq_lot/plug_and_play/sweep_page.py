@@ -66,33 +66,35 @@ def notes(rows: list[dict]) -> list[str]:
 
 def draw(rows: list[dict], path: Path) -> None:
     """Loss and BLEU against the number of pivots, where there are pivots; other mechanisms as lines across."""
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
     measures = {"validation loss (nats per token)": lambda row: row["loss"]}
     if any(row["bleu"] for row in rows):
         measures["BLEU (tokenised, test set)"] = lambda row: row["bleu"] and row["bleu"]["score"]
-    for axes, (title, value) in zip(figure.subplots(1, len(measures), squeeze=False)[0], measures.items(), strict=True):
-        _draw_one(axes, [row for row in rows if value(row) is not None], value)
+    figure = Figure(figsize=(5.5 * len(measures) + 2, 4.5), layout="constrained")
+    panels = figure.subplots(1, len(measures), squeeze=False)[0]
+    for axes, (title, value) in zip(panels, measures.items(), strict=True):
+        for i, (label, of_curve) in enumerate(_curves(rows).items()):
+            points = [(pivots, value(row)) for pivots, row in of_curve if value(row) is not None]
+            style = {"color": f"C{i % 10}", "label": label}
+            if points and points[0][0] is None:
+                axes.axhline(points[0][1], linestyle="-" if label == DEFAULT else ":", **style)
+            elif points:
+                dash = "-" if of_curve[0][1]["calibrated"] else "--"
+                axes.plot(*zip(*sorted(points), strict=True), marker="o", linestyle=dash, **style)
+                axes.set_xscale("log", base=2)
         axes.set_ylabel(title)
         axes.set_xlabel("number of pivots r")
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center", fontsize="small", frameon=False)
+    # every row has a loss, so the first panel has every curve
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", fontsize="small", frameon=False)
     with atomic_write(path, "wb") as file:
         figure.savefig(file, format="svg", metadata={"Date": None})
 
 
-def _draw_one(axes, rows, value):
-    curves: dict[tuple, list] = {}
+def _curves(rows):
+    """Rows that differ in the number of pivots alone: label → (number or None, row)."""
+    curves: dict[str, list] = {}
     for row in rows:
         pivots = re.search(r"-num-pivots[ =](\d+)", row["options"])
-        rest = re.sub(r" ?--\S+-num-pivots[ =]\d+", "", row["options"]).strip()
-        curves.setdefault((row["attention"], rest, row["calibrated"], pivots is None), []).append(
-            (int(pivots[1]) if pivots else 0, value(row))
-        )
-    for i, ((attention, rest, calibrated, across), points) in enumerate(curves.items()):
-        label = " ".join(filter(None, [attention, rest, "(calibrated)" if calibrated else ""]))
-        style = {"color": f"C{i % 10}", "label": label}
-        if across:
-            axes.axhline(points[0][1], linestyle=":" if rest or attention != DEFAULT else "-", **style)
-        else:
-            axes.plot(*zip(*sorted(points), strict=True), marker="o", linestyle="-" if calibrated else "--", **style)
-            axes.set_xscale("log", base=2)
+        rest = re.sub(r"--\S+-num-pivots[ =]\d+", "", row["options"]).split()
+        label = " ".join([row["attention"], *rest, *(["(calibrated)"] if row["calibrated"] else [])])
+        curves.setdefault(label, []).append((int(pivots[1]) if pivots else None, row))
+    return curves

@@ -44,7 +44,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--tokens", type=int, default=4096, metavar="N", help="of all sentences of a batch (default: %(default)s)")
     add("--num-heads", type=int, default=4, metavar="N", help="default: %(default)s")
     add("--head-dim", type=int, default=64, metavar="N", help="default: %(default)s")
-    add("--repeats", type=int, default=9, metavar="N", help="rounds, of which the median counts (default: %(default)s)")
+    add("--repeats", type=int, default=9, metavar="N", help="rounds, of which the lower quartile counts (default: %(default)s)")
     add("--warm-up", type=int, default=2, metavar="N", help="rounds before (default: %(default)s)")
     add(
         "--patience",
@@ -103,5 +103,5 @@ def header(args: Namespace, device: torch.device) -> str:
     return (
         f"{where}, torch {torch.__version__}, commit {current_commit()}, {args.dtype}, heads {args.num_heads}, "
         f"head_dim {args.head_dim}, sentences of N tokens in a batch of {args.tokens} tokens (one sentence at least), "
-        f"warm-up {args.warm_up}, median of {args.repeats} interleaved rounds"
+        f"warm-up {args.warm_up}, lower quartile of {args.repeats} interleaved rounds"
     )

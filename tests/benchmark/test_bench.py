@@ -72,7 +72,7 @@ def test_command_writes_table_figures_and_crossings(tmp_path, capsys):
     words = ["--lengths", "4", "2", "--num-pivots", "2", "--peer", f"other={tmp_path / 'other'}", "--mechanism", "lot"]
     assert main(["bench", "--out", str(out), *SMALL, *words, "--threads", "1"]) == 0
     lines = (out / "bench.csv").read_text().splitlines()
-    assert all(word in lines[0] for word in ("1 threads", "torch", "commit", "float32", "warm-up 0", "median of 1"))
+    assert all(word in lines[0] for word in ("1 threads", "torch", "commit", "float32", "warm-up 0", "quartile of 1"))
     table = list(csv.DictReader(lines[1:]))
     names = ["sdpa", "lot r=2", "other r=2", "products alone r=2"]
     assert [(row["contender"], row["length"]) for row in table] == [(name, n) for n in "24" for name in names]

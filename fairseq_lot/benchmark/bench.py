@@ -44,7 +44,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--tokens", type=int, default=4096, metavar="N", help="of all sentences of a batch (default: %(default)s)")
     add("--num-heads", type=int, default=4, metavar="N", help="default: %(default)s")
     add("--head-dim", type=int, default=64, metavar="N", help="default: %(default)s")
-    add("--repeats", type=int, default=9, metavar="N", help="rounds, of which the lower quartile counts (default: %(default)s)")
+    add(
+        "--repeats",
+        type=int,
+        default=9,
+        metavar="N",
+        help="rounds, of which the lower quartile counts (default: %(default)s)",
+    )
     add("--warm-up", type=int, default=2, metavar="N", help="rounds before (default: %(default)s)")
     add(
         "--patience",

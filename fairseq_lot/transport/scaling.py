@@ -130,29 +130,28 @@ class _Unrolled(torch.autograd.Function):
         of_scores = plan * gradient.reshape(plan.shape)
         mean = of_scores.sum(-1)
         of_columns = of_scores.sum(-2) - _columns(plan, mean)  # of the log of the last scaling
-        left, right, of_a, of_b = _pull_back(plan, a, b, row_sums, column_sums, of_columns)
-        left.append(mean)
-        right.append(torch.ones_like(of_columns))
+        needed = ctx.needs_input_grad[1:3]
+        left, right, of_masses = _pull_back(plan, a, b, row_sums, column_sums, of_columns, needed)
+        left[:, 0], right[:, 0] = mean, 1.0
         of_scores.addcmul_(plan, _outer(left, right, plan), value=-1)
         shape, *shapes = ctx.shapes
         of_masses = [
-            sum(terms, torch.zeros_like(sums[0])).view(*shape[:-2], -1).sum_to_size(like) if needed else None
-            for terms, sums, like, needed in zip(
-                (of_a, of_b), (row_sums, column_sums), shapes, ctx.needs_input_grad[1:3], strict=True
-            )
+            x.view(*shape[:-2], -1).sum_to_size(like) if need else None
+            for x, like, need in zip(of_masses, shapes, needed, strict=True)
         ]
         return of_scores.view(shape), *of_masses, None
 
 
-def _pull_back(plan, a, b, row_sums, column_sums, of_columns):
+def _pull_back(plan, a, b, row_sums, column_sums, of_columns, needed):
     """Undo the updates one by one.
 
     With the plan in the place of K the same updates are made by the scalings times the last row sums and over the
     last scaling of the columns, so that ratios of sums are all that is needed.
 
     Returns:
-        the vectors whose outer products, times the plan, are to be taken from the gradient of the scores, ``(G, n)``
-        and ``(G, m)``; and the terms of the gradients of log_a and log_b for each of the G problems.
+        the vectors whose outer products, times the plan, are to be taken from the gradient of the scores,
+        ``(G, T, n)`` and ``(G, T, m)`` with the first place of each left free; and the gradients of log_a and log_b,
+        ``(G, n)`` and ``(G, m)``, as far as they are needed.
     """
     last_row, last_column = row_sums[-1], column_sums[-1]
     some_a, some_b = a + (a == 0), b + (b == 0)
@@ -162,26 +161,31 @@ def _pull_back(plan, a, b, row_sums, column_sums, of_columns):
         ws.insert(0, last_column / some_b * b.sign())
     else:
         us.insert(0, last_row * a.sign())
-    left, right, of_a, of_b = [], [], [], []
-    for update in range(1, len(row_sums) + len(column_sums)):
+    num_updates = len(row_sums) + len(column_sums)
+    left, right = (x.new_empty(x.size(0), num_updates, x.size(1)) for x in (last_row, last_column))
+    of_a, of_b = (
+        torch.zeros_like(x) if need else None for x, need in zip((last_row, last_column), needed, strict=True)
+    )
+    for update in range(1, num_updates):
         if update % 2 == 1:
             w, u = ws.pop(), us[-1]
-            of_b.append(of_columns)
-            left.append(u)
-            right.append(of_columns * (w / some_b))
-            of_rows = -u * _rows(plan, right[-1])
+            left[:, update] = u
+            of_column_sums = torch.mul(of_columns, w / some_b, out=right[:, update])
+            of_rows = -u * _rows(plan, of_column_sums)
+            if of_b is not None:
+                of_b += of_columns
         else:
             u, w = us.pop(), ws[-1]
-            of_a.append(of_rows)
-            left.append(of_rows * (u / some_a))
-            right.append(w)
-            of_columns = -w * _columns(plan, left[-1])
-    return left, right, of_a, of_b
+            right[:, update] = w
+            of_row_sums = torch.mul(of_rows, u / some_a, out=left[:, update])
+            of_columns = -w * _columns(plan, of_row_sums)
+            if of_a is not None:
+                of_a += of_rows
+    return left, right, (of_a, of_b)
 
 
 def _outer(left, right, like):
-    """Sum of the outer products of ``(G, n)`` with ``(G, m)`` vectors, its axes in memory as those of ``like``."""
-    left, right = torch.stack(left, 1), torch.stack(right, 1)
+    """``leftᵀ right``, ``(G, T, n), (G, T, m) -> (G, n, m)``, its last axes in memory as those of ``like``."""
     if like.stride(-1) > like.stride(-2):
         return torch.bmm(right.transpose(-1, -2), left).transpose(-1, -2)
     return torch.bmm(left.transpose(-1, -2), right)

@@ -15,12 +15,14 @@ COMMANDS = {
     "diagnose": ("fairseq_lot.plug_and_play.diagnose", "measure the attention of a checkpoint, head by head"),
     "encode": ("fairseq_lot.corpus.encode", "learn a joint sentencepiece BPE on a tokenised folder and apply it"),
     "iwslt14": ("fairseq_lot.corpus.iwslt14", "extract the raw IWSLT'14 De-En archive into plain text"),
+    "report": ("fairseq_lot.plug_and_play.report", "results, curves and attention maps as one page to look at"),
     "score": ("fairseq_lot.evaluation.score", "score the output of fairseq-generate with sacreBLEU, as one JSON line"),
     "sweep": ("fairseq_lot.plug_and_play.sweep", "swap one model's attention in many ways and compare"),
     "swap": ("fairseq_lot.plug_and_play.swap", "swap the attention of a pretrained checkpoint (plug-and-play)"),
     "table": ("fairseq_lot.evaluation.table", "print scored systems as a Markdown table"),
     "tokenise": ("fairseq_lot.corpus.tokenise", "Moses-tokenise and lower-case a folder of raw text"),
     "toy-corpus": ("fairseq_lot.corpus.toy", "write the synthetic German-English corpus"),
+    "translate": ("fairseq_lot.plug_and_play.translate", "translate typed or piped sentences, with one model or two"),
 }
 
 

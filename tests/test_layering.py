@@ -43,7 +43,7 @@ def room(path):
 
 def allowed(name):
     if name in STOREYS:
-        tools = {"evaluation"} if name == "plug_and_play" else set()
+        tools = {"corpus", "evaluation"} if name == "plug_and_play" else set()
         return {*STOREYS[: STOREYS.index(name) + 1], *tools, *FOR_ALL}
     if name in BESIDE:
         return {name, *BESIDE[name], *FOR_ALL}

@@ -174,6 +174,13 @@ class Mechanism(nn.Module):
         values, plan = without_pads(output.values.to(v.dtype), query_padding_mask), output.plan
         return AttentionOutput(values, None if plan is None else without_pads(plan.to(v.dtype), query_padding_mask))
 
+    def factors(self, q, k, query_padding_mask=None, key_padding_mask=None) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """``p(pivot | query)`` and ``p(key | pivot)``, whose product is A; None where there are no pivots.
+
+        Arguments as for :meth:`forward`; ``(bsz, num_heads, tgt_len, r)`` and ``(bsz, num_heads, r, src_len)``.
+        """
+        return None
+
     def summarise(
         self,
         k: torch.Tensor,

@@ -121,6 +121,10 @@ class Lot(Mechanism):
             key_updates=self.options.num_updates,
         )
 
+    def factors(self, q, k, query_padding_mask=None, key_padding_mask=None):
+        coupling = self.coupling(q, k, query_padding_mask, key_padding_mask)
+        return coupling.from_queries.conditional, coupling.to_keys.conditional
+
     def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_plan, causal):
         if causal:
             return self._attend_prefix(q, k, v, key_padding_mask, None, need_plan)[0]

@@ -54,7 +54,8 @@ class Set(Mechanism):
         shape = (self.num_heads, options.num_pivots, self.head_dim)
         self.pivots = nn.Parameter(std * torch.randn(shape, generator=generator))
 
-    def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_plan, causal):
+    def coupling(self, q, k, query_padding_mask=None, key_padding_mask=None):
+        """The coupling of the tokens with themselves, as two factors; shapes as in :meth:`forward`."""
         pads = query_padding_mask if key_padding_mask is None else key_padding_mask
         x = (at_least_float32(q) + at_least_float32(k)) / 2
         if pads is not None:
@@ -64,13 +65,20 @@ class Set(Mechanism):
         if self.positional:
             tau = options.positional_temperature
             log_factor = linear_log_factor(pads, x, options.num_pivots, tau).unsqueeze(1)
-        coupling = tied_coupling(
+        return tied_coupling(
             gaussian_scores(x, pivots) * (self.scaling / options.epsilon),
             uniform_log_mass(pads, x).unsqueeze(-2),
             uniform_log_mass(None, pivots),
             num_updates=options.num_updates,
             log_factor=log_factor,
         )
-        at_pivots = coupling.to_keys.apply(v.to(x.dtype))  # (bsz, num_heads, r, value_dim)
+
+    def factors(self, q, k, query_padding_mask=None, key_padding_mask=None):
+        coupling = self.coupling(q, k, query_padding_mask, key_padding_mask)
+        return coupling.from_queries.conditional, coupling.to_keys.conditional
+
+    def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_plan, causal):
+        coupling = self.coupling(q, k, query_padding_mask, key_padding_mask)
+        at_pivots = coupling.to_keys.apply(v.to(coupling.to_keys.conditional.dtype))  # (bsz, num_heads, r, value_dim)
         values = self.drop(coupling.from_queries.conditional) @ at_pivots
         return AttentionOutput(values, coupling.conditional if need_plan else None)

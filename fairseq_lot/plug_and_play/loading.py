@@ -18,11 +18,11 @@ from fairseq_lot.plug_and_play.checkpoint import load_checkpoint
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model in eval mode, its task, and one split of its data."""
+    """A model in eval mode, its task, and one split of its data, or none."""
 
     model: nn.Module
     task: FairseqTask
-    dataset: LanguagePairDataset
+    dataset: LanguagePairDataset | None
     path: str
 
     @property
@@ -43,13 +43,15 @@ class Loaded:
         return self.dataset.collater([self.dataset[int(i)] for i in indices])
 
 
-def load(path: str | Path, data: str | Path, split: str, *, needs_target: bool = True, **overrides) -> Loaded:
+def load(
+    path: str | Path, data: str | Path | None, split: str | None, *, needs_target: bool = True, **overrides
+) -> Loaded:
     """Load a model and a split of its data.
 
     Args:
         path: a checkpoint.
-        data: folder made by fairseq-preprocess.
-        split: train, valid or test.
+        data: folder made by fairseq-preprocess; None: the one that the checkpoint was trained on.
+        split: train, valid or test; None: the dictionaries alone.
         needs_target: refuse a split that has its source side alone.
         **overrides: arguments of the model or its task that differ from the saved ones.
 
@@ -59,13 +61,19 @@ def load(path: str | Path, data: str | Path, split: str, *, needs_target: bool =
     logging.getLogger("fairseq").setLevel(logging.WARNING)  # its notes on every file that it reads
     state = load_checkpoint(path)  # the safe loader; fairseq reads the same file again
     try:
-        source, target = _languages(state)
-        check_data(data, split=split, source=source, target=target, needs_target=needs_target)
+        saved = _saved_task(state)
+        source, target = saved["source_lang"], saved["target_lang"]
+        data = saved["data"] if data is None else data
+        if split is not None:
+            check_data(data, split=split, source=source, target=target, needs_target=needs_target)
         check_dictionary(data, source, state, path)
         models, _, task = checkpoint_utils.load_model_ensemble_and_task(
             [str(path)], arg_overrides={"data": str(data), **overrides}
         )
-        task.load_dataset(split)
+        dataset = None
+        if split is not None:
+            task.load_dataset(split)
+            dataset = task.dataset(split)
     except InputError:
         raise
     except Exception as error:  # whatever a checkpoint of other options or another time leads to
@@ -74,11 +82,10 @@ def load(path: str | Path, data: str | Path, split: str, *, needs_target: bool =
     model = models[0].eval()
     for block in model.encoder.layers:
         block.can_use_fastpath = False  # fairseq 0.12.2's fast path never calls self_attn
-    return Loaded(model, task, task.dataset(split), str(path))
+    return Loaded(model, task, dataset, str(path))
 
 
-def _languages(state):
-    """Source and target language of the task that the checkpoint was trained on."""
+def _saved_task(state):
+    """Options of the task that the checkpoint was trained on."""
     task = state["cfg"]["task"] if state.get("cfg") is not None else vars(state["args"])
-    task = task if isinstance(task, dict) else vars(task)
-    return task["source_lang"], task["target_lang"]
+    return task if isinstance(task, dict) else vars(task)

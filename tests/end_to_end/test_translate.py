@@ -1,0 +1,82 @@
+"""``fairseq-lot translate`` as a user runs it, beside fairseq-generate."""
+
+import io
+import shutil
+
+import pytest
+from sacremoses import MosesDetokenizer
+
+from fairseq_lot import cli
+from fairseq_lot.plug_and_play.translate import Translator
+from tests.end_to_end.conftest import command, generate
+from tests.end_to_end.test_bad_input import refuse
+
+
+@pytest.fixture(scope="module")
+def text_data(data):
+    """The data folder with its sentencepiece model, as the scripts leave it."""
+    shutil.copy(data / "bpe" / "sentencepiece.bpe.model", data / "bin")
+    return data
+
+
+@pytest.fixture(scope="module")
+def expected(text_data, stock_checkpoint):
+    """fairseq-generate's translations of the test set, Moses tokens, in its order."""
+    output = generate(text_data / "bin", stock_checkpoint, "--beam", 5, "--max-len-b", 200)
+    found = [line.split("\t") for line in output.splitlines() if line.startswith("D-")]
+    return [text for _, text in sorted((int(name[2:]), text) for name, _, text in found)]
+
+
+def test_translates_as_fairseq_does(text_data, stock_checkpoint, expected):
+    model = Translator(stock_checkpoint)
+    raw = (text_data / "raw" / "test.de").read_text(encoding="utf-8").splitlines()[:20]
+    english = MosesDetokenizer("en")
+    assert model.translate(raw) == [english.detokenize(line.split()) for line in expected[:20]]
+    assert len(set(expected[:20])) > 1, "the model says more than one sentence"
+
+
+def test_pipe_and_compare(text_data, stock_checkpoint, expected, tmp_path):
+    swapped = tmp_path / "swapped.pt"
+    command("fairseq-lot", "swap", "--path", stock_checkpoint, "--out", swapped, "--attention", "sinkhorn")
+    lines = (text_data / "text" / "test.de").read_text(encoding="utf-8").splitlines()[:5]
+    done = command(
+        "fairseq-lot", "translate", "--path", stock_checkpoint, "--compare", swapped, "--tokenised",
+        input="\n".join([*lines[:2], "", *lines[2:]]) + "\n",
+    )  # fmt: skip
+    header, *rows = [line.split("\t") for line in done.stdout.splitlines()]
+    assert header == [str(stock_checkpoint), str(swapped)]
+    assert [left for left, _ in rows] == [*expected[:2], "", *expected[2:5]]
+    assert rows[2] == ["", ""]
+    assert [right for _, right in rows] == _of(swapped, ["translate", "--tokenised"], lines)
+
+
+def _of(path, words, lines):
+    done = command("fairseq-lot", *words, "--path", path, "--", *lines)
+    translations = done.stdout.splitlines()
+    return [*translations[:2], "", *translations[2:]]
+
+
+def test_bad_input_is_refused(text_data, stock_checkpoint, tmp_path, capsys, monkeypatch):
+    model = ("--path", stock_checkpoint)
+    refuse(capsys, "translate", "das", naming=["--path"])
+    refuse(capsys, "translate", "--path", tmp_path / "gone.pt", "das", naming=["gone.pt"])
+    refuse(capsys, "translate", *model, "--beam", 0, "das", naming=["--beam", 0])
+    refuse(capsys, "translate", *model, "--data", tmp_path, "das", naming=[tmp_path])
+    refuse(capsys, "translate", *model, "das", "der " * 2000, naming=["line 2", "pieces"])
+    folder = tmp_path / "bin"
+    shutil.copytree(text_data / "bin", folder)
+    (folder / "sentencepiece.bpe.model").unlink()
+    refuse(capsys, "translate", *model, "--data", folder, "das", naming=["sentencepiece.bpe.model"])
+    (folder / "sentencepiece.bpe.model").write_bytes(b"garbage")
+    refuse(capsys, "translate", *model, "--data", folder, "das", naming=["sentencepiece.bpe.model"])
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"das\n\xff\n")))
+    refuse(capsys, "translate", *model, naming=["line 2", "UTF-8"])
+
+
+def test_a_typing_person_may_try_again(text_data, stock_checkpoint, capsys, monkeypatch):
+    typed = io.TextIOWrapper(io.BytesIO(b"der " * 2000 + b"\ndas haus\n"))
+    monkeypatch.setattr(typed, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("sys.stdin", typed)
+    assert cli.main(["translate", "--path", str(stock_checkpoint)]) == 0
+    output = capsys.readouterr()
+    assert "line 1" in output.err and len(output.out.splitlines()) == 1

@@ -28,10 +28,11 @@ def scaled_conditional(
     """
     with torch.no_grad(), torch.autocast(scores.device.type, enabled=False):
         solution = _solve(scores, log_a, log_b, num_updates, tolerance)
-        if not solution.is_safe():  # again, shifted on the side that is updated first: its sums are then at least 1
+        if solution is None or not solution.is_safe():
+            # again, shifted on the side that is updated first: its sums are then at least 1
             shifted = scores - scores.amax(-1 if num_updates % 2 else -2, keepdim=True)
             solution = _solve(shifted, log_a, log_b, num_updates, tolerance)
-    if not solution.is_safe():
+    if solution is None or not solution.is_safe():
         return None
     return _Unrolled.apply(scores, log_a, log_b, solution)
 
@@ -65,7 +66,7 @@ class _Solution:
 
 
 def _solve(scores, log_a, log_b, num_updates, tolerance):
-    """Alternate between columns and rows, the rows last."""
+    """Alternate between columns and rows, the rows last; None when the first sums tell that others will be extreme."""
     *lead, n, m = scores.shape
     kernel = _exp(scores)
     a, b = _flat(log_a.exp(), lead), _flat(log_b.exp(), lead)
@@ -73,20 +74,27 @@ def _solve(scores, log_a, log_b, num_updates, tolerance):
     u = w = (b if num_updates % 2 else a).sign().expand(kernel.size(0), -1)
     row_sums, column_sums = [], []
     for left in range(num_updates - 1, 0, -1):
+        total = _rows(kernel, w) if left % 2 == 0 else _columns(kernel, u)
+        if left == num_updates - 1 and _are_extreme(total):
+            return None
         if left % 2 == 0:
-            row_sums.append(_rows(kernel, w))
-            u = a / row_sums[-1]
+            row_sums.append(total)
+            u = a / total
             continue
-        column_sum = _columns(kernel, u)
-        if tolerance is not None and row_sums and (w * column_sum - b).abs().sum(-1).max() <= tolerance:
+        if tolerance is not None and row_sums and (w * total - b).abs().sum(-1).max() <= tolerance:
             row_sums.pop()  # which are those of the conditional
             break
-        column_sums.append(column_sum)
-        w = b / column_sum
+        column_sums.append(total)
+        w = b / total
     kernel *= w.unsqueeze(-2)
     row_sums.append(kernel.sum(-1))
     kernel *= row_sums[-1].reciprocal().unsqueeze(-1)
     return _Solution(kernel, a, b, row_sums, column_sums)
+
+
+def _are_extreme(sums):
+    low, high = sums.aminmax()
+    return not (low.item() > 1e-15 and high.item() < 1e15)  # true for NaN
 
 
 def _exp(scores):

@@ -10,6 +10,7 @@ from fairseq_lot.errors import InputError
 
 # name: (module with add_arguments(parser) and run(args), one line for --help)
 COMMANDS = {
+    "bench": ("fairseq_lot.benchmark.bench", "time and memory of the attention mechanisms against sentence length"),
     "calibrate": ("fairseq_lot.plug_and_play.calibrate", "fit a swapped attention to softmax, without labels"),
     "check": ("fairseq_lot.plug_and_play.check", "check a checkpoint and a data folder before a long run"),
     "diagnose": ("fairseq_lot.plug_and_play.diagnose", "measure the attention of a checkpoint, head by head"),

@@ -11,6 +11,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "fairseq_lot"
 FILES = sorted(PACKAGE.rglob("*.py"))
 STOREYS = ["transport", "attention", "modules", "models", "plug_and_play"]
 APART = ["corpus", "evaluation"]
+BESIDE = {"benchmark": ["transport", "attention", "evaluation"]}
 FOR_ALL = ["errors", "files"]
 HEAVY = ["fairseq", "numpy", "omegaconf", "hydra", "ot", "scipy", "torch"]
 
@@ -44,6 +45,8 @@ def allowed(name):
     if name in STOREYS:
         tools = {"corpus", "evaluation"} if name == "plug_and_play" else set()
         return {*STOREYS[: STOREYS.index(name) + 1], *tools, *FOR_ALL}
+    if name in BESIDE:
+        return {name, *BESIDE[name], *FOR_ALL}
     if name in APART:
         return {*APART, *FOR_ALL}
     if name in FOR_ALL:
@@ -59,7 +62,9 @@ def test_imports_go_downwards(path):
     assert not above, f"{room(path)} must not import {', '.join(sorted(above))}"
     if room(path) in ("transport", "attention"):
         assert not foreign(path) - set(sys.stdlib_module_names) - {"torch"}
-    if room(path) not in STOREYS:
+    if room(path) in BESIDE:
+        assert "fairseq" not in foreign(path)
+    elif room(path) not in STOREYS:
         assert not foreign(path) & {"fairseq", "torch"}
 
 
@@ -80,7 +85,7 @@ def test_fairseq_s_side_names_no_mechanism(path):
 
 def test_every_folder_has_its_place():
     folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
-    assert folders <= {*STOREYS, *APART}
+    assert folders <= {*STOREYS, *APART, *BESIDE}
     assert {"transport", "attention", "modules", "models", "corpus", "evaluation"} <= folders
 
 

@@ -9,7 +9,7 @@ from fairseq_lot.attention.base import AttentionOutput, Mechanism, Options, opti
 from fairseq_lot.attention.convolution import TokenConvolution
 from fairseq_lot.errors import InputError
 from fairseq_lot.transport.measures import at_least_float32, uniform_log_mass
-from fairseq_lot.transport.pivots import key_side, pivot_coupling
+from fairseq_lot.transport.pivots import key_side, pivot_coupling, pivot_scores
 from fairseq_lot.transport.prefix import PrefixState, prefix_apply
 
 
@@ -106,7 +106,7 @@ class Lot(Mechanism):
     def scores(self, x: torch.Tensor) -> torch.Tensor:
         """``s·x·z/ε`` of queries or keys with every pivot, ``(bsz, num_heads, len, r)``, at least float32."""
         pivots = at_least_float32(self.pivots) * (self.scaling / self.options.epsilon)
-        return at_least_float32(x) @ pivots.transpose(-1, -2)
+        return pivot_scores(at_least_float32(x), pivots)
 
     def coupling(self, q, k, query_padding_mask=None, key_padding_mask=None):
         """The coupling of queries and keys, as two factors; shapes as in :meth:`forward`."""

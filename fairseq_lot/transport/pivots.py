@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from fairseq_lot.transport.measures import marginal_error
 from fairseq_lot.transport.sinkhorn import Plan, sinkhorn
@@ -77,10 +78,41 @@ def pivot_coupling(
     )
 
 
+class _PivotScores(torch.autograd.Function):
+    """``x zᵀ`` as products of one batch; torch's own way costs half as much again when sentences are short."""
+
+    @staticmethod
+    def forward(ctx, x, pivots):
+        ctx.save_for_backward(x, pivots)
+        scores = torch.bmm(x.flatten(0, 1), _for_each(pivots, x.size(0)).transpose(-1, -2))
+        return scores.unflatten(0, x.shape[:2])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        (x, pivots), gradient = ctx.saved_tensors, gradient.flatten(0, 1)
+        of_x, of_pivots = None, None
+        if ctx.needs_input_grad[0]:
+            of_x = torch.bmm(gradient, _for_each(pivots, x.size(0))).view(x.shape)
+        if ctx.needs_input_grad[1]:
+            of_pivots = torch.bmm(gradient.transpose(-1, -2), x.flatten(0, 1)).unflatten(0, x.shape[:2]).sum(0)
+        return of_x, of_pivots
+
+
+def _for_each(pivots, bsz):
+    """``(num_heads, r, d) -> (bsz·num_heads, r, d)``."""
+    return pivots.expand(bsz, -1, -1, -1).flatten(0, 1)
+
+
+def pivot_scores(x: torch.Tensor, pivots: torch.Tensor) -> torch.Tensor:
+    """``x_i·z_t``: ``(bsz, num_heads, n, d), (num_heads, r, d) -> (bsz, num_heads, n, r)``, no copy of x is made."""
+    return _PivotScores.apply(x, pivots)
+
+
 def gaussian_scores(x: torch.Tensor, pivots: torch.Tensor) -> torch.Tensor:
     """``-‖x_i - z_t‖²/2``: ``(..., n, d), (..., r, d) -> (..., n, r)``."""
     of_x, of_pivots = x.square().sum(-1).unsqueeze(-1), pivots.square().sum(-1).unsqueeze(-2)
-    return x @ pivots.transpose(-1, -2) - (of_x + of_pivots) / 2
+    return pivot_scores(x, pivots) - (of_x + of_pivots) / 2
 
 
 def tied_coupling(

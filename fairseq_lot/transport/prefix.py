@@ -1,9 +1,13 @@
 """Causal attention through pivots: every pivot spreads over the keys so far, linear in their number [4]."""
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import pad
+
+# Scores below this in size need no peak; chunks can then be as long as _WIDE.
+_MODERATE, _WIDE = 40.0, 64
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,9 @@ def prefix_apply(
     :class:`PrefixState` is carried, so time and memory are O(n · chunk_len · r + n d). ``peak_it`` is the largest
     score up to i, so that nothing overflows and no sum of a row with a real key is below 1.
 
+    At the start, and on the CPU, where it costs nothing to look, scores of moderate size are exponentiated once per
+    key, without any peak. Whether they all are moderate is all that a query may notice of later keys, in rounding.
+
     Args:
         query_weights: w, ``(..., n, r)``, each row a probability vector on the pivots.
         key_scores: S, ``(..., m, r)`` with m ≥ n, divided by epsilon; -inf = no mass (padding). Query i sees keys
@@ -62,6 +69,8 @@ def prefix_apply(
     n, early = query_weights.size(-2), key_scores.size(-2) - query_weights.size(-2)
     if early < 0:
         raise ValueError(f"{n} queries need at least as many keys, got {key_scores.size(-2)}")
+    if state is None and key_scores.device.type == "cpu" and _moderate(key_scores):
+        return _apply_moderate(query_weights, key_scores, v, early)
     state = empty_prefix(key_scores, v) if state is None else state
     if early:
         state = absorb(state, key_scores[..., :early, :], v[..., :early, :])
@@ -81,6 +90,30 @@ def prefix_apply(
     inside = (reach @ w.unsqueeze(-1)).squeeze(-1)  # (..., i, j)
     values = inside @ v + (w * decay) @ past_sums[..., :-1]
     return values.flatten(-3, -2)[..., :n, :], state
+
+
+def _moderate(scores):
+    """Sums of these exponentials neither overflow nor underflow, whatever keys they are of."""
+    scores = scores.detach()
+    return scores.max().item() < _MODERATE and scores.masked_fill(scores.isneginf(), 0.0).min().item() > -_MODERATE
+
+
+def _apply_moderate(query_weights, key_scores, v, early):
+    """:func:`prefix_apply` without peaks."""
+    n = query_weights.size(-2)
+    reach = torch.exp(key_scores)
+    total = reach.cumsum(-2)
+    w = query_weights / total[..., early:, :].clamp(min=math.exp(-_MODERATE))  # below that only without a real key
+    past, before = reach[..., :early, :].transpose(-1, -2) @ v[..., :early, :], []
+    w, reach, v = (_chunks(x, min(n, _WIDE), 0.0) for x in (w, reach[..., early:, :], v[..., early:, :]))
+    for added in (reach.transpose(-1, -2) @ v).unbind(-3):
+        before.append(past)
+        past = past + added
+    values = (w @ reach.transpose(-1, -2)).tril() @ v + w @ torch.stack(before, -3)
+    peak = key_scores.detach().amax(-2).clamp(min=torch.finfo(key_scores.dtype).min)
+    sums = torch.cat([past, total[..., -1, :].unsqueeze(-1)], -1)
+    sums = sums * torch.exp(-peak.clamp(min=-_MODERATE)).unsqueeze(-1)  # without a real key they stay 0
+    return values.flatten(-3, -2)[..., :n, :], PrefixState(peak, sums)
 
 
 def _chunks(x, chunk_len, fill):

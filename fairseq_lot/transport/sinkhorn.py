@@ -1,10 +1,12 @@
-"""Entropic optimal transport by alternating half-updates in the log domain [1, 2]."""
+"""Entropic optimal transport by alternating half-updates [1, 2]."""
 
 from dataclasses import dataclass
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from fairseq_lot.transport.measures import marginal_error
+from fairseq_lot.transport.scaling import scaled_conditional
 
 
 @dataclass(frozen=True)
@@ -28,12 +30,30 @@ class Plan:
 
     def apply(self, v: torch.Tensor) -> torch.Tensor:
         """Barycentric projection ``conditional @ v``: ``(..., m, d) -> (..., n, d)``."""
-        return self.conditional @ v
+        if self.conditional.stride(-1) == 1 or v.shape[:-2] != self.conditional.shape[:-2]:
+            return self.conditional @ v
+        return _TransposedProduct.apply(self.conditional, v)
 
     @property
     def marginal_error(self) -> torch.Tensor:
         """``(...)``: how far the plan is from both marginals, in units of mass."""
         return marginal_error(self.plan, self.log_a.exp(), self.log_b.exp())
+
+
+class _TransposedProduct(torch.autograd.Function):
+    """``conditional @ v`` of a conditional that is transposed in memory; so is the gradient that it gets."""
+
+    @staticmethod
+    def forward(ctx, conditional, v):
+        ctx.save_for_backward(conditional, v)
+        return conditional @ v
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        conditional, v = ctx.saved_tensors
+        of_conditional = (v @ gradient.transpose(-1, -2)).transpose(-1, -2)
+        return of_conditional, conditional.transpose(-1, -2) @ gradient
 
 
 def sinkhorn(
@@ -51,6 +71,11 @@ def sinkhorn(
     as a softmax over the columns, so rows are exact to rounding whatever the number of updates, and
     ``num_updates=1`` is the softmax of the scores.
 
+    On the CPU the updates scale the rows and columns of ``exp(scores)``
+    (:func:`~fairseq_lot.transport.scaling.scaled_conditional`), unless the scores are too extreme for that or there is
+    a factor. Then, and on other devices, they are made in the log domain: to know whether the scores are too extreme
+    the host would have to wait for the device, and this is where a fused kernel for it would be called.
+
     Args:
         scores: ``(..., n, m)``, already divided by epsilon; at least float32.
         log_a: ``(..., n)`` log row masses, -inf = no mass (padding).
@@ -64,6 +89,26 @@ def sinkhorn(
     Returns:
         The plan, rows exact.
     """
+    if num_updates > 1 and log_factor is None and scores.device.type == "cpu":
+        conditional = scaled_conditional(scores, log_a, log_b, num_updates=num_updates, tolerance=tolerance)
+        if conditional is not None:
+            return Plan(conditional, log_a, log_b)
+    conditional = log_domain_conditional(
+        scores, log_a, log_b, num_updates=num_updates, tolerance=tolerance, log_factor=log_factor
+    )
+    return Plan(conditional, log_a, log_b)
+
+
+def log_domain_conditional(
+    scores: torch.Tensor,
+    log_a: torch.Tensor,
+    log_b: torch.Tensor,
+    *,
+    num_updates: int,
+    tolerance: float | None = None,
+    log_factor: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The conditional of :func:`sinkhorn` for scores of any size, by sums of exponentials in every half-update."""
     # -inf exactly where there is no mass, so that those scores never count; 0 elsewhere.
     f = torch.where(log_a.isneginf(), log_a, 0.0)
     g = torch.where(log_b.isneginf(), log_b, 0.0)
@@ -81,4 +126,4 @@ def sinkhorn(
         g = log_b - log_reach
     if log_factor is not None:
         scores = scores + log_factor  # the last update is a softmax, so this is to multiply and to normalise
-    return Plan(torch.softmax(scores + g.unsqueeze(-2), -1), log_a, log_b)
+    return torch.softmax(scores + g.unsqueeze(-2), -1)

@@ -90,8 +90,8 @@ def soft_sliced_apply(
 ) -> torch.Tensor:
     """``n·G v`` with ``G = Σ_l σ_l U_l``, ``U_l = A_lᵀ I B_l`` from soft sorts and ``σ_l ∝ exp(-τ ⟨C, U_l⟩)``.
 
-    C holds the squared distances. A few sentences (or heads) are worked on at a time, so that the L n×n matrices
-    stay in the processor's cache; the backward pass makes them again instead of keeping them.
+    C holds the squared distances. A few sentences (or heads, or slices) are worked on at a time, so that their n×n
+    matrices stay in the processor's cache; the backward pass makes them again instead of keeping them.
 
     Args:
         q: ``(bsz, num_heads, tgt_len, d)``; k: ``(bsz, num_heads, src_len, d)``; v: ``(bsz, num_heads, src_len, c)``;
@@ -107,7 +107,9 @@ def soft_sliced_apply(
         ``(bsz, num_heads, tgt_len, c)``; G has total mass 1. With the identity as v this is n·G itself.
     """
     bsz, num_heads, tgt_len, _ = q.shape
-    matrix = slices.size(-2) * max(tgt_len, k.size(-2)) ** 2
+    size = max(tgt_len, k.size(-2)) ** 2
+    matrix = slices.size(-2) * size
+    lines = max(1, _CHUNK // size)
     heads = max(1, min(num_heads, _CHUNK // matrix))
     sentences = max(1, _CHUNK // (matrix * num_heads))
     run = _soft_sliced_apply
@@ -123,7 +125,12 @@ def soft_sliced_apply(
         row = []
         for h in range(0, num_heads, heads):
             per_head = [x[i : i + sentences, h : h + heads] for x in (q, k, v)]
-            row.append(run(*per_head, slices[h : h + heads], *per_sentence, temperature, inverse_temperature))
+            row.append(
+                _mean(
+                    run(*per_head, some, *per_sentence, temperature, inverse_temperature)
+                    for some in slices[h : h + heads].split(lines, 1)
+                )
+            )
         rows.append(torch.cat(row, 1))
     return torch.cat(rows)
 
@@ -131,7 +138,7 @@ def soft_sliced_apply(
 def _soft_sliced_apply(
     q, k, v, slices, place_plan, query_padding_mask, key_padding_mask, temperature, inverse_temperature
 ):
-    """One chunk of :func:`soft_sliced_apply`."""
+    """One chunk of :func:`soft_sliced_apply`, and ``log Σ_l exp(-τ ⟨C, U_l⟩)`` of its slices, ``(bsz, heads)``."""
     num_slices, tgt_len = slices.size(-2), q.size(-2)
     a = _sort_kernel(q, slices, query_padding_mask, temperature)  # (bsz, heads, tgt_len, L·tgt_len)
     b = _sort_kernel(k, slices, key_padding_mask, temperature)  # (bsz, heads, src_len, L·src_len)
@@ -151,7 +158,16 @@ def _soft_sliced_apply(
     cost = (distance * real_place / n).sum(-1)  # ⟨C, U_l⟩, (bsz, heads, L)
     weights = torch.softmax(-inverse_temperature * cost, -1).unsqueeze(-1) * real_place
     weights = weights.flatten(2).unsqueeze(-2) / (q_norm * k_norm)
-    return a @ (weights * v_sum).transpose(-1, -2)
+    return a @ (weights * v_sum).transpose(-1, -2), torch.logsumexp(-inverse_temperature * cost, -1)
+
+
+def _mean(chunks):
+    """The values of all slices from those of chunks of them, each with the log of its weight."""
+    values, log_weights = zip(*chunks, strict=True)
+    if len(values) == 1:
+        return values[0]
+    weights = torch.softmax(torch.stack(log_weights), 0)[..., None, None]
+    return sum(weight * value for weight, value in zip(weights, values, strict=True))
 
 
 def _sums(kernel, *columns):

@@ -91,12 +91,32 @@ def test_rows_sum_to_one_and_no_row_looks_ahead():
     assert plan.ge(0).all() and plan.triu(1).eq(0).all()
     close(plan @ v, prefix_apply(weights, scores, v)[0], 1e-12)
     now = 10
-    later_scores, later_v = scores.clone(), v.clone()
-    later_scores[:, :, now + 1 :] += 1e4
-    later_v[:, :, now + 1 :] = torch.nan
-    changed = later_v.nan_to_num(nan=1e6)
-    values = prefix_apply(weights, later_scores, changed)[0]
-    assert torch.equal(values[:, :, : now + 1], prefix_apply(weights, scores, v)[0][:, :, : now + 1])
+    early = prefix_apply(weights, scores, v)[0][:, :, : now + 1]
+    for size in (10.0, 1e4):
+        later_scores, later_v = scores.clone(), v.clone()
+        later_scores[:, :, now + 1 :] += size
+        later_v[:, :, now + 1 :] = 1e6
+        values = prefix_apply(weights, later_scores, later_v)[0][:, :, : now + 1]
+        close(values, early, 1e-12)
+        assert size > 10 or torch.equal(values, early)  # extreme scores are summed in another way
+
+
+@pytest.mark.parametrize("early", [0, 3])
+@pytest.mark.parametrize("pads", [(), (0, 1, 5)])
+def test_moderate_scores_give_what_peaks_give(early, pads):
+    inputs = [x.requires_grad_() for x in draw(150, early=early, pads=pads, scale=5.0)]
+    values, state = prefix_apply(*inputs)
+    with_peaks, expected = prefix_apply(*inputs, empty_prefix(*inputs[1:]))
+    close(values, with_peaks, 1e-12)
+    close(state.sums, expected.sums, 1e-12)
+    assert torch.equal(state.peak, expected.peak)
+    probe = torch.randn_like(values)
+    for actual, of_twin in zip(
+        torch.autograd.grad((values * probe).sum() + state.sums.sum(), inputs),
+        torch.autograd.grad((with_peaks * probe).sum() + expected.sums.sum(), inputs),
+        strict=True,
+    ):
+        close(actual, of_twin, 1e-10)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

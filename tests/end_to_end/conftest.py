@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from fairseq_lot import cli
+
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).parents[2]
 
@@ -20,6 +22,24 @@ def command(*words, check=True, **options):
     if check:
         assert done.returncode == 0, f"{' '.join(map(str, words))}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return done
+
+
+def refuse(capsys, *words, naming=()):
+    """Run fairseq-lot in this process; it must refuse with one line."""
+    code = None
+    try:
+        code = cli.main([str(word) for word in words])
+    except SystemExit as stop:  # argparse
+        code = stop.code
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert code == 2 and len(lines) == 1, (code, lines)
+    for name in naming:
+        assert str(name) in lines[0], lines[0]
+
+
+def contents(folder):
+    """Every file below a folder with its bytes."""
+    return {path: path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()}
 
 
 def train(data, save, *flags, updates=20, **options):

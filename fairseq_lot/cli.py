@@ -52,7 +52,8 @@ def main(argv=None):
         args = build_parser(command).parse_args(argv)
         return args.run(args) or 0
     except InputError as error:
-        print(f"fairseq-lot: error: {error}", file=sys.stderr)
+        # messages of other libraries, which some errors quote, may have several lines
+        print(f"fairseq-lot: error: {' '.join(str(error).splitlines())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("fairseq-lot: interrupted", file=sys.stderr)

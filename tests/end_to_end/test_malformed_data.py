@@ -25,7 +25,7 @@ BINARY = {
     "empty": lambda whole: b"",
     "first-byte": lambda whole: whole[:1],
     "half": lambda whole: whole[: len(whole) // 2],
-    "without-its-end": lambda whole: whole[:-9],
+    "without-its-end": lambda whole: whole[:-1],
     "garbage": lambda whole: GARBAGE,
     "garbage-of-the-same-size": lambda whole: random.Random(2).randbytes(len(whole)),
     "text": lambda whole: b"this is a text\n" * 40,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fairseq_lot import cli
+from fairseq_lot.plug_and_play.checkpoint import load_checkpoint
 
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).parents[2]
@@ -42,14 +43,20 @@ def contents(folder):
     return {path: path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()}
 
 
-def train(data, save, *flags, updates=20, **options):
+def train(data, save, *flags, updates=20, launcher=("fairseq-train",), **options):
     """fairseq-train for a few updates; returns the last checkpoint."""
     command(
-        "fairseq-train", data, "-s", "de", "-t", "en", "--save-dir", save, "--cpu",
+        *launcher, data, "-s", "de", "-t", "en", "--save-dir", save, "--cpu",
         "--max-update", updates, "--optimizer", "adam", "--lr", "1e-3", "--max-tokens", 400, "--seed", 1,
         "--no-epoch-checkpoints", "--disable-validation", "--user-dir", "fairseq_lot", *flags, **options,
     )  # fmt: skip
     return Path(save) / "checkpoint_last.pt"
+
+
+def weights_of(checkpoint):
+    """The weights by name, without a buffer that fairseq never fills: it holds whatever was in memory."""
+    weights = load_checkpoint(checkpoint)["model"]
+    return {name: value for name, value in weights.items() if not name.endswith("._float_tensor")}
 
 
 def generate(data, checkpoint, *flags, **options):

@@ -10,8 +10,7 @@ import time
 import pytest
 import torch
 
-from fairseq_lot.plug_and_play.checkpoint import load_checkpoint
-from tests.end_to_end.conftest import BIN, ROOT, contents
+from tests.end_to_end.conftest import BIN, ROOT, contents, weights_of
 
 # Python runs this at its start: the process kills itself at the named moment.
 DEADLY = """
@@ -128,7 +127,7 @@ def test_pretraining_goes_on_as_if_it_had_not_been_killed(start, data, tmp_path)
 
     expected = loss_curve(tmp_path / "whole" / "train.log")
     assert len(expected) == 6 and loss_curve(log) == expected
-    weights = [load_checkpoint(tmp_path / save / "checkpoint_best.pt")["model"] for save in ("whole", "killed")]
+    weights = [weights_of(tmp_path / save / "checkpoint_best.pt") for save in ("whole", "killed")]
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
     assert "is finished" in finish(pretrain("killed"))
@@ -167,7 +166,7 @@ def test_calibrate(start, data, stock_checkpoint, tmp_path):
     assert unhidden(folder) == {}
     finish(calibrate("c.pt", 5))
     finish(calibrate("whole.pt", 5))
-    weights = [load_checkpoint(folder / name)["model"] for name in ("c.pt", "whole.pt")]
+    weights = [weights_of(folder / name) for name in ("c.pt", "whole.pt")]
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
 
 

@@ -5,11 +5,12 @@ import gc
 import pytest
 import torch
 
-from tests.variants import CASES, HEAD_DIM, NUM_HEADS
+from tests.variants import CASES, HEAD_DIM, NUM_HEADS, PLAIN_CASES
 
 BATCHES, WARM_UP = 2000, 200
-# the default of each, alone and inside the differential wrapper, and exact sorts
-SOAKED = [case for case in CASES if case.variant == "default" or (case.variant == "hard" and not case.differential)]
+# the default of each, and those that take another path
+SOAKED = [case for case in PLAIN_CASES if case.variant in ("default", "hard", "alibi", "convolution")]
+SOAKED += [case for case in CASES if case.differential and str(case).endswith("softmax-default")]
 
 
 def resident():

@@ -49,7 +49,7 @@ def read_lines(path):
     """Return the lines of a UTF-8 text file without their line ends.
 
     Raises:
-        InputError: the file is missing, or a line is not UTF-8 or holds NUL (the message gives its number).
+        InputError: the file is missing, or a line is not UTF-8 (the message gives its number).
     """
     path = Path(path)
     try:
@@ -65,6 +65,4 @@ def read_lines(path):
             decoded.append(line.rstrip(b"\r").decode("utf-8"))
         except UnicodeDecodeError:
             raise InputError(f"{path}, line {number}: not valid UTF-8; convert the file with iconv") from None
-        if "\0" in decoded[-1]:
-            raise InputError(f"{path}, line {number}: holds a NUL character, so it is no text; give a text file")
     return decoded

@@ -2,7 +2,7 @@
 
 ``fairseq_lot_bootstrap.pth`` imports this module at interpreter start; all that happens then is that one
 finder goes onto ``sys.meta_path``. When somebody imports ``fairseq``, the finder lets the normal loaders do
-their work and mends five modules before, while or after they execute. No file of fairseq is edited.
+their work and mends six modules before, while or after they execute. No file of fairseq is edited.
 
 It is a top-level module because fairseq skips ``<user-dir>/models`` once ``fairseq_lot`` itself is imported.
 """
@@ -100,6 +100,25 @@ def _with_installed_user_dirs(module, execute):
     module.import_user_module = import_user_module
 
 
+def _with_atomic_copies(module, execute):
+    """Let a checkpoint that is copied to another name appear there when it is complete.
+
+    fairseq writes ``checkpoint_best.pt`` so, but copies it to ``checkpoint_last.pt`` in place: a kill meanwhile
+    leaves half a file, from which the next call cannot go on.
+    """
+    execute(module)
+    original = module.PathManager.copy
+
+    def copy(src_path, dst_path, overwrite=False):
+        if not module.PathManager.supports_rename(dst_path):
+            return original(src_path, dst_path, overwrite=overwrite)
+        copied = original(src_path, dst_path + ".tmp", overwrite=True)
+        module.PathManager.rename(dst_path + ".tmp", dst_path)
+        return copied
+
+    module.PathManager.copy = staticmethod(copy)
+
+
 def _with_safe_checkpoint_types(module, execute):
     """Execute fairseq itself after torch's safe loader and the warning filters know what to let pass."""
     _allow_checkpoint_types()
@@ -151,6 +170,7 @@ def _silence_known_notes():
 _MENDED_MODULES = {
     "fairseq": _with_safe_checkpoint_types,
     "fairseq.dataclass.configs": _with_hashable_configs,
+    "fairseq.file_io": _with_atomic_copies,
     "fairseq.models.transformer.transformer_config": _with_hashable_configs,
     "fairseq.modules.transformer_layer": _without_fast_path,
     "fairseq.utils": _with_installed_user_dirs,

@@ -58,7 +58,15 @@ def main(argv=None):
         sys.stdout.flush()
         return code
     except InputError as error:
-        print(f"fairseq-lot: error: {error}", file=sys.stderr)
+        # messages of other libraries, which some errors quote, may have several lines
+        print(f"fairseq-lot: error: {' '.join(str(error).splitlines())}", file=sys.stderr)
+        return 2
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "allocate memory" not in str(error):  # torch's is a RuntimeError
+            raise
+        print(
+            f"fairseq-lot: error: out of memory, give smaller numbers: {' '.join(str(error).split())}", file=sys.stderr
+        )
         return 2
     except KeyboardInterrupt:
         print("fairseq-lot: interrupted", file=sys.stderr)

@@ -53,7 +53,7 @@ def learn_bpe(lines: Iterable[str], vocab_size: int) -> bytes:
             num_threads=1,  # part of the model file: the same everywhere
             minloglevel=3,
         )
-    except (RuntimeError, OSError) as error:
+    except (RuntimeError, OSError, ValueError) as error:
         raise InputError(_explain(vocab_size, str(error))) from None
     return model.getvalue()
 

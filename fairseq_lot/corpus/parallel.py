@@ -49,7 +49,7 @@ def read_parallel(folder: str | Path, split: str, languages: Sequence[str], *, a
         one list of lines per language, all of the same length.
 
     Raises:
-        InputError: a file is missing or without lines, a line is not UTF-8 or empty, counts differ.
+        InputError: a file is missing or without lines, a line is not UTF-8, binary or empty, counts differ.
     """
     paths = [Path(folder) / f"{split}.{language}" for language in languages]
     for path in paths:
@@ -65,6 +65,9 @@ def read_parallel(folder: str | Path, split: str, languages: Sequence[str], *, a
     if not counts[0]:
         raise InputError(f"{paths[0]} has no lines; give at least one sentence pair")
     for path, lines in zip(paths, sides, strict=True):
+        binary = next((number for number, line in enumerate(lines, start=1) if "\0" in line), None)
+        if binary is not None:
+            raise InputError(f"{path}, line {binary}: holds a NUL character, so it is no text; give a text file")
         if not allow_empty and "" in lines:
             raise InputError(f"{path}, line {lines.index('') + 1}: empty line; remove it from both languages")
     return sides

@@ -7,7 +7,7 @@ import math
 import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 from fairseq_lot.errors import InputError
 from fairseq_lot.files import atomic_write, read_lines
@@ -84,11 +84,20 @@ def parse_row(line: str) -> Row:
     Raises:
         ValueError: the line is no JSON object with exactly the fields of a row and their types.
     """
+    return parse(Row, line, "row")
+
+
+def parse(kind: type, line: str, name: str) -> Any:
+    """Return an instance of a dataclass from one line of JSON, every field checked.
+
+    Raises:
+        ValueError: the line is no JSON object with exactly the fields of ``kind`` and their types.
+    """
     try:
         values = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not a line of JSON ({error})") from error
-    return _build(Row, values, "row")
+    return _build(kind, values, name)
 
 
 def read_rows(path: str | Path) -> list[Row]:
@@ -153,12 +162,12 @@ def _build(kind, values, name):
 
 
 def _convert(value, hint, name):
-    if hint is MetricScore:
+    if hint is MetricScore or (hint == MetricScore | None and value is not None):
         return _build(MetricScore, value, name)
     if hint in (float, float | None) and type(value) is int and abs(value) < 1e15:
         value = float(value)
     infinite = isinstance(value, float) and not math.isfinite(value)
-    if isinstance(value, bool) or not isinstance(value, hint) or infinite:
+    if isinstance(value, bool) != (hint is bool) or not isinstance(value, hint) or infinite:
         wanted = getattr(hint, "__name__", str(hint))
         raise ValueError(f"{name} must be of type {wanted}, not {str(value)[:40]!r}")
     return value

@@ -1,11 +1,13 @@
 """``fairseq-lot check``: find out in a second what would stop a long run in its middle."""
 
+import struct
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 import numpy as np
 from fairseq.data import Dictionary
 from fairseq.data.data_utils import load_indexed_dataset
+from fairseq.data.indexed_dataset import _code_to_dtype, infer_dataset_impl
 
 from fairseq_lot.errors import InputError
 from fairseq_lot.plug_and_play.checkpoint import load_checkpoint, model_args
@@ -60,10 +62,7 @@ def check_data(data: str | Path, *, split: str, source: str, target: str, needs_
     sizes = {}
     for lang, prefix in prefixes.items():
         try:
-            dataset = load_indexed_dataset(str(prefix), _dictionary(data, lang))
-            sizes[lang] = np.asarray(dataset.sizes)
-            if len(dataset):
-                dataset[len(dataset) - 1]
+            sizes[lang] = _sizes(prefix, _dictionary(data, lang))
         except InputError:
             raise
         except Exception as error:  # whatever reading garbage leads to
@@ -74,6 +73,27 @@ def check_data(data: str | Path, *, split: str, source: str, target: str, needs_
     if not n:
         raise InputError(f"{data}: {split} is empty")
     return sizes[source]
+
+
+def _sizes(prefix, dictionary):
+    """Lengths of all sentences; ValueError when a piece is none of the dictionary, or the two files disagree."""
+    if infer_dataset_impl(str(prefix)) != "mmap":
+        dataset = load_indexed_dataset(str(prefix), dictionary)
+        pieces, sizes = dataset[len(dataset) - 1].numpy() if len(dataset) else np.zeros(0), dataset.sizes
+    else:  # read by hand: when fairseq's reader fails half-way, it prints a traceback at its end as well
+        header = Path(f"{prefix}.idx").read_bytes()
+        _, version, code, number = struct.unpack_from("<9sQBQ", header)
+        sizes = np.frombuffer(header, np.int32, number, struct.calcsize("<9sQBQ"))
+        kind = np.dtype(_code_to_dtype[code])
+        written = Path(f"{prefix}.bin").stat().st_size
+        if version != 1 or len(header) != struct.calcsize("<9sQBQ") + 12 * number or sizes.min(initial=1) < 1:
+            raise ValueError("the index is not as fairseq-preprocess writes it")
+        if written != sizes.sum(dtype=np.int64) * kind.itemsize:
+            raise ValueError(f"the index counts {sizes.sum(dtype=np.int64)} pieces, the other file has {written} bytes")
+        pieces = np.fromfile(f"{prefix}.bin", kind)
+    if pieces.size and not (pieces.min() >= 0 and pieces.max() < len(dictionary)):
+        raise ValueError(f"piece {pieces.max()}, but the dictionary has {len(dictionary)} symbols")
+    return np.asarray(sizes)
 
 
 def check_lengths(sizes: np.ndarray, limit: int | None, *, where: str) -> None:

@@ -18,6 +18,7 @@ from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation.bleu import TOKENISED, measure
 from fairseq_lot.evaluation.hypotheses import read_hypotheses
 from fairseq_lot.evaluation.results import MetricScore
+from fairseq_lot.evaluation.results import parse as parse_line
 from fairseq_lot.evaluation.score import current_commit
 from fairseq_lot.files import atomic_write, read_lines
 from fairseq_lot.modules.options import add_attention_args, option_names
@@ -70,7 +71,7 @@ class Point:
     calibration_seconds: float | None
     loss: float
     tokens: int
-    bleu: dict | None
+    bleu: MetricScore | None
     seed: int
     commit: str
     threads: int
@@ -146,8 +147,8 @@ def read_points(file: Path) -> dict[tuple, Point]:
     points = {}
     for number, line in enumerate(read_lines(file) if file.exists() else [], start=1):
         try:
-            point = Point(**json.loads(line))
-        except (ValueError, TypeError) as error:
+            point = parse_line(Point, line, "point")
+        except ValueError as error:
             raise InputError(f"{file}, line {number}: {error}; mend or remove the line") from error
         points[point.key] = point
     return points
@@ -164,7 +165,7 @@ def measure_way(args: Namespace, way: tuple[str, str], state: dict, *, calibrate
         seconds = round(time.perf_counter() - started, 1)
         save_checkpoint(state, checkpoint)
     loss, tokens = validation_loss(load(checkpoint, args.data, "valid"))
-    bleu = None if args.no_bleu else asdict(test_bleu(args, checkpoint, is_base=way == (DEFAULT, "")))
+    bleu = None if args.no_bleu else test_bleu(args, checkpoint, is_base=way == (DEFAULT, ""))
     checkpoint.unlink()
     return Point(
         attention=way[0],

@@ -174,8 +174,9 @@ def _sums(kernel, *columns):
     """Sums of ``(..., n, c_i)`` columns at the sorted places, ``(..., c_i, L·n)``, then the sum of the kernel."""
     stacked = torch.cat([*columns, columns[0].new_ones(1).expand(*columns[0].shape[:-1], 1)], -1)
     *sums, norm = (stacked.transpose(-1, -2) @ kernel).split([*(x.size(-1) for x in columns), 1], -2)
-    # 0 only where the place of a pad is far from every token; such places have no weight
-    return [*sums, norm + (norm == 0)]
+    # less than 1 only where the place of a pad is far from every token; such places have no weight, but what they
+    # are divided by must not vanish either, or 0 times infinity gets into the gradients
+    return [*sums, norm.clamp(min=1)]
 
 
 def _by_place(means, place_plan, num_slices):

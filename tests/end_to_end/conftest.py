@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from fairseq_lot import cli
+from fairseq_lot.plug_and_play.checkpoint import load_checkpoint
+
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).parents[2]
 
@@ -22,14 +25,38 @@ def command(*words, check=True, **options):
     return done
 
 
-def train(data, save, *flags, updates=20, **options):
+def refuse(capsys, *words, naming=()):
+    """Run fairseq-lot in this process; it must refuse with one line."""
+    code = None
+    try:
+        code = cli.main([str(word) for word in words])
+    except SystemExit as stop:  # argparse
+        code = stop.code
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert code == 2 and len(lines) == 1, (code, lines)
+    for name in naming:
+        assert str(name) in lines[0], lines[0]
+
+
+def contents(folder):
+    """Every file below a folder with its bytes."""
+    return {path: path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()}
+
+
+def train(data, save, *flags, updates=20, launcher=("fairseq-train",), **options):
     """fairseq-train for a few updates; returns the last checkpoint."""
     command(
-        "fairseq-train", data, "-s", "de", "-t", "en", "--save-dir", save, "--cpu",
+        *launcher, data, "-s", "de", "-t", "en", "--save-dir", save, "--cpu",
         "--max-update", updates, "--optimizer", "adam", "--lr", "1e-3", "--max-tokens", 400, "--seed", 1,
         "--no-epoch-checkpoints", "--disable-validation", "--user-dir", "fairseq_lot", *flags, **options,
     )  # fmt: skip
     return Path(save) / "checkpoint_last.pt"
+
+
+def weights_of(checkpoint):
+    """The weights by name, without a buffer that fairseq never fills: it holds whatever was in memory."""
+    weights = load_checkpoint(checkpoint)["model"]
+    return {name: value for name, value in weights.items() if not name.endswith("._float_tensor")}
 
 
 def generate(data, checkpoint, *flags, **options):

@@ -7,21 +7,7 @@ import shutil
 import pytest
 import torch
 
-from fairseq_lot import cli
-from tests.end_to_end.conftest import ROOT, command, train
-
-
-def refuse(capsys, *words, naming=()):
-    """Run fairseq-lot in this process; it must refuse with one line."""
-    code = None
-    try:
-        code = cli.main([str(word) for word in words])
-    except SystemExit as stop:  # argparse
-        code = stop.code
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert code == 2 and len(lines) == 1, (code, lines)
-    for name in naming:
-        assert str(name) in lines[0], lines[0]
+from tests.end_to_end.conftest import ROOT, command, refuse, train
 
 
 @pytest.mark.parametrize(

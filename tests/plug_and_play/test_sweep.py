@@ -6,13 +6,15 @@ from dataclasses import asdict
 import pytest
 
 from fairseq_lot.errors import InputError
+from fairseq_lot.evaluation.results import MetricScore
 from fairseq_lot.plug_and_play.sweep import Point, expand, parse, read_points
 from fairseq_lot.plug_and_play.sweep_page import draw, render
 
 
 def bleu(score, delta=None):
-    compared = {} if delta is None else {"base": 30.0, "delta": delta, "p": 0.01}
-    return {"score": score, "low": score - 1, "high": score + 1, "signature": "s", "delta": None, **compared}
+    low, high = score - 1, score + 1
+    comparison = {} if delta is None else {"base": score - delta, "delta": delta, "p": 0.01}
+    return MetricScore(score=score, low=low, high=high, signature="nrefs:1", **comparison)
 
 
 def point(attention, options="", *, calibrated=False, loss=2.0, **others):

@@ -228,3 +228,14 @@ def test_large_values_stay_finite():
     plan = soft(arguments)
     assert plan.isfinite().all()
     assert all(x.isfinite().all() for x in torch.autograd.grad(plan.square().sum(), leaves))
+
+
+def test_a_pad_far_from_every_token_leaves_no_trace_in_the_gradients():
+    """The place of a pad is 0; tokens 6.7 away have a kernel of 3e-20, whose square float32 does not know."""
+    q = torch.tensor([6.7, 0.0]).view(1, 1, 2, 1).requires_grad_()
+    mask = torch.tensor([[False, True]])
+    options = {"query_padding_mask": mask, "key_padding_mask": mask, "temperature": 1.0, "inverse_temperature": 10.0}
+    values = sliced.soft_sliced_apply(q, q, torch.ones(1, 1, 2, 1), torch.ones(1, 1, 1), **options)
+    (gradient,) = torch.autograd.grad(values.sum(), q)
+    assert values.flatten().tolist() == [1.0, 0.0]
+    assert gradient.eq(0).all()

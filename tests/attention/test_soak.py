@@ -1,0 +1,48 @@
+"""Two thousand batches of random shapes through every mechanism: no NaN, and no memory that is kept."""
+
+import gc
+
+import pytest
+import torch
+
+from tests.variants import CASES, HEAD_DIM, NUM_HEADS, PLAIN_CASES
+
+BATCHES, WARM_UP = 2000, 200
+# the default of each, and those that take another path
+SOAKED = [case for case in PLAIN_CASES if case.variant in ("default", "hard", "alibi", "convolution")]
+SOAKED += [case for case in CASES if case.differential and str(case).endswith("softmax-default")]
+
+
+def resident():
+    """Bytes of this process in memory."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+
+def batch(generator):
+    """A ragged batch of random shape, half of them with pads."""
+    bsz, length = (int(torch.randint(1, top, (), generator=generator)) for top in (5, 25))
+    inputs = [torch.randn(bsz, NUM_HEADS, length, HEAD_DIM, generator=generator) for _ in range(3)]
+    lengths = torch.randint(1, length + 1, (bsz, 1), generator=generator)
+    mask = torch.arange(length) >= lengths if torch.rand((), generator=generator) < 0.5 else None
+    return [x.requires_grad_() for x in inputs], mask
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SOAKED, ids=str)
+def test_soak(case):
+    mechanism = case.build(torch.float32)
+    generator = torch.Generator().manual_seed(11)
+    for number in range(BATCHES):
+        inputs, mask = batch(generator)
+        values = mechanism(*inputs, mask, mask, need_plan=number % 4 == 0).values
+        values.square().sum().backward()
+        assert values.isfinite().all() and all(x.grad.isfinite().all() for x in inputs)
+        mechanism.zero_grad(set_to_none=True)
+        if number == WARM_UP:
+            gc.collect()
+            tensors, memory = sum(type(x) is torch.Tensor for x in gc.get_objects()), resident()
+    del values, inputs, mask
+    gc.collect()
+    assert sum(type(x) is torch.Tensor for x in gc.get_objects()) <= tensors
+    assert resident() - memory < 16 * 2**20

@@ -1,0 +1,83 @@
+"""Two processes with half of a batch each do what one process does with the whole batch."""
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.nn.parallel import DistributedDataParallel
+
+from fairseq_lot.attention.registry import MECHANISMS
+from tests.end_to_end.conftest import BIN, train, weights_of
+from tests.plug_and_play import in_memory
+
+CASES = [(name, differential) for name in MECHANISMS for differential in (False, True)]
+
+
+def loss_and_gradients(model, task, sample, dtype=torch.float64):
+    """Summed cross-entropy of a batch."""
+    logits, _ = model(**sample["net_input"])
+    loss = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1).to(dtype), sample["target"].flatten(), ignore_index=task.source_dictionary.pad(),
+        reduction="sum",
+    )  # fmt: skip
+    loss.backward()
+    return loss.detach()
+
+
+def work(rank, folder):
+    """One of two processes; the first also runs the whole batch by itself."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", world_size=2, rank=rank)
+    found = {}
+    for name, differential in CASES:
+        arch = "diff_transformer" if differential else "lot_transformer"
+        loaded = in_memory.load(arch, attention=name)
+        model = loaded.model.double().train()
+        sample = loaded.batch(range(rank, 6, 2))
+        parallel = DistributedDataParallel(model)
+        loss = loss_and_gradients(parallel, loaded.task, sample)
+        dist.all_reduce(loss)
+        # DDP takes the mean over the processes, the loss is a sum
+        gradients = {key: 2 * x.grad for key, x in model.named_parameters()}
+        whole = in_memory.load(arch, attention=name)
+        expected = loss_and_gradients(whole.model.double().train(), whole.task, whole.batch(range(6)))
+        expected_gradients = {key: x.grad for key, x in whole.model.named_parameters()}
+        found[name, differential] = (loss, gradients, expected, expected_gradients)
+    torch.save(found, f"{folder}/rank{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("parallel")
+    mp.spawn(work, args=(str(folder),), nprocs=2)
+    return [torch.load(folder / f"rank{rank}.pt") for rank in (0, 1)]
+
+
+@pytest.mark.parametrize(("name", "differential"), CASES)
+def test_same_loss_and_gradients_as_one_process(name, differential, found):
+    for of_rank in found:
+        loss, gradients, expected, expected_gradients = of_rank[name, differential]
+        torch.testing.assert_close(loss, expected, rtol=1e-10, atol=0)
+        assert gradients.keys() == expected_gradients.keys()
+        for key, gradient in gradients.items():
+            torch.testing.assert_close(gradient, expected_gradients[key], rtol=1e-8, atol=1e-9, msg=key)
+        assert max(gradient.abs().max() for gradient in gradients.values()) > 1e-2
+
+
+@pytest.mark.slow
+def test_torchrun_trains_as_one_process_that_accumulates(data, tmp_path):
+    """The README's line for several GPUs, with gloo; SGD, as Adam would divide by gradients that are almost 0."""
+    flags = ("--arch", "lot_transformer_small", "--optimizer", "sgd", "--lr", 0.1, "--dropout", 0, "--clip-norm", 0)
+    one = train(data / "bin", tmp_path / "one", *flags, "--update-freq", 2, updates=6)
+    train(
+        data / "bin", tmp_path / "two", *flags, "--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp",
+        "--fast-stat-sync", updates=6, launcher=("torchrun", "--nproc_per_node", 2, BIN / "fairseq-train"),
+    )  # fmt: skip
+    weights = [weights_of(path) for path in (one, tmp_path / "two" / one.name)]
+    for key, value in weights[0].items():
+        torch.testing.assert_close(weights[1][key], value, rtol=1e-4, atol=1e-5, msg=key)
+    start = weights_of(train(data / "bin", tmp_path / "start", *flags, updates=1))
+    name = "encoder.layers.0.fc1.weight"
+    assert (start[name] - weights[0][name]).abs().max() > 1e-3, "nothing was trained"

@@ -1,0 +1,171 @@
+"""Checkpoints that are cut off, of wrong types, or that try to run code: every command refuses with one line."""
+
+import os
+import pickle
+import subprocess
+from argparse import Namespace
+
+import pytest
+import torch
+
+from tests.end_to_end.conftest import contents, refuse
+
+COMMANDS = ("calibrate", "check", "diagnose", "sweep", "swap")
+
+
+def words_of(command, data, path, out):
+    """The command on a checkpoint; whatever it writes goes below ``out``."""
+    return {
+        "calibrate": ("calibrate", data, "--path", path, "--out", out / "o.pt", "--json", out / "o.json"),
+        "check": ("check", data, "--path", path),
+        "diagnose": ("diagnose", data, "--path", path, "--json", out / "o.json"),
+        "sweep": ("sweep", data, "--path", path, "--out", out / "sweep", "--try", "lot", "--no-bleu"),
+        "swap": ("swap", "--path", path, "--attention", "lot", "--out", out / "o.pt"),
+    }[command]
+
+
+def refuse_file(capsys, command, data, path, naming=()):
+    """Refused with one line, and no file appears or changes."""
+    before = contents(path.parent)
+    refuse(capsys, *words_of(command, data / "bin", path, path.parent), naming=naming)
+    assert contents(path.parent) == before
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("tenth", range(10))
+def test_cut_off_at_each_tenth(tenth, command, data, stock_checkpoint, tmp_path, capsys):
+    whole = stock_checkpoint.read_bytes()
+    path = tmp_path / "cut.pt"
+    path.write_bytes(whole[: len(whole) * tenth // 10])
+    refuse_file(capsys, command, data, path, naming=[path])
+
+
+@pytest.mark.parametrize("tenth", range(10))
+def test_overwritten_at_each_tenth(tenth, data, stock_checkpoint, tmp_path, capsys):
+    """A bad block of a disk: 4 KiB of other bytes."""
+    damaged = bytearray(stock_checkpoint.read_bytes())
+    start = len(damaged) * tenth // 10
+    damaged[start : start + 4096] = b"\xa5" * 4096
+    path = tmp_path / "damaged.pt"
+    path.write_bytes(damaged)
+    refuse_file(capsys, "swap", data, path, naming=[path])
+
+
+def in_model(**changes):
+    return lambda state: [vars(state["cfg"]["model"]).update(changes)]
+
+
+def without_argument(name):
+    return lambda state: [delattr(state["cfg"]["model"], name)]
+
+
+def set_weight(name, value):
+    return lambda state: state["model"].update({name: value})
+
+
+# what is done to a sound checkpoint
+WRONG = {
+    "model-none": lambda state: state.update(model=None),
+    "model-list": lambda state: state.update(model=[torch.ones(1)]),
+    "model-text": lambda state: state.update(model="weights"),
+    "model-empty": lambda state: state.update(model={}),
+    "weight-number": set_weight("encoder.embed_tokens.weight", 1.0),
+    "weight-of-no-rows": set_weight("encoder.embed_tokens.weight", torch.ones(())),
+    "weight-name-number": set_weight(3, torch.ones(1)),
+    "no-embedding": lambda state: state["model"].pop("encoder.embed_tokens.weight"),
+    "cfg-text": lambda state: state.update(cfg="text"),
+    "cfg-number": lambda state: state.update(cfg=5),
+    "cfg-model-dict": lambda state: state["cfg"].update(model={"arch": "transformer"}),
+    "cfg-model-none": lambda state: state["cfg"].update(model=None),
+    "no-model-arguments": lambda state: state["cfg"].update(model=Namespace()),
+    "arch-none": in_model(arch=None),
+    "arch-number": in_model(arch=3),
+    "arch-list": in_model(arch=["transformer"]),
+    "arch-foreign": in_model(arch="lstm"),
+    "layers-text": in_model(encoder_layers="two"),
+    "layers-none": in_model(encoder_layers=None),
+    "layers-negative": in_model(encoder_layers=-1),
+    "heads-zero": in_model(encoder_attention_heads=0),
+    "heads-text": in_model(encoder_attention_heads="two"),
+    "width-text": in_model(encoder_embed_dim="wide"),
+    "positions-text": in_model(max_source_positions="many"),
+}
+# what only a command that builds the model meets
+WRONG_WHEN_BUILT = {
+    "weight-of-other-rows": set_weight("encoder.embed_tokens.weight", torch.ones(7, 64)),
+    "attention-unknown": in_model(attention="magic", arch="lot_transformer"),
+    "attention-number": in_model(attention=7, arch="lot_transformer"),
+    "option-text": in_model(attention="lot", lot_num_pivots="many", arch="lot_transformer"),
+    "weight-of-other-shape": set_weight("encoder.layers.0.fc1.weight", torch.ones(2, 2)),
+    "weight-missing": lambda state: state["model"].pop("encoder.layers.0.fc1.weight"),
+    "weight-unknown": set_weight("encoder.layers.0.magic", torch.ones(2)),
+    "task-none": lambda state: state["cfg"].update(task=None),
+    "task-without-languages": lambda state: state["cfg"].update(task=Namespace(_name="translation")),
+    "task-of-no-kind": lambda state: state["cfg"].update(task={"source_lang": "de", "target_lang": "en"}),
+}
+
+
+def spoil(stock_checkpoint, path, change):
+    state = torch.load(stock_checkpoint, weights_only=True)
+    change(state)
+    torch.save(state, path)
+
+
+@pytest.mark.parametrize("command", ("check", "diagnose", "swap"))
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_types_inside(name, command, data, stock_checkpoint, tmp_path, capsys):
+    path = tmp_path / "wrong.pt"
+    spoil(stock_checkpoint, path, WRONG[name])
+    refuse_file(capsys, command, data, path, naming=[path])
+
+
+@pytest.mark.parametrize("command", ("calibrate", "diagnose"))
+@pytest.mark.parametrize("name", WRONG_WHEN_BUILT)
+def test_models_that_cannot_be_built(name, command, data, stock_checkpoint, tmp_path, capsys):
+    path = tmp_path / "wrong.pt"
+    spoil(stock_checkpoint, path, WRONG_WHEN_BUILT[name])
+    refuse_file(capsys, command, data, path)
+
+
+class Attack:
+    """Unpickled, it calls a function."""
+
+    def __init__(self, function, *arguments):
+        self.function, self.arguments = function, arguments
+
+    def __reduce__(self):
+        return self.function, self.arguments
+
+
+ATTACKS = {
+    "system": Attack(os.system, "touch executed"),
+    "eval": Attack(eval, "open('executed', 'w')"),
+    "exec": Attack(exec, "open('executed', 'w')"),
+    "open": Attack(open, "executed", "w"),
+    "mkdir": Attack(os.mkdir, "executed"),
+    "process": Attack(subprocess.Popen, ["touch", "executed"]),
+}
+PLACES = {
+    "whole": lambda state, attack: attack,
+    "weights": lambda state, attack: {**state, "model": attack},
+    "one-weight": lambda state, attack: {**state, "model": {**state["model"], "more": attack}},
+    "arguments": lambda state, attack: {**state, "args": attack},
+    "optimiser": lambda state, attack: {**state, "last_optimizer_state": attack},
+    "key": lambda state, attack: {**state, "extra_state": {"list": [attack]}},
+}
+
+
+@pytest.mark.parametrize("form", ("zip", "legacy", "pickle"))
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", ATTACKS)
+def test_code_is_refused_and_not_run(name, place, form, data, stock_checkpoint, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "attack.pt"
+    state = PLACES[place](torch.load(stock_checkpoint, weights_only=True), ATTACKS[name])
+    if form == "pickle":
+        path.write_bytes(pickle.dumps(state, protocol=2))
+    else:
+        torch.save(state, path, _use_new_zipfile_serialization=form == "zip")
+    command = COMMANDS[list(PLACES).index(place) % len(COMMANDS)]
+    refuse_file(capsys, command, data, path, naming=[path])
+    assert not os.path.exists("executed")

@@ -42,8 +42,8 @@ def add_fit_arguments(parser) -> None:
     """Add the options of the fit, which other commands share."""
     add = parser.add_argument
     add("--split", default="train", help="train, valid or test (default: %(default)s)")
-    add("--steps", type=int, default=800, help="updates that fit the heads one by one (default: %(default)s)")
-    add("--joint-steps", type=int, default=400, help="then, that fit the output of all (default: %(default)s)")
+    add("--steps", type=int, default=1600, help="updates that fit the heads one by one (default: %(default)s)")
+    add("--joint-steps", type=int, default=800, help="then, that fit the output of all (default: %(default)s)")
     add("--learning-rate", type=float, default=0.2, help="Adam's, falls to 0 (default: %(default)s)")
     add("--max-tokens", type=int, default=1024, metavar="N", help="source pieces in a batch (default: %(default)s)")
     add(

@@ -3,9 +3,10 @@
 import torch
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import threshold
-from torch.utils.checkpoint import checkpoint
 
-# Elements of one (sentences, heads, src_len, L, tgt_len) tensor that is alive at a time: about a cache's worth.
+from fairseq_lot.transport.measures import num_real
+
+# Elements of one (sentences, heads, L, tgt_len, src_len) tensor that is alive at a time: about a cache's worth.
 _CHUNK = 2**19
 
 
@@ -44,36 +45,34 @@ def sort_real(values: torch.Tensor, padding_mask: torch.Tensor | None) -> tuple[
     return ordered.masked_fill(ordered.isposinf(), 0.0), permutation
 
 
-class SoftSortKernel(torch.autograd.Function):
-    """``E[j, l, p] = exp(-(place_lp - token_lj)²)``, zero at padded tokens.
+class SoftSort(torch.autograd.Function):
+    """``A_l[p, j] ∝ exp(-(place_lp - token_lj)²)``, one row for each sorted place p of each slice l.
 
-    SoftSort's matrix is E with its places normalised: ``A_l[p, j] = E[j, l, p] / Σ_j E[j, l, p]``; as each place
-    is a token's own value, every sum is at least 1. Tokens come first so that all products with E are of one
-    wide matrix, ``(n, L·n)``. The backward pass costs one product of that size and two thin ones.
+    Rows of real places sum to 1, rows of pads are zero. As each real place is a token's own value, the sum that its row
+    is divided by is at least 1.
     """
 
     @staticmethod
-    def forward(ctx, places, tokens, padding_mask):
-        """places and tokens ``(..., L, n)``, padding_mask ``(..., 1, n)`` or None -> ``(..., n, L, n)``."""
-        if padding_mask is not None:
-            tokens = tokens.masked_fill(padding_mask, torch.inf)
-        difference = places.unsqueeze(-3) - tokens.transpose(-1, -2).unsqueeze(-1)
-        # exp(-46) = 1e-20 shows in no sum that is at least 1, and subnormal numbers are 10 times slower
-        kernel = threshold(difference.square_().neg_(), -46.0, -torch.inf, inplace=True).exp_()
-        if padding_mask is not None:
-            tokens = tokens.masked_fill(padding_mask, 0.0)
-        ctx.save_for_backward(places, tokens, kernel)
-        return kernel
+    def forward(ctx, places, tokens, padding_mask, real_places):
+        """places and tokens ``(..., L, n)``; padding_mask and, where it is not None, real_places ``(..., 1, n)``."""
+        far = tokens if padding_mask is None else tokens.masked_fill(padding_mask, torch.inf)
+        difference = places.unsqueeze(-1) - far.unsqueeze(-2)
+        # 1e-17 shows in no sum that is at least 1; exp(-inf) and subnormal numbers are 10 times slower than others
+        sort = threshold(difference.square_().neg_().clamp_(min=-40.0).exp_(), 1e-17, 0.0, inplace=True)
+        sort *= (real_places / sort.sum(-1).clamp(min=1)).unsqueeze(-1)
+        ctx.save_for_backward(places, tokens, sort)
+        return sort
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient):
-        places, tokens, kernel = ctx.saved_tensors
-        pull = (gradient * kernel).movedim(-2, -3)  # (..., L, n tokens, n places)
-        # d/d place_p = -2 Σ_j pull_jp (place_p - token_j), and the opposite for the tokens
-        of_places = pull.sum(-2) * places - (tokens.unsqueeze(-2) @ pull).squeeze(-2)
-        of_tokens = pull.sum(-1) * tokens - (pull @ places.unsqueeze(-1)).squeeze(-1)
-        return -2 * of_places, -2 * of_tokens, None
+        places, tokens, sort = ctx.saved_tensors
+        pull = gradient * sort
+        pull.addcmul_(sort, pull.sum(-1, keepdim=True), value=-1)  # that of the log, as for any softmax
+        # d/d place_p = -2 Σ_j pull_pj (place_p - token_j), where Σ_j pull_pj = 0, and the opposite for the tokens
+        of_places = (pull @ tokens.unsqueeze(-1)).squeeze(-1)
+        of_tokens = (places.unsqueeze(-2) @ pull).squeeze(-2) - pull.sum(-2) * tokens
+        return 2 * of_places, 2 * of_tokens, None, None
 
 
 def soft_sliced_apply(
@@ -106,87 +105,94 @@ def soft_sliced_apply(
     Returns:
         ``(bsz, num_heads, tgt_len, c)``; G has total mass 1. With the identity as v this is n·G itself.
     """
-    bsz, num_heads, tgt_len, _ = q.shape
-    size = max(tgt_len, k.size(-2)) ** 2
-    matrix = slices.size(-2) * size
+    per_sentence = place_plan, query_padding_mask, key_padding_mask
+    return _InChunks.apply(q, k, v, slices, per_sentence, (temperature, inverse_temperature))
+
+
+class _InChunks(torch.autograd.Function):
+    """:func:`_soft_sliced_apply` on a few sentences, heads and slices at a time, and again in the backward pass.
+
+    What stays is written into tensors made before: allocated between the large tensors of the chunks it would
+    fragment the heap.
+    """
+
+    @staticmethod
+    def forward(ctx, q, k, v, slices, per_sentence, temperatures):
+        values = v.new_zeros(*q.shape[:-1], v.size(-1))
+        log_weights = q.new_full(q.shape[:2], -torch.inf)  # log Σ_l exp(-τ ⟨C, U_l⟩) of the slices so far
+        for i, h, lines in _chunks(q, k, slices):
+            some = [None if x is None else x[i] for x in per_sentence]
+            value, log_weight = _soft_sliced_apply(q[i, h], k[i, h], v[i, h], slices[h, lines], *some, *temperatures)
+            log_weights[i, h] = torch.logaddexp(log_weights[i, h], log_weight)
+            values[i, h].lerp_(value, (log_weight - log_weights[i, h]).exp()[..., None, None])
+        ctx.save_for_backward(q, k, v, slices, values, log_weights)
+        ctx.problem = per_sentence, temperatures
+        return values
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        q, k, v, slices, values, log_weights = ctx.saved_tensors
+        per_sentence, temperatures = ctx.problem
+        inputs = q, k, v, slices
+        found = [
+            torch.zeros_like(x) if need else None for x, need in zip(inputs, ctx.needs_input_grad[:4], strict=True)
+        ]
+        for i, h, lines in _chunks(q, k, slices):
+            some = [None if x is None else x[i] for x in per_sentence]
+            with torch.enable_grad():
+                parts = [
+                    x.detach().requires_grad_(of_x is not None)
+                    for x, of_x in zip((q[i, h], k[i, h], v[i, h], slices[h, lines]), found, strict=True)
+                ]
+                value, log_weight = _soft_sliced_apply(*parts, *some, *temperatures)
+            of_value = (log_weight.detach() - log_weights[i, h]).exp()[..., None, None] * gradient[i, h]
+            of_log_weight = (of_value * (value.detach() - values[i, h])).sum((-2, -1))
+            outputs = [(x, of_x) for x, of_x in ((value, of_value), (log_weight, of_log_weight)) if x.requires_grad]
+            outputs, of_outputs = zip(*outputs, strict=True)
+            of_parts = iter(torch.autograd.grad(outputs, [x for x in parts if x.requires_grad], of_outputs))
+            for of_x, at in zip(found, ((i, h), (i, h), (i, h), (h, lines)), strict=True):
+                if of_x is not None:
+                    of_x[at] += next(of_parts)
+        return *found, None, None
+
+
+def _chunks(q, k, slices):
+    """Which sentences, heads and slices to work on at a time, as three slice objects."""
+    bsz, num_heads, num_slices = *q.shape[:2], slices.size(1)
+    size = max(q.size(-2), k.size(-2)) ** 2
     lines = max(1, _CHUNK // size)
-    heads = max(1, min(num_heads, _CHUNK // matrix))
-    sentences = max(1, _CHUNK // (matrix * num_heads))
-    run = _soft_sliced_apply
-    if torch.is_grad_enabled():
-
-        def run(*inputs):
-            return checkpoint(_soft_sliced_apply, *inputs, use_reentrant=False, preserve_rng_state=False)
-
-    rows = []
+    heads = max(1, min(num_heads, _CHUNK // (num_slices * size)))
+    sentences = max(1, _CHUNK // (num_heads * num_slices * size))
     for i in range(0, bsz, sentences):
-        batched = (place_plan, query_padding_mask, key_padding_mask)
-        per_sentence = [None if x is None else x[i : i + sentences] for x in batched]
-        row = []
         for h in range(0, num_heads, heads):
-            per_head = [x[i : i + sentences, h : h + heads] for x in (q, k, v)]
-            row.append(
-                _mean(
-                    run(*per_head, some, *per_sentence, temperature, inverse_temperature)
-                    for some in slices[h : h + heads].split(lines, 1)
-                )
-            )
-        rows.append(torch.cat(row, 1))
-    return torch.cat(rows)
+            for line in range(0, num_slices, lines):
+                yield slice(i, i + sentences), slice(h, h + heads), slice(line, line + lines)
 
 
 def _soft_sliced_apply(
     q, k, v, slices, place_plan, query_padding_mask, key_padding_mask, temperature, inverse_temperature
 ):
     """One chunk of :func:`soft_sliced_apply`, and ``log Σ_l exp(-τ ⟨C, U_l⟩)`` of its slices, ``(bsz, heads)``."""
-    num_slices, tgt_len = slices.size(-2), q.size(-2)
-    a = _sort_kernel(q, slices, query_padding_mask, temperature)  # (bsz, heads, tgt_len, L·tgt_len)
-    b = _sort_kernel(k, slices, key_padding_mask, temperature)  # (bsz, heads, src_len, L·src_len)
-    # sums over the tokens at each sorted place, to be divided by the last, the sum of the kernel itself
-    q_sum, q2_sum, q_norm = _sums(a, q, q.square().sum(-1, keepdim=True))
-    k_sum, k2_sum, v_sum, k_norm = _sums(b, k, k.square().sum(-1, keepdim=True), v)
+    from_queries = _soft_sort(q, slices, query_padding_mask, temperature)
+    to_keys = _soft_sort(k, slices, key_padding_mask, temperature)
     if place_plan is not None:
-        k_sum, k2_sum, v_sum = (_by_place(x / k_norm, place_plan, num_slices) for x in (k_sum, k2_sum, v_sum))
-        k_norm = torch.ones_like(k2_sum)
-    if query_padding_mask is None:
-        real_place, n = q.new_ones(1, 1, 1, tgt_len), tgt_len
-    else:
-        n = (~query_padding_mask).sum(-1)[:, None, None, None]
-        real_place = (torch.arange(tgt_len, device=q.device) < n).to(q.dtype)  # (bsz, 1, 1, tgt_len)
-    inner = (q_sum * k_sum).sum(-2, keepdim=True) / (q_norm * k_norm)
-    distance = (q2_sum / q_norm + k2_sum / k_norm - 2 * inner).squeeze(-2).unflatten(-1, (num_slices, tgt_len))
-    cost = (distance * real_place / n).sum(-1)  # ⟨C, U_l⟩, (bsz, heads, L)
-    weights = torch.softmax(-inverse_temperature * cost, -1).unsqueeze(-1) * real_place
-    weights = weights.flatten(2).unsqueeze(-2) / (q_norm * k_norm)
-    return a @ (weights * v_sum).transpose(-1, -2), torch.logsumexp(-inverse_temperature * cost, -1)
+        to_keys = place_plan[:, None, None] @ to_keys
+    plans = (from_queries.transpose(-1, -2) @ to_keys).flatten(-2)  # n·U_l, (bsz, heads, L, tgt_len·src_len)
+    norms = q.square().sum(-1).unsqueeze(-1) + k.square().sum(-1).unsqueeze(-2)
+    squared_distances = norms - 2 * (q @ k.transpose(-1, -2))
+    n = num_real(query_padding_mask, q)[:, None, None]
+    cost = (plans @ squared_distances.flatten(-2).unsqueeze(-1)).squeeze(-1) / n  # ⟨C, U_l⟩, (bsz, heads, L)
+    weights = torch.softmax(-inverse_temperature * cost, -1)
+    plan = (weights.unsqueeze(-2) @ plans).view_as(squared_distances)
+    return plan @ v, torch.logsumexp(-inverse_temperature * cost, -1)
 
 
-def _mean(chunks):
-    """The values of all slices from those of chunks of them, each with the log of its weight."""
-    values, log_weights = zip(*chunks, strict=True)
-    if len(values) == 1:
-        return values[0]
-    weights = torch.softmax(torch.stack(log_weights), 0)[..., None, None]
-    return sum(weight * value for weight, value in zip(weights, values, strict=True))
-
-
-def _sums(kernel, *columns):
-    """Sums of ``(..., n, c_i)`` columns at the sorted places, ``(..., c_i, L·n)``, then the sum of the kernel."""
-    stacked = torch.cat([*columns, columns[0].new_ones(1).expand(*columns[0].shape[:-1], 1)], -1)
-    *sums, norm = (stacked.transpose(-1, -2) @ kernel).split([*(x.size(-1) for x in columns), 1], -2)
-    # less than 1 only where the place of a pad is far from every token; such places have no weight, but what they
-    # are divided by must not vanish either, or 0 times infinity gets into the gradients
-    return [*sums, norm.clamp(min=1)]
-
-
-def _by_place(means, place_plan, num_slices):
-    """Move ``(..., c, L·src_len)`` from the keys' places to the queries' places, ``(..., c, L·tgt_len)``."""
-    by_slice = means.unflatten(-1, (num_slices, -1)).transpose(-2, -3)
-    return (by_slice @ place_plan[:, None, None].transpose(-1, -2)).transpose(-2, -3).flatten(-2)
-
-
-def _sort_kernel(x, slices, padding_mask, temperature):
-    """``(bsz, heads, n, L·n)``: :class:`SoftSortKernel` of the projections of x, places of all slices side by side."""
-    pads = None if padding_mask is None else padding_mask[:, None, None, :]
+def _soft_sort(x, slices, padding_mask, temperature):
+    """``(bsz, heads, L, n, n)``: :class:`SoftSort` of the projections of x."""
     projected = (slices * temperature**-0.5) @ x.transpose(-1, -2)  # (bsz, heads, L, n)
-    return SoftSortKernel.apply(sort_real(projected, pads)[0], projected, pads).flatten(-2)
+    if padding_mask is None:
+        return SoftSort.apply(sort_real(projected, None)[0], projected, None, 1.0)
+    pads = padding_mask[:, None, None, :]
+    real_places = torch.arange(x.size(-2), device=x.device) < num_real(padding_mask, x)[:, None, None, None]
+    return SoftSort.apply(sort_real(projected, pads)[0], projected, pads, real_places)

@@ -97,15 +97,24 @@ def test_sorting_is_stable():
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_kernel_and_its_gradient(masked):
-    places, tokens = random(2, 3, 4).requires_grad_(), random(2, 3, 4, seed=2).requires_grad_()
+def test_soft_sort_and_its_gradient(masked):
+    tokens = random(2, 3, 4, seed=2).requires_grad_()
     mask = torch.tensor([[[False, False, True, False]], [[False, True, True, False]]]) if masked else None
-    kernel = sliced.SoftSortKernel.apply(places, tokens, mask)
-    expected = torch.exp(-((places[:, None] - tokens.movedim(-1, 1)[..., None]) ** 2))
+    real_places = torch.tensor([[[True, True, True, False]], [[True, True, False, False]]]) if masked else 1.0
+    places = sliced.sort_real(tokens, mask)[0].detach().requires_grad_()
+    scores = -((places[..., None] - tokens[..., None, :]) ** 2)
     if masked:
-        expected = expected.masked_fill(mask[:, 0, :, None, None], 0.0)
-    close(kernel, expected)
-    assert torch.autograd.gradcheck(lambda *x: sliced.SoftSortKernel.apply(*x, mask), (places, tokens))
+        scores = scores.masked_fill(mask[:, :, None], -torch.inf)
+    expected = torch.softmax(scores, -1)
+    if masked:
+        expected = expected * real_places[..., None]
+    close(sliced.SoftSort.apply(places, tokens, mask, real_places), expected, 1e-15)
+    ours, twin = (
+        torch.autograd.grad((out * random(2, 3, 4, 4, seed=5)).sum(), (places, tokens))
+        for out in (sliced.SoftSort.apply(places, tokens, mask, real_places), expected)
+    )
+    for gradient, other in zip(ours, twin, strict=True):
+        close(gradient, other)
 
 
 @pytest.mark.parametrize("kind", ["plain", "self", "cross"])

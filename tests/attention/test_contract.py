@@ -82,6 +82,20 @@ def test_shape_dtype_and_precision(case, dtype, tolerance):
     close(output.plan.double(), exact.plan, tolerance)
 
 
+@every_case
+def test_autocast_does_not_lower_the_precision(case):
+    mechanism = case.build(torch.float32)
+    inputs = [x.requires_grad_() for x in draw(src_len=5, dtype=torch.float32)]
+    weights = torch.randn(inputs[2].shape)
+    found = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            values = mechanism(*inputs).values
+        found.append([values, *gradients_of((values * weights).sum(), inputs, mechanism)])
+    for plain, autocast in zip(*found, strict=True):
+        assert torch.equal(plain, autocast)
+
+
 @pytest.mark.parametrize("case", [case for case in PLAIN_CASES if not case.flag("mixes_values")], ids=str)
 def test_values_may_be_of_another_width(case):
     q, k, v = case.draw()

@@ -6,7 +6,7 @@
 #   RESULTS      results file, one JSON line per scored system
 #   STAGE        base, plug-and-play or fine-tuned
 #   BASELINE     translations of the base (*.out), for the paired test; none for the base itself
-#   BACKBONE, SIZE, ATTENTION, OPTIONS, SEED: labels of the row
+#   BACKBONE, SIZE, ATTENTION, OPTIONS, CALIBRATE, SEED: labels of the row
 #   OUT          where the translations are kept; BEAM, BATCH (sentences), PRECISION, DEVICE
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -45,8 +45,9 @@ fi
 references=(--tokenised-reference "$DATA/text/test.en")
 if [ -f "$DATA/raw/test.en" ]; then references+=(--raw-reference "$DATA/raw/test.en"); fi
 if [ -n "${BASELINE:-}" ]; then references+=(--baseline-generated "$BASELINE"); fi
+label=$OPTIONS${CALIBRATE:+${OPTIONS:+ }--calibrate}
 fairseq-lot score --generated "$OUT" "${references[@]}" --results "$RESULTS" \
     --dataset "$(cat "$DATA/description.txt")" --architecture "$(architecture "$BACKBONE" "$SIZE")" \
-    --backbone "$BACKBONE" --mechanism "$ATTENTION" --options="$OPTIONS" --stage "$STAGE" --seed "$SEED" \
+    --backbone "$BACKBONE" --mechanism "$ATTENTION" --options="$label" --stage "$STAGE" --seed "$SEED" \
     --device "$(device_name)" --seconds "$(cat "$OUT.seconds")" --command="${generate[*]}"
 touch "$OUT.scored"

@@ -13,6 +13,8 @@ from fairseq_lot.files import atomic_write
 
 matplotlib.rcParams["svg.fonttype"] = "none"
 
+_MARKERS = "osv^DPX"
+
 Rows = dict[tuple[str, int], Figures]  # by contender and length
 
 
@@ -105,14 +107,21 @@ def _crossing(measure, rows, name, lengths):
 
 
 def draw(path: Path, rows: Rows) -> None:
-    """One log-log panel per measure, one line per contender."""
+    """One log-log panel per measure, one line per contender: colours tell contenders apart, markers their ranks."""
     lengths, names = _axes(rows)
-    figure = Figure(figsize=(15, 4.5), layout="constrained")
+    families = list(dict.fromkeys(_family(name) for name in names))
+    ranks = list(dict.fromkeys(name.removeprefix(_family(name)) for name in names))
+    figure = Figure(figsize=(15, 6), layout="constrained")
     for axes, measure in zip(figure.subplots(1, len(MEASURES)), MEASURES, strict=True):
-        for i, name in enumerate(names):
+        for name in names:
             points = [(n, measure.of(rows[name, n])) for n in lengths if (name, n) in rows]
-            style = {"color": "black", "linewidth": 2} if name == BASE else {"color": f"C{i % 10}"}
-            axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name, **style)
+            family, rank = families.index(_family(name)), ranks.index(name.removeprefix(_family(name)))
+            style = (
+                {"color": "black", "linewidth": 2.5} if name == BASE else {"color": f"C{family % 10}", "linewidth": 1}
+            )
+            axes.plot(
+                *zip(*points, strict=True), marker=_MARKERS[rank % len(_MARKERS)], markersize=4, label=name, **style
+            )
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_xlabel("sentence length N")
@@ -120,3 +129,8 @@ def draw(path: Path, rows: Rows) -> None:
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", fontsize="small", frameon=False)
     with atomic_write(path, "wb") as file:
         figure.savefig(file, format="svg", metadata={"Date": None})
+
+
+def _family(name):
+    """The name of a contender without its rank."""
+    return name.partition(" r=")[0]

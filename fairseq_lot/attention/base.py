@@ -162,16 +162,9 @@ class Mechanism(nn.Module):
         q, k, v = (
             without_pads(x, mask) for x, mask in ((q, query_padding_mask), (k, key_padding_mask), (v, key_padding_mask))
         )
+        masks = {"query_padding_mask": query_padding_mask, "key_padding_mask": key_padding_mask}
         with torch.autocast(q.device.type, enabled=False):  # each mechanism chooses its own precision
-            output = self.attend(
-                q,
-                k,
-                v,
-                query_padding_mask=query_padding_mask,
-                key_padding_mask=key_padding_mask,
-                need_plan=need_plan,
-                causal=causal,
-            )
+            output = self.attend(q, k, v, **masks, need_plan=need_plan, causal=causal)
         values, plan = without_pads(output.values.to(v.dtype), query_padding_mask), output.plan
         return AttentionOutput(values, None if plan is None else without_pads(plan.to(v.dtype), query_padding_mask))
 

@@ -130,7 +130,8 @@ def _score(found: list[MetricScore]) -> str:
     values = [metric.score for metric in found]
     if len(values) == 1:
         return f"{values[0]:.2f} [{found[0].low:.2f}, {found[0].high:.2f}]"
-    return f"{median(values):.2f} ({min(values):.2f} to {max(values):.2f}, {len(values)} seeds)"
+    low, high = min(metric.low for metric in found), max(metric.high for metric in found)
+    return f"{median(values):.2f} [{low:.2f}, {high:.2f}] ({len(values)} seeds)"
 
 
 def _difference(found: list[MetricScore]) -> str:
@@ -138,12 +139,13 @@ def _difference(found: list[MetricScore]) -> str:
     if not compared:
         return _MISSING
     significant = sum(metric.p < _LEVEL for metric in compared)
-    text = f"{median(metric.delta for metric in compared):+.2f}"
+    deltas = [metric.delta for metric in compared]
+    text = f"{median(deltas):+.2f}"
     if significant == len(compared):
         text += "*"
     if len(compared) == 1:
         return f"{text} (p = {compared[0].p:.4f})"
-    return f"{text} (p < {_LEVEL} in {significant} of {len(compared)})"
+    return f"{text} ({min(deltas):+.2f} to {max(deltas):+.2f}; p < {_LEVEL} in {significant} of {len(compared)})"
 
 
 def _notes(rows, metric):
@@ -160,7 +162,10 @@ def _notes(rows, metric):
         "the base fine-tuned for the same epochs.",
     ]
     if max(runs.values(), default=0) > 1:
-        notes.append(f"Several seeds: median (lowest to highest), median Δ, * where p < {_LEVEL} for every seed.")
+        notes.append(
+            "Several seeds: median [lowest, highest bound of the seeds' intervals]; median Δ (lowest to highest), "
+            f"* where p < {_LEVEL} for every seed."
+        )
     options = sorted({f"{row.mechanism}: `{row.options}`" for row in shown if row.options})
     if options:
         notes.append(f"Options: {'; '.join(options)}")

@@ -71,10 +71,10 @@ def test_several_seeds_give_the_median(make_row):
     ]
     rows += [make_row(mechanism="esp", stage="fine-tuned", seed=s, score=40.0, delta=9.0, p=0.001) for s in (1, 2)]
     text = render(rows)
-    assert "| transformer | softmax (base) | 32.50 (31.00 to 34.00, 4 seeds) | – | – | – |\n" in text
-    assert "| lot | – | – | 33.30 (31.90 to 35.00, 4 seeds) | +0.95 (p < 0.05 in 3 of 4) |\n" in text
-    assert "| esp | – | – | 40.00 (40.00 to 40.00, 2 seeds) | +9.00* (p < 0.05 in 2 of 2) |\n" in text
-    assert "- Several seeds: median (lowest to highest)" in text
+    assert "| transformer | softmax (base) | 32.50 [30.00, 35.00] (4 seeds) | – | – | – |\n" in text
+    assert "| lot | – | – | 33.30 [30.90, 36.00] (4 seeds) | +0.95 (+0.20 to +1.40; p < 0.05 in 3 of 4) |\n" in text
+    assert "| esp | – | – | 40.00 [39.00, 41.00] (2 seeds) | +9.00* (+9.00 to +9.00; p < 0.05 in 2 of 2) |\n" in text
+    assert "- Several seeds: median [lowest, highest bound" in text
     assert text.endswith("- Seeds: 1, 2, 3, 4\n")
 
 

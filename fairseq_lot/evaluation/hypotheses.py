@@ -46,6 +46,22 @@ def read_hypotheses(path: str | Path) -> list[str]:
     return [hypotheses[sentence] for sentence in range(len(hypotheses))]
 
 
+def read_matching(path: str | Path, references: list[str], reference_path: str | Path) -> list[str]:
+    """Return what :func:`read_hypotheses` does, one translation for each reference.
+
+    Raises:
+        InputError: as there, or the numbers of sentences differ.
+    """
+    hypotheses = read_hypotheses(path)
+    if len(hypotheses) != len(references):
+        problem = "is cut off" if len(hypotheses) < len(references) else "belongs to another test set"
+        raise InputError(
+            f"{path} ends with sentence {len(hypotheses) - 1}, but {reference_path} has {len(references)} lines: "
+            f"the output {problem}, or the reference does"
+        )
+    return hypotheses
+
+
 def _tokens(text, path, number, sentence):
     score, tab, tokens = text.partition("\t")
     if not tab:

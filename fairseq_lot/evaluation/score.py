@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation.bleu import SACREBLEU, TOKENISED, detokenise, measure
-from fairseq_lot.evaluation.hypotheses import read_hypotheses
+from fairseq_lot.evaluation.hypotheses import read_matching
 from fairseq_lot.evaluation.results import STAGES, MetricScore, Row, put_row, read_rows
 from fairseq_lot.files import read_lines
 
@@ -76,10 +76,10 @@ def score(args: argparse.Namespace) -> Row:
         raise InputError(
             f"unequal line counts: {len(raw)} in {args.raw_reference}, {len(references)} in {args.tokenised_reference}"
         )
-    hypotheses = _read_all(args.generated, references, args.tokenised_reference)
+    hypotheses = read_matching(args.generated, references, args.tokenised_reference)
     base = None
     if args.baseline_generated is not None:
-        base = _read_all(args.baseline_generated, references, args.tokenised_reference)
+        base = read_matching(args.baseline_generated, references, args.tokenised_reference)
 
     bootstrap = {"samples": args.bootstrap_samples, "seed": args.bootstrap_seed}
     tokenised = measure(hypotheses, references, metric=TOKENISED, base=base, **bootstrap)
@@ -153,17 +153,6 @@ def _check_options(args):
     if Path(args.results).exists():
         # A broken results file is found before the work and not after it.
         read_rows(args.results)
-
-
-def _read_all(path, references, reference_path):
-    hypotheses = read_hypotheses(path)
-    if len(hypotheses) != len(references):
-        problem = "is cut off" if len(hypotheses) < len(references) else "belongs to another test set"
-        raise InputError(
-            f"{path} ends with sentence {len(hypotheses) - 1}, but {reference_path} has {len(references)} lines: "
-            f"the output {problem}, or the reference does"
-        )
-    return hypotheses
 
 
 def _describe(metric: MetricScore) -> str:

@@ -1,9 +1,10 @@
-"""BLEU as sacreBLEU computes it, with a bootstrap interval and a paired test from sentence statistics."""
+"""BLEU as sacreBLEU computes it, also on resamples of the test set, from statistics of its sentences."""
 
 import numpy as np
 from sacrebleu.metrics import BLEU
 from sacremoses import MosesDetokenizer
 
+from fairseq_lot.evaluation.bootstrap import SAMPLES, SEED, interval, paired_p_value
 from fairseq_lot.evaluation.results import MetricScore
 
 # The data is lower-cased, so that case must not count; "none" keeps the Moses tokens as they are.
@@ -25,8 +26,8 @@ def measure(
     *,
     metric: dict,
     base: list[str] | None = None,
-    samples: int = 1000,
-    seed: int = 12345,
+    samples: int = SAMPLES,
+    seed: int = SEED,
 ) -> MetricScore:
     """Score a system, and compare it with the base when there is one.
 
@@ -89,29 +90,6 @@ def resampled_scores(statistics: list[np.ndarray], *, samples: int, seed: int) -
         sums = (times @ columns).reshape(batch, len(statistics), -1)
         scores.extend([[_bleu(counts) for counts in systems] for systems in sums])
     return np.array(scores).T
-
-
-def interval(scores: np.ndarray) -> tuple[float, float]:
-    """Return the bounds of the 95 % interval: one fortieth of the resamples lies outside at either end."""
-    ordered = np.sort(scores)
-    outside = len(ordered) // 40
-    return ordered[outside], ordered[len(ordered) - outside - 1]
-
-
-def paired_p_value(differences: np.ndarray, difference: float) -> float:
-    """Return the two-sided p-value of a paired bootstrap test.
-
-    It is the share of resamples whose centred difference is at least as large as the real one. sacreBLEU's
-    paired test folds the differences before it centres them, which makes it one-sided for all but the
-    smallest differences (its p is about half of this one), and gives two equal systems the smallest p; here
-    they get 1.
-
-    Args:
-        differences: score differences on the resamples.
-        difference: score difference on the test set.
-    """
-    reached = np.abs(differences - differences.mean()) >= abs(difference)
-    return (np.count_nonzero(reached) + 1) / (len(differences) + 1)
 
 
 def _bleu(counts):

@@ -7,11 +7,11 @@ import numpy as np
 from sacrebleu.metrics import BLEU
 
 from fairseq_lot.errors import InputError
-from fairseq_lot.evaluation.bleu import TOKENISED, interval, paired_p_value, resampled_scores, sentence_statistics
+from fairseq_lot.evaluation import bootstrap
+from fairseq_lot.evaluation.bleu import TOKENISED, resampled_scores, sentence_statistics
 from fairseq_lot.evaluation.hypotheses import read_matching
+from fairseq_lot.evaluation.markdown import markdown_row
 from fairseq_lot.files import read_lines
-
-_LEVEL = 0.05
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,8 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="outputs of fairseq-generate, one for each seed, the seeds in the same order for all systems",
     )
     add("--tokenised-reference", required=True, metavar="FILE", help="Moses tokens, one sentence per line")
-    add("--bootstrap-samples", type=int, default=1000, metavar="N", help="default: %(default)s")
-    add("--bootstrap-seed", type=int, default=12345, metavar="INT", help="default: %(default)s")
+    bootstrap.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,15 +33,14 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         InputError: an option, a translation or the reference is not as it must be.
     """
-    if args.bootstrap_samples < 1 or args.bootstrap_seed < 0:
-        raise InputError("--bootstrap-samples must be at least 1 and --bootstrap-seed at least 0")
+    resampling = bootstrap.settings(args)
     files = _parse(args.systems)
     references = read_lines(args.tokenised_reference)
     hypotheses = {
         name: [read_matching(path, references, args.tokenised_reference) for path in paths]
         for name, paths in files.items()
     }
-    print(compare(hypotheses, references, samples=args.bootstrap_samples, seed=args.bootstrap_seed), end="")
+    print(compare(hypotheses, references, **resampling), end="")
     return 0
 
 
@@ -76,12 +74,12 @@ def compare(hypotheses: dict[str, list[list[str]]], references: list[str], *, sa
     ]
     for one, other in combinations(hypotheses, 2):
         by_seed, differences = scores[one] - scores[other], resampled[one] - resampled[other]
-        low, high = interval(differences)
-        p = paired_p_value(differences, by_seed.mean())
+        low, high = bootstrap.interval(differences)
+        p = bootstrap.paired_p_value(differences, by_seed.mean())
         cells = [one, other, f"{scores[one].mean():.2f}", f"{scores[other].mean():.2f}"]
-        cells += [f"{by_seed.mean():+.2f}{'*' if p < _LEVEL else ''} [{low:+.2f}, {high:+.2f}]"]
+        cells += [f"{by_seed.mean():+.2f}{'*' if p < bootstrap.LEVEL else ''} [{low:+.2f}, {high:+.2f}]"]
         cells += [", ".join(f"{difference:+.2f}" for difference in by_seed), f"{p:.4f}"]
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        lines.append(markdown_row(cells))
     num_pairs = len(lines) - 2
     return "\n".join(
         [
@@ -89,7 +87,7 @@ def compare(hypotheses: dict[str, list[list[str]]], references: list[str], *, sa
             "",
             f"- Tokenised BLEU, {len(references)} sentences, `{bleu.get_signature().format()}`.",
             f"- [low, high]: 95 % interval, p: paired test, both by bootstrap of the sentences ({samples} resamples, "
-            f"seed {seed}); * where p < {_LEVEL}; pairs that are compared: {num_pairs}.",
+            f"seed {seed}); * where p < {bootstrap.LEVEL}; pairs that are compared: {num_pairs}.",
             "",
         ]
     )

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 from fairseq_lot.errors import InputError
+from fairseq_lot.evaluation import bootstrap
 from fairseq_lot.evaluation.bleu import SACREBLEU, TOKENISED, detokenise, measure
 from fairseq_lot.evaluation.hypotheses import read_matching
 from fairseq_lot.evaluation.results import STAGES, MetricScore, Row, put_row, read_rows
@@ -47,9 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     origin.add_argument("--commit", metavar="TEXT", help="default: the commit of this code, with -dirty if changed")
 
-    bootstrap = parser.add_argument_group("bootstrap")
-    bootstrap.add_argument("--bootstrap-samples", type=int, default=1000, metavar="N", help="default: %(default)s")
-    bootstrap.add_argument("--bootstrap-seed", type=int, default=12345, metavar="INT", help="default: %(default)s")
+    bootstrap.add_arguments(parser.add_argument_group("bootstrap"))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -70,6 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 def score(args: argparse.Namespace) -> Row:
     """Return the row of the system that the options describe, without writing it."""
+    resampling = bootstrap.settings(args)
     references = read_lines(args.tokenised_reference)
     raw = None if args.raw_reference is None else read_lines(args.raw_reference)
     if raw is not None and len(raw) != len(references):
@@ -81,15 +81,14 @@ def score(args: argparse.Namespace) -> Row:
     if args.baseline_generated is not None:
         base = read_matching(args.baseline_generated, references, args.tokenised_reference)
 
-    bootstrap = {"samples": args.bootstrap_samples, "seed": args.bootstrap_seed}
-    tokenised = measure(hypotheses, references, metric=TOKENISED, base=base, **bootstrap)
+    tokenised = measure(hypotheses, references, metric=TOKENISED, base=base, **resampling)
     plain = {"language": args.target_lang}
     sacrebleu = measure(
         detokenise(hypotheses, **plain),
         detokenise(references, **plain) if raw is None else raw,
         metric=SACREBLEU,
         base=None if base is None else detokenise(base, **plain),
-        **bootstrap,
+        **resampling,
     )
     return Row(
         dataset=args.dataset,
@@ -103,8 +102,8 @@ def score(args: argparse.Namespace) -> Row:
         tokenised=tokenised,
         sacrebleu=sacrebleu,
         reference="detokenised with sacremoses" if raw is None else "raw",
-        bootstrap_samples=args.bootstrap_samples,
-        bootstrap_seed=args.bootstrap_seed,
+        bootstrap_samples=resampling["samples"],
+        bootstrap_seed=resampling["seed"],
         device=args.device,
         seconds=args.seconds,
         commit=current_commit() if args.commit is None else args.commit,
@@ -142,10 +141,6 @@ def _check_options(args):
     for name in ("dataset", "architecture", "backbone", "mechanism"):
         if not getattr(args, name).strip():
             raise InputError(f"--{name} is empty; give it a name")
-    if args.bootstrap_samples < 1:
-        raise InputError(f"--bootstrap-samples must be at least 1, not {args.bootstrap_samples}")
-    if args.bootstrap_seed < 0:
-        raise InputError(f"--bootstrap-seed must not be negative, not {args.bootstrap_seed}")
     if args.seconds is not None and not (math.isfinite(args.seconds) and args.seconds >= 0):
         raise InputError(f"--seconds must be a number of seconds, not {args.seconds}")
     if not (args.target_lang.isalpha() and len(args.target_lang) in (2, 3)):

@@ -6,13 +6,14 @@ from collections.abc import Iterable
 from statistics import median
 
 from fairseq_lot.errors import InputError
+from fairseq_lot.evaluation.bootstrap import LEVEL
+from fairseq_lot.evaluation.markdown import cell, markdown_row
 from fairseq_lot.evaluation.results import BASE, FINE_TUNED, PLUG_AND_PLAY, MetricScore, Row, read_rows
 
 BACKBONES = ("transformer", "diff_transformer")
 MECHANISMS = ("softmax", "sinkhorn", "esp", "lot")
 METRICS = {"tokenised": "tokenised BLEU", "sacrebleu": "sacreBLEU"}
 _MISSING = "–"
-_LEVEL = 0.05
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +79,7 @@ def _render_one(rows, metric):
     first = rows[0]
     sentences = _listed(row.sentences for row in rows)
     lines = [
-        f"**{_cell(first.dataset)}**, {_listed(row.architecture for row in rows)}, {sentences} sentences, "
+        f"**{cell(first.dataset)}**, {_listed(row.architecture for row in rows)}, {sentences} sentences, "
         f"{METRICS[metric]}",
         "",
         "| Backbone | Mechanism | Plug-and-play | Δ vs. base | Fine-tuned | Δ vs. base |",
@@ -94,7 +95,7 @@ def _render_one(rows, metric):
         name = "softmax (base)" if mechanism == "softmax" else mechanism
         label = name if alone or not options else f"{name}: {options}"
         cells = [backbone, label, *_cells(systems[key], metric)]
-        lines.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
+        lines.append(markdown_row(cells))
     return "\n".join([*lines, "", *_notes(rows, metric)]) + "\n"
 
 
@@ -138,14 +139,14 @@ def _difference(found: list[MetricScore]) -> str:
     compared = [metric for metric in found if metric.delta is not None and metric.p is not None]
     if not compared:
         return _MISSING
-    significant = sum(metric.p < _LEVEL for metric in compared)
+    significant = sum(metric.p < LEVEL for metric in compared)
     deltas = [metric.delta for metric in compared]
     text = f"{median(deltas):+.2f}"
     if significant == len(compared):
         text += "*"
     if len(compared) == 1:
         return f"{text} (p = {compared[0].p:.4f})"
-    return f"{text} ({min(deltas):+.2f} to {max(deltas):+.2f}; p < {_LEVEL} in {significant} of {len(compared)})"
+    return f"{text} ({min(deltas):+.2f} to {max(deltas):+.2f}; p < {LEVEL} in {significant} of {len(compared)})"
 
 
 def _notes(rows, metric):
@@ -155,7 +156,7 @@ def _notes(rows, metric):
     runs = Counter((row.backbone, row.mechanism, row.options, row.stage) for row in shown)
     bootstrap = sorted({(row.bootstrap_samples, row.bootstrap_seed) for row in rows})
     notes = [
-        f"[low, high]: 95 % bootstrap interval. p: paired bootstrap test against the base, * where p < {_LEVEL}. "
+        f"[low, high]: 95 % bootstrap interval. p: paired bootstrap test against the base, * where p < {LEVEL}. "
         + "; ".join(f"{samples} resamples, seed {seed}" for samples, seed in bootstrap)
         + ".",
         "softmax (base): plug-and-play is the base itself, fine-tuned the control, "
@@ -164,7 +165,7 @@ def _notes(rows, metric):
     if max(runs.values(), default=0) > 1:
         notes.append(
             "Several seeds: median [lowest, highest bound of the seeds' intervals]; median Δ (lowest to highest), "
-            f"* where p < {_LEVEL} for every seed."
+            f"* where p < {LEVEL} for every seed."
         )
     options = sorted({f"{row.mechanism}: `{row.options}`" for row in shown if row.options})
     if options:
@@ -187,7 +188,3 @@ def _listed(values):
 
 def _quoted(values):
     return ", ".join(f"`{value}`" for value in sorted(set(values)))
-
-
-def _cell(text):
-    return " ".join(str(text).split()).replace("|", "\\|")

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from fairseq_lot.attention.registry import DEFAULT, MECHANISMS
 from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation.bleu import TOKENISED, measure
-from fairseq_lot.evaluation.hypotheses import read_hypotheses
+from fairseq_lot.evaluation.hypotheses import read_matching
 from fairseq_lot.evaluation.results import MetricScore
 from fairseq_lot.evaluation.results import parse as parse_line
 from fairseq_lot.evaluation.score import current_commit
@@ -208,6 +208,7 @@ def test_bleu(args: Namespace, checkpoint: Path, *, is_base: bool) -> MetricScor
         raise InputError(f"fairseq-generate failed: {(done.stderr.strip() or done.stdout.strip()).splitlines()[-1]}")
     with atomic_write(output) as file:
         file.write(done.stdout)
-    references = read_lines(Path(args.data) / "text" / "test.en")
-    base = None if is_base else read_hypotheses(kept)
-    return measure(read_hypotheses(output), references, metric=TOKENISED, base=base)
+    reference = Path(args.data) / "text" / "test.en"
+    references = read_lines(reference)
+    base = None if is_base else read_matching(kept, references, reference)
+    return measure(read_matching(output, references, reference), references, metric=TOKENISED, base=base)

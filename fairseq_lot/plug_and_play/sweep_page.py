@@ -7,6 +7,8 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from fairseq_lot.attention.registry import DEFAULT
+from fairseq_lot.evaluation.bootstrap import LEVEL
+from fairseq_lot.evaluation.markdown import markdown_row
 from fairseq_lot.files import atomic_write
 
 matplotlib.rcParams["svg.fonttype"] = "none"
@@ -32,10 +34,9 @@ def render(rows: list[dict]) -> str:
     ):
         calibrated = f"{row['calibration_seconds']:.0f} s" if row["calibrated"] else "–"
         change = "–" if row is base or base is None else f"{row['loss'] - base['loss']:+.4f}"
+        loss = f"{row['loss']:.4f}"
         lines.append(
-            f"| {row['attention']} | {row['options'] or '–'} | {calibrated} | {row['loss']:.4f} | {change} | "
-            + " | ".join(_bleu(row["bleu"]))
-            + " |"
+            markdown_row([row["attention"], row["options"] or "–", calibrated, loss, change, *_bleu(row["bleu"])])
         )
     return "\n".join([*lines, "", *notes(rows)])
 
@@ -46,7 +47,7 @@ def _bleu(bleu):
     score = f"{bleu['score']:.2f} [{bleu['low']:.2f}, {bleu['high']:.2f}]"
     if bleu["delta"] is None:
         return score, "–"
-    return score, f"{bleu['delta']:+.2f}{'*' if bleu['p'] < 0.05 else ''} (p = {bleu['p']:.4f})"
+    return score, f"{bleu['delta']:+.2f}{'*' if bleu['p'] < LEVEL else ''} (p = {bleu['p']:.4f})"
 
 
 def notes(rows: list[dict]) -> list[str]:
@@ -58,7 +59,8 @@ def notes(rows: list[dict]) -> list[str]:
     signatures = dict.fromkeys(row["bleu"]["signature"] for row in rows if row["bleu"])
     return [
         f"- Validation loss: nats per target token, teacher-forced, {all_of('tokens')} tokens. Δ: against the base.",
-        "- BLEU: tokenised, with 95 % bootstrap interval; p: paired bootstrap test against the base, * where p < 0.05.",
+        "- BLEU: tokenised, with 95 % bootstrap interval; "
+        f"p: paired bootstrap test against the base, * where p < {LEVEL}.",
         *(f"- Signature: `{signature}`" for signature in signatures),
         f"- Device: CPU, threads: {all_of('threads')}. Commit: {all_of('commit')}. Calibration seed: {all_of('seed')}.",
     ]

@@ -17,10 +17,10 @@ from fairseq_lot.evaluation.bleu import (
     TOKENISED,
     detokenise,
     measure,
-    paired_p_value,
     resampled_scores,
     sentence_statistics,
 )
+from fairseq_lot.evaluation.bootstrap import paired_p_value
 from fairseq_lot.evaluation.results import read_rows
 from fairseq_lot.evaluation.score import add_arguments, current_commit
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+MISSING = "–"
+
 
 def markdown_row(cells: Iterable) -> str:
     """Return one row of a table."""

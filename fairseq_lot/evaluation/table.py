@@ -7,19 +7,19 @@ from statistics import median
 
 from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation.bootstrap import LEVEL
-from fairseq_lot.evaluation.markdown import cell, markdown_row
-from fairseq_lot.evaluation.results import BASE, FINE_TUNED, PLUG_AND_PLAY, MetricScore, Row, read_rows
+from fairseq_lot.evaluation.markdown import MISSING, cell, markdown_row
+from fairseq_lot.evaluation.papers import render_beside_papers
+from fairseq_lot.evaluation.results import BASE, FINE_TUNED, PLUG_AND_PLAY, MetricScore, Row
+from fairseq_lot.evaluation.systems import by_system, label, read_systems, tables
 
-BACKBONES = ("transformer", "diff_transformer")
-MECHANISMS = ("softmax", "sinkhorn", "esp", "lot")
 METRICS = {"tokenised": "tokenised BLEU", "sacrebleu": "sacreBLEU"}
-_MISSING = "–"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("results", nargs="+", metavar="RESULTS.jsonl", help="files written by fairseq-lot score")
     parser.add_argument("--metric", choices=METRICS, default="tokenised", help="default: %(default)s, as the papers")
+    parser.add_argument("--papers", action="store_true", help="show medians only, beside what the papers report")
     parser.add_argument("--dataset", metavar="LABEL", help="only this dataset")
 
 
@@ -29,6 +29,8 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         InputError: a results file is missing or broken, or there is nothing to show.
     """
+    if args.papers and args.metric != "tokenised":
+        raise InputError(f"the papers report tokenised BLEU; leave out --metric {args.metric} or --papers")
     rows = read_systems(args.results)
     if args.dataset is not None:
         known = sorted({row.dataset for row in rows})
@@ -37,75 +39,39 @@ def run(args: argparse.Namespace) -> int:
             raise InputError(f"no row of dataset {args.dataset!r}; there are: {', '.join(known) or 'none'}")
     if not rows:
         raise InputError(f"no row in {', '.join(args.results)}; score a system first with fairseq-lot score")
-    print(render(rows, metric=args.metric), end="")
+    print(render(rows, metric=args.metric, papers=args.papers), end="")
     return 0
 
 
-def render(rows: Iterable[Row], *, metric: str = "tokenised") -> str:
+def render(rows: Iterable[Row], *, metric: str = "tokenised", papers: bool = False) -> str:
     """Return the Markdown of all tables, parted by blank lines.
 
     Args:
         rows: scored systems; those of one dataset and size share a table.
         metric: ``tokenised`` or ``sacrebleu``.
+        papers: medians of tokenised BLEU beside the papers' instead.
     """
-    tables: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        tables.setdefault((row.dataset, _size(row.architecture)), []).append(row)
-    return "\n".join(_render_one(tables[key], metric) for key in sorted(tables))
+    of_rows = render_beside_papers if papers else lambda rows: _render_one(rows, metric)
+    return "\n".join(f"{_heading(rows, metric)}\n\n{of_rows(rows)}" for rows in tables(rows))
 
 
-def read_systems(paths: Iterable[str]) -> list[Row]:
-    """Return the rows of all results files, each system once.
-
-    Raises:
-        InputError: a file is missing or broken, or two of them disagree about a system.
-    """
-    found: dict[tuple, tuple[Row, str]] = {}
-    for path in paths:
-        for row in read_rows(path):
-            old, old_path = found.setdefault(row.key, (row, path))
-            if old != row:
-                raise InputError(f"{old_path} and {path} have different rows of one system: {row.key}; give only one")
-    return [row for row, _ in found.values()]
-
-
-def _size(architecture):
-    """The architectures of the mechanisms differ in a prefix only: lot_transformer_small has the size small."""
-    _, name, size = architecture.partition("transformer")
-    return size.strip("_") if name else architecture
+def _heading(rows, metric):
+    sentences = _listed(row.sentences for row in rows)
+    return (
+        f"**{cell(rows[0].dataset)}**, {_listed(row.architecture for row in rows)}, {sentences} sentences, "
+        f"{METRICS[metric]}"
+    )
 
 
 def _render_one(rows, metric):
-    first = rows[0]
-    sentences = _listed(row.sentences for row in rows)
     lines = [
-        f"**{cell(first.dataset)}**, {_listed(row.architecture for row in rows)}, {sentences} sentences, "
-        f"{METRICS[metric]}",
-        "",
         "| Backbone | Mechanism | Plug-and-play | Δ vs. base | Fine-tuned | Δ vs. base |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    systems: dict[tuple, list[Row]] = {}
-    for row in rows:
-        if row.stage != BASE or row.mechanism == "softmax":
-            systems.setdefault((row.backbone, row.mechanism, row.options), []).append(row)
-    for key in sorted(systems, key=_place):
-        backbone, mechanism, options = key
-        alone = len({other for other in systems if other[:2] == key[:2]}) == 1
-        name = "softmax (base)" if mechanism == "softmax" else mechanism
-        label = name if alone or not options else f"{name}: {options}"
-        cells = [backbone, label, *_cells(systems[key], metric)]
-        lines.append(markdown_row(cells))
+    systems = by_system(rows)
+    for key, found in systems.items():
+        lines.append(markdown_row([key[0], label(key, systems), *_cells(found, metric)]))
     return "\n".join([*lines, "", *_notes(rows, metric)]) + "\n"
-
-
-def _place(key):
-    backbone, mechanism, options = key
-    return (_rank(BACKBONES, backbone), backbone, _rank(MECHANISMS, mechanism), mechanism, options)
-
-
-def _rank(known, name):
-    return known.index(name) if name in known else len(known)
 
 
 def _cells(rows, metric):
@@ -114,7 +80,7 @@ def _cells(rows, metric):
     cells = []
     for stage in (PLUG_AND_PLAY, FINE_TUNED):
         if stage == PLUG_AND_PLAY and scores.get(BASE):
-            cells += [_score(scores[BASE]), _MISSING]
+            cells += [_score(scores[BASE]), MISSING]
         else:
             found = scores.get(stage, [])
             cells += [_score(found), _difference(found)]
@@ -127,7 +93,7 @@ def _stages(rows):
 
 def _score(found: list[MetricScore]) -> str:
     if not found:
-        return _MISSING
+        return MISSING
     values = [metric.score for metric in found]
     if len(values) == 1:
         return f"{values[0]:.2f} [{found[0].low:.2f}, {found[0].high:.2f}]"
@@ -138,7 +104,7 @@ def _score(found: list[MetricScore]) -> str:
 def _difference(found: list[MetricScore]) -> str:
     compared = [metric for metric in found if metric.delta is not None and metric.p is not None]
     if not compared:
-        return _MISSING
+        return MISSING
     significant = sum(metric.p < LEVEL for metric in compared)
     deltas = [metric.delta for metric in compared]
     text = f"{median(deltas):+.2f}"
@@ -175,7 +141,7 @@ def _notes(rows, metric):
     notes += [
         f"Signature: {_quoted(getattr(row, metric).signature for row in rows)}",
         f"References: {_listed(row.reference for row in rows) if metric == 'sacrebleu' else 'Moses tokens'}",
-        f"Device: {_listed(row.device for row in rows)}",
+        f"Device: {'; '.join(sorted({row.device for row in rows}))}",
         f"Commit: {_listed(row.commit for row in rows)}",
         f"Seeds: {_listed(row.seed for row in rows)}",
     ]

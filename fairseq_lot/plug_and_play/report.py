@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation.results import Row
-from fairseq_lot.evaluation.table import read_systems
+from fairseq_lot.evaluation.systems import read_systems
 from fairseq_lot.evaluation.training_log import Curves, read_curves
 from fairseq_lot.files import atomic_write, read_lines
 from fairseq_lot.modules.options import SITES

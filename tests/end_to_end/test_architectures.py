@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fairseq_lot.plug_and_play.checkpoint import load_checkpoint, model_args
-from tests.end_to_end.conftest import command, generate, hypotheses, train
+from tests.end_to_end.conftest import fairseq_lot, generate, hypotheses, train
 
 FAMILIES = {
     "lot_transformer": "esp",
@@ -30,15 +30,15 @@ def test_train_swap_generate_score(family, size, data, tmp_path):
     assert trained.differential == differential
 
     swapped = tmp_path / "swapped.pt"
-    command("fairseq-lot", "swap", "--path", checkpoint, "--attention", FAMILIES[family], "--out", swapped)
+    fairseq_lot("swap", "--path", checkpoint, "--attention", FAMILIES[family], "--out", swapped)
     output = generate(data / "bin", swapped)
     assert sum(line.startswith("H-") for line in output.splitlines()) == 60
     assert hypotheses(output) != hypotheses(generate(data / "bin", checkpoint)), "the swap changed nothing"
 
     (tmp_path / "test.out").write_text(output)
     results = tmp_path / "results.jsonl"
-    command(
-        "fairseq-lot", "score", "--generated", tmp_path / "test.out", "--results", results, "--dataset", "synthetic",
+    fairseq_lot(
+        "score", "--generated", tmp_path / "test.out", "--results", results, "--dataset", "synthetic",
         "--tokenised-reference", data / "text" / "test.en", "--raw-reference", data / "text" / "raw" / "test.en",
         "--architecture", family + size, "--backbone", family, "--mechanism", FAMILIES[family],
         "--stage", "plug-and-play", "--seed", 1,

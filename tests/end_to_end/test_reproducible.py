@@ -5,12 +5,12 @@ import json
 import pytest
 import torch
 
-from tests.end_to_end.conftest import command, generate, train, weights_of
+from tests.end_to_end.conftest import fairseq_lot, generate, train, weights_of
 
 
 def score(data, translations, results):
-    command(
-        "fairseq-lot", "score", "--generated", translations, "--results", results, "--dataset", "synthetic",
+    fairseq_lot(
+        "score", "--generated", translations, "--results", results, "--dataset", "synthetic",
         "--tokenised-reference", data / "text" / "test.en", "--raw-reference", data / "text" / "raw" / "test.en",
         "--architecture", "a", "--backbone", "b", "--mechanism", "lot", "--stage", "base", "--seed", 1,
     )  # fmt: skip

@@ -7,11 +7,11 @@ import torch
 
 from fairseq_lot.plug_and_play.checkpoint import load_checkpoint, model_args
 from fairseq_lot.plug_and_play.swap import swap
-from tests.end_to_end.conftest import command, generate, hypotheses, train
+from tests.end_to_end.conftest import command, fairseq_lot, generate, hypotheses, train
 
 
 def swapped_file(checkpoint, out, attention, *options):
-    command("fairseq-lot", "swap", "--path", checkpoint, "--attention", attention, *options, "--out", out)
+    fairseq_lot("swap", "--path", checkpoint, "--attention", attention, *options, "--out", out)
     return out
 
 

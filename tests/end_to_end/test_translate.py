@@ -10,7 +10,7 @@ from sacremoses import MosesDetokenizer
 
 from fairseq_lot import cli
 from fairseq_lot.plug_and_play.translate import Translator
-from tests.end_to_end.conftest import BIN, command, generate
+from tests.end_to_end.conftest import BIN, command, fairseq_lot, generate
 from tests.end_to_end.test_bad_input import refuse
 
 
@@ -39,7 +39,7 @@ def test_translates_as_fairseq_does(text_data, stock_checkpoint, expected):
 
 def test_pipe_and_compare(text_data, stock_checkpoint, expected, tmp_path):
     swapped = tmp_path / "swapped.pt"
-    command("fairseq-lot", "swap", "--path", stock_checkpoint, "--out", swapped, "--attention", "sinkhorn")
+    fairseq_lot("swap", "--path", stock_checkpoint, "--out", swapped, "--attention", "sinkhorn")
     lines = (text_data / "text" / "test.de").read_text(encoding="utf-8").splitlines()[:5]
     done = command(
         "fairseq-lot", "translate", "--path", stock_checkpoint, "--compare", swapped, "--tokenised",

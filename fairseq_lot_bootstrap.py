@@ -2,7 +2,7 @@
 
 ``fairseq_lot_bootstrap.pth`` imports this module at interpreter start; all that happens then is that one
 finder goes onto ``sys.meta_path``. When somebody imports ``fairseq``, the finder lets the normal loaders do
-their work and mends six modules before, while or after they execute. No file of fairseq is edited.
+their work and mends seven modules before, while or after they execute. No file of fairseq is edited.
 
 It is a top-level module because fairseq skips ``<user-dir>/models`` once ``fairseq_lot`` itself is imported.
 """
@@ -119,6 +119,26 @@ def _with_atomic_copies(module, execute):
     module.PathManager.copy = staticmethod(copy)
 
 
+def _with_bf16_on_gpus(module, execute):
+    """Let ``--bf16`` mean a GPU where torch_xla is not installed.
+
+    fairseq 0.12.2 takes it for a wish for a TPU, and fails without torch_xla, although the rest of it is ready.
+    """
+    from importlib.util import find_spec
+
+    execute(module)
+    original = module.parse_args_and_arch
+
+    def parse_args_and_arch(*args, **kwargs):
+        parsed = original(*args, **kwargs)
+        options = parsed[0] if isinstance(parsed, tuple) else parsed  # with parse_known the rest comes second
+        if options.bf16 and find_spec("torch_xla") is None:
+            options.tpu = False
+        return parsed
+
+    module.parse_args_and_arch = parse_args_and_arch
+
+
 def _with_safe_checkpoint_types(module, execute):
     """Execute fairseq itself after torch's safe loader and the warning filters know what to let pass."""
     _allow_checkpoint_types()
@@ -173,6 +193,7 @@ _MENDED_MODULES = {
     "fairseq.file_io": _with_atomic_copies,
     "fairseq.models.transformer.transformer_config": _with_hashable_configs,
     "fairseq.modules.transformer_layer": _without_fast_path,
+    "fairseq.options": _with_bf16_on_gpus,
     "fairseq.utils": _with_installed_user_dirs,
 }
 

@@ -48,13 +48,18 @@ def contents(folder):
     return {path: path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()}
 
 
+def training(data, save, *flags, updates=20):
+    """Arguments of fairseq-train for a few updates."""
+    return (
+        data, "-s", "de", "-t", "en", "--save-dir", save, "--cpu",
+        "--max-update", updates, "--optimizer", "adam", "--lr", "1e-3", "--max-tokens", 400, "--seed", 1,
+        "--no-epoch-checkpoints", "--disable-validation", "--user-dir", "fairseq_lot", *flags,
+    )  # fmt: skip
+
+
 def train(data, save, *flags, updates=20, launcher=("fairseq-train",), **options):
     """fairseq-train for a few updates; returns the last checkpoint."""
-    command(
-        *launcher, data, "-s", "de", "-t", "en", "--save-dir", save, "--cpu",
-        "--max-update", updates, "--optimizer", "adam", "--lr", "1e-3", "--max-tokens", 400, "--seed", 1,
-        "--no-epoch-checkpoints", "--disable-validation", "--user-dir", "fairseq_lot", *flags, **options,
-    )  # fmt: skip
+    command(*launcher, *training(data, save, *flags, updates=updates), **options)
     return Path(save) / "checkpoint_last.pt"
 
 

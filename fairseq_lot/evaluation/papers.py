@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from statistics import median
 
 from fairseq_lot.evaluation.markdown import MISSING, markdown_row
-from fairseq_lot.evaluation.results import BASE, FINE_TUNED, PLUG_AND_PLAY, Row
+from fairseq_lot.evaluation.results import BASE, FINE_TUNED, PLUG_AND_PLAY, MetricScore, Row
 from fairseq_lot.evaluation.systems import BACKBONES, MECHANISMS, by_system, label
 
 # Tokenised BLEU on IWSLT'14 De-En: plug-and-play and fine-tuned, medians of 4 runs [3, 4].
@@ -56,10 +56,10 @@ def render_beside_papers(rows: Iterable[Row]) -> str:
     )
 
 
-def _scores(rows) -> tuple[dict[int, float], dict[int, float]]:
+def _scores(rows) -> tuple[dict[int, MetricScore], dict[int, MetricScore]]:
     """Scores by seed, plug-and-play and fine-tuned; of softmax the first are those of the base."""
     first = BASE if rows[0].mechanism == "softmax" else PLUG_AND_PLAY
-    return tuple({row.seed: row.tokenised.score for row in rows if row.stage == stage} for stage in (first, FINE_TUNED))
+    return tuple({row.seed: row.tokenised for row in rows if row.stage == stage} for stage in (first, FINE_TUNED))
 
 
 def _reported(reported, backbone, mechanism, stage):
@@ -73,9 +73,17 @@ def _reported(reported, backbone, mechanism, stage):
 def _measured(scores, control):
     if not scores:
         return MISSING
-    text = f"{median(scores.values()):.2f}"
-    differences = [round(score - control[seed], 2) for seed, score in scores.items() if seed in control]
-    if scores == control or not differences:
+    text = f"{median(metric.score for metric in scores.values()):.2f}"
+    if scores == control:
+        return text
+    differences = [_difference(metric, control[seed]) for seed, metric in scores.items() if seed in control]
+    if not differences:
         return text
     lacking = "" if scores.keys() >= control.keys() else f", {len(scores)} of {len(control)} seeds"
     return f"{text} ({median(differences):+.2f}{lacking})"
+
+
+def _difference(metric, control):
+    if metric.delta is not None and metric.base == control.score:
+        return metric.delta  # of scores that were not rounded
+    return round(metric.score - control.score, 2)

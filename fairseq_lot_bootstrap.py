@@ -132,7 +132,7 @@ def _with_bf16_on_gpus(module, execute):
     def parse_args_and_arch(*args, **kwargs):
         parsed = original(*args, **kwargs)
         options = parsed[0] if isinstance(parsed, tuple) else parsed  # with parse_known the rest comes second
-        if options.bf16 and find_spec("torch_xla") is None:
+        if getattr(options, "bf16", False) and find_spec("torch_xla") is None:
             options.tpu = False
         return parsed
 

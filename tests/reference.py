@@ -1,7 +1,7 @@
 """Slow, readable twins of the mechanisms, written from the formulas.
 
-One sentence, one head, float64, plain loops, no masks and no log domain. Each function returns a transport plan of
-total mass 1 as an ``(n, m)`` tensor (attention is n times that) and can be differentiated.
+One sentence, one head, float64, plain loops, no masks. Each function returns a transport plan of total mass 1 as an
+``(n, m)`` tensor (attention is n times that) and can be differentiated; huge scores do not overflow.
 """
 
 import math
@@ -30,15 +30,14 @@ def marginal_error(plan, a, b):
 
 
 def entropic_plan(similarity, a, b, num_updates):
-    """``diag(u) exp(similarity) diag(v)``: half-updates of u and v in turn, the last one on the rows."""
-    kernel = torch.exp(similarity)
-    u, v = torch.ones_like(a), torch.ones_like(b)
+    """``exp(f_i + similarity_ij + g_j)``: half-updates of f and g in turn, the last one on the rows."""
+    f, g = torch.zeros_like(a), torch.zeros_like(b)
     for left in range(num_updates, 0, -1):
         if left % 2 == 1:
-            u = a / (kernel @ v)
+            f = torch.log(a) - torch.logsumexp(similarity + g[None, :], 1)
         else:
-            v = b / (kernel.T @ u)
-    return u[:, None] * kernel * v[None, :]
+            g = torch.log(b) - torch.logsumexp(similarity + f[:, None], 0)
+    return torch.exp(f[:, None] + similarity + g[None, :])
 
 
 def alibi_slopes(num_heads):
@@ -56,9 +55,9 @@ def softmax_plan(q, k, *, slope=0.0):
     similarity = scores(q, k)
     rows = []
     for i, row in enumerate(similarity):
-        kernel = [torch.exp(x - slope * abs(i - j)) for j, x in enumerate(row)]
-        rows.append([x / sum(kernel) / len(q) for x in kernel])
-    return matrix(rows)
+        distances = torch.tensor([abs(i - j) for j in range(len(k))])
+        rows.append(torch.softmax(row - slope * distances, 0) / len(q))
+    return torch.stack(rows)
 
 
 def sinkhorn_plan(q, k, *, epsilon, num_updates):
@@ -69,7 +68,7 @@ def sinkhorn_plan(q, k, *, epsilon, num_updates):
 def lot_plan(q, k, pivots, mass_logits, *, epsilon, num_updates, query_updates=None):
     """``Γ1 diag(1/σ) Γ2ᵀ``: Γ1 exact on the queries, Γ2 exact on the pivots."""
     query_updates = num_updates if query_updates is None else query_updates
-    masses = torch.exp(mass_logits) / torch.exp(mass_logits).sum()
+    masses = torch.softmax(mass_logits, 0)
     gamma_1 = entropic_plan(scores(q, pivots) / epsilon, uniform(len(q)), masses, query_updates)
     gamma_2 = entropic_plan(scores(pivots, k) / epsilon, masses, uniform(len(k)), num_updates).T
     pivot = range(len(pivots))
@@ -160,8 +159,8 @@ def esp_plan(q, k, slices, *, sort_temperature, slice_inverse_temperature, hard=
     """``Σ_l σ_l U_l`` with ``σ_l ∝ exp(-τ D_l)``, of q and k scaled by d^-1/2."""
     s = 1 / math.sqrt(q.size(-1))
     plans, costs = sliced_plans(s * q, s * k, slices, sort_temperature=sort_temperature, hard=hard)
-    weights = [torch.exp(-slice_inverse_temperature * cost) for cost in costs]
-    return sum(weight / sum(weights) * plan for weight, plan in zip(weights, plans, strict=True))
+    weights = torch.softmax(-slice_inverse_temperature * torch.stack(costs), 0)
+    return sum(weight * plan for weight, plan in zip(weights, plans, strict=True))
 
 
 def differential_values(first, second, v_first, v_second, weight, lambdas, *, lambda_init):

@@ -67,6 +67,11 @@ class Case:
         return getattr(build_mechanism(self.name, num_heads=NUM_HEADS, head_dim=HEAD_DIM, **self.options), name)
 
     @property
+    def rows_exact(self):
+        """Soft sorting moves mass between tokens; all else keeps every query's share."""
+        return self.name != "esp" or self.options.get("hard", False)
+
+    @property
     def kinds(self):
         """``self``: queries and keys are the same tokens; ``cross``: they are of two sentences."""
         return ("self",) if self.flag("positional") or self.flag("tied_tokens") else ("self", "cross")

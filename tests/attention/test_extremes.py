@@ -7,7 +7,7 @@ import torch
 
 from fairseq_lot.attention.registry import MECHANISMS
 from tests.twins import has_a_twin, inner, twin
-from tests.variants import CASES, HEAD_DIM, NUM_HEADS, Case, draw
+from tests.variants import CASES, HEAD_DIM, Case, draw
 
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 WITH_EPSILON = [name for name, kind in MECHANISMS.items() if hasattr(kind.options_class, "epsilon")]

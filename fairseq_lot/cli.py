@@ -6,7 +6,7 @@ import os
 import sys
 
 from fairseq_lot import __version__
-from fairseq_lot.errors import InputError
+from fairseq_lot.errors import InputError, is_out_of_memory
 
 # name: (module with add_arguments(parser) and run(args), one line for --help)
 COMMANDS = {
@@ -63,7 +63,7 @@ def main(argv=None):
         print(f"fairseq-lot: error: {' '.join(str(error).splitlines())}", file=sys.stderr)
         return 2
     except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError) and "allocate memory" not in str(error):  # torch's is a RuntimeError
+        if not is_out_of_memory(error):
             raise
         print(
             f"fairseq-lot: error: out of memory, give smaller numbers: {' '.join(str(error).split())}", file=sys.stderr

@@ -1,4 +1,4 @@
-"""The exception that ends a command with one clear line."""
+"""What ends a command with one clear line."""
 
 
 class InputError(ValueError):
@@ -6,3 +6,8 @@ class InputError(ValueError):
 
     ``fairseq-lot`` prints it as one line on stderr and exits with code 2.
     """
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Python's MemoryError, or torch's, which is a RuntimeError of the CPU or of a GPU."""
+    return isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error)

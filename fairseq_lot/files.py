@@ -16,7 +16,8 @@ def atomic_write(path, mode="w"):
     and removed if anything fails, so that a kill or a full disk never leaves half a file.
 
     Args:
-        path: the file to write; its folder is made when missing.
+        path: the file to write; its folder is made when missing. A link is followed; what is no file, such as
+            /dev/stdout, is written to directly.
         mode: ``"w"`` (UTF-8 text) or ``"wb"``.
 
     Raises:
@@ -27,6 +28,11 @@ def atomic_write(path, mode="w"):
     try:
         if path.is_dir():
             raise IsADirectoryError(21, "it is a folder")
+        if path.exists() and not path.is_file():
+            with open(path, mode, encoding=None if "b" in mode else "utf-8") as file:
+                yield file
+            return
+        path = Path(os.path.realpath(path))
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
         umask = os.umask(0)

@@ -46,6 +46,15 @@ reuse() {
     exit 0
 }
 
+# same_settings PRODUCT SETTINGS: what was made before was made with the same settings.
+same_settings() {
+    local made
+    if [ -e "$1" ] && [ -f "$1.settings" ]; then
+        made=$(cat "$1.settings")
+        [ "$made" = "$2" ] || die "$1 was made with '$made', not '$2'; remove it or give another name"
+    fi
+}
+
 # require_numbers NAME...: the named variables hold whole numbers.
 require_numbers() {
     local name

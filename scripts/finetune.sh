@@ -4,12 +4,12 @@
 #
 #   SWAPPED      checkpoint made by plug_and_play.sh (or the base itself, for the control)
 #   ATTENTION    its mechanism, and OPTIONS, as given to plug_and_play.sh
-#   DATA, BACKBONE, SIZE, SEED, MAX_TOKENS, PRECISION, DEVICE: as for pretrain.sh
+#   DATA, BACKBONE, SIZE, SEED, MAX_TOKENS, PRECISION, DEVICE, GPUS: as for pretrain.sh
 #   SAVE         folder for the checkpoints; a run that was stopped goes on from its last one
 #   EPOCHS, LR, DROPOUT
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
-source "$(dirname "${BASH_SOURCE[0]}")/training.sh"
+source scripts/training.sh
 
 [ -n "${SWAPPED:-}" ] || die "SWAPPED is not set; give the checkpoint to fine-tune"
 ATTENTION=${ATTENTION:-lot}
@@ -28,6 +28,9 @@ MAX_TOKENS=${MAX_TOKENS:-4096}
 
 activate
 read -ra options <<<"$OPTIONS"
+if [ -f "$SAVE.settings" ] && [ -e "$SAVE" ] && [ "$SWAPPED" -nt "$SAVE.settings" ]; then
+    die "$SAVE was trained from an earlier $SWAPPED; remove it to train again"
+fi
 [ -f "$SAVE/finished" ] || fairseq-lot check "$DATA" --split train --path "$SWAPPED"
 train_once "$SAVE" "$DATA" \
     --arch "$(architecture "$BACKBONE" "$SIZE")" --attention "$ATTENTION" ${options[@]+"${options[@]}"} \

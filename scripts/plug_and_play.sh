@@ -17,7 +17,9 @@ DATA=${DATA:-data-bin/iwslt14.de-en}
 [ -n "${BASE:-}" ] || die "BASE is not set; give the pretrained checkpoint"
 OUT=${OUT:-${BASE%.pt}.$ATTENTION.pt}
 
-if [ -f "$OUT" ]; then
+settings="$ATTENTION $OPTIONS ${CALIBRATE:+--calibrate}"
+same_settings "$OUT" "$settings"
+if [ -f "$OUT" ] && [ ! "$BASE" -nt "$OUT" ]; then
     echo "$OUT exists; remove it to swap again"
     exit 0
 fi
@@ -25,3 +27,4 @@ activate
 read -ra options <<<"$OPTIONS"
 fairseq-lot swap --path "$BASE" --attention "$ATTENTION" ${options[@]+"${options[@]}"} \
     ${CALIBRATE:+--calibrate "$DATA"} --out "$OUT"
+echo "$settings" >"$OUT.settings"

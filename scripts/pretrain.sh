@@ -7,9 +7,10 @@
 #   SAVE         folder for the checkpoints; a run that was stopped goes on from its last one
 #   EPOCHS, LR, WARMUP, DROPOUT, MAX_TOKENS, SEED
 #   PRECISION    fp32, fp16 or bf16; DEVICE: cpu or cuda (both chosen by themselves)
+#   GPUS         how many train together (1); each takes MAX_TOKENS, so n of them make n times the batch
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
-source "$(dirname "${BASH_SOURCE[0]}")/training.sh"
+source scripts/training.sh
 
 DATA=${DATA:-data-bin/iwslt14.de-en}
 BACKBONE=${BACKBONE:-transformer}

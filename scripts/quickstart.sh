@@ -26,7 +26,8 @@ export OMP_NUM_THREADS=1
 runs=()
 trap 'kill "${runs[@]}" 2>/dev/null' INT TERM
 for backbone in $BACKBONES; do
-    BACKBONES=$backbone bash scripts/reproduce_table.sh >"$WORK/$backbone.log" \
+    : >"$WORK/$backbone.log"
+    BACKBONES=$backbone bash scripts/reproduce_table.sh >>"$WORK/$backbone.log" \
         2> >(tee -a "$WORK/$backbone.log" | grep --line-buffered '^==\|error' >&2) &
     runs+=($!)
 done

@@ -10,7 +10,7 @@
 #   OUT          where the translations are kept; BEAM, BATCH (sentences), PRECISION, DEVICE
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
-source "$(dirname "${BASH_SOURCE[0]}")/training.sh"
+source scripts/training.sh
 
 [ -n "${CKPT:-}" ] || die "CKPT is not set; give the checkpoint to score"
 DATA=${DATA:-data-bin/iwslt14.de-en}
@@ -25,6 +25,7 @@ OUT=${OUT:-${CKPT%.pt}.test.out}
 BEAM=${BEAM:-5}
 BATCH=${BATCH:-128}
 
+if [ "$CKPT" -nt "$OUT" ]; then rm -f "$OUT" "$OUT.scored"; fi  # translations of an earlier checkpoint
 if [ -f "$OUT.scored" ] && [ -f "$RESULTS" ]; then
     echo "$OUT is scored; remove $OUT.scored to score it again"
     exit 0

@@ -32,21 +32,25 @@ device_flags() {
 
 # train_once SAVE DATA FLAGS...: train into SAVE unless that has been done; resume what was stopped.
 train_once() {
-    local save=$1 data=$2 log display
+    local save=$1 data=$2 display
     shift 2
+    same_settings "$save" "$*"
     if [ -f "$save/finished" ]; then
         echo "$save is finished; remove it to train again"
         return
     fi
     [ -f "$data/dict.de.txt" ] || die "$data is not a data folder; make it with scripts/prepare_iwslt14.sh or prepare_toy.sh"
     device_flags
-    mkdir -p "$save" 2>/dev/null || die "cannot write in $save; give another SAVE"
+    if [ ! -e "$save" ] || [ ! -f "$save.settings" ]; then
+        mkdir -p "$save" 2>/dev/null && echo "$*" >"$save.settings" || die "cannot write in $save; give another SAVE"
+    fi
     if [ -t 2 ]; then display=(--log-format tqdm); else display=(--log-format simple --log-interval 100); fi
     fairseq-train "$data" --user-dir fairseq_lot -s de -t en \
         --share-all-embeddings \
         --optimizer adam --adam-betas '(0.9, 0.98)' --weight-decay 0.0001 \
         --criterion label_smoothed_cross_entropy --label-smoothing 0.1 \
         --save-dir "$save" --no-epoch-checkpoints --log-file "$save/train.log" \
+        --distributed-world-size "${GPUS:-1}" \
         "${display[@]}" "${DEVICE_FLAGS[@]}" "$@"
     touch "$save/finished"
     rm -f "$save/checkpoint_last.pt"
@@ -55,7 +59,7 @@ train_once() {
 # device_name: what the scores were computed on, in words.
 device_name() {
     if [ "$DEVICE" = cuda ]; then
-        python -c 'import torch; print(torch.cuda.get_device_name())'
+        python -c 'import torch; print(torch.cuda.get_device_name())' | sed "s/\$/${GPUS:+, trained on $GPUS}/"
     else
         echo "CPU, threads: ${OMP_NUM_THREADS:-$(nproc)}"
     fi

@@ -49,8 +49,8 @@ class Options:
             if choices is not None and value not in choices:
                 raise InputError(f"{field.name} must be one of {', '.join(choices)}, got {value!r}")
 
-    def at_decoder(self) -> "Options":
-        """These options as they apply at a decoder site, where what was left open may have another default."""
+    def at_site(self, site: str) -> "Options":
+        """These options as they apply at the ``encoder``, ``cross`` or ``decoder`` site."""
         return self
 
 

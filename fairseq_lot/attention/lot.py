@@ -41,8 +41,12 @@ class LotOptions(Options):
         if self.conv_kernel is not None and self.conv_kernel % 2 != 1:
             raise InputError(f"conv_kernel must be odd, got {self.conv_kernel}")
 
-    def at_decoder(self):
-        return replace(self, query_updates=1) if self.query_updates is None else self
+    def at_site(self, site):
+        if site == "encoder":
+            return self
+        query_updates = 1 if self.query_updates is None else self.query_updates
+        # the causal form has no masses: a parameter without a gradient would stop torch's data parallelism
+        return replace(self, query_updates=query_updates, learn_masses=self.learn_masses and site != "decoder")
 
 
 class Lot(Mechanism):
@@ -61,7 +65,8 @@ class Lot(Mechanism):
 
     Attributes:
         pivots: ``(num_heads, r, head_dim)``, learnt (else a buffer), in the space of q and k.
-        mass_logits: ``(num_heads, r)``, learnt (else a buffer); ``σ = softmax(mass_logits / mass_temperature)``.
+        mass_logits: ``(num_heads, r)``, learnt (else, or where they play no part, a buffer);
+            ``σ = softmax(mass_logits / mass_temperature)``.
         convolution: what V goes through before it is attended to, or None.
     """
 
@@ -81,7 +86,8 @@ class Lot(Mechanism):
         generator = torch.Generator().manual_seed(options.seed * 1_000 + self.layer)
         shape = (self.num_heads, options.num_pivots, self.head_dim)
         self._keep("pivots", std * torch.randn(shape, generator=generator), learn=options.learn_pivots)
-        self._keep("mass_logits", torch.zeros(shape[:2]), learn=options.learn_masses)
+        has_masses = max(options.num_updates, self.query_updates) > 1  # one update of either plan is a softmax
+        self._keep("mass_logits", torch.zeros(shape[:2]), learn=options.learn_masses and has_masses)
         self.convolution = None
         if self.mixes_values:
             self.convolution = TokenConvolution(

@@ -1,5 +1,6 @@
 """``fairseq-lot bench``: time and memory of one attention layer against the length of its sentences."""
 
+import math
 import platform
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -57,7 +58,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=float,
         default=2.0,
         metavar="SECONDS",
-        help="what takes longer for one forward and backward pass is left out at longer lengths (default: %(default)s)",
+        help="what takes longer for one forward and backward pass is left out at longer lengths, "
+        "what does not fit in memory at once (default: %(default)s)",
     )
     add("--device", help="cpu, cuda, ... (default: cuda if there is one)")
     add("--dtype", default="float32", choices=_DTYPES, help="default: %(default)s")
@@ -92,6 +94,7 @@ def run(args: Namespace) -> int:
         for x in inputs:
             x.requires_grad_()
         seconds = {name: first_seconds(attend, inputs, gradient) for name, attend in attends.items()}
+        attends = {name: attend for name, attend in attends.items() if seconds[name] < math.inf}
         figures = measure(attends, inputs, gradient, warm_up=args.warm_up, repeats=args.repeats)
         rows |= {(name, length): found for name, found in figures.items()}
         text = write(Path(args.out), header(args, device), rows)

@@ -1,5 +1,6 @@
 """Times and peak memory of one forward pass, and of one forward and backward pass."""
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fairseq_lot.benchmark.contenders import Attention
+from fairseq_lot.errors import is_out_of_memory
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,16 @@ def peak_memory(attend: Attention, inputs: Sequence[torch.Tensor], gradient: tor
 
 
 def first_seconds(attend: Attention, inputs: Sequence[torch.Tensor], gradient: torch.Tensor) -> float:
-    """Seconds of one forward and backward pass: a warm-up, and a warning of how long the others will take."""
-    return _seconds(_both, attend, inputs, gradient)
+    """Seconds of one forward and backward pass: a warm-up, and a warning of how long the others will take.
+
+    Infinite where it does not fit in memory.
+    """
+    try:
+        return _seconds(_both, attend, inputs, gradient)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return math.inf
 
 
 def measure(

@@ -125,6 +125,9 @@ class PluggableMultiheadAttention(nn.Module):
             self._set_input_buffer(incremental_state, reordered)
         return incremental_state
 
+    # old checkpoints have the projections of q, k and v as one tensor
+    upgrade_state_dict_named = MultiheadAttention.upgrade_state_dict_named
+
     def _get_input_buffer(self, incremental_state):
         return self.get_incremental_state(incremental_state, "attn_state") or {}
 

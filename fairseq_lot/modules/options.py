@@ -143,8 +143,7 @@ def build_site_mechanism(args, *, site: str, layer: int, num_heads: int, head_di
     if not listed and not differential:
         return None
     options = build_options(name, **(mechanism_options(args, name) if listed else {}))
-    if site != "encoder":
-        options = options.at_decoder()
+    options = options.at_site(site)
     context = {"num_heads": num_heads, "head_dim": head_dim, "layer": layer, "dropout": dropout}
     context.update(dataclasses.asdict(options))
     if differential:

@@ -24,7 +24,7 @@ from fairseq_lot.plug_and_play.calibration import (
     sample_for,
     teacher_calls,
 )
-from fairseq_lot.plug_and_play.checkpoint import load_checkpoint, serialised
+from fairseq_lot.plug_and_play.checkpoint import load_checkpoint, model_args, serialised
 from fairseq_lot.plug_and_play.loading import load
 
 
@@ -92,6 +92,7 @@ class Calibrated:
         before, after: relative squared error of every head on held-out sentences, ``(number of places, num_heads)``.
         apart, together: the two fits, on the heads and then on the output of the encoder (or of the decoder).
         state: the calibrated checkpoint.
+        finished: all steps were made; else Ctrl-C ended the fit.
     """
 
     where: list[Place]
@@ -100,6 +101,7 @@ class Calibrated:
     apart: Fit
     together: Fit
     state: dict
+    finished: bool
 
 
 def calibrate(path: str | Path, data: str | Path, options: Namespace) -> Calibrated:
@@ -115,8 +117,12 @@ def calibrate(path: str | Path, data: str | Path, options: Namespace) -> Calibra
             on the command line.
 
     Raises:
-        InputError: nothing to fit, or a checkpoint or data folder that cannot be used.
+        InputError: nothing to fit, a model that was not trained with softmax, or a checkpoint or data folder that
+            cannot be used.
     """
+    trained = getattr(model_args(load_checkpoint(path), path), "trained_attention", DEFAULT)
+    if trained != DEFAULT:
+        raise InputError(f"{path} was trained with {trained} attention; calibration fits to {DEFAULT}: fine-tune it")
     student = load(path, data, options.split, needs_target=False)
     teacher = load(path, data, options.split, needs_target=False, attention=DEFAULT)
     for model in (student.model, teacher.model):
@@ -167,7 +173,8 @@ def calibrate(path: str | Path, data: str | Path, options: Namespace) -> Calibra
     for name, parameter in student.model.named_parameters():
         if id(parameter) in added:
             state["model"][name] = parameter.detach().to(state["model"][name].dtype)
-    return Calibrated(where, apart.before, after, apart, together, state)
+    finished = (apart.steps, together.steps) == (options.steps, options.joint_steps)
+    return Calibrated(where, apart.before, after, apart, together, state, finished)
 
 
 def as_dict(done: Calibrated) -> dict:

@@ -49,6 +49,8 @@ def run(args: Namespace) -> int:
                 swapped.write(serialised(state))
                 swapped.flush()
                 done = calibrate(swapped.name, args.calibrate, args)
+            if not done.finished:
+                raise KeyboardInterrupt  # scripts go by the file's name, which tells nothing of missing steps
             state = done.state
             print(render(done))
         file.write(serialised(state))
@@ -68,19 +70,24 @@ def swap(state: dict, *, path: str | Path = "checkpoint", attention: str, **flat
         **flat_options: flat options, as on the command line (``attention_sites``, ``lot_num_pivots``, ...).
 
     Returns:
-        A checkpoint without optimiser state. The differential backbone stays; parameters that the same mechanism
-        already had keep their values when the shapes agree, others start as a new model's would.
+        A checkpoint without optimiser state, whose arguments say with which attention it was trained. The
+        differential backbone stays; parameters that the same mechanism already had keep their values when the shapes
+        agree, others start as a new model's would.
 
     Raises:
         InputError: an unknown mechanism or option, or a site where the mechanism cannot stand.
     """
-    state = {**state, "last_optimizer_state": None, "model": dict(state["model"])}
+    state = {"last_optimizer_state": None, **state, "model": dict(state["model"])}
     for holder in ("cfg", "args"):
         state[holder] = copy.deepcopy(state.get(holder))
     args = model_args(state, path)
     # old checkpoints may lack arguments that have a default today
     base_architecture(args)
     previous = getattr(args, "attention", None) or "softmax"
+    if state["last_optimizer_state"] is not None:  # it was trained with what it has
+        prior = getattr(args, "softmax_prior", None) if previous == "softmax" else None
+        args.trained_attention = previous if prior is None else f"{previous} ({prior})"
+    state["last_optimizer_state"] = None
     _set_attention(args, attention, flat_options)
     weights = state["model"]
     plugged = _new_parameters(args)

@@ -1,5 +1,6 @@
 """``fairseq-lot sweep``: swap one model's attention in many ways, as it stands and calibrated, and compare."""
 
+import hashlib
 import itertools
 import json
 import shlex
@@ -37,7 +38,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("data", metavar="DATA", help="folder made by scripts/prepare_*.sh")
     add("--path", required=True, metavar="BASE.pt", help="pretrained checkpoint with softmax attention")
-    add("--out", required=True, metavar="FOLDER", help="sweep.jsonl, sweep.md and sweep.svg; call again to go on")
+    add(
+        "--out",
+        required=True,
+        metavar="FOLDER",
+        help="sweep.jsonl, sweep.md, sweep.svg, and settings.json, which says what all calls must share; "
+        "call again to go on",
+    )
     add(
         "--try",
         dest="tries",
@@ -97,6 +104,8 @@ def run(args: Namespace) -> int:
     }  # all are checked first
     folder = Path(args.out)
     points = read_points(folder / "sweep.jsonl")
+    settings = settings_of(args)
+    check_settings(folder / "settings.json", settings)
     for calibrated, way in tqdm(states, unit="swap", disable=None):
         known = points.get((*way, calibrated))
         if known is not None and (args.no_bleu or known.bleu is not None):
@@ -106,6 +115,8 @@ def run(args: Namespace) -> int:
         except NothingToFit:
             continue
         points[point.key] = point
+        with atomic_write(folder / "settings.json") as file:
+            json.dump(settings, file, indent=1)
         with atomic_write(folder / "sweep.jsonl") as file:
             file.writelines(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in points.values())
     rows = [asdict(point) for point in points.values()]
@@ -154,6 +165,28 @@ def read_points(file: Path) -> dict[tuple, Point]:
     return points
 
 
+def settings_of(args: Namespace) -> dict:
+    """What all points of a folder share."""
+    names = ("data", "beam", "split", "steps", "joint_steps", "learning_rate", "max_tokens", "held_out", "seed")
+    base = hashlib.sha256(Path(args.path).read_bytes()).hexdigest()
+    return {"base": base, **{name: getattr(args, name) for name in names}}
+
+
+def check_settings(file: Path, settings: dict) -> None:
+    """Raise InputError when the points of this folder were made with other settings."""
+    if not file.exists():
+        return
+    try:
+        before = dict(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"{file} cannot be read ({error}); remove it if the points are of this base") from error
+    for name, value in settings.items():
+        if before.get(name) != value:
+            raise InputError(
+                f"{file.parent} holds a sweep with {name} {before.get(name)}, not {value}; give another --out"
+            )
+
+
 def measure_way(args: Namespace, way: tuple[str, str], state: dict, *, calibrated: bool) -> Point:
     """Calibrate if asked, then the loss, then BLEU if asked."""
     folder = Path(args.out) / "work"
@@ -161,7 +194,10 @@ def measure_way(args: Namespace, way: tuple[str, str], state: dict, *, calibrate
     save_checkpoint(state, checkpoint)
     if calibrated:
         started = time.perf_counter()
-        state = calibrate(checkpoint, args.data, args).state
+        done = calibrate(checkpoint, args.data, args)
+        if not done.finished:
+            raise KeyboardInterrupt
+        state = done.state
         seconds = round(time.perf_counter() - started, 1)
         save_checkpoint(state, checkpoint)
     loss, tokens = validation_loss(load(checkpoint, args.data, "valid"))

@@ -6,8 +6,9 @@ from torch.nn.functional import threshold
 
 from fairseq_lot.transport.measures import num_real
 
-# Elements of one (sentences, heads, L, tgt_len, src_len) tensor that is alive at a time: about a cache's worth.
-_CHUNK = 2**19
+# Elements of one (sentences, heads, L, tgt_len, src_len) tensor that is alive at a time: on the CPU about a cache's
+# worth, elsewhere enough that starting the kernels does not take longer than running them.
+_CHUNKS = {"cpu": 2**19, "other": 2**25}
 
 
 def staircase(n: torch.Tensor, m: torch.Tensor, tgt_len: int, src_len: int, dtype: torch.dtype) -> torch.Tensor:
@@ -161,10 +162,11 @@ class _InChunks(torch.autograd.Function):
 def _chunks(q, k, slices):
     """Which sentences, heads and slices to work on at a time, as three slice objects."""
     bsz, num_heads, num_slices = *q.shape[:2], slices.size(1)
+    chunk = _CHUNKS.get(q.device.type, _CHUNKS["other"])
     size = max(q.size(-2), k.size(-2)) ** 2
-    lines = max(1, _CHUNK // size)
-    heads = max(1, min(num_heads, _CHUNK // (num_slices * size)))
-    sentences = max(1, _CHUNK // (num_heads * num_slices * size))
+    lines = max(1, chunk // size)
+    heads = max(1, min(num_heads, chunk // (num_slices * size)))
+    sentences = max(1, chunk // (num_heads * num_slices * size))
     for i in range(0, bsz, sentences):
         for h in range(0, num_heads, heads):
             for line in range(0, num_slices, lines):

@@ -1,10 +1,12 @@
 """What every mechanism promises, alone and inside the differential wrapper; new registry entries are included."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
 
+from fairseq_lot.attention.registry import build_options
 from tests.twins import has_a_twin, inner, twin
 from tests.variants import CASES, HEAD_DIM, NUM_HEADS, PLAIN_CASES, draw, padding_mask
 
@@ -228,6 +230,23 @@ def test_gradcheck(case):
         return mechanism(q, k, v, None, mask).values
 
     assert torch.autograd.gradcheck(values, (*inputs, *mechanism.parameters()), fast_mode=True)
+
+
+@every_case
+@pytest.mark.parametrize("causal", [False, True])
+def test_every_parameter_gets_a_gradient(case, causal):
+    """Torch's data parallelism stops at a parameter without one."""
+    options = {}
+    if causal:
+        chosen = build_options(case.name, **case.options).at_site("decoder")
+        options = {field.name: getattr(chosen, field.name) for field in dataclasses.fields(chosen)}
+    mechanism = case.build(**options)
+    if causal and not inner(mechanism).supports_causal:
+        return
+    inputs = [x.requires_grad_() for x in draw(5, 5, 5)]
+    values = mechanism(*inputs, causal=causal).values
+    found = torch.autograd.grad(values.square().sum(), [inputs[2], *mechanism.parameters()], allow_unused=True)
+    assert all(gradient is not None for gradient in found)
 
 
 # all mass goes through a single pivot, whatever the queries are

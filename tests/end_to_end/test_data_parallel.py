@@ -10,7 +10,20 @@ from fairseq_lot.attention.registry import MECHANISMS
 from tests.end_to_end.conftest import BIN, train, weights_of
 from tests.plug_and_play import in_memory
 
-CASES = [(name, differential) for name in MECHANISMS for differential in (False, True)]
+CASES = {
+    f"{arch}-{name}": (arch, {"attention": name})
+    for name in MECHANISMS
+    for arch in ("lot_transformer", "diff_transformer")
+}
+EVERYWHERE = {"attention": "lot", "attention_sites": "encoder,cross,decoder"}
+CASES |= {
+    "lot-everywhere": ("lot_transformer", EVERYWHERE),
+    "differential-lot-everywhere": ("diff_transformer", EVERYWHERE),
+    "lot-one-update": ("lot_transformer", {**EVERYWHERE, "lot_num_updates": 1}),
+    "lot-convolution": ("lot_transformer", {"attention": "lot", "lot_conv_kernel": 3}),
+    "learnable-slices": ("lot_transformer", {"attention": "esp", "esp_slicer": "learnable"}),
+    "learnable-slices-hard": ("lot_transformer", {"attention": "esp", "esp_slicer": "learnable", "esp_hard": True}),
+}
 
 
 def loss_and_gradients(model, task, sample, dtype=torch.float64):
@@ -29,20 +42,21 @@ def work(rank, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", world_size=2, rank=rank)
     found = {}
-    for name, differential in CASES:
-        arch = "diff_transformer" if differential else "lot_transformer"
-        loaded = in_memory.load(arch, attention=name)
+    for name, (arch, options) in CASES.items():
+        loaded = in_memory.load(arch, **options)
         model = loaded.model.double().train()
         sample = loaded.batch(range(rank, 6, 2))
         parallel = DistributedDataParallel(model)
+        loss_and_gradients(parallel, loaded.task, sample)  # what is left over from a first batch would stop a second
+        model.zero_grad(set_to_none=True)
         loss = loss_and_gradients(parallel, loaded.task, sample)
         dist.all_reduce(loss)
         # DDP takes the mean over the processes, the loss is a sum
         gradients = {key: 2 * x.grad for key, x in model.named_parameters()}
-        whole = in_memory.load(arch, attention=name)
+        whole = in_memory.load(arch, **options)
         expected = loss_and_gradients(whole.model.double().train(), whole.task, whole.batch(range(6)))
         expected_gradients = {key: x.grad for key, x in whole.model.named_parameters()}
-        found[name, differential] = (loss, gradients, expected, expected_gradients)
+        found[name] = (loss, gradients, expected, expected_gradients)
     torch.save(found, f"{folder}/rank{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
@@ -55,10 +69,10 @@ def found(tmp_path_factory):
     return [torch.load(folder / f"rank{rank}.pt") for rank in (0, 1)]
 
 
-@pytest.mark.parametrize(("name", "differential"), CASES)
-def test_same_loss_and_gradients_as_one_process(name, differential, found):
+@pytest.mark.parametrize("name", CASES)
+def test_same_loss_and_gradients_as_one_process(name, found):
     for of_rank in found:
-        loss, gradients, expected, expected_gradients = of_rank[name, differential]
+        loss, gradients, expected, expected_gradients = of_rank[name]
         torch.testing.assert_close(loss, expected, rtol=1e-10, atol=0)
         assert gradients.keys() == expected_gradients.keys()
         for key, gradient in gradients.items():

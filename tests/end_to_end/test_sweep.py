@@ -2,10 +2,10 @@
 
 import json
 
-from tests.end_to_end.conftest import command, refuse
+from tests.end_to_end.conftest import command, contents, refuse
 
 
-def test_sweep_measures_resumes_and_extends(data, stock_checkpoint, tmp_path):
+def test_sweep_measures_resumes_and_extends(data, stock_checkpoint, diff_checkpoint, tmp_path, capsys):
     folder = data / "bin"
     if not (folder / "text").exists():
         (folder / "text").symlink_to(data / "text")
@@ -38,6 +38,14 @@ def test_sweep_measures_resumes_and_extends(data, stock_checkpoint, tmp_path):
     assert rows["lot", True]["bleu"]["base"] == rows["softmax", False]["bleu"]["score"]
     assert rows["lot", True]["loss"] == points[3]["loss"] and "Signature" in scored
     assert rows["esp", False]["bleu"] is None
+
+    kept = contents(out)
+    for more in (("--steps", 4), ("--beam", 2), ("--path", diff_checkpoint)):
+        refuse(capsys, *words[1:], *more, naming=["holds a sweep with", "give another --out"])
+    (out / "settings.json").write_text("[]")
+    refuse(capsys, *words[1:], naming=["settings.json"])
+    (out / "settings.json").write_bytes(kept[out / "settings.json"])
+    assert contents(out) == kept
 
 
 def test_a_wrong_way_is_known_before_anything_is_measured(data, stock_checkpoint, tmp_path, capsys):

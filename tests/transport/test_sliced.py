@@ -210,7 +210,7 @@ def test_chunks_do_not_show(kind, chunk, monkeypatch):
     values_and_gradients(kind)
     whole = len(calls)
     calls.clear()
-    monkeypatch.setattr(sliced, "_CHUNK", chunk)
+    monkeypatch.setitem(sliced._CHUNKS, "cpu", chunk)
     in_chunks, gradients_in_chunks = values_and_gradients(kind)
     assert len(calls) > whole
     close(in_chunks, values)
@@ -221,7 +221,7 @@ def test_chunks_do_not_show(kind, chunk, monkeypatch):
 @pytest.mark.parametrize("kind", ["plain", "self", "cross"])
 @pytest.mark.parametrize("chunk", [1, 2**19])
 def test_values_are_the_same_without_gradients(kind, chunk, monkeypatch):
-    monkeypatch.setattr(sliced, "_CHUNK", chunk)
+    monkeypatch.setitem(sliced._CHUNKS, "cpu", chunk)
     values, _ = values_and_gradients(kind)
     with torch.no_grad():
         arguments = problem(kind)

@@ -182,9 +182,8 @@ def check_settings(file: Path, settings: dict) -> None:
         raise InputError(f"{file} cannot be read ({error}); remove it if the points are of this base") from error
     for name, value in settings.items():
         if before.get(name) != value:
-            raise InputError(
-                f"{file.parent} holds a sweep with {name} {before.get(name)}, not {value}; give another --out"
-            )
+            old = before.get(name)
+            raise InputError(f"{file.parent} holds a sweep with another {name}, {old}; give another --out")
 
 
 def measure_way(args: Namespace, way: tuple[str, str], state: dict, *, calibrated: bool) -> Point:

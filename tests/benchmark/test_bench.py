@@ -1,13 +1,14 @@
 """The benchmark command: what it counts, what it leaves out, what it writes, and what it refuses."""
 
 import csv
+import math
 
 import pytest
 import torch
 
 from fairseq_lot.attention.registry import MECHANISMS
-from fairseq_lot.benchmark.contenders import mechanisms, peer
-from fairseq_lot.benchmark.measure import Figures, LiveTensors, peak_memory
+from fairseq_lot.benchmark.contenders import Contender, mechanisms, peer
+from fairseq_lot.benchmark.measure import Figures, LiveTensors, first_seconds, peak_memory
 from fairseq_lot.benchmark.page import crossings, render
 from fairseq_lot.cli import main
 
@@ -42,6 +43,23 @@ def test_attention_that_makes_a_square_matrix_needs_memory_for_it():
         peaks.append(peak_memory(attend, inputs, torch.randn(1, 1, n, 2)))
     assert peaks[0] >= 50 * 50 * 4
     assert 12 < peaks[1] / peaks[0] < 17
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory. Tried to"), MemoryError()])
+def test_what_does_not_fit_in_memory_is_left_out(error, tmp_path, monkeypatch, capsys):
+    def attend(q, k, v):
+        if q.size(2) > 2:
+            raise error
+        return v * 1
+
+    inputs = [torch.zeros(1, 1, 4, 2, requires_grad=True) for _ in range(3)]
+    assert first_seconds(attend, inputs, torch.ones(1, 1, 4, 2)) == math.inf
+    large = Contender("large", None, lambda *_: attend)
+    monkeypatch.setattr("fairseq_lot.benchmark.bench.mechanisms", lambda *_: [large])
+    assert main(["bench", "--out", str(tmp_path), "--lengths", "2", "4", *SMALL]) == 0
+    lines = (tmp_path / "bench.csv").read_text().splitlines()[1:]
+    found = [(row["contender"], row["length"]) for row in csv.DictReader(lines)]
+    assert ("large", "2") in found and ("large", "4") not in found
 
 
 def test_every_mechanism_is_there_and_those_with_pivots_once_for_every_rank():

@@ -2,10 +2,13 @@
 
 import json
 import shutil
+from itertools import pairwise
 
 import pytest
 import torch
 
+from fairseq_lot import cli
+from fairseq_lot.plug_and_play import calibration
 from fairseq_lot.plug_and_play.checkpoint import load_checkpoint
 from tests.end_to_end.conftest import command, fairseq_lot, generate, hypotheses, refuse
 
@@ -99,3 +102,54 @@ def test_nothing_to_calibrate_is_said(data, stock_checkpoint, tmp_path):
         "--calibrate", data / "bin", *FIT, check=False,
     )  # fmt: skip
     assert done.returncode == 2 and "nothing to calibrate" in done.stderr and not out.exists()
+
+
+def interrupt_at(call, monkeypatch):
+    """Ctrl-C at this call of the loss of the heads."""
+    calls, real = [], calibration.head_errors
+
+    def head_errors(*arguments):
+        calls.append(None)
+        if len(calls) == call:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr("fairseq_lot.plug_and_play.calibrate.head_errors", head_errors)
+
+
+def test_ctrl_c_ends_calibrate_early(data, swapped, tmp_path, monkeypatch, capsys):
+    interrupt_at(5, monkeypatch)
+    fairseq_lot("calibrate", data / "bin", "--path", swapped, "--out", tmp_path / "lot.pt", *FIT)
+    assert "steps on the heads and 0 on the output" in capsys.readouterr().out
+    assert (tmp_path / "lot.pt").exists()
+
+
+@pytest.mark.parametrize("command", ["swap", "sweep"])
+def test_ctrl_c_leaves_nothing_that_scripts_would_take_for_finished(
+    command, data, stock_checkpoint, tmp_path, monkeypatch
+):
+    interrupt_at(5, monkeypatch)
+    words = {
+        "swap": ("swap", "--attention", "lot", "--calibrate", data / "bin"),
+        "sweep": ("sweep", data / "bin", "--try", "lot", "--no-bleu"),
+    }[command]
+    assert cli.main([str(word) for word in (*words, "--path", stock_checkpoint, "--out", tmp_path / "o", *FIT)]) == 130
+    if command == "swap":
+        assert list(tmp_path.iterdir()) == []
+    else:
+        assert '"calibrated": true' not in (tmp_path / "o" / "sweep.jsonl").read_text()
+
+
+def test_what_was_not_trained_with_softmax_is_not_fitted_to_it(data, stock_checkpoint, swapped, tmp_path, capsys):
+    """The checkpoint knows with what it was trained, however often it is swapped."""
+    for number, change in enumerate(({"attention": "sinkhorn"}, {"softmax_prior": "alibi"})):
+        state = torch.load(stock_checkpoint, weights_only=True)
+        for name, value in {"arch": "lot_transformer", "attention": "softmax", **change}.items():
+            setattr(state["cfg"]["model"], name, value)
+        paths = [tmp_path / f"{number}.{name}.pt" for name in ("base", "lot", "again")]
+        torch.save(state, paths[0])
+        for path, out in pairwise(paths):
+            fairseq_lot("swap", "--path", path, "--attention", "lot", "--lot-num-pivots", 4, "--out", out)
+        named = ["was trained with", *change.values()]
+        refuse(capsys, "calibrate", data / "bin", "--path", paths[2], "--out", tmp_path / "o.pt", *FIT, naming=named)
+    assert not (tmp_path / "o.pt").exists()

@@ -129,3 +129,20 @@ def _close(one, other):
         if a.startswith("H-") and a.split("\t")[2] != b.split("\t")[2]:
             return False
     return True
+
+
+def test_old_checkpoints_with_fused_projections_can_be_swapped(data, stock_checkpoint, tmp_path):
+    """As fairseq saved them before 2019: q, k and v of an attention in one tensor."""
+    state = torch.load(stock_checkpoint, weights_only=True)
+    weights = state["model"]
+    for name in [name for name in weights if name.endswith("self_attn.q_proj.weight")]:
+        prefix = name.removesuffix("q_proj.weight")
+        for kind in ("weight", "bias"):
+            parts = [weights.pop(f"{prefix}{x}_proj.{kind}") for x in "qkv"]
+            weights[f"{prefix}in_proj_{kind}"] = torch.cat(parts)
+    torch.save(state, tmp_path / "old.pt")
+    outputs = []
+    for base, out in ((tmp_path / "old.pt", tmp_path / "a.pt"), (stock_checkpoint, tmp_path / "b.pt")):
+        fairseq_lot("swap", "--path", base, "--attention", "lot", "--lot-num-pivots", 6, "--out", out)
+        outputs.append(hypotheses(generate(data / "bin", out)))
+    assert outputs[0] == outputs[1]

@@ -41,8 +41,8 @@ def test_sweep_measures_resumes_and_extends(data, stock_checkpoint, diff_checkpo
 
     kept = contents(out)
     for more in (("--steps", 4), ("--beam", 2), ("--path", diff_checkpoint)):
-        refuse(capsys, *words[1:], *more, naming=["holds a sweep with", "give another --out"])
-    (out / "settings.json").write_text("[]")
+        refuse(capsys, *words[1:], *more, naming=["holds a sweep with another", "give another --out"])
+    (out / "settings.json").write_text("[1]")
     refuse(capsys, *words[1:], naming=["settings.json"])
     (out / "settings.json").write_bytes(kept[out / "settings.json"])
     assert contents(out) == kept

@@ -108,7 +108,7 @@ def _difference(found: list[MetricScore]) -> str:
     significant = sum(metric.p < LEVEL for metric in compared)
     deltas = [metric.delta for metric in compared]
     text = f"{median(deltas):+.2f}"
-    if significant == len(compared):
+    if significant == len(compared) and min(deltas) * max(deltas) > 0:
         text += "*"
     if len(compared) == 1:
         return f"{text} (p = {compared[0].p:.4f})"
@@ -131,7 +131,7 @@ def _notes(rows, metric):
     if max(runs.values(), default=0) > 1:
         notes.append(
             "Several seeds: median [lowest, highest bound of the seeds' intervals]; median Δ (lowest to highest), "
-            f"* where p < {LEVEL} for every seed."
+            f"* where p < {LEVEL} for every seed, in the same direction."
         )
     options = sorted({f"{row.mechanism}: `{row.options}`" for row in shown if row.options})
     if options:

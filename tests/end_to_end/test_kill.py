@@ -1,7 +1,10 @@
 """kill -9 at the worst moments: nothing is half-written, and the next call goes on as if nothing had happened."""
 
+import contextlib
+import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +13,7 @@ import time
 import pytest
 import torch
 
-from tests.end_to_end.conftest import BIN, ROOT, contents, weights_of
+from tests.end_to_end.conftest import BIN, ROOT, contents, fairseq_lot, train, weights_of
 
 # Python runs this at its start: the process kills itself at the named moment.
 DEADLY = """
@@ -67,14 +70,14 @@ def start(tmp_path):
     (tmp_path / "deadly" / "sitecustomize.py").write_text(DEADLY)
     path = os.pathsep.join([str(tmp_path / "deadly"), str(ROOT)])
 
-    def start(*words, die_at="", **variables):
+    def start(*words, die_at="", stderr=subprocess.STDOUT, **variables):
         environment = {
             **os.environ, "OMP_NUM_THREADS": "1", "VIRTUAL_ENV": sys.prefix, "PATH": f"{BIN}:{os.environ['PATH']}",
             "PYTHONPATH": path, "DIE_AT": die_at, **{name: str(value) for name, value in variables.items()},
         }  # fmt: skip
         return subprocess.Popen(
             [str(word) for word in words], env=environment, cwd=ROOT, start_new_session=True, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            stdout=subprocess.PIPE, stderr=stderr,
         )  # fmt: skip
 
     return start
@@ -109,28 +112,118 @@ def loss_curve(log):
     return curve
 
 
+TRAININGS = {
+    "pretrain": {"BACKBONE": "transformer"},
+    "finetune-annealed-esp": {
+        "BACKBONE": "transformer", "ATTENTION": "esp", "OPTIONS": "--esp-anneal 0.5 --esp-num-slices 4"
+    },
+    "finetune-differential-lot": {
+        "BACKBONE": "diff_transformer", "ATTENTION": "lot", "OPTIONS": "--lot-num-pivots 8"
+    },
+}  # fmt: skip
+
+
+def swapped_checkpoint(data, folder, *, backbone, attention, options):
+    """A base of a few updates with another attention."""
+    arch = {"transformer": "softmax_transformer_small", "diff_transformer": "diff_transformer_small"}[backbone]
+    base = train(data / "bin", folder, "--arch", arch, "--share-all-embeddings", updates=5)
+    words = ("--attention", attention, *options.split(), "--out", folder / "swapped.pt")
+    fairseq_lot("swap", "--path", base, *words)
+    return folder / "swapped.pt"
+
+
 @pytest.mark.slow
-def test_pretraining_goes_on_as_if_it_had_not_been_killed(start, data, tmp_path):
+@pytest.mark.parametrize("name", TRAININGS)
+def test_training_goes_on_as_if_it_had_not_been_killed(name, start, data, tmp_path):
     settings = {"DATA": data / "bin", "SIZE": "small", "EPOCHS": 3, "MAX_TOKENS": 1000, "DEVICE": "cpu"}
+    settings |= TRAININGS[name]
+    script = name.partition("-")[0]
+    if script == "finetune":
+        chosen = {key.lower(): TRAININGS[name][key] for key in ("BACKBONE", "ATTENTION", "OPTIONS")}
+        settings["SWAPPED"] = swapped_checkpoint(data, tmp_path / "base", **chosen)
 
-    def pretrain(save, die_at=""):
-        return start("bash", "scripts/pretrain.sh", SAVE=tmp_path / save, die_at=die_at, **settings)
+    def training(save, die_at="", **more):
+        return start("bash", f"scripts/{script}.sh", SAVE=tmp_path / save, die_at=die_at, **settings | more)
 
-    finish(pretrain("whole"))
-    killed(pretrain("killed", die_at="write:2"))  # the second epoch's checkpoint is half written
+    finish(training("whole"))
+    killed(training("killed", die_at="write:2"))  # the second epoch's checkpoint is half written
     assert (tmp_path / "killed" / "checkpoint_best.pt.tmp").exists()
-    killed(pretrain("killed", die_at="copy:1"))  # half copied to checkpoint_last.pt
+    killed(training("killed", die_at="copy:1"))  # half copied to checkpoint_last.pt
     log = tmp_path / "killed" / "train.log"
-    kill_when(pretrain("killed"), lambda: "epoch 002 | loss" in log.read_text())
+    kill_when(training("killed"), lambda: "epoch 002 | loss" in log.read_text())
     assert "epoch 003 | valid" not in log.read_text()
-    finish(pretrain("killed"))
+    finish(training("killed"))
 
     expected = loss_curve(tmp_path / "whole" / "train.log")
     assert len(expected) == 6 and loss_curve(log) == expected
     weights = [weights_of(tmp_path / save / "checkpoint_best.pt") for save in ("whole", "killed")]
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
-    assert "is finished" in finish(pretrain("killed"))
+    assert "is finished" in finish(training("killed"))
+
+    output, _ = (other := training("killed", DROPOUT=0.3)).communicate()
+    assert other.returncode == 2 and "was made with" in output and "remove it" in output
+    if script == "finetune":
+        settings["SWAPPED"].touch()
+        output, _ = (later := training("killed")).communicate()
+        assert later.returncode == 2 and "was trained from an earlier" in output
+
+
+@pytest.mark.slow
+def test_scoring_goes_on_and_follows_its_checkpoint(start, data, tmp_path):
+    """score.sh, killed while it translates and before it has scored; then again, after its checkpoint has changed."""
+    base, folder = tmp_path / "base", tmp_path / "data"
+    shutil.copytree(data / "bin", folder, ignore=shutil.ignore_patterns("text"))
+    shutil.copytree(data / "text", folder / "text")
+    (folder / "description.txt").write_text("synthetic")
+    checkpoint = train(data / "bin", base, "--arch", "softmax_transformer_small", updates=5)
+    out, results = tmp_path / "test.out", tmp_path / "r.jsonl"
+    settings = {"CKPT": checkpoint, "DATA": folder, "OUT": out, "RESULTS": results, "SIZE": "small", "DEVICE": "cpu"}
+
+    def score(die_at=""):
+        return start("bash", "scripts/score.sh", die_at=die_at, BEAM=1, BATCH=8, **settings)
+
+    part = out.with_name("test.out.part")
+    kill_when(score(), lambda: part.exists() and part.stat().st_size > 0)
+    assert not out.exists() and not results.exists()
+    killed(score(die_at="replace"))
+    assert out.exists() and not results.exists()
+    translated = out.stat().st_mtime_ns
+    finish(score())
+    assert out.stat().st_mtime_ns == translated and results.read_text().count("\n") == 1
+    assert "is scored" in finish(score())
+
+    before = json.loads(results.read_text())
+    shutil.copy(train(data / "bin", tmp_path / "more", "--arch", "softmax_transformer_small", updates=60), checkpoint)
+    finish(score())
+    assert out.stat().st_mtime_ns > translated
+    after = json.loads(results.read_text())
+    assert after["tokenised"] != before["tokenised"]
+
+
+def test_scripts_say_what_is_missing_from_any_folder(start):
+    for script in ("finetune", "plug_and_play", "score"):
+        process = start("bash", "-c", f"cd tests && bash ../scripts/{script}.sh")
+        output, _ = process.communicate()
+        assert process.returncode == 2 and "is not set" in output and output.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_swap_follows_its_base_and_keeps_to_its_options(start, stock_checkpoint, tmp_path):
+    base, out = tmp_path / "base.pt", tmp_path / "lot.pt"
+    shutil.copy(stock_checkpoint, base)
+
+    def swap(options=""):
+        return start("bash", "scripts/plug_and_play.sh", BASE=base, OUT=out, OPTIONS=options)
+
+    finish(swap())
+    first = out.stat().st_mtime_ns
+    assert "exists" in finish(swap()) and out.stat().st_mtime_ns == first
+    output, _ = (other := swap("--lot-epsilon 0.5")).communicate()
+    assert other.returncode == 2 and "was made with" in output
+    base.touch()
+    finish(swap())
+    assert out.stat().st_mtime_ns > first
 
 
 def unhidden(folder):
@@ -155,12 +248,20 @@ def test_swap(die_at, start, stock_checkpoint, tmp_path):
 def test_calibrate(start, data, stock_checkpoint, tmp_path):
     swapped, folder = tmp_path / "lot.pt", tmp_path / "out"
     finish(start(BIN / "fairseq-lot", "swap", "--path", stock_checkpoint, "--attention", "lot", "--out", swapped))
-    words = [BIN / "fairseq-lot", "calibrate", data / "bin", "--path", swapped, "--held-out", 8]
+    words = [BIN / "fairseq-lot", "calibrate", data / "bin", "--path", swapped, "--held-out", 8, "--joint-steps", 3]
+    terminal, end = os.openpty()  # where progress is shown
+    os.set_blocking(terminal, False)
+    shown = bytearray()
 
-    def calibrate(out, steps, die_at=""):
-        return start(*words, "--steps", steps, "--out", folder / out, die_at=die_at)
+    def calibrate(out, steps, die_at="", **options):
+        return start(*words, "--steps", steps, "--out", folder / out, die_at=die_at, **options)
 
-    kill_when(calibrate("c.pt", 100_000), lambda: folder.exists() and any(folder.iterdir()))
+    def is_fitting():
+        with contextlib.suppress(BlockingIOError):
+            shown.extend(os.read(terminal, 4096))
+        return b"error per layer" in shown
+
+    kill_when(calibrate("c.pt", 100_000, stderr=end), is_fitting)
     assert unhidden(folder) == {}
     killed(calibrate("c.pt", 5, die_at="fsync"))
     assert unhidden(folder) == {}

@@ -70,10 +70,15 @@ def test_several_seeds_give_the_median(make_row):
         for seed, delta, p in deltas
     ]
     rows += [make_row(mechanism="esp", stage="fine-tuned", seed=s, score=40.0, delta=9.0, p=0.001) for s in (1, 2)]
+    rows += [
+        make_row(mechanism="sinkhorn", stage="fine-tuned", seed=s, score=40.0, delta=delta, p=0.001)
+        for s, delta in ((1, 2.0), (2, -1.0))
+    ]
     text = render(rows)
     assert "| transformer | softmax (base) | 32.50 [30.00, 35.00] (4 seeds) | – | – | – |\n" in text
     assert "| lot | – | – | 33.30 [30.90, 36.00] (4 seeds) | +0.95 (+0.20 to +1.40; p < 0.05 in 3 of 4) |\n" in text
     assert "| esp | – | – | 40.00 [39.00, 41.00] (2 seeds) | +9.00* (+9.00 to +9.00; p < 0.05 in 2 of 2) |\n" in text
+    assert "| sinkhorn | – | – | 40.00 [39.00, 41.00] (2 seeds) | +0.50 (-1.00 to +2.00; p < 0.05 in 2 of 2) |" in text
     assert "- Several seeds: median [lowest, highest bound" in text
     assert text.endswith("- Seeds: 1, 2, 3, 4\n")
 

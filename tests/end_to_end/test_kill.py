@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import termios
 import time
 
 import pytest
@@ -96,7 +97,9 @@ def killed(process):
 
 
 def kill_when(process, condition):
+    end = time.monotonic() + 120
     while not condition():
+        assert time.monotonic() < end, "nothing to kill it for"
         assert process.poll() is None, process.communicate()[0][-3000:]
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGKILL)
@@ -250,6 +253,7 @@ def test_calibrate(start, data, stock_checkpoint, tmp_path):
     finish(start(BIN / "fairseq-lot", "swap", "--path", stock_checkpoint, "--attention", "lot", "--out", swapped))
     words = [BIN / "fairseq-lot", "calibrate", data / "bin", "--path", swapped, "--held-out", 8, "--joint-steps", 3]
     terminal, end = os.openpty()  # where progress is shown
+    termios.tcsetwinsize(end, (24, 200))
     os.set_blocking(terminal, False)
     shown = bytearray()
 

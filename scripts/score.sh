@@ -3,7 +3,7 @@
 #
 #   CKPT         the checkpoint
 #   DATA         folder made by prepare_*.sh
-#   RESULTS      results file, one JSON line per scored system
+#   RESULTS      results file, one JSON line per scored system; another one gets the scores of stored translations
 #   STAGE        base, plug-and-play or fine-tuned
 #   BASELINE     translations of the base (*.out), for the paired test; none for the base itself
 #   BACKBONE, SIZE, ATTENTION, OPTIONS, CALIBRATE, SEED: labels of the row
@@ -26,8 +26,8 @@ BEAM=${BEAM:-5}
 BATCH=${BATCH:-128}
 
 if [ "$CKPT" -nt "$OUT" ]; then rm -f "$OUT" "$OUT.scored"; fi  # translations of an earlier checkpoint
-if [ -f "$OUT.scored" ] && [ -f "$RESULTS" ]; then
-    echo "$OUT is scored; remove $OUT.scored to score it again"
+if [ -f "$RESULTS" ] && grep -qxF "$RESULTS" "$OUT.scored" 2>/dev/null; then
+    echo "$OUT is scored in $RESULTS; remove $OUT.scored to score it again"
     exit 0
 fi
 activate
@@ -51,4 +51,4 @@ fairseq-lot score --generated "$OUT" "${references[@]}" --results "$RESULTS" \
     --dataset "$(cat "$DATA/description.txt")" --architecture "$(architecture "$BACKBONE" "$SIZE")" \
     --backbone "$BACKBONE" --mechanism "$ATTENTION" --options="$label" --stage "$STAGE" --seed "$SEED" \
     --device "$(device_name)" --seconds "$(cat "$OUT.seconds")" --command="${generate[*]}"
-touch "$OUT.scored"
+echo "$RESULTS" >>"$OUT.scored"

@@ -9,8 +9,9 @@ from tests.variants import CASES, HEAD_DIM, NUM_HEADS, PLAIN_CASES
 
 BATCHES, WARM_UP = 2000, 200
 # the default of each, and those that take another path
-SOAKED = [case for case in PLAIN_CASES if case.variant in ("default", "hard", "alibi", "convolution")]
-SOAKED += [case for case in CASES if case.differential and str(case).endswith("softmax-default")]
+VARIANTS = ("default", "hard", "learnable", "alibi", "convolution", "positional", "tolerance")
+SOAKED = [case for case in PLAIN_CASES if case.variant in VARIANTS]
+SOAKED += [case for case in CASES if str(case) in ("differential-softmax-default", "differential-lot-default")]
 
 
 def resident():
@@ -37,7 +38,9 @@ def test_soak(case):
         inputs, mask = batch(generator)
         values = mechanism(*inputs, mask, mask, need_plan=number % 4 == 0).values
         values.square().sum().backward()
-        assert values.isfinite().all() and all(x.grad.isfinite().all() for x in inputs)
+        leaves = [*inputs, *mechanism.parameters()]
+        assert values.isfinite().all() and all(x.grad.isfinite().all() for x in leaves)
+        del leaves
         mechanism.zero_grad(set_to_none=True)
         if number == WARM_UP:
             gc.collect()

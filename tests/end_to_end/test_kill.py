@@ -183,8 +183,8 @@ def test_scoring_goes_on_and_follows_its_checkpoint(start, data, tmp_path):
     out, results = tmp_path / "test.out", tmp_path / "r.jsonl"
     settings = {"CKPT": checkpoint, "DATA": folder, "OUT": out, "RESULTS": results, "SIZE": "small", "DEVICE": "cpu"}
 
-    def score(die_at=""):
-        return start("bash", "scripts/score.sh", die_at=die_at, BEAM=1, BATCH=8, **settings)
+    def score(die_at="", **more):
+        return start("bash", "scripts/score.sh", die_at=die_at, BEAM=1, BATCH=8, **settings | more)
 
     part = out.with_name("test.out.part")
     kill_when(score(), lambda: part.exists() and part.stat().st_size > 0)
@@ -197,6 +197,9 @@ def test_scoring_goes_on_and_follows_its_checkpoint(start, data, tmp_path):
     assert "is scored" in finish(score())
 
     before = json.loads(results.read_text())
+    finish(score(RESULTS=tmp_path / "again.jsonl"))
+    again = json.loads((tmp_path / "again.jsonl").read_text())
+    assert again == before and out.stat().st_mtime_ns == translated, "stored translations give the same row"
     shutil.copy(train(data / "bin", tmp_path / "more", "--arch", "softmax_transformer_small", updates=60), checkpoint)
     finish(score())
     assert out.stat().st_mtime_ns > translated

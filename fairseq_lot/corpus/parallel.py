@@ -4,6 +4,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+from argparse import ArgumentTypeError
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,10 +14,18 @@ from fairseq_lot.files import read_lines
 SPLITS = ("train", "valid", "test")
 
 
+def language_code(text: str) -> str:
+    """A language code from the command line, two or three letters."""
+    if not (text.isalpha() and len(text) in (2, 3)):
+        raise ArgumentTypeError(f"expected a language code such as en, got {text!r}")
+    return text
+
+
 def add_language_arguments(parser) -> None:
     """Add ``--source`` and ``--target``, the two file name endings of a folder."""
-    parser.add_argument("--source", default="de", metavar="LANG", help="source language (default: %(default)s)")
-    parser.add_argument("--target", default="en", metavar="LANG", help="target language (default: %(default)s)")
+    for name, language in (("source", "de"), ("target", "en")):
+        text = f"{name} language (default: %(default)s)"
+        parser.add_argument(f"--{name}", default=language, type=language_code, metavar="LANG", help=text)
 
 
 def check_folders(read: str | Path, out: str | Path) -> None:

@@ -50,6 +50,8 @@ def check_data(data: str | Path, *, split: str, source: str, target: str, needs_
     Raises:
         InputError: a file is missing or damaged, or the sides differ in length.
     """
+    if not split.isalnum():
+        raise InputError(f"--split must name a split such as train, valid or test, not {split!r}")
     data = Path(data)
     prefixes = {lang: data / f"{split}.{source}-{target}.{lang}" for lang in (source, target)}
     needed = [data / f"dict.{lang}.txt" for lang in (source, target)]

@@ -31,7 +31,7 @@ def fairseq_lot(*words):
 
 
 def refuse(capsys, *words, naming=()):
-    """Run fairseq-lot in this process; it must refuse with one line."""
+    """Run fairseq-lot in this process; it must refuse with one line, which is returned."""
     code = None
     try:
         code = cli.main([str(word) for word in words])
@@ -41,6 +41,7 @@ def refuse(capsys, *words, naming=()):
     assert code == 2 and len(lines) == 1, (code, lines)
     for name in naming:
         assert str(name) in lines[0], lines[0]
+    return lines[0]
 
 
 def contents(folder):
@@ -99,6 +100,14 @@ def stock_checkpoint(data, tmp_path_factory):
     """A plain fairseq ``transformer``, trained without our user directory's help."""
     save = tmp_path_factory.mktemp("stock")
     return train(data / "bin", save, "--arch", "transformer_tiny", "--share-decoder-input-output-embed", updates=30)
+
+
+@pytest.fixture(scope="session")
+def lot_checkpoint(stock_checkpoint, tmp_path_factory):
+    """The same with LOT in its encoder."""
+    out = tmp_path_factory.mktemp("lot") / "lot.pt"
+    fairseq_lot("swap", "--path", stock_checkpoint, "--attention", "lot", "--lot-num-pivots", 6, "--out", out)
+    return out
 
 
 @pytest.fixture(scope="session")

@@ -16,10 +16,8 @@ FIT = ("--steps", 12, "--joint-steps", 4, "--held-out", 16, "--max-tokens", 300)
 
 
 @pytest.fixture(scope="module")
-def swapped(stock_checkpoint, tmp_path_factory):
-    out = tmp_path_factory.mktemp("swapped") / "lot.pt"
-    fairseq_lot("swap", "--path", stock_checkpoint, "--attention", "lot", "--lot-num-pivots", 6, "--out", out)
-    return out
+def swapped(lot_checkpoint):
+    return lot_checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.end_to_end.conftest import contents, refuse
+from tests.end_to_end.conftest import contents, fairseq_lot, generate, refuse
 
 HUGE = 10**15
 FIT = [
@@ -75,55 +75,102 @@ def named(cases):
 
 @pytest.fixture
 def refused(capsys, tmp_path, monkeypatch):
-    """Call a command in an empty folder; it must be refused, and the folder still be empty."""
+    """Call a command in an empty folder; it must be refused because of the options, and the folder still be empty."""
     monkeypatch.chdir(tmp_path)
 
-    def refused(*words):
-        refuse(capsys, *words)
+    def refused(words, options):
+        line = refuse(capsys, *words, *options)
+        named = [word for word in map(str, options) if len(word.strip()) > 1 and not word.isdigit()]
+        assert not named or any(word in line or word.replace("-", "_").strip("_") in line for word in named), line
         assert contents(tmp_path) == {} and list(tmp_path.iterdir()) == []
 
     return refused
 
 
+def scoring(translations, data, results):
+    files = ("--generated", translations, "--tokenised-reference", data / "text" / "test.en", "--results", results)
+    labels = [word for name in ("dataset", "architecture", "backbone", "mechanism") for word in (f"--{name}", "x")]
+    return ("score", *files, *labels, "--stage", "base", "--seed", 1)
+
+
+@pytest.fixture(scope="session")
+def commands(data, stock_checkpoint, lot_checkpoint, tmp_path_factory):
+    """Each command with arguments that are in order."""
+    translations = tmp_path_factory.mktemp("translations") / "test.out"
+    translations.write_text(generate(data / "bin", stock_checkpoint))
+    folder = data / "bin"
+    return {
+        "calibrate": ("calibrate", folder, "--path", lot_checkpoint, "--out", "out.pt"),
+        "swap": ("swap", "--path", stock_checkpoint, "--out", "out.pt"),
+        "swap and calibrate": (
+            *("swap", "--path", stock_checkpoint, "--out", "out.pt"),
+            *("--attention", "lot", "--calibrate", folder),
+        ),
+        "diagnose": ("diagnose", folder, "--path", lot_checkpoint, "--json", "out.json"),
+        "sweep": ("sweep", folder, "--path", stock_checkpoint, "--out", "out", "--try", "softmax", "--no-bleu"),
+        "score": scoring(translations, data, "r.jsonl"),
+        "toy-corpus": ("toy-corpus", "--out", "out"),
+        "tokenise": ("tokenise", "--raw", data / "raw", "--out", "out"),
+        "encode": ("encode", "--text", data / "text", "--vocab-size", 300, "--out", "out"),
+    }
+
+
+IN_ORDER = {
+    "calibrate": ("--steps", 1, "--joint-steps", 0, "--held-out", 8),
+    "swap": ("--attention", "lot"),
+    "swap and calibrate": ("--steps", 1, "--joint-steps", 0, "--held-out", 8),
+    "diagnose": ("--sentences", 4),
+    "toy-corpus": ("--train", 3, "--valid", 1, "--test", 1),
+    "tokenise": ("--no-clean",),
+}
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["calibrate", "swap", "swap and calibrate", "diagnose", "sweep", "score", "toy-corpus", "tokenise", "encode"],
+)
+def test_without_the_wrong_option_they_work(command, commands, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fairseq_lot(*commands[command], *IN_ORDER.get(command, ()))
+    assert contents(tmp_path)
+
+
 @named(FIT)
-def test_calibrate(options, refused, data, stock_checkpoint):
-    refused("calibrate", data / "bin", "--path", stock_checkpoint, "--out", "out.pt", *options)
+def test_calibrate(options, refused, commands):
+    refused(commands["calibrate"], options)
 
 
-@named([*SWAP, *[("--attention", "lot", "--calibrate", "nowhere", *words) for words in FIT]])
-def test_swap(options, refused, stock_checkpoint):
-    refused("swap", "--path", stock_checkpoint, "--out", "out.pt", *options)
+@named(SWAP)
+def test_swap(options, refused, commands):
+    refused(commands["swap"], options)
+
+
+@named(FIT)
+def test_swap_and_calibrate(options, refused, commands):
+    refused(commands["swap and calibrate"], options)
 
 
 @named(DIAGNOSE)
-def test_diagnose(options, refused, data, stock_checkpoint):
-    refused("diagnose", data / "bin", "--path", stock_checkpoint, "--json", "out.json", *options)
+def test_diagnose(options, refused, commands):
+    refused(commands["diagnose"], options)
 
 
 @named(SWEEP)
-def test_sweep(options, refused, data, stock_checkpoint):
-    refused("sweep", data / "bin", "--path", stock_checkpoint, "--out", "out", "--try", "softmax", *options)
+def test_sweep(options, refused, commands):
+    refused(commands["sweep"], options)
 
 
 @named(SCORE)
-def test_score(options, refused, data):
-    text = data / "text" / "test.en"
-    labels = [word for name in ("dataset", "architecture", "backbone", "mechanism") for word in (f"--{name}", "x")]
-    words = ("--generated", text, "--tokenised-reference", text, "--results", "r.jsonl", "--stage", "base")
-    refused("score", *words, *labels, "--seed", 1, *options)
+def test_score(options, refused, commands):
+    refused(commands["score"], options)
 
 
 @named(CORPUS)
-def test_corpus(options, refused, data):
-    folders = {
-        "toy-corpus": (),
-        "tokenise": ("--raw", data / "raw"),
-        "encode": ("--text", data / "text", "--vocab-size", 300),
-    }
-    command, *words = options
-    refused(command, *folders[command], "--out", "out", *words)
+def test_corpus(options, refused, commands):
+    command, *options = options
+    refused(commands[command], options)
 
 
 @named(GENERAL)
 def test_general(options, refused):
-    refused(*options)
+    refused(options, ())

@@ -13,6 +13,7 @@ from fairseq_lot.plug_and_play.sweep_page import render as render_sweep
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 RESULTS = sorted((ROOT / "results").glob("*.jsonl"))
+assert len(RESULTS) >= 2
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.name)

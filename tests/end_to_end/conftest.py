@@ -1,6 +1,7 @@
 """A tiny synthetic data folder and the real commands, run as a user runs them."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -92,6 +93,7 @@ def data(tmp_path_factory):
     command("fairseq-lot", "encode", "--text", home / "text", "--out", home / "bpe", "--vocab-size", 300)
     prefixes = [word for split in ("train", "valid", "test") for word in (f"--{split}pref", home / "bpe" / split)]
     command("fairseq-preprocess", "-s", "de", "-t", "en", "--joined-dictionary", "--destdir", home / "bin", *prefixes)
+    shutil.copy(home / "bpe" / "sentencepiece.bpe.model", home / "bin")
     return home
 
 

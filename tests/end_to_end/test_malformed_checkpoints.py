@@ -10,7 +10,7 @@ import torch
 
 from tests.end_to_end.conftest import contents, refuse
 
-COMMANDS = ("calibrate", "check", "diagnose", "sweep", "swap")
+COMMANDS = ("calibrate", "check", "diagnose", "report", "sweep", "swap", "translate")
 
 
 def words_of(command, data, path, out):
@@ -19,8 +19,13 @@ def words_of(command, data, path, out):
         "calibrate": ("calibrate", data, "--path", path, "--out", out / "o.pt", "--json", out / "o.json"),
         "check": ("check", data, "--path", path),
         "diagnose": ("diagnose", data, "--path", path, "--json", out / "o.json"),
+        "report": (
+            *("report", "--data", data, "--path", path, "--out", out / "o.html"),
+            *("--sentences", data.parent / "text" / "test.de", "--tokenised"),
+        ),
         "sweep": ("sweep", data, "--path", path, "--out", out / "sweep", "--try", "lot", "--no-bleu"),
         "swap": ("swap", "--path", path, "--attention", "lot", "--out", out / "o.pt"),
+        "translate": ("translate", "ein satz", "--data", data, "--path", path, "--tokenised"),
     }[command]
 
 

@@ -1,15 +1,14 @@
 """Damaged data folders, text that is no text, archives and results with broken lines: one line, nothing changed."""
 
 import gzip
-import io
 import json
 import random
 import shutil
-import tarfile
 
 import pytest
 
-from tests.end_to_end.conftest import contents, refuse
+from tests.corpus.test_iwslt14 import files, pack
+from tests.end_to_end.conftest import contents, fairseq_lot, refuse
 
 GARBAGE = random.Random(1).randbytes(3000)
 
@@ -96,26 +95,16 @@ def test_text(command, name, damage, data, tmp_path, capsys):
     refuse_and_keep(capsys, tmp_path, *words)
 
 
-def archive(members):
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
-        for name, content in members.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(content)
-            tar.addfile(entry, io.BytesIO(content))
-    return buffer.getvalue()
-
-
+WHOLE = pack(files())
 ARCHIVES = {
     "empty": b"",
     "garbage": GARBAGE,
     "garbage-in-gzip": gzip.compress(GARBAGE),
-    "empty-archive": archive({}),
-    "of-other-files": archive({"de-en/readme.txt": b"hello"}),
-    "garbage-inside": archive({"texts/de/en/de-en.tgz": GARBAGE}),
-    "members-of-garbage": archive({f"de-en/train.tags.de-en.{language}": GARBAGE for language in ("de", "en")}),
-    "escapes-its-folder": archive({"../../train.tags.de-en.de": b"text\n"}),
-    **{f"cut-{n}-tenths": archive({"a": GARBAGE, "b": GARBAGE})[: n * 600] for n in range(1, 10)},
+    "empty-archive": pack({}),
+    "of-other-files": pack({"de-en/readme.txt": b"hello"}),
+    "garbage-inside": pack({"texts/de/en/de-en.tgz": GARBAGE}),
+    "members-of-garbage": pack(files() | {"de-en/train.tags.de-en.de": GARBAGE}),
+    **{f"cut-{n}-tenths": WHOLE[: n * len(WHOLE) // 10] for n in range(1, 10)},
 }
 
 
@@ -123,6 +112,16 @@ ARCHIVES = {
 def test_archives(name, tmp_path, capsys):
     (tmp_path / "de-en.tgz").write_bytes(ARCHIVES[name])
     refuse_and_keep(capsys, tmp_path, "iwslt14", "--archive", tmp_path / "de-en.tgz", "--out", tmp_path / "out")
+
+
+def test_members_outside_of_the_archive_are_not_written(tmp_path):
+    folder = tmp_path / "a" / "b"
+    folder.mkdir(parents=True)
+    names = ("../../evil", str(tmp_path / "evil"), "de-en/../../evil")
+    (folder / "de-en.tgz").write_bytes(pack(files() | dict.fromkeys(names, b"no")))
+    fairseq_lot("iwslt14", "--archive", folder / "de-en.tgz", "--out", folder / "out")
+    written = {path.relative_to(folder) for path in contents(tmp_path)}
+    assert {path.parts[0] for path in written} == {"de-en.tgz", "out"} and not list(tmp_path.rglob("evil*"))
 
 
 LINES = {

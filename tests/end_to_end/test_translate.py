@@ -15,32 +15,25 @@ from tests.end_to_end.test_bad_input import refuse
 
 
 @pytest.fixture(scope="module")
-def text_data(data):
-    """The data folder with its sentencepiece model, as the scripts leave it."""
-    shutil.copy(data / "bpe" / "sentencepiece.bpe.model", data / "bin")
-    return data
-
-
-@pytest.fixture(scope="module")
-def expected(text_data, stock_checkpoint):
+def expected(data, stock_checkpoint):
     """fairseq-generate's translations of the test set, Moses tokens, in its order."""
-    output = generate(text_data / "bin", stock_checkpoint, "--beam", 5, "--max-len-b", 200)
+    output = generate(data / "bin", stock_checkpoint, "--beam", 5, "--max-len-b", 200)
     found = [line.split("\t") for line in output.splitlines() if line.startswith("D-")]
     return [text for _, text in sorted((int(name[2:]), text) for name, _, text in found)]
 
 
-def test_translates_as_fairseq_does(text_data, stock_checkpoint, expected):
+def test_translates_as_fairseq_does(data, stock_checkpoint, expected):
     model = Translator(stock_checkpoint)
-    raw = (text_data / "raw" / "test.de").read_text(encoding="utf-8").splitlines()[:20]
+    raw = (data / "raw" / "test.de").read_text(encoding="utf-8").splitlines()[:20]
     english = MosesDetokenizer("en")
     assert model.translate(raw) == [english.detokenize(line.split()) for line in expected[:20]]
     assert len(set(expected[:20])) > 1, "the model says more than one sentence"
 
 
-def test_pipe_and_compare(text_data, stock_checkpoint, expected, tmp_path):
+def test_pipe_and_compare(data, stock_checkpoint, expected, tmp_path):
     swapped = tmp_path / "swapped.pt"
     fairseq_lot("swap", "--path", stock_checkpoint, "--out", swapped, "--attention", "sinkhorn")
-    lines = (text_data / "text" / "test.de").read_text(encoding="utf-8").splitlines()[:5]
+    lines = (data / "text" / "test.de").read_text(encoding="utf-8").splitlines()[:5]
     done = command(
         "fairseq-lot", "translate", "--path", stock_checkpoint, "--compare", swapped, "--tokenised",
         input="\n".join([*lines[:2], "", *lines[2:]]) + "\n",
@@ -58,7 +51,7 @@ def _of(path, words, lines):
     return [*translations[:2], "", *translations[2:]]
 
 
-def test_bad_input_is_refused(text_data, stock_checkpoint, tmp_path, capsys, monkeypatch):
+def test_bad_input_is_refused(data, stock_checkpoint, tmp_path, capsys, monkeypatch):
     model = ("--path", stock_checkpoint)
     refuse(capsys, "translate", "das", naming=["--path"])
     refuse(capsys, "translate", "--path", tmp_path / "gone.pt", "das", naming=["gone.pt"])
@@ -66,7 +59,7 @@ def test_bad_input_is_refused(text_data, stock_checkpoint, tmp_path, capsys, mon
     refuse(capsys, "translate", *model, "--data", tmp_path, "das", naming=[tmp_path])
     refuse(capsys, "translate", *model, "das", "der " * 2000, naming=["line 2", "pieces"])
     folder = tmp_path / "bin"
-    shutil.copytree(text_data / "bin", folder)
+    shutil.copytree(data / "bin", folder)
     (folder / "sentencepiece.bpe.model").unlink()
     refuse(capsys, "translate", *model, "--data", folder, "das", naming=["sentencepiece.bpe.model"])
     (folder / "sentencepiece.bpe.model").write_bytes(b"garbage")
@@ -75,15 +68,15 @@ def test_bad_input_is_refused(text_data, stock_checkpoint, tmp_path, capsys, mon
     refuse(capsys, "translate", *model, naming=["line 2", "UTF-8"])
 
 
-def test_a_moved_data_folder_is_named(text_data, stock_checkpoint, tmp_path, capsys):
+def test_a_moved_data_folder_is_named(data, stock_checkpoint, tmp_path, capsys):
     state = torch.load(stock_checkpoint, weights_only=False)
     state["cfg"]["task"]["data"] = "data-bin/gone"
     torch.save(state, tmp_path / "moved.pt")
     refuse(capsys, "translate", "--path", tmp_path / "moved.pt", "das", naming=["data-bin/gone", "--data"])
-    assert cli.main(["translate", "--path", str(tmp_path / "moved.pt"), "--data", str(text_data / "bin"), "das"]) == 0
+    assert cli.main(["translate", "--path", str(tmp_path / "moved.pt"), "--data", str(data / "bin"), "das"]) == 0
 
 
-def test_a_reader_that_has_had_enough(text_data, stock_checkpoint):
+def test_a_reader_that_has_had_enough(data, stock_checkpoint):
     words = [BIN / "fairseq-lot", "translate", "--path", stock_checkpoint, "--beam", 1, *["das"] * 40]
     process = subprocess.Popen([str(word) for word in words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process.stdout.close()
@@ -91,7 +84,7 @@ def test_a_reader_that_has_had_enough(text_data, stock_checkpoint):
     process.stderr.close()
 
 
-def test_a_typing_person_may_try_again(text_data, stock_checkpoint, capsys, monkeypatch):
+def test_a_typing_person_may_try_again(data, stock_checkpoint, capsys, monkeypatch):
     typed = io.TextIOWrapper(io.BytesIO(b"der " * 2000 + b"\ndas haus\n"))
     monkeypatch.setattr(typed, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("sys.stdin", typed)

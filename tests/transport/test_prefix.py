@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from scipy.optimize import linprog
 
 from fairseq_lot.transport.prefix import absorb, empty_prefix, prefix_apply
 
@@ -179,7 +180,6 @@ def test_memory_is_linear_in_the_length():
 @pytest.mark.parametrize("n", [2, 3, 5])
 def test_causal_and_doubly_stochastic_is_the_identity(n):
     """The most off-diagonal mass of a lower-triangular plan with unit rows and columns is zero ([12], §8)."""
-    linprog = pytest.importorskip("scipy.optimize").linprog
     places = [(i, j) for i in range(n) for j in range(i + 1)]
     cost = [0.0 if i == j else -1.0 for i, j in places]
     sums = [[float(i == row) for i, _ in places] for row in range(n)]

@@ -53,7 +53,7 @@ def contents(folder):
 def training(data, save, *flags, updates=20):
     """Arguments of fairseq-train for a few updates."""
     return (
-        data, "-s", "de", "-t", "en", "--save-dir", save, "--cpu",
+        data, "-s", "de", "-t", "en", "--save-dir", save, "--cpu", "--distributed-world-size", 1,
         "--max-update", updates, "--optimizer", "adam", "--lr", "1e-3", "--max-tokens", 400, "--seed", 1,
         "--no-epoch-checkpoints", "--disable-validation", "--user-dir", "fairseq_lot", *flags,
     )  # fmt: skip

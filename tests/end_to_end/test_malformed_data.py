@@ -211,3 +211,15 @@ GENERATED = {
 def test_translations(name, tmp_path, capsys):
     words = scoring(tmp_path, GENERATED[name])
     refuse_and_keep(capsys, tmp_path, *words)
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_translations_of_the_base(name, tmp_path, capsys):
+    (tmp_path / "base.out").write_bytes(GENERATED[name])
+    refuse_and_keep(capsys, tmp_path, *scoring(tmp_path), "--baseline-generated", tmp_path / "base.out")
+
+
+def test_translations_that_are_whole_are_scored(tmp_path):
+    (tmp_path / "base.out").write_bytes(TRANSLATION)
+    fairseq_lot(*scoring(tmp_path), "--baseline-generated", tmp_path / "base.out")
+    assert (tmp_path / "r.jsonl").exists()

@@ -8,6 +8,12 @@ from torch import nn
 from fairseq_lot.attention.base import Mechanism
 
 
+def _exactly(method, first: torch.Tensor, *others):
+    """Call a method of a mechanism outside of autocast, as its ``forward`` sees to by itself."""
+    with torch.autocast(first.device.type, enabled=False):
+        return method(first, *others)
+
+
 @with_incremental_state
 class PluggableMultiheadAttention(nn.Module):
     """Projections and caches of fairseq's attention around any mechanism.
@@ -94,18 +100,18 @@ class PluggableMultiheadAttention(nn.Module):
         """Keys that never change are summarised once, or again when a plan is first asked for later on."""
         summary = self._kept(incremental_state)
         if summary:
-            output = self.mechanism.attend_summary(q, summary, need_plan)
+            output = _exactly(self.mechanism.attend_summary, q, summary, need_plan)
             if key is None or not need_plan or output.plan is not None:
                 return output
-        summary = self.mechanism.summarise(*self._keys_and_values(key, value), key_padding_mask, need_plan)
+        summary = _exactly(self.mechanism.summarise, *self._keys_and_values(key, value), key_padding_mask, need_plan)
         self._keep(incremental_state, summary)
-        return self.mechanism.attend_summary(q, summary, need_plan)
+        return _exactly(self.mechanism.attend_summary, q, summary, need_plan)
 
     def _attend_next(self, q, key, value, key_padding_mask, incremental_state, need_plan):
         """Causal attention to the new keys and to what is kept of earlier ones."""
         state = self._kept(incremental_state)
         k, v = self._keys_and_values(key, value)
-        output, state = self.mechanism.causal_step(q, k, v, key_padding_mask, state, need_plan)
+        output, state = _exactly(self.mechanism.causal_step, q, k, v, key_padding_mask, state, need_plan)
         self._keep(incremental_state, state)
         return output
 

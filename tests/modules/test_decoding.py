@@ -176,3 +176,28 @@ def test_several_tokens_may_come_at_once(name, options, differential):
     for part in query.split([3, 1, 3]):
         values.append(attention(part, part, part, incremental_state=state, need_weights=False)[0])
     torch.testing.assert_close(torch.cat(values), expected, atol=1e-6, rtol=1e-5)
+
+
+@EVERYWHERE
+@MECHANISMS
+@DIFFERENTIAL
+def test_autocast_stops_at_the_mechanism(site, name, options, differential, monkeypatch):
+    """The projections are made in half precision, the plans are not; steps are still those of teacher forcing."""
+    attention, (query, key, mask) = attention_at(site, name, options, differential), inputs_of(site, "right")
+    called = []
+    for method in ("summarise", "attend_summary", "causal_step"):
+        real = getattr(attention.mechanism, method)
+
+        def spy(first, *others, real=real):
+            called.append((first.dtype, torch.is_autocast_enabled("cpu")))
+            return real(first, *others)
+
+        monkeypatch.setattr(attention.mechanism, method, spy)
+    state = {}
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = teacher_forced(attention, query, key, mask)[0]
+        rows = torch.arange(BSZ)
+        steps = [step(attention, state, query, key, mask, i, rows)[0] for i in range(TGT_LEN)]
+    assert set(called) == {(torch.bfloat16, False)}
+    real = slice(None) if site == "cross" else ~mask.T
+    torch.testing.assert_close(torch.cat(steps)[real], expected[real], atol=2e-2, rtol=2e-2)

@@ -109,15 +109,18 @@ def test_equal_tokens_get_equal_rows(case):
         torch.testing.assert_close(output.values, v, atol=1e-5, rtol=1e-5)
 
 
-@every_case
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [(case, torch.float32) for case in CASES] + [(case, torch.bfloat16) for case in CASES if case.variant == "default"],
+    ids=str,
+)
 def test_sentences_of_1024_tokens(case, dtype):
     """Every token has a thousandth of the mass, which the tolerance must not hide."""
     q, k, v = draw(1, 1024, 1024, dtype=dtype)
     mechanism = case.build(dtype)
     check(case, mechanism, q, k, v)
-    if case.options.get("hard"):
-        return  # where two tokens are as good as level, rounding may exchange them
+    if case.name == "esp":
+        return  # two tokens that are as good as level may change places in a sort
     exact = copy.deepcopy(mechanism).double()(q.double(), k.double(), v.double()).values
     scale = exact.abs().max()
     assert (mechanism(q, k, v).values - exact).abs().max() <= 10 * MISSING[dtype] * scale

@@ -54,6 +54,7 @@ def training(data, save, *flags, updates=20):
     """Arguments of fairseq-train for a few updates."""
     return (
         data, "-s", "de", "-t", "en", "--save-dir", save, "--cpu", "--distributed-world-size", 1,
+        "--num-workers", 0,
         "--max-update", updates, "--optimizer", "adam", "--lr", "1e-3", "--max-tokens", 400, "--seed", 1,
         "--no-epoch-checkpoints", "--disable-validation", "--user-dir", "fairseq_lot", *flags,
     )  # fmt: skip
@@ -75,7 +76,8 @@ def generate(data, checkpoint, *flags, **options):
     """fairseq-generate on the test set; returns its standard output."""
     return command(
         "fairseq-generate", data, "-s", "de", "-t", "en", "--path", checkpoint, "--user-dir", "fairseq_lot", "--cpu",
-        "--beam", 3, "--remove-bpe", "sentencepiece", "--max-len-b", 20, "--batch-size", 16, *flags, **options,
+        "--beam", 3, "--remove-bpe", "sentencepiece", "--max-len-b", 20, "--batch-size", 16, "--num-workers", 0,
+        *flags, **options,
     ).stdout  # fmt: skip
 
 

@@ -43,8 +43,8 @@ class Esp(Mechanism):
     stochastic when queries and keys are equally many; otherwise both marginals are approximate.
 
     Attributes:
-        slices: ``(num_heads, L, head_dim)`` for frozen (buffer) and learnable (parameter; a buffer with ``hard``)
-            slices, normalised when used; None for axes.
+        slices: ``(num_heads, L, head_dim)`` for frozen (buffer) and learnable (parameter) slices, normalised
+            when used; None for axes.
         epoch: the epoch of the training, a buffer, for annealed sorting only. It is the epoch that is kept and not t,
             because a cold t is no number in half precision.
     """
@@ -67,7 +67,7 @@ class Esp(Mechanism):
             return
         generator = torch.Generator().manual_seed(options.seed * 1_000 + self.layer)
         slices = torch.randn((self.num_heads, self.num_slices, self.head_dim), generator=generator)
-        if options.slicer == "learnable" and not options.hard:  # exact sorting has no gradient for them
+        if options.slicer == "learnable":
             self.slices = nn.Parameter(slices)
         else:
             self.register_buffer("slices", slices)

@@ -117,11 +117,9 @@ def loss_curve(log):
 
 TRAININGS = {
     "pretrain": {"BACKBONE": "transformer"},
-    "finetune-annealed-esp": {
-        "BACKBONE": "transformer", "ATTENTION": "esp", "OPTIONS": "--esp-anneal 0.5 --esp-num-slices 4"
-    },
-    "finetune-differential-lot": {
-        "BACKBONE": "diff_transformer", "ATTENTION": "lot", "OPTIONS": "--lot-num-pivots 8"
+    "finetune": {
+        "BACKBONE": "diff_transformer", "ATTENTION": "esp",
+        "OPTIONS": "--esp-anneal 0.5 --esp-num-slices 4 --esp-slicer learnable",
     },
 }  # fmt: skip
 
@@ -136,13 +134,12 @@ def swapped_checkpoint(data, folder, *, backbone, attention, options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TRAININGS)
-def test_training_goes_on_as_if_it_had_not_been_killed(name, start, data, tmp_path):
+@pytest.mark.parametrize("script", TRAININGS)
+def test_training_goes_on_as_if_it_had_not_been_killed(script, start, data, tmp_path):
     settings = {"DATA": data / "bin", "SIZE": "small", "EPOCHS": 3, "MAX_TOKENS": 1000, "DEVICE": "cpu"}
-    settings |= TRAININGS[name]
-    script = name.partition("-")[0]
+    settings |= TRAININGS[script]
     if script == "finetune":
-        chosen = {key.lower(): TRAININGS[name][key] for key in ("BACKBONE", "ATTENTION", "OPTIONS")}
+        chosen = {key.lower(): TRAININGS[script][key] for key in ("BACKBONE", "ATTENTION", "OPTIONS")}
         settings["SWAPPED"] = swapped_checkpoint(data, tmp_path / "base", **chosen)
 
     def training(save, die_at="", **more):

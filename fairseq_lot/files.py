@@ -24,12 +24,12 @@ def atomic_write(path, mode="w"):
         InputError: the folder or the file cannot be written (no permission, full disk, ...).
     """
     path = Path(path)
-    temporary = None
+    temporary, encoding = None, None if "b" in mode else "utf-8"
     try:
         if path.is_dir():
             raise IsADirectoryError(21, "it is a folder")
         if path.exists() and not path.is_file():
-            with open(path, mode, encoding=None if "b" in mode else "utf-8") as file:
+            with open(path, mode, encoding=encoding) as file:
                 yield file
             return
         path = Path(os.path.realpath(path))
@@ -38,7 +38,7 @@ def atomic_write(path, mode="w"):
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(temporary, 0o666 & ~umask)
-        with open(handle, mode, encoding=None if "b" in mode else "utf-8") as file:
+        with open(handle, mode, encoding=encoding) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -120,7 +120,8 @@ def calibrate(path: str | Path, data: str | Path, options: Namespace) -> Calibra
         InputError: nothing to fit, a model that was not trained with softmax, or a checkpoint or data folder that
             cannot be used.
     """
-    trained = getattr(model_args(load_checkpoint(path), path), "trained_attention", DEFAULT)
+    state = load_checkpoint(path)
+    trained = getattr(model_args(state, path), "trained_attention", DEFAULT)
     if trained != DEFAULT:
         raise InputError(f"{path} was trained with {trained} attention; calibration fits to {DEFAULT}: fine-tune it")
     student = load(path, data, options.split, needs_target=False)
@@ -169,7 +170,7 @@ def calibrate(path: str | Path, data: str | Path, options: Namespace) -> Calibra
         )
     with torch.no_grad():
         after = head_errors(where, held_out_calls)
-    state, added = load_checkpoint(path), set(map(id, parameters))
+    added = set(map(id, parameters))
     for name, parameter in student.model.named_parameters():
         if id(parameter) in added:
             state["model"][name] = parameter.detach().to(state["model"][name].dtype)

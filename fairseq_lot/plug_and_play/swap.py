@@ -77,17 +77,17 @@ def swap(state: dict, *, path: str | Path = "checkpoint", attention: str, **flat
     Raises:
         InputError: an unknown mechanism or option, or a site where the mechanism cannot stand.
     """
-    state = {"last_optimizer_state": None, **state, "model": dict(state["model"])}
+    was_trained = state.get("last_optimizer_state") is not None
+    state = {**state, "last_optimizer_state": None, "model": dict(state["model"])}
     for holder in ("cfg", "args"):
         state[holder] = copy.deepcopy(state.get(holder))
     args = model_args(state, path)
     # old checkpoints may lack arguments that have a default today
     base_architecture(args)
     previous = getattr(args, "attention", None) or "softmax"
-    if state["last_optimizer_state"] is not None:  # it was trained with what it has
+    if was_trained:  # with the attention that it has
         prior = getattr(args, "softmax_prior", None) if previous == "softmax" else None
         args.trained_attention = previous if prior is None else f"{previous} ({prior})"
-    state["last_optimizer_state"] = None
     _set_attention(args, attention, flat_options)
     weights = state["model"]
     plugged = _new_parameters(args)

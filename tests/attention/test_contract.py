@@ -238,8 +238,7 @@ def test_every_parameter_gets_a_gradient(case, causal):
     """Torch's data parallelism stops at a parameter without one."""
     options = {}
     if causal:
-        chosen = build_options(case.name, **case.options).at_site("decoder")
-        options = {field.name: getattr(chosen, field.name) for field in dataclasses.fields(chosen)}
+        options = dataclasses.asdict(build_options(case.name, **case.options).at_site("decoder"))
     mechanism = case.build(**options)
     if causal and not inner(mechanism).supports_causal:
         return

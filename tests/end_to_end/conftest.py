@@ -54,16 +54,6 @@ def contents(folder):
     return {path: path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()}
 
 
-def training(data, save, *flags, updates=20):
-    """Arguments of fairseq-train for a few updates."""
-    return (
-        data, "-s", "de", "-t", "en", "--save-dir", save, "--cpu", "--distributed-world-size", 1,
-        "--num-workers", 0,
-        "--max-update", updates, "--optimizer", "adam", "--lr", "1e-3", "--max-tokens", 400, "--seed", 1,
-        "--no-epoch-checkpoints", "--disable-validation", "--user-dir", "fairseq_lot", *flags,
-    )  # fmt: skip
-
-
 def in_this_process(main, *words):
     """The entry point of a fairseq command, seconds faster than in a new process; returns its standard output."""
     output = io.StringIO()
@@ -75,7 +65,12 @@ def in_this_process(main, *words):
 
 def train(data, save, *flags, updates=20, launcher=()):
     """fairseq-train for a few updates, in this process unless a launcher is given; returns the last checkpoint."""
-    words = training(data, save, *flags, updates=updates)
+    words = (
+        data, "-s", "de", "-t", "en", "--save-dir", save, "--cpu", "--distributed-world-size", 1,
+        "--num-workers", 0,
+        "--max-update", updates, "--optimizer", "adam", "--lr", "1e-3", "--max-tokens", 400, "--seed", 1,
+        "--no-epoch-checkpoints", "--disable-validation", "--user-dir", "fairseq_lot", *flags,
+    )  # fmt: skip
     if launcher:
         command(*launcher, *words)
     else:

@@ -16,23 +16,18 @@ FIT = ("--steps", 12, "--joint-steps", 4, "--held-out", 16, "--max-tokens", 300)
 
 
 @pytest.fixture(scope="module")
-def swapped(lot_checkpoint):
-    return lot_checkpoint
-
-
-@pytest.fixture(scope="module")
-def calibrated(data, swapped, tmp_path_factory):
+def calibrated(data, lot_checkpoint, tmp_path_factory):
     folder = tmp_path_factory.mktemp("calibrated")
     done = command(
-        "fairseq-lot", "calibrate", data / "bin", "--path", swapped, "--out", folder / "lot.pt", *FIT,
+        "fairseq-lot", "calibrate", data / "bin", "--path", lot_checkpoint, "--out", folder / "lot.pt", *FIT,
         "--json", folder / "errors.json",
     )  # fmt: skip
     return folder, done
 
 
-def test_only_what_was_added_changes_and_the_errors_fall(swapped, calibrated):
+def test_only_what_was_added_changes_and_the_errors_fall(lot_checkpoint, calibrated):
     folder, done = calibrated
-    before, after = load_checkpoint(swapped)["model"], load_checkpoint(folder / "lot.pt")["model"]
+    before, after = load_checkpoint(lot_checkpoint)["model"], load_checkpoint(folder / "lot.pt")["model"]
     assert list(before) == list(after)
     changed = {key for key in before if not torch.equal(before[key], after[key])}
     assert changed and all(key.endswith(("mechanism.pivots", "mechanism.mass_logits")) for key in changed)
@@ -45,10 +40,10 @@ def test_only_what_was_added_changes_and_the_errors_fall(swapped, calibrated):
     assert "before → after" in done.stdout and str(folder / "lot.pt") in done.stdout
 
 
-def test_the_calibrated_file_translates(data, swapped, calibrated):
+def test_the_calibrated_file_translates(data, lot_checkpoint, calibrated):
     folder, _ = calibrated
     ours = hypotheses(generate(data / "bin", folder / "lot.pt"))
-    assert len(ours) == 120 and ours != hypotheses(generate(data / "bin", swapped))
+    assert len(ours) == 120 and ours != hypotheses(generate(data / "bin", lot_checkpoint))
 
 
 def test_swap_can_calibrate_at_once(data, stock_checkpoint, calibrated, tmp_path):
@@ -63,13 +58,13 @@ def test_swap_can_calibrate_at_once(data, stock_checkpoint, calibrated, tmp_path
     assert all(torch.equal(ours[key], expected[key]) for key in ours)
 
 
-def test_source_side_alone_is_enough(data, swapped, tmp_path):
+def test_source_side_alone_is_enough(data, lot_checkpoint, tmp_path):
     shutil.copytree(data / "bin", tmp_path / "bin")
     for file in (tmp_path / "bin").glob("train.de-en.en.*"):
         file.unlink()
     out = tmp_path / "lot.pt"
-    command("fairseq-lot", "calibrate", tmp_path / "bin", "--path", swapped, "--out", out, *FIT)
-    before, after = load_checkpoint(swapped)["model"], load_checkpoint(out)["model"]
+    command("fairseq-lot", "calibrate", tmp_path / "bin", "--path", lot_checkpoint, "--out", out, *FIT)
+    before, after = load_checkpoint(lot_checkpoint)["model"], load_checkpoint(out)["model"]
     assert any(not torch.equal(before[key], after[key]) for key in before if key.endswith("pivots"))
 
 
@@ -82,13 +77,13 @@ def test_source_side_alone_is_enough(data, swapped, tmp_path):
         (("--held-out", 151), "train has 300 sentences; --held-out takes half of them at most"),
         (("--split", "nowhere"), "nowhere.de-en.de.bin is missing"),
         (("--path", "absent.pt"), "there is no checkpoint absent.pt"),
-        (("--out", "{swapped}"), "give another file"),
+        (("--out", "{lot_checkpoint}"), "give another file"),
         (("--out", "/proc/no/lot.pt"), "/proc/no/lot.pt"),
     ],
 )
-def test_bad_input_is_one_line_and_leaves_nothing(flags, words, data, swapped, tmp_path, capsys):
-    flags = [str(flag).format(swapped=swapped) for flag in flags]
-    base = ["--path", swapped, "--out", tmp_path / "lot.pt", *FIT]
+def test_bad_input_is_one_line_and_leaves_nothing(flags, words, data, lot_checkpoint, tmp_path, capsys):
+    flags = [str(flag).format(lot_checkpoint=lot_checkpoint) for flag in flags]
+    base = ["--path", lot_checkpoint, "--out", tmp_path / "lot.pt", *FIT]
     refuse(capsys, "calibrate", data / "bin", *base, *flags, naming=[words])
     assert not list(tmp_path.iterdir())
 
@@ -115,9 +110,9 @@ def interrupt_at(call, monkeypatch):
     monkeypatch.setattr("fairseq_lot.plug_and_play.calibrate.head_errors", head_errors)
 
 
-def test_ctrl_c_ends_calibrate_early(data, swapped, tmp_path, monkeypatch, capsys):
+def test_ctrl_c_ends_calibrate_early(data, lot_checkpoint, tmp_path, monkeypatch, capsys):
     interrupt_at(5, monkeypatch)
-    fairseq_lot("calibrate", data / "bin", "--path", swapped, "--out", tmp_path / "lot.pt", *FIT)
+    fairseq_lot("calibrate", data / "bin", "--path", lot_checkpoint, "--out", tmp_path / "lot.pt", *FIT)
     assert "steps on the heads and 0 on the output" in capsys.readouterr().out
     assert (tmp_path / "lot.pt").exists()
 
@@ -138,7 +133,7 @@ def test_ctrl_c_leaves_nothing_that_scripts_would_take_for_finished(
         assert '"calibrated": true' not in (tmp_path / "o" / "sweep.jsonl").read_text()
 
 
-def test_what_was_not_trained_with_softmax_is_not_fitted_to_it(data, stock_checkpoint, swapped, tmp_path, capsys):
+def test_what_was_not_trained_with_softmax_is_not_fitted_to_it(data, stock_checkpoint, tmp_path, capsys):
     """The checkpoint knows with what it was trained, however often it is swapped."""
     for number, change in enumerate(({"attention": "sinkhorn"}, {"softmax_prior": "alibi"})):
         state = torch.load(stock_checkpoint, weights_only=True)

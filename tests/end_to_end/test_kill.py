@@ -5,105 +5,18 @@ import json
 import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
 import termios
-import time
 
 import pytest
 import torch
 
-from tests.end_to_end.conftest import BIN, ROOT, contents, fairseq_lot, train, weights_of
-
-# Python runs this at its start: the process kills itself at the named moment.
-DEADLY = """
-import builtins, io, os, shutil
-
-moment, _, times = os.environ.get("DIE_AT", "").partition(":")
-left = int(times or 1)
-original_open = builtins.open
-
-
-def due():
-    global left
-    left -= 1
-    return left == 0
-
-
-def die():
-    os.kill(os.getpid(), 9)
-
-
-def copyfile(source, target):  # half a copy
-    data = original_open(source, "rb").read()
-    if not due():
-        return original_open(target, "wb").write(data) and target
-    with original_open(target, "wb") as file:
-        file.write(data[: len(data) // 2])
-    die()
-
-
-class Half(io.FileIO):
-    def write(self, data):
-        super().write(bytes(data)[: len(data) // 2])
-        die()
-
-
-def open_(file, mode="r", *args, **kwargs):
-    deadly = str(file).endswith("checkpoint_best.pt.tmp") and mode == "wb" and due()
-    return Half(file, "wb") if deadly else original_open(file, mode, *args, **kwargs)
-
-
-if moment == "copy":
-    shutil.copyfile = copyfile
-elif moment == "write":
-    builtins.open = open_
-elif moment:
-    setattr(os, moment, lambda *args, **kwargs: die())
-"""
+from tests.end_to_end.conftest import BIN, contents, fairseq_lot, train, weights_of
+from tests.end_to_end.deadly import finish, kill_when, killed, refused, starter
 
 
 @pytest.fixture
-def start(tmp_path):
-    """Start a command in a process group of its own, which dies at the given moment."""
-    (tmp_path / "deadly").mkdir()
-    (tmp_path / "deadly" / "sitecustomize.py").write_text(DEADLY)
-    path = os.pathsep.join([str(tmp_path / "deadly"), str(ROOT)])
-
-    def start(*words, die_at="", stderr=subprocess.STDOUT, **variables):
-        environment = {
-            **os.environ, "OMP_NUM_THREADS": "1", "VIRTUAL_ENV": sys.prefix, "PATH": f"{BIN}:{os.environ['PATH']}",
-            "PYTHONPATH": path, "DIE_AT": die_at, **{name: str(value) for name, value in variables.items()},
-        }  # fmt: skip
-        return subprocess.Popen(
-            [str(word) for word in words], env=environment, cwd=ROOT, start_new_session=True, text=True,
-            stdout=subprocess.PIPE, stderr=stderr,
-        )  # fmt: skip
-
-    return start
-
-
-def finish(process):
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, output[-3000:]
-    return output
-
-
-def killed(process):
-    """It must have died as it was told to, and not have ended by itself."""
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode in (-9, 137), (process.returncode, output[-3000:])
-
-
-def kill_when(process, condition):
-    end = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < end, "nothing to kill it for"
-        assert process.poll() is None, process.communicate()[0][-3000:]
-        time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+def start(tmp_path_factory):
+    return starter(tmp_path_factory.mktemp("deadly"))
 
 
 def loss_curve(log):
@@ -115,21 +28,17 @@ def loss_curve(log):
     return curve
 
 
+ESP = "--esp-anneal 0.5 --esp-num-slices 4 --esp-slicer learnable"
 TRAININGS = {
     "pretrain": {"BACKBONE": "transformer"},
-    "finetune": {
-        "BACKBONE": "diff_transformer", "ATTENTION": "esp",
-        "OPTIONS": "--esp-anneal 0.5 --esp-num-slices 4 --esp-slicer learnable",
-    },
-}  # fmt: skip
+    "finetune": {"BACKBONE": "diff_transformer", "ATTENTION": "esp", "OPTIONS": ESP},
+}
 
 
-def swapped_checkpoint(data, folder, *, backbone, attention, options):
-    """A base of a few updates with another attention."""
-    arch = {"transformer": "softmax_transformer_small", "diff_transformer": "diff_transformer_small"}[backbone]
-    base = train(data / "bin", folder, "--arch", arch, "--share-all-embeddings", updates=5)
-    words = ("--attention", attention, *options.split(), "--out", folder / "swapped.pt")
-    fairseq_lot("swap", "--path", base, *words)
+def differential_esp(data, folder):
+    """A differential base of a few updates, with ESP in its place."""
+    base = train(data / "bin", folder, "--arch", "diff_transformer_small", "--share-all-embeddings", updates=5)
+    fairseq_lot("swap", "--path", base, "--attention", "esp", *ESP.split(), "--out", folder / "swapped.pt")
     return folder / "swapped.pt"
 
 
@@ -139,8 +48,7 @@ def test_training_goes_on_as_if_it_had_not_been_killed(script, start, data, tmp_
     settings = {"DATA": data / "bin", "SIZE": "small", "EPOCHS": 3, "MAX_TOKENS": 1000, "DEVICE": "cpu"}
     settings |= TRAININGS[script]
     if script == "finetune":
-        chosen = {key.lower(): TRAININGS[script][key] for key in ("BACKBONE", "ATTENTION", "OPTIONS")}
-        settings["SWAPPED"] = swapped_checkpoint(data, tmp_path / "base", **chosen)
+        settings["SWAPPED"] = differential_esp(data, tmp_path / "base")
 
     def training(save, die_at="", **more):
         return start("bash", f"scripts/{script}.sh", SAVE=tmp_path / save, die_at=die_at, **settings | more)
@@ -161,12 +69,11 @@ def test_training_goes_on_as_if_it_had_not_been_killed(script, start, data, tmp_
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
     assert "is finished" in finish(training("killed"))
 
-    output, _ = (other := training("killed", DROPOUT=0.3)).communicate()
-    assert other.returncode == 2 and "was made with" in output and "remove it" in output
+    output = refused(training("killed", DROPOUT=0.3))
+    assert "was made with" in output and "remove it" in output
     if script == "finetune":
         settings["SWAPPED"].touch()
-        output, _ = (later := training("killed")).communicate()
-        assert later.returncode == 2 and "was trained from an earlier" in output
+        assert "was trained from an earlier" in refused(training("killed"))
 
 
 @pytest.mark.slow
@@ -206,9 +113,8 @@ def test_scoring_goes_on_and_follows_its_checkpoint(start, data, tmp_path):
 
 def test_scripts_say_what_is_missing_from_any_folder(start):
     for script in ("finetune", "plug_and_play", "score"):
-        process = start("bash", "-c", f"cd tests && bash ../scripts/{script}.sh")
-        output, _ = process.communicate()
-        assert process.returncode == 2 and "is not set" in output and output.count("\n") == 1
+        output = refused(start("bash", "-c", f"cd tests && bash ../scripts/{script}.sh"))
+        assert "is not set" in output and output.count("\n") == 1
 
 
 @pytest.mark.slow
@@ -222,8 +128,7 @@ def test_a_swap_follows_its_base_and_keeps_to_its_options(start, stock_checkpoin
     finish(swap())
     first = out.stat().st_mtime_ns
     assert "exists" in finish(swap()) and out.stat().st_mtime_ns == first
-    output, _ = (other := swap("--lot-epsilon 0.5")).communicate()
-    assert other.returncode == 2 and "was made with" in output
+    assert "was made with" in refused(swap("--lot-epsilon 0.5"))
     base.touch()
     finish(swap())
     assert out.stat().st_mtime_ns > first

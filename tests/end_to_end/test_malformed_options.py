@@ -45,15 +45,30 @@ SCORE = [
     *[("--target-lang", x) for x in ("", "../en", "1", "english")],
     *[(f"--{x}", " ") for x in ("dataset", "architecture", "backbone", "mechanism")],
 ]
-CORPUS = [
-    *[("toy-corpus", "--train", x) for x in (0, -1, HUGE, "x")],
-    *[("toy-corpus", "--seed", x) for x in (-1, "x")],
-    *[("tokenise", "--max-ratio", x) for x in (0, -1, "nan", "x")],
-    *[("tokenise", "--max-tokens", x) for x in (0, -1, "x")],
-    *[("tokenise", "--source", x) for x in ("", "xx", "../de")],
-    *[("encode", "--vocab-size", x) for x in (0, -1, 5, 2**31 - 1, HUGE, "x")],
-    *[("encode", "--threads", x) for x in (0, -1, "x")],
+TOY_CORPUS = [
+    *[("--train", x) for x in (0, -1, HUGE, "x")],
+    *[("--seed", x) for x in (-1, "x")],
 ]
+TOKENISE = [
+    *[("--max-ratio", x) for x in (0, -1, "nan", "x")],
+    *[("--max-tokens", x) for x in (0, -1, "x")],
+    *[("--source", x) for x in ("", "xx", "../de")],
+]
+ENCODE = [
+    *[("--vocab-size", x) for x in (0, -1, 5, 2**31 - 1, HUGE, "x")],
+    *[("--threads", x) for x in (0, -1, "x")],
+]
+WRONG = {
+    "calibrate": FIT,
+    "swap": SWAP,
+    "swap and calibrate": FIT,
+    "diagnose": DIAGNOSE,
+    "sweep": SWEEP,
+    "score": SCORE,
+    "toy-corpus": TOY_CORPUS,
+    "tokenise": TOKENISE,
+    "encode": ENCODE,
+}
 GENERAL = [
     (),
     ("magic",),
@@ -125,48 +140,15 @@ IN_ORDER = {
 }
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["calibrate", "swap", "swap and calibrate", "diagnose", "sweep", "score", "toy-corpus", "tokenise", "encode"],
-)
+@pytest.mark.parametrize("command", WRONG)
 def test_without_the_wrong_option_they_work(command, commands, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     fairseq_lot(*commands[command], *IN_ORDER.get(command, ()))
     assert contents(tmp_path)
 
 
-@named(FIT)
-def test_calibrate(options, refused, commands):
-    refused(commands["calibrate"], options)
-
-
-@named(SWAP)
-def test_swap(options, refused, commands):
-    refused(commands["swap"], options)
-
-
-@named(FIT)
-def test_swap_and_calibrate(options, refused, commands):
-    refused(commands["swap and calibrate"], options)
-
-
-@named(DIAGNOSE)
-def test_diagnose(options, refused, commands):
-    refused(commands["diagnose"], options)
-
-
-@named(SWEEP)
-def test_sweep(options, refused, commands):
-    refused(commands["sweep"], options)
-
-
-@named(SCORE)
-def test_score(options, refused, commands):
-    refused(commands["score"], options)
-
-
-@named(CORPUS)
-def test_corpus(options, refused, commands):
+@named([(command, *options) for command, cases in WRONG.items() for options in cases])
+def test_wrong_options(options, refused, commands):
     command, *options = options
     refused(commands[command], options)
 

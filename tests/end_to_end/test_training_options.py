@@ -1,18 +1,15 @@
 """fairseq's training options with every family of architectures: they train, and their checkpoints translate."""
 
-import sys
-
 import pytest
 import torch
 from fairseq.dataclass.configs import EMAConfig
 from fairseq.models.ema import EMA
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
-from fairseq_cli.train import cli_main
 
 from fairseq_lot.attention.registry import MECHANISMS
 from fairseq_lot.modules.multihead_attention import PluggableMultiheadAttention
 from fairseq_lot.plug_and_play.checkpoint import load_checkpoint
-from tests.end_to_end.conftest import generate, hypotheses, train, training, weights_of
+from tests.end_to_end.conftest import generate, hypotheses, train, weights_of
 from tests.plug_and_play import in_memory
 
 FAMILIES = ("lot", "esp", "set", "sinkhorn", "softmax", "diff")
@@ -95,11 +92,6 @@ def test_half_precision_trains_like_single_precision(family, data, tmp_path, mon
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # what fairseq compares a parameter's device with
     losses = {}
     for flags in ((), ("--fp16",), ("--bf16",)):
-        words = training(
-            data / "bin", tmp_path / str(flags), *SMALL, "--arch", f"{family}_transformer_small", *flags,
-            "--dropout", 0, updates=8,
-        )  # fmt: skip
-        monkeypatch.setattr(sys, "argv", ["fairseq-train", *map(str, words)])
         dtypes = set()
 
         def keep(module, args, output, dtypes=dtypes):
@@ -108,10 +100,11 @@ def test_half_precision_trains_like_single_precision(family, data, tmp_path, mon
 
         handle = torch.nn.modules.module.register_module_forward_hook(keep)
         try:
-            cli_main()
+            words = ("--arch", f"{family}_transformer_small", *SMALL, *flags, "--dropout", 0)
+            checkpoint = train(data / "bin", tmp_path / str(flags), *words, updates=8)
         finally:
             handle.remove()
-        metrics = load_checkpoint(tmp_path / str(flags) / "checkpoint_last.pt")["extra_state"]["metrics"]["train"]
+        metrics = load_checkpoint(checkpoint)["extra_state"]["metrics"]["train"]
         (loss,) = (float(meter["sum"] / meter["count"]) for _, name, _, meter in metrics if name == "loss")
         losses[dtypes.pop()] = loss
         assert not dtypes

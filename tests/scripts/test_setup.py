@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ["setup.py", "pyproject.toml", "constraints.txt", "fairseq_lot_bootstrap.py", "fairseq_lot_bootstrap.pth",
-         "scripts/common.sh", "scripts/setup.sh"]  # fmt: skip
+         "scripts/lib/common.sh", "scripts/setup.sh"]  # fmt: skip
 TOOLS = ["basename", "bash", "cat", "dirname", "find", "grep", "mv", "rm", "sh", "sha256sum", "tail", "tee", "tr"]
 
 # Stands in for pip: notes its arguments and "installs" what the final check imports.

@@ -45,14 +45,17 @@ constraints() {
     "$ENVIRONMENT/bin/python" - <<'END'
 import importlib.metadata, re
 
+def plain(name):
+    return name.lower().replace("_", "-")
+
 kept = set()
 try:
     torch = importlib.metadata.distribution("torch")
     if [int(number) for number in torch.version.split(".")[:2]] >= [2, 6]:
-        kept = {re.split(r"[^\w.-]", line)[0].lower() for line in ["torch", *(torch.requires or [])]}
+        kept = {plain(re.split(r"[^\w.-]", line)[0]) for line in ["torch", *(torch.requires or [])]}
 except importlib.metadata.PackageNotFoundError:
     pass
-print("".join(line for line in open("constraints.txt") if line.split("==")[0].lower() not in kept), end="")
+print("".join(line for line in open("constraints.txt") if plain(line.split("==")[0]) not in kept), end="")
 END
 }
 

@@ -42,11 +42,11 @@ stage() {
 
 # plan: the stages, the bases first.
 plan() {
-    local backbone entry mechanism system own shared options home settings chain title swapped
+    local backbone entry mechanism system own shared options home settings chain title swapped plug_in
     for backbone in $BACKBONES; do
         home=$WORK/$backbone settings=("BACKBONE=$backbone")
         stage "$backbone/base" "${EPOCHS:-25}" "$backbone: pretrain" "${settings[@]}" SAVE="$home/base" pretrain.sh
-        stage "$backbone/base" 1 "$backbone: score the base" "${settings[@]}" \
+        stage "$backbone/base" 0.5 "$backbone: score the base" "${settings[@]}" \
             CKPT="$home/base/checkpoint_best.pt" ATTENTION=softmax STAGE=base OUT="$home/base/test.out" score.sh
     done
     echo
@@ -57,19 +57,20 @@ plan() {
             chain=$backbone/$system title="$backbone, $entry"
             settings=("BACKBONE=$backbone" "ATTENTION=$mechanism" "OPTIONS=$options" "BASELINE=$home/base/test.out"
                 CHECKED=yes) # by the base's stages
-            if [ "$entry" = "$mechanism:calibrated" ]; then settings+=(CALIBRATE=yes); fi
+            plug_in=0.2
+            if [ "$entry" = "$mechanism:calibrated" ]; then settings+=(CALIBRATE=yes) plug_in=1; fi
             swapped=$home/base/checkpoint_best.pt
             if [ "$mechanism" != softmax ]; then
                 swapped=$home/$system/swapped.pt
-                stage "$chain" 1 "$title: plug in" "${settings[@]}" \
+                stage "$chain" "$plug_in" "$title: plug in" "${settings[@]}" \
                     BASE="$home/base/checkpoint_best.pt" OUT="$swapped" plug_and_play.sh
-                stage "$chain" 1 "$title: score as it stands" "${settings[@]}" \
+                stage "$chain" 0.5 "$title: score as it stands" "${settings[@]}" \
                     CKPT="$swapped" STAGE=plug-and-play OUT="$home/$system/swapped.out" score.sh
             fi
             stage "$chain" "${FINETUNE_EPOCHS:-10}" "$title: fine-tune" "${settings[@]}" \
                 SWAPPED="$swapped" SAVE="$home/$system/finetuned" \
                 EPOCHS="${FINETUNE_EPOCHS:-}" LR="${FINETUNE_LR:-}" finetune.sh
-            stage "$chain" 1 "$title: score fine-tuned" "${settings[@]}" \
+            stage "$chain" 0.5 "$title: score fine-tuned" "${settings[@]}" \
                 CKPT="$home/$system/finetuned/checkpoint_best.pt" STAGE=fine-tuned \
                 OUT="$home/$system/finetuned.out" score.sh
         done

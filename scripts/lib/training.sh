@@ -43,6 +43,7 @@ train_once() {
     device_flags
     if [ ! -e "$save" ] || [ ! -f "$save.settings" ]; then
         put "$*" "$save.settings"
+        mkdir -p "$save"
     fi
     if [ -t 2 ]; then log_format=tqdm; else log_format=simple; fi
     fairseq-train "$data" --user-dir fairseq_lot -s de -t en \

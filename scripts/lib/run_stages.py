@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +54,7 @@ class Stage:
     epoch: int = 0
     max_epoch: int = 0
     updates: int = 0
-    start: float | None = None
+    start: float = 0.0
     done: float = 0.0
 
     @property
@@ -65,7 +65,9 @@ class Stage:
     @property
     def work(self) -> float:
         """The weight of what was done in this call; 0 for a stage that was found finished."""
-        return 0.0 if self.ended and self.seconds < SKIPPED else self.weight * (self.done - (self.start or 0.0))
+        if self.ended and self.seconds < SKIPPED:
+            return 0.0
+        return self.weight * ((1.0 if self.ended else self.done) - self.start)
 
     def run(self, guard: int, threads: int | None) -> int:
         """Run the command, in a process group of its own; return its exit code."""
@@ -84,7 +86,7 @@ class Stage:
             self.code = process.wait()
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # the guard
-        self.ended, self.done = time.monotonic(), 1.0
+        self.ended = time.monotonic()
         return self.code
 
     def read_log(self) -> None:
@@ -106,7 +108,7 @@ class Stage:
         if found := _BEGIN.search(line):
             self.epoch = int(found[1])
             self.done = (self.epoch - 1) / self.max_epoch
-            self.start = self.done if self.start is None else self.start
+            self.start = self.start if self.updates else self.done
         elif found := _UPDATES.search(line):
             epoch, update, updates, self.updates = map(int, found.groups())
             self.done = (epoch - 1 + update / updates) / self.max_epoch
@@ -119,11 +121,9 @@ class Stage:
         Args:
             pace: seconds that a weight of 1 takes.
         """
-        if self.began and self.done > (self.start or 0.0):
-            return self.seconds * (1 - self.done) / (self.done - (self.start or 0.0))
-        if pace is None:
-            return None
-        return max(pace * self.weight * (1 - (self.start or 0.0)) - self.seconds, 0.0)
+        if self.done > self.start:
+            return self.seconds * (1 - self.done) / (self.done - self.start)
+        return None if pace is None else max(pace * self.weight * (1 - self.start) - self.seconds, 0.0)
 
 
 class Experiment:
@@ -156,7 +156,7 @@ class Experiment:
                     threads = self._threads(len(chains))
                     runs = [pool.submit(self._run_chain, chain, threads) for chain in chains.values()]
                     while not all(run.done() for run in runs):
-                        wait(runs, timeout=SHOWN_EVERY, return_when=FIRST_EXCEPTION)
+                        wait(runs, timeout=SHOWN_EVERY)
                         for stage in self.running:
                             stage.read_log()
                         show(self)
@@ -290,12 +290,15 @@ def main() -> int:
     args = parser.parse_args()
 
     name = os.environ.get("CALLED_BY", parser.prog)
-    args.logs.mkdir(parents=True, exist_ok=True)
-    folder = os.open(args.logs, os.O_RDONLY)
     try:
+        args.logs.mkdir(parents=True, exist_ok=True)
+        folder = os.open(args.logs, os.O_RDONLY)
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         print(f"{name}: error: another call is at work in {args.logs}; wait for it or end it", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"{name}: error: cannot write in {args.logs}: {error.strerror}; give another WORK", file=sys.stderr)
         return 2
     experiment = Experiment(sys.stdin.read(), args.logs, args.jobs)
     show = Bars() if sys.stderr.isatty() else Lines(args.every)
@@ -306,6 +309,10 @@ def main() -> int:
         show.close()
         print(f"{name}: interrupted; the same call goes on from here", file=sys.stderr)
         return 130
+    except OSError as error:  # its own log
+        show.close()
+        print(f"{name}: error: {error}; mend it, then the same call goes on from here", file=sys.stderr)
+        return 2
     show.close()
     if failed is None:
         return 0

@@ -159,6 +159,13 @@ def test_it_ends_with_the_script_that_called_it(tmp_path):
     until(lambda: not running(child))
 
 
+def test_a_folder_that_cannot_be_is_one_line(tmp_path):
+    process = start([["a", "a", "true"]], write(tmp_path / "file", "") / "logs")
+    _, shown = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert shown == f"table.sh: error: cannot write in {tmp_path}/file/logs: Not a directory; give another WORK\n"
+
+
 def test_a_folder_at_work_is_refused(tmp_path):
     pid = tmp_path / "pid"
     first = start([["a", "long", shell(f"echo $$ >{pid}; sleep 60")]], tmp_path / "logs")

@@ -284,7 +284,7 @@ def last_line(path: Path) -> str:
 def main() -> int:
     """Run the plan; return 0, the exit code of the stage that failed, 2 for a busy folder, or 130 when interrupted."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--logs", type=Path, required=True, help="folder for the logs, held while this runs")
+    parser.add_argument("--logs", type=Path, required=True, help="folder for the logs, locked while this runs")
     parser.add_argument("--jobs", type=int, default=1, help="chains that run side by side (default: %(default)s)")
     parser.add_argument("--every", type=float, default=30, help="seconds between plain lines (default: %(default)s)")
     args = parser.parse_args()
@@ -292,8 +292,8 @@ def main() -> int:
     name = os.environ.get("CALLED_BY", parser.prog)
     try:
         args.logs.mkdir(parents=True, exist_ok=True)
-        folder = os.open(args.logs, os.O_RDONLY)
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        held = open(args.logs / ".lock", "w")  # noqa: SIM115  (until this process ends)
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         print(f"{name}: error: another call is at work in {args.logs}; wait for it or end it", file=sys.stderr)
         return 2

@@ -17,7 +17,7 @@ activate
 bash scripts/prepare_toy.sh
 
 export DATA=data-bin/synthetic SIZE=small
-export EPOCHS=${EPOCHS:-6} MAX_TOKENS=${MAX_TOKENS:-2048} WARMUP=${WARMUP:-300}
+export EPOCHS=${EPOCHS:-4} MAX_TOKENS=${MAX_TOKENS:-1024} WARMUP=${WARMUP:-200}
 export FINETUNE_EPOCHS=${FINETUNE_EPOCHS:-1}
 # a quarter of the axes, and of the steps: ESP and the fit would otherwise take half of the time of everything together
 export ESP_OPTIONS=${ESP_OPTIONS:---esp-num-slices 8}

@@ -4,7 +4,7 @@
 #
 #   BACKBONES    transformer; "transformer diff_transformer" for both
 #   MECHANISMS   "softmax sinkhorn esp lot lot:calibrated"
-#   JOBS         how many run side by side (one for each core)
+#   JOBS         how many run side by side (one for each core, by nproc)
 #   WORK         folder for checkpoints, results, logs and the report
 #   SEED, and the other variables of reproduce_table.sh
 set -euo pipefail
@@ -32,10 +32,10 @@ source scripts/reproduce_table.sh
 report=$WORK/report.html
 if [ ! "$report" -nt "$RESULTS" ]; then
     models=("$WORK/${BACKBONES%% *}"/*/swapped.pt)
-    [ -f "${models[0]}" ] && models=(--compare "${models[@]}") || models=()
+    if [ -f "${models[0]}" ]; then models=(--compare "${models[@]}"); else models=(); fi
     head -n 3 "$DATA/text/test.de" >"$WORK/sentences.de"
     fairseq-lot report --results "$RESULTS" --logs "$WORK"/*/*/train.log "$WORK"/*/*/*/train.log \
-        --path "$WORK/${BACKBONES%% *}/base/checkpoint_best.pt" "${models[@]}" \
+        --path "$WORK/${BACKBONES%% *}/base/checkpoint_best.pt" ${models[@]+"${models[@]}"} \
         --sentences "$WORK/sentences.de" --tokenised --data "$DATA" --out "$report"
 fi
 echo

@@ -27,6 +27,7 @@ _UPDATES = re.compile(r"epoch (\d+): +(\d+) / (\d+) .*\bnum_updates=(\d+)")
 _EPOCH_END = re.compile(r"\| train \| epoch (\d+) .*\bnum_updates (\d+)")
 
 SHOWN_EVERY = 0.5  # seconds
+MAX_THREADS = 4  # of models that are small enough to run side by side, more only get into each other's way
 SKIPPED = 3  # seconds; a stage that ends sooner was found finished, and says nothing about the pace
 # The stage dies with this process, however that ends: its guard waits for an end of file.
 GUARDED = "(read -r _ <&{pipe}; kill -KILL 0) & exec {command}"
@@ -171,10 +172,10 @@ class Experiment:
                 pool.shutdown(cancel_futures=True)
 
     def _threads(self, chains):
-        """A fair share of the cores for each of the chains that run at once; None: as many as it likes."""
+        """The share of the cores that each of the chains gets that run at once; None: as many as it likes."""
         if self.jobs == 1:
             return None
-        return max(1, len(os.sched_getaffinity(0)) // max(1, min(self.jobs, chains)))
+        return max(1, min(MAX_THREADS, len(os.sched_getaffinity(0)) // max(1, min(self.jobs, chains))))
 
     def _run_chain(self, chain, threads):
         """Run the stages of a chain; return the one that failed, if one did."""

@@ -77,7 +77,7 @@ def test_chains_run_side_by_side_after_what_stands_above(tmp_path):
     assert (tmp_path / "logs" / "b" / "c.log").read_text() == "== b 1\n"
 
 
-@pytest.mark.parametrize("jobs, expected", [(1, "all"), (2, str(max(1, len(os.sched_getaffinity(0)) // 2)))])
+@pytest.mark.parametrize("jobs, expected", [(1, "all"), (2, str(max(1, min(4, len(os.sched_getaffinity(0)) // 2))))])
 def test_cores_are_shared(jobs, expected, tmp_path, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     plan = [[name, name, shell("echo ${OMP_NUM_THREADS:-all}")] for name in "ab"]

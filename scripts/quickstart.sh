@@ -22,9 +22,11 @@ export FINETUNE_EPOCHS=${FINETUNE_EPOCHS:-1}
 # a quarter of the axes, and of the steps: ESP and the fit would otherwise take half of the time of everything together
 export ESP_OPTIONS=${ESP_OPTIONS:---esp-num-slices 8}
 export CALIBRATE_OPTIONS=${CALIBRATE_OPTIONS:---steps 400 --joint-steps 200}
+# a core for each: models as small as these are not faster on two, and far slower where others use the cores as well
+JOBS=${JOBS:-$(nproc)}
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 BACKBONES=${BACKBONES:-transformer}
 MECHANISMS=${MECHANISMS:-softmax sinkhorn esp lot lot:calibrated}
-JOBS=${JOBS:-$(nproc)}
 WORK=${WORK:-checkpoints/quickstart}
 RESULTS=${RESULTS:-$WORK/results.jsonl}
 source scripts/reproduce_table.sh

@@ -77,7 +77,8 @@ class Stage:
             log.flush()
             self.offset, self.began = log.tell(), time.monotonic()
             process = subprocess.Popen(
-                ["bash", "-c", GUARDED.format(pipe=guard, command=self.command)], pass_fds=[guard], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                ["bash", "-c", GUARDED.format(pipe=guard, command=self.command)], pass_fds=[guard],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
             self.code = process.wait()
         with suppress(ProcessLookupError):

@@ -151,6 +151,7 @@ def script(name, prefix="", **variables):
     return subprocess.Popen(
         ["bash", "-c", f"{prefix} exec bash scripts/{name}"], env=environment, cwd=ROOT, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # in the background it is ignored
     )  # fmt: skip
 
 
@@ -196,5 +197,6 @@ def test_an_experiment_goes_on_after_a_full_disk_ctrl_c_and_kill_9(data, tmp_pat
             row.update(seconds=0, command="")
             rows[-1][row["mechanism"], row["stage"]] = row
         assert len(rows[-1]) == len(lines) == 4
-        assert list((tmp_path / work).rglob("*.part")) == []
+        # a kill leaves at most a hidden part of what fairseq-lot was writing
+        assert [path for path in (tmp_path / work).rglob("*.part") if not path.name.startswith(".")] == []
     assert rows[0] == rows[1]

@@ -24,6 +24,7 @@ def start(plan, logs, *options, stderr=subprocess.PIPE):
     process = subprocess.Popen(
         [sys.executable, str(RUNNER), "--logs", str(logs), *map(str, options)], stdin=subprocess.PIPE, text=True,
         stdout=subprocess.PIPE, stderr=stderr, env={**os.environ, "CALLED_BY": "table.sh"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # in the background it is ignored
     )  # fmt: skip
     process.stdin.write("\n".join(lines))
     process.stdin.close()

@@ -2,9 +2,10 @@
 
 import dataclasses
 
-from fairseq_lot.attention.base import Mechanism, Options
+from fairseq_lot.attention.base import Mechanism
 from fairseq_lot.attention.esp import Esp
 from fairseq_lot.attention.lot import Lot
+from fairseq_lot.attention.options import Options
 from fairseq_lot.attention.set import Set
 from fairseq_lot.attention.sinkhorn import Sinkhorn
 from fairseq_lot.attention.softmax import Softmax

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from statistics import median
 
-from fairseq_lot.evaluation.markdown import MISSING, markdown_row
 from fairseq_lot.evaluation.results import BASE, FINE_TUNED, PLUG_AND_PLAY, MetricScore, Row
 from fairseq_lot.evaluation.systems import BACKBONES, MECHANISMS, by_system, label
+from fairseq_lot.output.tables import MISSING, markdown_row
 
 # Tokenised BLEU on IWSLT'14 De-En: plug-and-play and fine-tuned, medians of 4 runs [3, 4].
 REPORTED = {

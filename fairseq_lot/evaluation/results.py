@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from fairseq_lot.errors import InputError
-from fairseq_lot.files import atomic_write, read_lines
+from fairseq_lot.output.files import atomic_write, read_lines
 
 BASE, PLUG_AND_PLAY, FINE_TUNED = STAGES = ("base", "plug-and-play", "fine-tuned")
 

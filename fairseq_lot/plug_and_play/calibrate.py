@@ -11,8 +11,8 @@ from tqdm import tqdm
 
 from fairseq_lot.attention.registry import DEFAULT
 from fairseq_lot.errors import InputError
-from fairseq_lot.files import atomic_write
-from fairseq_lot.plug_and_play.calibration import (
+from fairseq_lot.output.files import atomic_write
+from fairseq_lot.plug_and_play.distillation import (
     Fit,
     Place,
     encoder_only,
@@ -24,8 +24,8 @@ from fairseq_lot.plug_and_play.calibration import (
     sample_for,
     teacher_calls,
 )
-from fairseq_lot.plug_and_play.checkpoint import load_checkpoint, model_args, serialised
-from fairseq_lot.plug_and_play.loading import load
+from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args, serialised
+from fairseq_lot.pretrained.loading import load
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -5,21 +5,14 @@ import tempfile
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
+from fairseq_lot.attention.options import SITES
 from fairseq_lot.errors import InputError
-from fairseq_lot.files import atomic_write
 from fairseq_lot.models.pluggable_transformer import SIZES, base_architecture
-from fairseq_lot.modules.options import (
-    DEFAULTS,
-    SITES,
-    add_attention_args,
-    attention_sites,
-    build_site_mechanism,
-    option_names,
-    spell_out,
-)
+from fairseq_lot.modules.flat_options import DEFAULTS, add_attention_args, option_names, spell_out
+from fairseq_lot.modules.sites import ATTENTION_AT, attention_sites, build_site_mechanism
+from fairseq_lot.output.files import atomic_write
 from fairseq_lot.plug_and_play.calibrate import add_fit_arguments, calibrate, check_fit_arguments, render
-from fairseq_lot.plug_and_play.checkpoint import load_checkpoint, model_args, serialised
-from fairseq_lot.plug_and_play.sites import PLACES
+from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args, serialised
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -64,7 +57,7 @@ def swap(state: dict, *, path: str | Path = "checkpoint", attention: str, **flat
     """Return a checkpoint whose attention is another one; everything that both share is kept bit for bit.
 
     Args:
-        state: a checkpoint of :func:`~fairseq_lot.plug_and_play.checkpoint.load_checkpoint`; it is not changed.
+        state: a checkpoint of :func:`~fairseq_lot.pretrained.checkpoint.load_checkpoint`; it is not changed.
         path: where it came from, for messages.
         attention: the new mechanism.
         **flat_options: flat options, as on the command line (``attention_sites``, ``lot_num_pivots``, ...).
@@ -127,7 +120,7 @@ def _new_parameters(args: Namespace) -> dict:
     attention_sites(args)
     parameters = {}
     for site in SITES:
-        stack, attention = PLACES[site]
+        stack, attention = ATTENTION_AT[site]
         if site == "cross" and getattr(args, "no_cross_attention", False):
             continue
         num_heads = getattr(args, f"{stack}_attention_heads")

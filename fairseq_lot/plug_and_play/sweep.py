@@ -20,15 +20,15 @@ from fairseq_lot.evaluation.bleu import TOKENISED, measure
 from fairseq_lot.evaluation.hypotheses import read_matching
 from fairseq_lot.evaluation.results import MetricScore
 from fairseq_lot.evaluation.results import parse as parse_line
-from fairseq_lot.evaluation.score import current_commit
-from fairseq_lot.files import atomic_write, read_lines
-from fairseq_lot.modules.options import add_attention_args, option_names
+from fairseq_lot.modules.flat_options import add_attention_args, option_names
+from fairseq_lot.output.files import atomic_write, read_lines
+from fairseq_lot.output.provenance import current_commit
 from fairseq_lot.plug_and_play.calibrate import add_fit_arguments, calibrate, check_fit_arguments
-from fairseq_lot.plug_and_play.calibration import NothingToFit
-from fairseq_lot.plug_and_play.checkpoint import load_checkpoint, save_checkpoint
-from fairseq_lot.plug_and_play.loading import Loaded, load
+from fairseq_lot.plug_and_play.distillation import NothingToFit
 from fairseq_lot.plug_and_play.swap import swap
-from fairseq_lot.plug_and_play.sweep_page import draw, render
+from fairseq_lot.plug_and_play.sweep_table import draw, render
+from fairseq_lot.pretrained.checkpoint import load_checkpoint, save_checkpoint
+from fairseq_lot.pretrained.loading import Loaded, load
 
 USER_DIR = str(Path(__file__).parents[1])
 

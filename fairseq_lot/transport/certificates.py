@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fairseq_lot.transport.measures import uniform_log_mass
+from fairseq_lot.transport.marginals import uniform_log_mass
 from fairseq_lot.transport.sinkhorn import sinkhorn
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch.autograd.function import once_differentiable
 
-from fairseq_lot.transport.measures import marginal_error
+from fairseq_lot.transport.marginals import marginal_error
 from fairseq_lot.transport.sinkhorn import Plan, sinkhorn
 
 

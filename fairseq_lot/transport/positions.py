@@ -3,7 +3,7 @@
 import torch
 
 from fairseq_lot.errors import InputError
-from fairseq_lot.transport.measures import without_empty
+from fairseq_lot.transport.marginals import without_empty
 
 
 def positions(padding_mask: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch.autograd.function import once_differentiable
 
-from fairseq_lot.transport.measures import marginal_error
-from fairseq_lot.transport.scaling import scaled_conditional
+from fairseq_lot.transport.marginals import marginal_error
+from fairseq_lot.transport.sinkhorn_scaling import scaled_conditional
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,9 @@ def sinkhorn(
     ``num_updates=1`` is the softmax of the scores.
 
     On the CPU the updates scale the rows and columns of ``exp(scores)``
-    (:func:`~fairseq_lot.transport.scaling.scaled_conditional`), unless the scores are too extreme for that or there is
-    a factor. Then, and on other devices, they are made in the log domain: to know whether the scores are too extreme
-    the host would have to wait for the device, and this is where a fused kernel for it would be called.
+    (:func:`~fairseq_lot.transport.sinkhorn_scaling.scaled_conditional`), unless the scores are too extreme for that or
+    there is a factor. Then, and on other devices, they are made in the log domain: to know whether the scores are too
+    extreme the host would have to wait for the device.
 
     Args:
         scores: ``(..., n, m)``, already divided by epsilon; at least float32.

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch.autograd.function import once_differentiable
 
-from fairseq_lot.transport.measures import num_real
-from fairseq_lot.transport.sliced import sort_real
+from fairseq_lot.transport.marginals import num_real
+from fairseq_lot.transport.sliced_soft import sort_real
 
 
 def segments(
@@ -14,7 +14,7 @@ def segments(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The exact plan between two sorted uniform measures, as the pieces into which i/n and j/m cut [0, 1].
 
-    It has the entries of :func:`~fairseq_lot.transport.sliced.staircase`, ``n + m - 1`` at most. Whole numbers of
+    It has the entries of :func:`~fairseq_lot.transport.sliced_soft.staircase`, ``n + m - 1`` at most. Whole numbers of
     ``1/(n·m)`` are merged, so that no rounding decides which piece belongs to whom.
 
     Args:

@@ -12,12 +12,12 @@ from fairseq_lot.transport.marginals import at_least_float32
 
 
 def scheduled_lambda_init(layer: int) -> float:
-    """``0.8 - 0.6 exp(-0.3·layer)`` for the 0-based layer ([5], Eq. 3)."""
+    """``0.8 - 0.6 exp(-0.3·layer)`` for the 0-based layer ([DiffTransformer], Eq. 3)."""
     return 0.8 - 0.6 * math.exp(-0.3 * layer)
 
 
 class Differential(Mechanism):
-    """``A = A1 - λ A2``, where A1 and A2 are plans of the same mechanism on two halves of q and k [5].
+    """``A = A1 - λ A2``, where A1 and A2 are plans of the same mechanism on two halves of q and k [DiffTransformer].
 
     Heads 2h and 2h+1 of q and k are the halves; the values of both heads, side by side, are what the pair
     attends to, so inputs and outputs have the shapes of a plain mechanism with ``num_heads`` heads. The

@@ -16,7 +16,7 @@ from fairseq_lot.transport.sliced_soft import soft_sliced_apply, staircase
 
 @dataclass(frozen=True)
 class EspOptions(Options):
-    """Defaults are those of ESPFormer's translation experiment (its Table 12) [3]."""
+    """Defaults are those of ESPFormer's translation experiment (its Table 12) [ESPFormer]."""
 
     sort_temperature: float = option(1e-3, "temperature t of the soft sort", minimum=1e-30)
     anneal: float = option(1.0, "t is multiplied by this after every epoch; the paper has 0.8", above=0, maximum=1)
@@ -38,7 +38,7 @@ class EspOptions(Options):
 
 
 class Esp(Mechanism):
-    """``A = n·Σ_l σ_l U_l``: the 1-D plans U_l of L slices, cheaper ones weighted more ([3], Alg. 1).
+    """``A = n·Σ_l σ_l U_l``: the 1-D plans U_l of L slices, cheaper ones weighted more ([ESPFormer], Alg. 1).
 
     q and k are scaled by ``head_dim^-1/2`` before they are projected and compared. With ``hard`` A is doubly
     stochastic when queries and keys are equally many; otherwise both marginals are approximate.
@@ -114,7 +114,7 @@ class Esp(Mechanism):
         else:
             if not same_number:
                 n, m = num_real(query_padding_mask, q), num_real(key_padding_mask, k)
-                problem["place_plan"] = staircase(n, m, q.size(-2), k.size(-2), q.dtype)
+                problem["rank_plan"] = staircase(n, m, q.size(-2), k.size(-2), q.dtype)
             temperature = self.sort_temperature(q)
             apply = partial(soft_sliced_apply, q, k, slices=self.directions(q), temperature=temperature, **problem)
         values, weights = apply(self.drop(v.new_ones(*v.shape[:-1], 1)) * v), None

@@ -16,7 +16,7 @@ from fairseq_lot.transport.pivots_causal import PrefixState, prefix_apply
 
 @dataclass(frozen=True)
 class LotOptions(Options):
-    """Defaults are those of LOTFormer: r = 32 pivots, T = 5 half-updates, ε = 1 [4]."""
+    """Defaults are those of LOTFormer: r = 32 pivots, T = 5 half-updates, ε = 1 [LOTFormer]."""
 
     num_pivots: int = option(32, "pivots per head, r in the paper: the rank of A", minimum=1)
     epsilon: float = option(1.0, "entropic regularisation, in the unit of the scores", above=0)
@@ -51,7 +51,7 @@ class LotOptions(Options):
 
 
 class Lot(Mechanism):
-    """``A = n·Γ1 diag(1/σ) Γ2ᵀ``: queries and keys meet in r pivots of masses σ [4].
+    """``A = n·Γ1 diag(1/σ) Γ2ᵀ``: queries and keys meet in r pivots of masses σ [LOTFormer].
 
     Rows of A sum to 1 for any number of updates; columns converge to n/m.
 
@@ -62,7 +62,7 @@ class Lot(Mechanism):
 
     With ``query_updates=1`` row i depends on query i alone. The causal form is then the one-marginal relative,
     ``A_ij = Σ_t softmax(s·q_i·z/ε)_t exp(s·k_j·z_t/ε) / Σ_{j' ≤ i} exp(s·k_j'·z_t/ε)`` for j ≤ i: exact double
-    stochasticity and causality together force the identity ([12], §8). Masses and num_updates play no part in it.
+    stochasticity and causality together force the identity ([CETA], §8). Masses and num_updates play no part in it.
 
     :func:`~fairseq_lot.attention.reference.lot_plan` computes the same in plain loops.
 

@@ -14,7 +14,7 @@ from fairseq_lot.transport.positions import linear_log_factor
 
 @dataclass(frozen=True)
 class SetOptions(Options):
-    """The sizes are those of LOT; the position factor is off unless its temperature is given [10]."""
+    """The sizes are those of LOT; the position factor is off unless its temperature is given [SeTformer]."""
 
     num_pivots: int = option(32, "pivots per head: the rank of A", minimum=1)
     epsilon: float = option(1.0, "entropic regularisation, in the unit of the scores", above=0)
@@ -29,7 +29,7 @@ class SetOptions(Options):
 
 
 class Set(Mechanism):
-    """``A = n·Γ1 diag(r) Γ2ᵀ``: the tokens x of a sentence are transported to r equal pivots and back [10].
+    """``A = n·Γ1 diag(r) Γ2ᵀ``: the tokens x of a sentence are transported to r equal pivots and back [SeTformer].
 
     Scores are ``-s·‖x_i - z_t‖²/2``. Queries and keys are tied: both are ``x = (q + k)/2``, which is the projection
     itself when q = k, and leaves no projection without a gradient when they differ. So A is an attention of a

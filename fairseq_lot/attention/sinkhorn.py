@@ -10,7 +10,7 @@ from fairseq_lot.transport.sinkhorn import sinkhorn
 
 @dataclass(frozen=True)
 class SinkhornOptions(Options):
-    """Defaults are those of ESPFormer's translation experiment (its Table 12) [3]."""
+    """Defaults are those of ESPFormer's translation experiment (its Table 12) [ESPFormer]."""
 
     epsilon: float = option(0.1, "entropic regularisation, in the unit of the scores", above=0)
     num_updates: int = option(15, "half-updates, S in the papers; 1 is softmax", minimum=1)
@@ -20,7 +20,7 @@ class SinkhornOptions(Options):
 
 
 class Sinkhorn(Mechanism):
-    """``A = n·P`` with P in U(1/n, 1/m) maximising ``⟨P, s·q·k⟩ + ε H(P)`` [1, 2]; rows exact.
+    """``A = n·P`` with P in U(1/n, 1/m) maximising ``⟨P, s·q·k⟩ + ε H(P)`` [Sinkformer, Cuturi13]; rows exact.
 
     :func:`~fairseq_lot.attention.reference.sinkhorn_plan` computes the same in plain loops.
     """

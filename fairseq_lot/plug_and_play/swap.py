@@ -6,9 +6,10 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from fairseq_lot.attention.options import SITES
+from fairseq_lot.attention.registry import DEFAULT, describe
 from fairseq_lot.errors import InputError
 from fairseq_lot.models.pluggable_transformer import SIZES, base_architecture
-from fairseq_lot.modules.flat_options import DEFAULTS, add_attention_args, option_names, spell_out
+from fairseq_lot.modules.flat_options import DEFAULTS, add_attention_args, mechanism_options, option_names, spell_out
 from fairseq_lot.modules.sites import ATTENTION_AT, attention_sites, build_site_mechanism
 from fairseq_lot.output.files import atomic_write
 from fairseq_lot.plug_and_play.calibrate import add_fit_arguments, calibrate, check_fit_arguments, render
@@ -77,20 +78,22 @@ def swap(state: dict, *, path: str | Path = "checkpoint", attention: str, **flat
     args = model_args(state, path)
     # old checkpoints may lack arguments that have a default today
     base_architecture(args)
-    previous = getattr(args, "attention", None) or "softmax"
+    previous = getattr(args, "attention", None) or DEFAULT
     if was_trained:  # with the attention that it has
-        prior = getattr(args, "softmax_prior", None) if previous == "softmax" else None
-        args.trained_attention = previous if prior is None else f"{previous} ({prior})"
+        args.trained_attention = describe(previous, mechanism_options(args, previous))
     _set_attention(args, attention, flat_options)
-    weights = state["model"]
-    plugged = _new_parameters(args)
-    for key in [key for key in weights if ".mechanism." in key and key not in plugged]:
+    weights, new = state["model"], _new_parameters(args)
+
+    def keeps_value(key):
+        """λ and the norm of the differential form stay; what is a mechanism's own stays with the same mechanism."""
+        if key not in weights:
+            return False
+        of_wrapper = getattr(args, "differential", None) and ".mechanism.inner." not in key
+        return of_wrapper or (previous == attention and weights[key].shape == new[key].shape)
+
+    weights.update({key: value for key, value in new.items() if not keeps_value(key)})
+    for key in [key for key in weights if ".mechanism." in key and key not in new]:
         del weights[key]
-    for key, value in plugged.items():
-        own = ".mechanism.inner." in key or not getattr(args, "differential", None)
-        kept = weights.get(key)
-        if kept is None or (own and (previous != attention or kept.shape != value.shape)):
-            weights[key] = value
     return state
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize, PowerNorm
 from matplotlib.figure import Figure
 
@@ -17,10 +18,10 @@ def bleu_bars(rows: Sequence[Row]) -> Figure:
     rows = sorted(rows, key=lambda row: (row.dataset, row.backbone, STAGES.index(row.stage), row.mechanism))
     several = len({row.dataset for row in rows}) > 1
     seeds = len({row.seed for row in rows}) > 1
-    for place, row in enumerate(rows):
+    for line, row in enumerate(rows):
         score = row.tokenised
         around = [[max(0.0, score.score - score.low)], [max(0.0, score.high - score.score)]]
-        axes.barh(place, score.score, xerr=around, color=f"C{STAGES.index(row.stage)}", capsize=3)
+        axes.barh(line, score.score, xerr=around, color=f"C{STAGES.index(row.stage)}", capsize=3)
     labels = [
         " · ".join(
             [
@@ -57,37 +58,43 @@ def loss_curves(trainings: dict[str, Curves]) -> Figure:
 
 def map_grid(maps: dict, sentence: int, site: str, layer: int) -> Figure:
     """All heads of one layer, a row of panels per model, on one scale."""
-    chosen = [
-        [map_ for map_ in of_model if (map_["site"], map_["layer"]) == (site, layer)]
-        for of_model in maps["sentences"][sentence]["maps"]
-    ]
-    columns = max(map(len, chosen))
-    figure = Figure(figsize=(2.4 * columns + 1.5, 2.6 * len(chosen) + 0.6), layout="constrained")
-    panels = figure.subplots(len(chosen), columns, squeeze=False)
-    source, target = (maps["sentences"][sentence][side] for side in ("source", "target"))
+    shown = maps["sentences"][sentence]
+    rows = [[one for one in heads if (one["site"], one["layer"]) == (site, layer)] for heads in shown["maps"]]
+    source, target = shown["source"], shown["target"]
     queries, keys = {"encoder": (source, source), "cross": (target, source), "decoder": (target, target)}[site]
-    low = min(map_["map"]["low"] for of_model in chosen for map_ in of_model)
-    high = max(map_["map"]["high"] for of_model in chosen for map_ in of_model)
-    # as on the page, small shares are to be seen; a signed map has no root
-    norm = PowerNorm(0.5, vmin=low, vmax=high) if low >= 0 else Normalize(low, high)
-    for place, (name, of_model, row) in enumerate(zip(maps["models"], chosen, panels, strict=True), start=1):
-        for axes in row[len(of_model) :]:
-            axes.set_axis_off()
-        for map_, axes in zip(of_model, row, strict=False):
-            drawn = axes.imshow(restore(map_["map"]), norm=norm, aspect="auto", interpolation="nearest")
-            axes.set_title(f"head {map_['head']}, Δ(A) = {map_['imbalance']:.2f}", fontsize=7)
-            axes.set_xticks([])
-            axes.set_yticks([])
-            axes.tick_params(length=0)
-            if place == len(panels):
-                _name(axes.set_xticks, keys, rotation=90)
-            if map_ is of_model[0]:
-                _name(axes.set_yticks, queries)
-        row[0].set_ylabel(f"{name} ({of_model[0]['attention']})\nquery", fontsize=7)
-    for axes in panels[-1]:
+    scale = _scale([head["map"] for heads in rows for head in heads])
+
+    columns = max(map(len, rows))
+    figure = Figure(figsize=(2.4 * columns + 1.5, 2.6 * len(rows) + 0.6), layout="constrained")
+    panels = figure.subplots(len(rows), columns, squeeze=False)
+    for axes in panels.flat:
+        axes.set_axis_off()
+    for name, heads, row in zip(maps["models"], rows, panels, strict=True):
+        for head, axes in zip(heads, row[: len(heads)], strict=True):
+            _draw_head(axes, head, scale)
+        _name(row[0].set_yticks, queries)
+        row[0].set_ylabel(f"{name} ({heads[0]['attention']})\nquery", fontsize=7)
+    for axes in panels[-1][: len(rows[-1])]:
+        _name(axes.set_xticks, keys, rotation=90)
         axes.set_xlabel("key", fontsize=7)
-    figure.colorbar(drawn, ax=panels, label="A (share of the query's attention)", shrink=0.6)
+    figure.colorbar(ScalarMappable(scale), ax=panels, label="A (share of the query's attention)", shrink=0.6)
     return figure
+
+
+def _scale(maps) -> Normalize:
+    """One scale for all maps; as on the page small shares are to be seen, but a signed map has no root."""
+    low, high = min(one["low"] for one in maps), max(one["high"] for one in maps)
+    return PowerNorm(0.5, vmin=low, vmax=high) if low >= 0 else Normalize(low, high)
+
+
+def _draw_head(axes, head, scale):
+    """The map of one head with its title, and no names on the axes yet."""
+    axes.set_axis_on()
+    axes.imshow(restore(head["map"]), norm=scale, aspect="auto", interpolation="nearest")
+    axes.set_title(f"head {head['head']}, Δ(A) = {head['imbalance']:.2f}", fontsize=7)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.tick_params(length=0)
 
 
 def _name(set_ticks, tokens, **style):

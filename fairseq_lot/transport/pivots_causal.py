@@ -1,4 +1,4 @@
-"""Causal attention through pivots: every pivot spreads over the keys so far, linear in their number [4]."""
+"""Causal attention through pivots: every pivot spreads over the keys so far, linear in their number [LOTFormer]."""
 
 import math
 from dataclasses import dataclass

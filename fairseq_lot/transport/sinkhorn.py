@@ -1,4 +1,4 @@
-"""Entropic optimal transport by alternating half-updates [1, 2]."""
+"""Entropic optimal transport by alternating half-updates [Sinkformer, Cuturi13]."""
 
 from dataclasses import dataclass
 
@@ -50,10 +50,10 @@ class _TransposedProduct(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradient):
+    def backward(ctx, grad_values):
         conditional, v = ctx.saved_tensors
-        of_conditional = (v @ gradient.transpose(-1, -2)).transpose(-1, -2)
-        return of_conditional, conditional.transpose(-1, -2) @ gradient
+        grad_conditional = (v @ grad_values.transpose(-1, -2)).transpose(-1, -2)
+        return grad_conditional, conditional.transpose(-1, -2) @ grad_values
 
 
 def sinkhorn(
@@ -80,7 +80,7 @@ def sinkhorn(
         scores: ``(..., n, m)``, already divided by epsilon; at least float32.
         log_a: ``(..., n)`` log row masses, -inf = no mass (padding).
         log_b: ``(..., m)`` log column masses, likewise.
-        num_updates: half-updates, S in [1], T in [4].
+        num_updates: half-updates, S in [Sinkformer], T in [LOTFormer].
         tolerance: stop as soon as the largest marginal error in the batch is at most this (one host sync
             per pair of half-updates); ``num_updates`` stays the bound.
         log_factor: ``(..., n, m)``, log of a factor by which the finished plan is multiplied before its rows are made

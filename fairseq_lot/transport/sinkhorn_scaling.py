@@ -1,4 +1,4 @@
-"""Half-updates in the scaling domain: one exponential, then products of the kernel with vectors [2]."""
+"""Half-updates in the scaling domain: one exponential, then products of the kernel with vectors [Cuturi13]."""
 
 from dataclasses import dataclass
 
@@ -70,26 +70,32 @@ def _solve(scores, log_a, log_b, num_updates, tolerance):
     *lead, n, m = scores.shape
     kernel = _exp(scores)
     a, b = _flat(log_a.exp(), lead), _flat(log_b.exp(), lead)
-    # the side that is not updated first starts with 1 where there is mass
-    u = w = (b if num_updates % 2 else a).sign().expand(kernel.size(0), -1)
+    # before its first update a side is scaled by 1 where it has mass
+    u, w = (mass.sign().expand(kernel.size(0), -1) for mass in (a, b))
     row_sums, column_sums = [], []
-    for left in range(num_updates - 1, 0, -1):
-        total = _rows(kernel, w) if left % 2 == 0 else _columns(kernel, u)
-        if left == num_updates - 1 and _are_extreme(total):
+    turns = _turns(num_updates)
+    for turn, side in enumerate(turns[:-1]):
+        sums = _rows(kernel, w) if side == "rows" else _columns(kernel, u)
+        if turn == 0 and _are_extreme(sums):
             return None
-        if left % 2 == 0:
-            row_sums.append(total)
-            u = a / total
-            continue
-        if tolerance is not None and row_sums and (w * total - b).abs().sum(-1).max() <= tolerance:
-            row_sums.pop()  # which are those of the conditional
+        if side == "rows":
+            row_sums.append(sums)
+            u = a / sums
+        elif tolerance is not None and row_sums and (w * sums - b).abs().sum(-1).max() <= tolerance:
+            row_sums.pop()  # the rows have had their last update, which is made below
             break
-        column_sums.append(total)
-        w = b / total
+        else:
+            column_sums.append(sums)
+            w = b / sums
     kernel *= w.unsqueeze(-2)
     row_sums.append(kernel.sum(-1))
     kernel *= row_sums[-1].reciprocal().unsqueeze(-1)
     return _Solution(kernel, a, b, row_sums, column_sums)
+
+
+def _turns(num_updates):
+    """Whose turn each half-update is: both sides alternate, and the rows come last."""
+    return [("columns", "rows")[(num_updates - turn) % 2] for turn in range(num_updates)]
 
 
 def _are_extreme(sums):
@@ -132,64 +138,61 @@ class _Unrolled(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradient):
+    def backward(ctx, grad_conditional):
         plan, a, b, *sums = ctx.saved_tensors
         row_sums, column_sums = sums[: ctx.num_row_sums], sums[ctx.num_row_sums :]
-        of_scores = plan * gradient.reshape(plan.shape)
-        mean = of_scores.sum(-1)
-        of_columns = of_scores.sum(-2) - _columns(plan, mean)  # of the log of the last scaling
-        needed = ctx.needs_input_grad[1:3]
-        left, right, of_masses = _pull_back(plan, a, b, row_sums, column_sums, of_columns, needed)
+        grad_scores = plan * grad_conditional.reshape(plan.shape)
+        mean = grad_scores.sum(-1)
+        grad_log_w = grad_scores.sum(-2) - _columns(plan, mean)
+        left, right, grad_log_a, grad_log_b = _undo_updates(plan, a, b, row_sums, column_sums, grad_log_w)
         left[:, 0], right[:, 0] = mean, 1.0
-        of_scores.addcmul_(plan, _outer(left, right, plan), value=-1)
-        shape, *shapes = ctx.shapes
-        of_masses = [
-            x.view(*shape[:-2], -1).sum_to_size(like) if need else None
-            for x, like, need in zip(of_masses, shapes, needed, strict=True)
-        ]
-        return of_scores.view(shape), *of_masses, None
+        grad_scores.addcmul_(plan, _outer(left, right, plan), value=-1)
+        shape, shape_a, shape_b = ctx.shapes
+        needs_a, needs_b = ctx.needs_input_grad[1:3]
+        return (
+            grad_scores.view(shape),
+            grad_log_a.view(*shape[:-2], -1).sum_to_size(shape_a) if needs_a else None,
+            grad_log_b.view(*shape[:-2], -1).sum_to_size(shape_b) if needs_b else None,
+            None,
+        )
 
 
-def _pull_back(plan, a, b, row_sums, column_sums, of_columns, needed):
-    """Undo the updates one by one.
+def _undo_updates(plan, a, b, row_sums, column_sums, grad_log_w):
+    """Carry the gradient of log w, the last scaling of the columns, back through all updates but the last.
 
-    With the plan in the place of K the same updates are made by the scalings times the last row sums and over the
-    last scaling of the columns, so that ratios of sums are all that is needed.
+    With the plan in the place of K, the same updates are made by the scalings times the last row sums and over the
+    last scaling of the columns, so that ratios of sums are all that is needed; docs/attention.md derives it.
 
     Returns:
         the vectors whose outer products, times the plan, are to be taken from the gradient of the scores,
-        ``(G, T, n)`` and ``(G, T, m)`` with the first place of each left free; and the gradients of log_a and log_b,
-        ``(G, n)`` and ``(G, m)``, as far as they are needed.
+        ``(G, T, n)`` and ``(G, T, m)`` with the first place of each left free; and the gradients of log_a, ``(G, n)``,
+        and of log_b, ``(G, m)``.
     """
     last_row, last_column = row_sums[-1], column_sums[-1]
     some_a, some_b = a + (a == 0), b + (b == 0)
-    us = [a * (last_row / row_sum) for row_sum in row_sums[:-1]]
-    ws = [last_column / column_sum for column_sum in column_sums]
-    if len(us) == len(ws):  # the first update was of the rows, with 1 for every column that has mass
-        ws.insert(0, last_column / some_b * b.sign())
+    # both from the last one backwards: w[i] was made from u[i], and u[i] from w[i + 1]
+    u = [a * (last_row / sums) for sums in reversed(row_sums[:-1])]
+    w = [last_column / sums for sums in reversed(column_sums)]
+    if len(u) == len(w):  # the rows were first, with columns scaled by 1 where they have mass
+        w.append(last_column / some_b * b.sign())
     else:
-        us.insert(0, last_row * a.sign())
+        u.append(last_row * a.sign())
     num_updates = len(row_sums) + len(column_sums)
     left, right = (x.new_empty(x.size(0), num_updates, x.size(1)) for x in (last_row, last_column))
-    of_a, of_b = (
-        torch.zeros_like(x) if need else None for x, need in zip((last_row, last_column), needed, strict=True)
-    )
-    for update in range(1, num_updates):
-        if update % 2 == 1:
-            w, u = ws.pop(), us[-1]
-            left[:, update] = u
-            of_column_sums = torch.mul(of_columns, w / some_b, out=right[:, update])
-            of_rows = -u * _rows(plan, of_column_sums)
-            if of_b is not None:
-                of_b += of_columns
-        else:
-            u, w = us.pop(), ws[-1]
-            right[:, update] = w
-            of_row_sums = torch.mul(of_rows, u / some_a, out=left[:, update])
-            of_columns = -w * _columns(plan, of_row_sums)
-            if of_a is not None:
-                of_a += of_rows
-    return left, right, (of_a, of_b)
+    grad_log_a, grad_log_b = torch.zeros_like(last_row), torch.zeros_like(last_column)
+    for undone in range(1, num_updates):
+        i = (undone - 1) // 2
+        if undone % 2 == 1:  # w[i] = b / (columns of the plan summed with u[i])
+            left[:, undone] = u[i]
+            torch.mul(grad_log_w, w[i] / some_b, out=right[:, undone])
+            grad_log_u = -u[i] * _rows(plan, right[:, undone])
+            grad_log_b += grad_log_w
+        else:  # u[i] = a / (rows of the plan summed with w[i + 1])
+            right[:, undone] = w[i + 1]
+            torch.mul(grad_log_u, u[i] / some_a, out=left[:, undone])
+            grad_log_w = -w[i + 1] * _columns(plan, left[:, undone])
+            grad_log_a += grad_log_u
+    return left, right, grad_log_a, grad_log_b
 
 
 def _outer(left, right, like):

@@ -1,4 +1,6 @@
-"""Expected sliced plans from soft sorts: average the one-dimensional plans of many projections [3]."""
+"""Expected sliced plans from soft sorts: average the one-dimensional plans of many projections [ESPFormer]."""
+
+from dataclasses import dataclass
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -38,7 +40,7 @@ def sort_real(values: torch.Tensor, padding_mask: torch.Tensor | None) -> tuple[
         padding_mask: ``(..., n)`` bool, broadcastable, True = pad; or None.
 
     Returns:
-        sorted values (0 in the places of pads) and the permutation, both ``(..., n)``.
+        sorted values (0 for pads) and the permutation, both ``(..., n)``.
     """
     if padding_mask is None:
         return values.sort(dim=-1, stable=True)
@@ -47,33 +49,33 @@ def sort_real(values: torch.Tensor, padding_mask: torch.Tensor | None) -> tuple[
 
 
 class SoftSort(torch.autograd.Function):
-    """``A_l[p, j] ∝ exp(-(place_lp - token_lj)²)``, one row for each sorted place p of each slice l.
+    """``A_l[p, j] ∝ exp(-(sorted_lp - token_lj)²)``, one row for each rank p of each slice l.
 
-    Rows of real places sum to 1, rows of pads are zero. As each real place is a token's own value, the sum that its row
-    is divided by is at least 1.
+    Rows of real ranks sum to 1, rows of pads are zero. As each sorted value is a token's own, the sum that its row is
+    divided by is at least 1.
     """
 
     @staticmethod
-    def forward(ctx, places, tokens, padding_mask, real_places):
-        """places and tokens ``(..., L, n)``; padding_mask and, where it is not None, real_places ``(..., 1, n)``."""
+    def forward(ctx, ordered, tokens, padding_mask, real_ranks):
+        """ordered and tokens ``(..., L, n)``; padding_mask and, where it is not None, real_ranks ``(..., 1, n)``."""
         far = tokens if padding_mask is None else tokens.masked_fill(padding_mask, torch.inf)
-        difference = places.unsqueeze(-1) - far.unsqueeze(-2)
+        difference = ordered.unsqueeze(-1) - far.unsqueeze(-2)
         # 1e-17 shows in no sum that is at least 1; exp(-inf) and subnormal numbers are 10 times slower than others
         sort = threshold(difference.square_().neg_().clamp_(min=-40.0).exp_(), 1e-17, 0.0, inplace=True)
-        sort *= (real_places / sort.sum(-1).clamp(min=1)).unsqueeze(-1)
-        ctx.save_for_backward(places, tokens, sort)
+        sort *= (real_ranks / sort.sum(-1).clamp(min=1)).unsqueeze(-1)
+        ctx.save_for_backward(ordered, tokens, sort)
         return sort
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradient):
-        places, tokens, sort = ctx.saved_tensors
-        pull = gradient * sort
+    def backward(ctx, grad_sort):
+        ordered, tokens, sort = ctx.saved_tensors
+        pull = grad_sort * sort
         pull.addcmul_(sort, pull.sum(-1, keepdim=True), value=-1)  # that of the log, as for any softmax
-        # d/d place_p = -2 Σ_j pull_pj (place_p - token_j), where Σ_j pull_pj = 0, and the opposite for the tokens
-        of_places = (pull @ tokens.unsqueeze(-1)).squeeze(-1)
-        of_tokens = (places.unsqueeze(-2) @ pull).squeeze(-2) - pull.sum(-2) * tokens
-        return 2 * of_places, 2 * of_tokens, None, None
+        # d/d sorted_p = -2 Σ_j pull_pj (sorted_p - token_j), where Σ_j pull_pj = 0, and the opposite for the tokens
+        grad_ordered = 2 * (pull @ tokens.unsqueeze(-1)).squeeze(-1)
+        grad_tokens = 2 * ((ordered.unsqueeze(-2) @ pull).squeeze(-2) - pull.sum(-2) * tokens)
+        return grad_ordered, grad_tokens, None, None
 
 
 def soft_sliced_apply(
@@ -81,7 +83,7 @@ def soft_sliced_apply(
     k: torch.Tensor,
     v: torch.Tensor,
     slices: torch.Tensor,
-    place_plan: torch.Tensor | None = None,
+    rank_plan: torch.Tensor | None = None,
     *,
     query_padding_mask: torch.Tensor | None,
     key_padding_mask: torch.Tensor | None,
@@ -98,7 +100,7 @@ def soft_sliced_apply(
         q: ``(bsz, num_heads, tgt_len, d)``; k: ``(bsz, num_heads, src_len, d)``; v: ``(bsz, num_heads, src_len, c)``;
             zero at pads.
         slices: ``(num_heads, L, d)``, one direction a row.
-        place_plan: n·I, see :func:`staircase`, ``(bsz, tgt_len, src_len)``; None when queries and keys are equally
+        rank_plan: n·I, see :func:`staircase`, ``(bsz, tgt_len, src_len)``; None when queries and keys are equally
             many in each sentence (the identity).
         query_padding_mask, key_padding_mask: ``(bsz, len)`` bool, True = pad; or None.
         temperature: t of the soft sort, in squared units of q.
@@ -107,12 +109,12 @@ def soft_sliced_apply(
     Returns:
         ``(bsz, num_heads, tgt_len, c)``; G has total mass 1. With the identity as v this is n·G itself.
     """
-    per_sentence = place_plan, query_padding_mask, key_padding_mask
+    per_sentence = rank_plan, query_padding_mask, key_padding_mask
     return _InChunks.apply(q, k, v, slices, per_sentence, (temperature, inverse_temperature))
 
 
 class _InChunks(torch.autograd.Function):
-    """:func:`_soft_sliced_apply` on a few sentences, heads and slices at a time, and again in the backward pass.
+    """:func:`_soft_sliced_apply` chunk by chunk, and again in the backward pass.
 
     What stays is written into tensors made before: allocated between the large tensors of the chunks it would
     fragment the heap.
@@ -122,45 +124,62 @@ class _InChunks(torch.autograd.Function):
     def forward(ctx, q, k, v, slices, per_sentence, temperatures):
         values = v.new_zeros(*q.shape[:-1], v.size(-1))
         log_weights = q.new_full(q.shape[:2], -torch.inf)  # log Σ_l exp(-τ ⟨C, U_l⟩) of the slices so far
-        for i, h, lines in _chunks(q, k, slices):
-            some = [None if x is None else x[i] for x in per_sentence]
-            value, log_weight = _soft_sliced_apply(q[i, h], k[i, h], v[i, h], slices[h, lines], *some, *temperatures)
-            log_weights[i, h] = torch.logaddexp(log_weights[i, h], log_weight)
-            values[i, h].lerp_(value, (log_weight - log_weights[i, h]).exp()[..., None, None])
+        for chunk in _chunks(q, k, slices):
+            value, log_weight = chunk.apply(chunk.take(q, k, v, slices), per_sentence, temperatures)
+            at = chunk.sentences, chunk.heads
+            log_weights[at] = torch.logaddexp(log_weights[at], log_weight)
+            values[at].lerp_(value, (log_weight - log_weights[at]).exp()[..., None, None])
         ctx.save_for_backward(q, k, v, slices, values, log_weights)
         ctx.problem = per_sentence, temperatures
         return values
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradient):
-        q, k, v, slices, values, log_weights = ctx.saved_tensors
-        per_sentence, temperatures = ctx.problem
-        inputs = q, k, v, slices
-        found = [
-            torch.zeros_like(x) if need else None for x, need in zip(inputs, ctx.needs_input_grad[:4], strict=True)
-        ]
-        for i, h, lines in _chunks(q, k, slices):
-            some = [None if x is None else x[i] for x in per_sentence]
+    def backward(ctx, grad_values):
+        *inputs, values, log_weights = ctx.saved_tensors
+        needed = ctx.needs_input_grad[:4]
+        gradients = [torch.zeros_like(x) if need else None for x, need in zip(inputs, needed, strict=True)]
+        for chunk in _chunks(inputs[0], inputs[1], inputs[3]):
+            parts = [x.detach().requires_grad_(need) for x, need in zip(chunk.take(*inputs), needed, strict=True)]
+            at = chunk.sentences, chunk.heads
             with torch.enable_grad():
-                parts = [
-                    x.detach().requires_grad_(of_x is not None)
-                    for x, of_x in zip((q[i, h], k[i, h], v[i, h], slices[h, lines]), found, strict=True)
-                ]
-                value, log_weight = _soft_sliced_apply(*parts, *some, *temperatures)
-            of_value = (log_weight.detach() - log_weights[i, h]).exp()[..., None, None] * gradient[i, h]
-            of_log_weight = (of_value * (value.detach() - values[i, h])).sum((-2, -1))
-            outputs = [(x, of_x) for x, of_x in ((value, of_value), (log_weight, of_log_weight)) if x.requires_grad]
-            outputs, of_outputs = zip(*outputs, strict=True)
-            of_parts = iter(torch.autograd.grad(outputs, [x for x in parts if x.requires_grad], of_outputs))
-            for of_x, at in zip(found, ((i, h), (i, h), (i, h), (h, lines)), strict=True):
-                if of_x is not None:
-                    of_x[at] += next(of_parts)
-        return *found, None, None
+                value, log_weight = chunk.apply(parts, *ctx.problem)
+                share = (log_weight.detach() - log_weights[at]).exp()[..., None, None]
+                grad_value = share * grad_values[at]
+                grad_log_weight = (grad_value * (value.detach() - values[at])).sum((-2, -1))
+                ((value * grad_value).sum() + (log_weight * grad_log_weight).sum()).backward()
+            chunk.add(gradients, parts)
+        return *gradients, None, None
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """A few sentences, heads and slices, to be worked on at a time."""
+
+    sentences: slice
+    heads: slice
+    lines: slice
+
+    def take(self, q, k, v, slices):
+        """This chunk's part of each; None stays None."""
+        at = self.sentences, self.heads
+        parts = [None if x is None else x[at] for x in (q, k, v)]
+        return *parts, None if slices is None else slices[self.heads, self.lines]
+
+    def apply(self, parts, per_sentence, temperatures):
+        """Values, and the log of the weight that its slices have together."""
+        per_sentence = (None if x is None else x[self.sentences] for x in per_sentence)
+        return _soft_sliced_apply(*parts, *per_sentence, *temperatures)
+
+    def add(self, gradients, parts):
+        """Add the gradients of the parts to those of the whole, where they are wanted."""
+        for whole, part in zip(self.take(*gradients), parts, strict=True):
+            if part.grad is not None:
+                whole += part.grad
 
 
 def _chunks(q, k, slices):
-    """Which sentences, heads and slices to work on at a time, as three slice objects."""
+    """The chunks of a problem, each a cache's worth."""
     bsz, num_heads, num_slices = *q.shape[:2], slices.size(1)
     chunk = _CHUNKS.get(q.device.type, _CHUNKS["other"])
     size = max(q.size(-2), k.size(-2)) ** 2
@@ -170,17 +189,17 @@ def _chunks(q, k, slices):
     for i in range(0, bsz, sentences):
         for h in range(0, num_heads, heads):
             for line in range(0, num_slices, lines):
-                yield slice(i, i + sentences), slice(h, h + heads), slice(line, line + lines)
+                yield _Chunk(slice(i, i + sentences), slice(h, h + heads), slice(line, line + lines))
 
 
 def _soft_sliced_apply(
-    q, k, v, slices, place_plan, query_padding_mask, key_padding_mask, temperature, inverse_temperature
+    q, k, v, slices, rank_plan, query_padding_mask, key_padding_mask, temperature, inverse_temperature
 ):
     """One chunk of :func:`soft_sliced_apply`, and ``log Σ_l exp(-τ ⟨C, U_l⟩)`` of its slices, ``(bsz, heads)``."""
     from_queries = _soft_sort(q, slices, query_padding_mask, temperature)
     to_keys = _soft_sort(k, slices, key_padding_mask, temperature)
-    if place_plan is not None:
-        to_keys = place_plan[:, None, None] @ to_keys
+    if rank_plan is not None:
+        to_keys = rank_plan[:, None, None] @ to_keys
     plans = (from_queries.transpose(-1, -2) @ to_keys).flatten(-2)  # n·U_l, (bsz, heads, L, tgt_len·src_len)
     norms = q.square().sum(-1).unsqueeze(-1) + k.square().sum(-1).unsqueeze(-2)
     squared_distances = norms - 2 * (q @ k.transpose(-1, -2))
@@ -197,5 +216,5 @@ def _soft_sort(x, slices, padding_mask, temperature):
     if padding_mask is None:
         return SoftSort.apply(sort_real(projected, None)[0], projected, None, 1.0)
     pads = padding_mask[:, None, None, :]
-    real_places = torch.arange(x.size(-2), device=x.device) < num_real(padding_mask, x)[:, None, None, None]
-    return SoftSort.apply(sort_real(projected, pads)[0], projected, pads, real_places)
+    real_ranks = torch.arange(x.size(-2), device=x.device) < num_real(padding_mask, x)[:, None, None, None]
+    return SoftSort.apply(sort_real(projected, pads)[0], projected, pads, real_ranks)

@@ -23,18 +23,18 @@ def problem(kind="plain", *, temperature=0.2, inverse_temperature=1.0):
     """q, k, slices as the functions take them: without pads, ragged self-attention, or ragged with n≠m."""
     tgt_len, src_len = (6, 7) if kind == "cross" else (6, 6)
     q, k = random(BSZ, HEADS, tgt_len, DIM), random(BSZ, HEADS, src_len, DIM, seed=2)
-    masks, place_plan = (None, None), None
+    masks, rank_plan = (None, None), None
     if kind != "plain":
         counts = [torch.tensor(LENGTHS[side]) for side in ("queries", "keys" if kind == "cross" else "queries")]
         masks = [torch.arange(size) >= n[:, None] for n, size in zip(counts, (tgt_len, src_len), strict=True)]
         q, k = (x.masked_fill(mask[:, None, :, None], 0.0) for x, mask in zip((q, k), masks, strict=True))
         if kind == "cross":
-            place_plan = sliced.staircase(*counts, tgt_len, src_len, torch.float64)
+            rank_plan = sliced.staircase(*counts, tgt_len, src_len, torch.float64)
     return {
         "q": q,
         "k": k,
         "slices": torch.nn.functional.normalize(random(HEADS, SLICES, DIM, seed=3), dim=-1),
-        "place_plan": place_plan,
+        "rank_plan": rank_plan,
         "query_padding_mask": masks[0],
         "key_padding_mask": masks[1],
         "temperature": temperature,
@@ -84,11 +84,11 @@ def test_sorting_puts_pads_last(pads, seed):
     values = random(2, 6, seed=seed)
     ordered, permutation = sliced.sort_real(values, mask)
     real = int((~mask).sum())
-    for line, places, row in zip(ordered, permutation, values, strict=True):
+    for line, ranks, row in zip(ordered, permutation, values, strict=True):
         close(line[:real], row[~mask].sort().values, 0)
         assert line[real:].eq(0).all()
-        assert not mask[places[:real]].any()
-        assert sorted(places.tolist()) == list(range(6))
+        assert not mask[ranks[:real]].any()
+        assert sorted(ranks.tolist()) == list(range(6))
 
 
 def test_sorting_is_stable():
@@ -100,18 +100,18 @@ def test_sorting_is_stable():
 def test_soft_sort_and_its_gradient(masked):
     tokens = random(2, 3, 4, seed=2).requires_grad_()
     mask = torch.tensor([[[False, False, True, False]], [[False, True, True, False]]]) if masked else None
-    real_places = torch.tensor([[[True, True, True, False]], [[True, True, False, False]]]) if masked else 1.0
-    places = sliced.sort_real(tokens, mask)[0].detach().requires_grad_()
-    scores = -((places[..., None] - tokens[..., None, :]) ** 2)
+    real_ranks = torch.tensor([[[True, True, True, False]], [[True, True, False, False]]]) if masked else 1.0
+    ordered = sliced.sort_real(tokens, mask)[0].detach().requires_grad_()
+    scores = -((ordered[..., None] - tokens[..., None, :]) ** 2)
     if masked:
         scores = scores.masked_fill(mask[:, :, None], -torch.inf)
     expected = torch.softmax(scores, -1)
     if masked:
-        expected = expected * real_places[..., None]
-    close(sliced.SoftSort.apply(places, tokens, mask, real_places), expected, 1e-15)
+        expected = expected * real_ranks[..., None]
+    close(sliced.SoftSort.apply(ordered, tokens, mask, real_ranks), expected, 1e-15)
     ours, twin = (
-        torch.autograd.grad((out * random(2, 3, 4, 4, seed=5)).sum(), (places, tokens))
-        for out in (sliced.SoftSort.apply(places, tokens, mask, real_places), expected)
+        torch.autograd.grad((out * random(2, 3, 4, 4, seed=5)).sum(), (ordered, tokens))
+        for out in (sliced.SoftSort.apply(ordered, tokens, mask, real_ranks), expected)
     )
     for gradient, other in zip(ours, twin, strict=True):
         close(gradient, other)
@@ -158,9 +158,9 @@ def test_large_inverse_temperature_is_the_best_slice(kind):
 
 def hard_values(arguments, v):
     """``n·G v`` of exact sorts."""
-    soft_only = ("temperature", "place_plan")
+    soft_only = ("temperature", "rank_plan")
     problem = {name: x for name, x in arguments.items() if name not in soft_only}
-    return hard_sliced_plan(**problem, same_number=arguments["place_plan"] is None).apply(v)
+    return hard_sliced_plan(**problem, same_number=arguments["rank_plan"] is None).apply(v)
 
 
 @pytest.mark.parametrize("kind", ["plain", "self", "cross"])
@@ -232,7 +232,7 @@ def test_values_are_the_same_without_gradients(kind, chunk, monkeypatch):
 def test_large_values_stay_finite():
     arguments = problem("cross", temperature=1e-3)
     arguments["q"], arguments["k"] = 100 * arguments["q"].float(), 100 * arguments["k"].float()
-    arguments["slices"], arguments["place_plan"] = arguments["slices"].float(), arguments["place_plan"].float()
+    arguments["slices"], arguments["rank_plan"] = arguments["slices"].float(), arguments["rank_plan"].float()
     leaves = [arguments[name].requires_grad_() for name in ("q", "k", "slices")]
     plan = soft(arguments)
     assert plan.isfinite().all()

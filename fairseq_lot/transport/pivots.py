@@ -71,6 +71,16 @@ def pivot_coupling(
 
     Returns:
         The coupling; its rows are exact for any number of updates, its columns converge.
+
+    Examples:
+        >>> queries, keys, pivots = torch.eye(3), torch.eye(3)[:2], torch.eye(3)
+        >>> log_a, log_b, log_masses = (torch.full((n,), 1 / n).log() for n in (3, 2, 3))
+        >>> updates = {"query_updates": 15, "key_updates": 15}
+        >>> coupling = pivot_coupling(queries @ pivots.T, keys @ pivots.T, log_a, log_b, log_masses, **updates)
+        >>> coupling.plan.sum(1), coupling.plan.sum(0)
+        (tensor([0.3333, 0.3333, 0.3333]), tensor([0.5000, 0.5000]))
+        >>> coupling.apply(torch.ones(2, 4)).shape  # through the pivots, without the plan
+        torch.Size([3, 4])
     """
     return Coupling(
         from_queries=query_side(query_scores, log_a, log_masses, num_updates=query_updates),

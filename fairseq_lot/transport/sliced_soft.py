@@ -144,10 +144,11 @@ class _InChunks(torch.autograd.Function):
             at = chunk.sentences, chunk.heads
             with torch.enable_grad():
                 value, log_weight = chunk.apply(parts, *ctx.problem)
-                share = (log_weight.detach() - log_weights[at]).exp()[..., None, None]
-                grad_value = share * grad_values[at]
-                grad_log_weight = (grad_value * (value.detach() - values[at])).sum((-2, -1))
-                ((value * grad_value).sum() + (log_weight * grad_log_weight).sum()).backward()
+            grad_value = (log_weight.detach() - log_weights[at]).exp()[..., None, None] * grad_values[at]
+            grad_log_weight = (grad_value * (value.detach() - values[at])).sum((-2, -1))
+            with torch.enable_grad():
+                change = (value * grad_value).sum() + (log_weight * grad_log_weight).sum()
+            change.backward()
             chunk.add(gradients, parts)
         return *gradients, None, None
 
@@ -180,7 +181,7 @@ class _Chunk:
 
 def _chunks(q, k, slices):
     """The chunks of a problem, each a cache's worth."""
-    bsz, num_heads, num_slices = *q.shape[:2], slices.size(1)
+    bsz, num_heads, num_slices = q.size(0), q.size(1), slices.size(1)
     chunk = _CHUNKS.get(q.device.type, _CHUNKS["other"])
     size = max(q.size(-2), k.size(-2)) ** 2
     lines = max(1, chunk // size)

@@ -1,6 +1,5 @@
 """The pages say what the tracked results say, name every folder, and point at what is there."""
 
-import json
 import re
 import tokenize
 from pathlib import Path
@@ -9,6 +8,7 @@ import pytest
 
 from fairseq_lot.evaluation.results import read_rows
 from fairseq_lot.evaluation.table import render
+from fairseq_lot.plug_and_play.sweep_points import read_points
 from fairseq_lot.plug_and_play.sweep_table import render as render_sweep
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,8 +46,7 @@ def test_medians_in_the_readme(iwslt14):
 
 def test_sweep_table():
     (path,) = (ROOT / "results").glob("*.sweep/sweep.jsonl")
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    table = render_sweep(rows).rstrip("\n")
+    table = render_sweep(list(read_points(path).values())).rstrip("\n")
     assert table in RESULTS_PAGE
     assert table in path.with_suffix(".md").read_text(encoding="utf-8")
 

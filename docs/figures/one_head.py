@@ -66,7 +66,7 @@ def main():
     checkpoints = {
         "softmax": args.base,
         "Sinkhorn, ε = 1, 15 updates": sinkhorn,
-        "LOT, 32 pivots, calibrated": fairseq_lot.calibrate(lot, args.data).state,
+        "LOT, 32 pivots, calibrated": fairseq_lot.calibrate(lot).state,
     }
     panels = {}
     for name, checkpoint in checkpoints.items():

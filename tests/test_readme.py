@@ -1,6 +1,5 @@
 """README.md says what the tracked results say, and names every file of the package."""
 
-import json
 import re
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pytest
 
 from fairseq_lot.evaluation.results import read_rows
 from fairseq_lot.evaluation.table import render
+from fairseq_lot.plug_and_play.sweep_points import read_points
 from fairseq_lot.plug_and_play.sweep_table import render as render_sweep
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,8 +28,7 @@ def test_papers_table():
 
 def test_sweep_table():
     (path,) = (ROOT / "results").glob("*.sweep/sweep.jsonl")
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    table = render_sweep(rows).rstrip("\n")
+    table = render_sweep(list(read_points(path).values())).rstrip("\n")
     assert table in README
     assert table in path.with_suffix(".md").read_text(encoding="utf-8")
 

@@ -79,7 +79,7 @@ def test_a_pickle_that_runs_code_is_refused(tmp_path, capsys, monkeypatch):
 def test_out_that_cannot_be_written_leaves_nothing(stock_checkpoint, tmp_path, capsys):
     folder = tmp_path / "folder"
     folder.mkdir()
-    words = ("swap", "--path", stock_checkpoint, "--attention", "lot", "--out")
+    words = ("swap", "--no-calibrate", "--path", stock_checkpoint, "--attention", "lot", "--out")
     refuse(capsys, *words, folder, naming=[folder])
     (tmp_path / "file").write_text("")
     refuse(capsys, *words, tmp_path / "file" / "out.pt", naming=["out.pt"])

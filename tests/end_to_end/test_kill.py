@@ -142,7 +142,7 @@ def unhidden(folder):
 @pytest.mark.parametrize("die_at", ["fsync", "replace"])
 def test_swap(die_at, start, stock_checkpoint, tmp_path):
     out = tmp_path / "out" / "lot.pt"
-    words = (BIN / "fairseq-lot", "swap", "--path", stock_checkpoint, "--attention", "lot", "--out", out)
+    words = (BIN / "fairseq-lot", "swap", "--no-calibrate", "--path", stock_checkpoint, "--attention", "lot", "--out", out)
     killed(start(*words, die_at=die_at))
     assert unhidden(out.parent) == {}
     finish(start(*words))
@@ -155,7 +155,7 @@ def test_swap(die_at, start, stock_checkpoint, tmp_path):
 @pytest.mark.slow
 def test_calibrate(start, data, stock_checkpoint, tmp_path):
     swapped, folder = tmp_path / "lot.pt", tmp_path / "out"
-    finish(start(BIN / "fairseq-lot", "swap", "--path", stock_checkpoint, "--attention", "lot", "--out", swapped))
+    finish(start(BIN / "fairseq-lot", "swap", "--no-calibrate", "--path", stock_checkpoint, "--attention", "lot", "--out", swapped))
     words = [BIN / "fairseq-lot", "calibrate", data / "bin", "--path", swapped, "--held-out", 8, "--joint-steps", 3]
     terminal, end = os.openpty()  # where progress is shown
     termios.tcsetwinsize(end, (24, 200))

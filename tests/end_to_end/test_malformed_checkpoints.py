@@ -24,7 +24,7 @@ def words_of(command, data, path, out):
             *("--sentences", data.parent / "text" / "test.de", "--tokenised"),
         ),
         "sweep": ("sweep", data, "--path", path, "--out", out / "sweep", "--try", "lot", "--no-bleu"),
-        "swap": ("swap", "--path", path, "--attention", "lot", "--out", out / "o.pt"),
+        "swap": ("swap", "--path", path, "--attention", "lot", "--no-calibrate", "--out", out / "o.pt"),
         "translate": ("translate", "ein satz", "--data", data, "--path", path, "--tokenised"),
     }[command]
 

@@ -132,7 +132,7 @@ def commands(data, stock_checkpoint, lot_checkpoint, tmp_path_factory):
 
 IN_ORDER = {
     "calibrate": ("--steps", 1, "--joint-steps", 0, "--held-out", 8),
-    "swap": ("--attention", "lot"),
+    "swap": ("--attention", "lot", "--no-calibrate"),
     "swap and calibrate": ("--steps", 1, "--joint-steps", 0, "--held-out", 8),
     "diagnose": ("--sentences", 4),
     "toy-corpus": ("--train", 3, "--valid", 1, "--test", 1),

@@ -32,7 +32,7 @@ def report(text_data, stock_checkpoint, tmp_path_factory):
     (home / "lines.de").write_text("\n".join([*sentences, "</script><b>das & der"]) + "\n", encoding="utf-8")
     (home / "train.log").write_text(LOG, encoding="utf-8")
     options = ("--attention", "lot", "--lot-num-pivots", 5)
-    fairseq_lot("swap", "--path", stock_checkpoint, "--out", home / "swapped.pt", *options)
+    fairseq_lot("swap", "--path", stock_checkpoint, "--out", home / "swapped.pt", "--no-calibrate", *options)
     command(
         "fairseq-lot", "report", "--path", stock_checkpoint, "--compare", home / "swapped.pt", "--sites",
         "encoder,cross", "--sentences", home / "lines.de", "--logs", home / "train.log", "--figures", home / "figures",

@@ -58,11 +58,6 @@ def noun(entry: Noun, case: str, plural: bool = False) -> str:
     return entry.genitive if case == "gen" or (weak and case != "nom") else entry.german
 
 
-def relative(case: str, group: str) -> str:
-    """Return the relative pronoun."""
-    return "denen" if case + group == "datp" else article("der", case, group)
-
-
 def contract(words: str) -> str:
     """Merge a preposition with its article where German does: in dem Haus, im Haus."""
     head = " ".join(words.split()[:2])

@@ -83,22 +83,23 @@ def infinitive(sampler: Sampler) -> Sentence:
     main = sampler.clause(verb=sampler.verb(("zu",)), tense=sampler.one(("past", "present")), plain=True)
     verb = sampler.verb(subjects="person", adverbs="place manner")
     inner = sampler.clause(subject=main.subject, verb=verb, tense="present", plain=True)
-    words = f"{main.english()} to {inner.verb.english} {inner.english_rest(inner.object)} ."
-    return f"{main.german()} , {inner.german('zu')} .", re.sub(" +", " ", words)
+    words = f"{main.english()} to {inner.verb.english} {inner.english_rest(inner.object)}".strip()
+    return f"{main.german()} , {inner.german('zu')} .", f"{words} ."
 
 
 def relative(sampler: Sampler) -> Sentence:
-    """Die Frau, die das Brot kauft, ist müde; der Mann wäscht das Hemd, das ich gekauft habe."""
+    """Die Frau, die das Brot kauft, schläft; der Mann wäscht das Hemd, das ich gekauft habe."""
     tense = sampler.one(("past", "present"))
     clause = sampler.clause(subject=sampler.phrase("person"), tense=tense, plain=True)
     if _is_thing(clause.object):
         thing, verb = clause.object, sampler.verb(("acc",), subjects="person", objects=clause.object.noun.classes)
         inner = sampler.clause(subject=sampler.subject("person"), verb=verb, tense=tense, plain=True)
         inner.object = None
-        thing.clause = (f"{german.relative('acc', thing.group)} {inner.german('final')}", f"that {inner.english()}")
+        that = german.article("der", "acc", thing.group)
+        thing.clause = f"{that} {inner.german('final')}", f"that {inner.english()}"
     else:
         person = clause.subject
-        who = Fixed(german.relative("nom", person.group), "who", person.pronoun)
+        who = Fixed(german.article("der", "nom", person.group), "who", person.pronoun)
         inner = sampler.clause(subject=who, tense=tense, plain=True)
         person.clause = inner.german("final"), inner.english()
     return f"{clause.german()} .", f"{clause.english()} ."

@@ -8,7 +8,7 @@ import pytest
 
 from fairseq_lot.evaluation.results import read_rows
 from fairseq_lot.evaluation.table import render
-from fairseq_lot.plug_and_play.sweep_page import render as render_sweep
+from fairseq_lot.plug_and_play.sweep_table import render as render_sweep
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -1,69 +1,13 @@
 """The contract that every attention mechanism fulfils."""
 
-import dataclasses
-import math
-import typing
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
+from fairseq_lot.attention.options import Options
 from fairseq_lot.errors import InputError
-
-
-def option(
-    default: Any,
-    help: str,
-    *,
-    minimum: float | None = None,
-    above: float | None = None,
-    maximum: float | None = None,
-    choices=None,
-):
-    """A field of an options dataclass: its default, its ``--help`` text and its allowed range."""
-    return dataclasses.field(
-        default=default,
-        metadata={"help": help, "minimum": minimum, "above": above, "maximum": maximum, "choices": choices},
-    )
-
-
-@dataclass(frozen=True)
-class Options:
-    """Options of a mechanism; subclasses declare fields with :func:`option`, values are checked here."""
-
-    def __post_init__(self):
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            keys = ("minimum", "above", "maximum", "choices")
-            minimum, above, maximum, choices = (field.metadata[key] for key in keys)
-            if value is None and field.default is None:
-                continue
-            _check_kind(field.name, value, field.type)
-            if minimum is not None and not value >= minimum:
-                raise InputError(f"{field.name} must be at least {minimum}, got {value}")
-            if above is not None and not above < value < float("inf"):
-                raise InputError(f"{field.name} must be a finite number greater than {above}, got {value}")
-            if maximum is not None and not value <= maximum:
-                raise InputError(f"{field.name} must be at most {maximum}, got {value}")
-            if choices is not None and value not in choices:
-                raise InputError(f"{field.name} must be one of {', '.join(choices)}, got {value!r}")
-
-    def at_site(self, site: str) -> "Options":
-        """These options as they apply at the ``encoder``, ``cross`` or ``decoder`` site."""
-        return self
-
-
-def _check_kind(name: str, value: Any, kind: Any) -> None:
-    """Refuse a value that is not of the annotated type; whole numbers count as float."""
-    kinds = [one for one in (typing.get_args(kind) or (kind,)) if one is not type(None)]
-    is_bool, number = isinstance(value, bool), isinstance(value, (int, float))
-    if bool in kinds and not is_bool:
-        raise InputError(f"{name} must be true or false, got {value!r}")
-    if int in kinds and (is_bool or not isinstance(value, int)):
-        raise InputError(f"{name} must be a whole number, got {value!r}")
-    if float in kinds and (is_bool or not number or not math.isfinite(value)):
-        raise InputError(f"{name} must be a finite number, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -72,12 +16,12 @@ class AttentionOutput:
 
     Attributes:
         values: ``(bsz, num_heads, tgt_len, head_dim)``; zero at padded queries.
-        plan: ``A = n·plan``, ``(bsz, num_heads, tgt_len, src_len)``, when it was asked for; zero rows at
+        weights: ``A = n·plan``, ``(bsz, num_heads, tgt_len, src_len)``, when it was asked for; zero rows at
             padded queries and zero columns at padded keys.
     """
 
     values: torch.Tensor
-    plan: torch.Tensor | None = None
+    weights: torch.Tensor | None = None
 
 
 def without_pads(x: torch.Tensor, padding_mask: torch.Tensor | None) -> torch.Tensor:
@@ -123,8 +67,8 @@ class Mechanism(nn.Module):
         self.layer, self.dropout = layer, dropout
         self.scaling = head_dim**-0.5
 
-    def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_plan, causal) -> AttentionOutput:
-        """Compute ``A v`` (and A when ``need_plan``); see :meth:`forward` for the shapes."""
+    def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_weights, causal) -> AttentionOutput:
+        """Compute ``A v`` (and A when ``need_weights``); see :meth:`forward` for the shapes."""
         raise NotImplementedError
 
     def forward(
@@ -134,7 +78,7 @@ class Mechanism(nn.Module):
         v: torch.Tensor,
         query_padding_mask: torch.Tensor | None = None,
         key_padding_mask: torch.Tensor | None = None,
-        need_plan: bool = False,
+        need_weights: bool = False,
         *,
         causal: bool = False,
     ) -> AttentionOutput:
@@ -147,7 +91,7 @@ class Mechanism(nn.Module):
             query_padding_mask: ``(bsz, tgt_len)`` bool, True = pad; padded slots may hold anything, NaN included.
                 In self-attention pass the same object as ``key_padding_mask``.
             key_padding_mask: ``(bsz, src_len)`` bool, True = pad.
-            need_plan: also return A.
+            need_weights: also return A.
             causal: query i sees keys 0 .. i + src_len - tgt_len only.
 
         Raises:
@@ -164,9 +108,11 @@ class Mechanism(nn.Module):
         )
         masks = {"query_padding_mask": query_padding_mask, "key_padding_mask": key_padding_mask}
         with torch.autocast(q.device.type, enabled=False):  # each mechanism chooses its own precision
-            output = self.attend(q, k, v, **masks, need_plan=need_plan, causal=causal)
-        values, plan = without_pads(output.values.to(v.dtype), query_padding_mask), output.plan
-        return AttentionOutput(values, None if plan is None else without_pads(plan.to(v.dtype), query_padding_mask))
+            output = self.attend(q, k, v, **masks, need_weights=need_weights, causal=causal)
+        values, weights = without_pads(output.values.to(v.dtype), query_padding_mask), output.weights
+        if weights is not None:
+            weights = without_pads(weights.to(v.dtype), query_padding_mask)
+        return AttentionOutput(values, weights)
 
     def factors(self, q, k, query_padding_mask=None, key_padding_mask=None) -> tuple[torch.Tensor, torch.Tensor] | None:
         """``p(pivot | query)`` and ``p(key | pivot)``, whose product is A; None where there are no pivots.
@@ -180,13 +126,13 @@ class Mechanism(nn.Module):
         k: torch.Tensor,
         v: torch.Tensor,
         key_padding_mask: torch.Tensor | None = None,
-        need_plan: bool = False,
+        need_weights: bool = False,
     ) -> dict[str, torch.Tensor]:
         """All that :meth:`attend_summary` needs of the keys, computed once; for mechanisms that couple no queries.
 
         Args:
             k, v, key_padding_mask: as for :meth:`forward`.
-            need_plan: A will be asked for.
+            need_weights: A will be asked for.
 
         Returns:
             Tensors by name, batch first, so that a beam is followed with ``index_select(0, order)``.
@@ -195,10 +141,10 @@ class Mechanism(nn.Module):
         return summary if key_padding_mask is None else {**summary, "key_padding_mask": key_padding_mask}
 
     def attend_summary(
-        self, q: torch.Tensor, summary: dict[str, torch.Tensor], need_plan: bool = False
+        self, q: torch.Tensor, summary: dict[str, torch.Tensor], need_weights: bool = False
     ) -> AttentionOutput:
-        """:meth:`forward` on summarised keys; no plan if the summary was made without."""
-        return self(q, summary["key"], summary["value"], None, summary.get("key_padding_mask"), need_plan)
+        """:meth:`forward` on summarised keys; no weights if the summary was made without."""
+        return self(q, summary["key"], summary["value"], None, summary.get("key_padding_mask"), need_weights)
 
     def causal_step(
         self,
@@ -207,14 +153,14 @@ class Mechanism(nn.Module):
         v: torch.Tensor,
         key_padding_mask: torch.Tensor | None = None,
         state: dict[str, torch.Tensor] | None = None,
-        need_plan: bool = False,
+        need_weights: bool = False,
     ) -> tuple[AttentionOutput, dict[str, torch.Tensor]]:
         """Causal :meth:`forward` for the next tokens.
 
         Args:
             q, k, v, key_padding_mask: as for :meth:`forward`, of the new tokens alone.
             state: what the step before returned, None for a start.
-            need_plan: also return A over all keys so far; ask from the first step on, or never.
+            need_weights: also return A over all keys so far; ask from the first step on, or never.
 
         Returns:
             The output for the new queries, and the next state: tensors by name, batch first.
@@ -227,7 +173,7 @@ class Mechanism(nn.Module):
                 no_pads = torch.zeros(k.size(0), seen + new, dtype=torch.bool, device=k.device)
                 masks = [no_pads[:, :length] if mask is None else mask for mask, length in masks]
                 key_padding_mask = torch.cat(masks, 1)
-        output = self(q, k, v, None, key_padding_mask, need_plan, causal=True)
+        output = self(q, k, v, None, key_padding_mask, need_weights, causal=True)
         return output, Mechanism.summarise(self, k, v, key_padding_mask)
 
     def drop(self, weights: torch.Tensor) -> torch.Tensor:

@@ -2,9 +2,10 @@
 
 import dataclasses
 
-from fairseq_lot.attention.base import Mechanism, Options
+from fairseq_lot.attention.base import Mechanism
 from fairseq_lot.attention.esp import Esp
 from fairseq_lot.attention.lot import Lot
+from fairseq_lot.attention.options import Options
 from fairseq_lot.attention.set import Set
 from fairseq_lot.attention.sinkhorn import Sinkhorn
 from fairseq_lot.attention.softmax import Softmax
@@ -62,3 +63,10 @@ def build_mechanism(
     return mechanism_class(name)(
         num_heads=num_heads, head_dim=head_dim, layer=layer, dropout=dropout, options=build_options(name, **options)
     )
+
+
+def describe(name: str, options: dict) -> str:
+    """The mechanism with those of its options that differ from their defaults: ``softmax (prior=alibi)``."""
+    defaults = {field.name: field.default for field in dataclasses.fields(mechanism_class(name).options_class)}
+    changed = [f"{key}={value}" for key, value in options.items() if value != defaults[key]]
+    return f"{name} ({', '.join(changed)})" if changed else name

@@ -5,15 +5,16 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from fairseq_lot.attention.base import AttentionOutput, Mechanism, Options, option
-from fairseq_lot.transport.measures import at_least_float32, uniform_log_mass
+from fairseq_lot.attention.base import AttentionOutput, Mechanism
+from fairseq_lot.attention.options import Options, option
+from fairseq_lot.transport.marginals import at_least_float32, uniform_log_mass
 from fairseq_lot.transport.pivots import gaussian_scores, tied_coupling
 from fairseq_lot.transport.positions import linear_log_factor
 
 
 @dataclass(frozen=True)
 class SetOptions(Options):
-    """The sizes are those of LOT; the position factor is off unless its temperature is given [10]."""
+    """The sizes are those of LOT; the position factor is off unless its temperature is given [SeTformer]."""
 
     num_pivots: int = option(32, "pivots per head: the rank of A", minimum=1)
     epsilon: float = option(1.0, "entropic regularisation, in the unit of the scores", above=0)
@@ -28,7 +29,7 @@ class SetOptions(Options):
 
 
 class Set(Mechanism):
-    """``A = n·Γ1 diag(r) Γ2ᵀ``: the tokens x of a sentence are transported to r equal pivots and back [10].
+    """``A = n·Γ1 diag(r) Γ2ᵀ``: the tokens x of a sentence are transported to r equal pivots and back [SeTformer].
 
     Scores are ``-s·‖x_i - z_t‖²/2``. Queries and keys are tied: both are ``x = (q + k)/2``, which is the projection
     itself when q = k, and leaves no projection without a gradient when they differ. So A is an attention of a
@@ -37,6 +38,8 @@ class Set(Mechanism):
     The way there is exact on the tokens, the way back on the pivots. With ``positional_temperature`` τ both plans are
     multiplied by ``exp(-(i/n - t/r)²/τ²)``, i and t counted from 1 over real tokens and over pivots, and their rows
     are normalised again: rows of A sum to 1, its columns are no longer exact in the limit.
+
+    :func:`~fairseq_lot.attention.reference.set_plan` computes the same in plain loops.
 
     Attributes:
         pivots: ``(num_heads, r, head_dim)``, learnt, in the space of q and k.
@@ -77,8 +80,8 @@ class Set(Mechanism):
         coupling = self.coupling(q, k, query_padding_mask, key_padding_mask)
         return coupling.from_queries.conditional, coupling.to_keys.conditional
 
-    def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_plan, causal):
+    def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_weights, causal):
         coupling = self.coupling(q, k, query_padding_mask, key_padding_mask)
         at_pivots = coupling.to_keys.apply(v.to(coupling.to_keys.conditional.dtype))  # (bsz, num_heads, r, value_dim)
         values = self.drop(coupling.from_queries.conditional) @ at_pivots
-        return AttentionOutput(values, coupling.conditional if need_plan else None)
+        return AttentionOutput(values, coupling.conditional if need_weights else None)

@@ -11,9 +11,9 @@ from tqdm import tqdm
 from fairseq_lot.attention.registry import MECHANISMS
 from fairseq_lot.benchmark.contenders import mechanisms, peer, products, torch_attention
 from fairseq_lot.benchmark.measure import first_seconds, measure
-from fairseq_lot.benchmark.page import write
+from fairseq_lot.benchmark.render import write
 from fairseq_lot.errors import InputError
-from fairseq_lot.evaluation.score import current_commit
+from fairseq_lot.output.provenance import current_commit
 
 _DTYPES = ("float32", "float64", "bfloat16", "float16")
 

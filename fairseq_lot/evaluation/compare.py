@@ -10,8 +10,8 @@ from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation import bootstrap
 from fairseq_lot.evaluation.bleu import TOKENISED, resampled_scores, sentence_statistics
 from fairseq_lot.evaluation.hypotheses import read_matching
-from fairseq_lot.evaluation.markdown import markdown_row
-from fairseq_lot.files import read_lines
+from fairseq_lot.output.files import read_lines
+from fairseq_lot.output.tables import markdown_row
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

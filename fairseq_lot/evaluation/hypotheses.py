@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from fairseq_lot.errors import InputError
-from fairseq_lot.files import read_lines
+from fairseq_lot.output.files import read_lines
 
 _KINDS = ("H", "D", "P", "S", "T")
 _LINE = re.compile(r"([A-Z])-([0-9]{1,9})\t(.*)")

@@ -3,20 +3,20 @@
 from collections.abc import Iterable
 from statistics import median
 
-from fairseq_lot.evaluation.markdown import MISSING, markdown_row
 from fairseq_lot.evaluation.results import BASE, FINE_TUNED, PLUG_AND_PLAY, MetricScore, Row
-from fairseq_lot.evaluation.systems import BACKBONES, MECHANISMS, by_system, label
+from fairseq_lot.evaluation.systems import by_system, label, table_order
+from fairseq_lot.output.tables import MISSING, markdown_row
 
-# Tokenised BLEU on IWSLT'14 De-En: plug-and-play and fine-tuned, medians of 4 runs [3, 4].
+# Tokenised BLEU on IWSLT'14 De-En, medians of 4 runs [ESPFormer, LOTFormer].
 REPORTED = {
-    ("transformer", "softmax"): (33.40, 34.61),
-    ("transformer", "sinkhorn"): (33.36, 34.61),
-    ("transformer", "esp"): (33.38, 34.64),
-    ("transformer", "lot"): (33.29, 34.72),
-    ("diff_transformer", "softmax"): (33.85, 34.78),
-    ("diff_transformer", "sinkhorn"): (33.67, 34.81),
-    ("diff_transformer", "esp"): (33.72, 34.83),
-    ("diff_transformer", "lot"): (33.42, 34.91),
+    ("transformer", "softmax"): {PLUG_AND_PLAY: 33.40, FINE_TUNED: 34.61},
+    ("transformer", "sinkhorn"): {PLUG_AND_PLAY: 33.36, FINE_TUNED: 34.61},
+    ("transformer", "esp"): {PLUG_AND_PLAY: 33.38, FINE_TUNED: 34.64},
+    ("transformer", "lot"): {PLUG_AND_PLAY: 33.29, FINE_TUNED: 34.72},
+    ("diff_transformer", "softmax"): {PLUG_AND_PLAY: 33.85, FINE_TUNED: 34.78},
+    ("diff_transformer", "sinkhorn"): {PLUG_AND_PLAY: 33.67, FINE_TUNED: 34.81},
+    ("diff_transformer", "esp"): {PLUG_AND_PLAY: 33.72, FINE_TUNED: 34.83},
+    ("diff_transformer", "lot"): {PLUG_AND_PLAY: 33.42, FINE_TUNED: 34.91},
 }
 
 
@@ -27,28 +27,30 @@ def render_beside_papers(rows: Iterable[Row]) -> str:
         rows: of one dataset and size; their tokenised BLEU is shown.
     """
     systems = by_system(rows)
-    scores = {key: _scores(found) for key, found in systems.items()}
+    unmeasured = [(*pair, "") for pair in REPORTED if not any(key[:2] == pair for key in systems)]
+    keys = sorted([*systems, *unmeasured], key=table_order)
     lines = [
         "| Backbone | Mechanism | Papers: plug-and-play | Here | Papers: fine-tuned | Here |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for backbone in dict.fromkeys([*BACKBONES, *(key[0] for key in systems)]):
-        control = scores.get((backbone, "softmax", ""), ({}, {}))
-        for mechanism in dict.fromkeys([*MECHANISMS, *(key[1] for key in systems if key[0] == backbone)]):
-            keys = [key for key in systems if key[:2] == (backbone, mechanism)]
-            for key in keys or [(backbone, mechanism, "")]:
-                # the papers' settings are the defaults
-                reported = REPORTED.get(key[:2]) if not key[2] or len(keys) == 1 else None
-                own = scores.get(key, ({}, {}))
-                cells = [backbone, label(key, keys)]
-                for stage in (0, 1):
-                    cells += [_reported(reported, backbone, mechanism, stage), _measured(own[stage], control[stage])]
-                lines.append(markdown_row(cells))
+    for key in keys:
+        backbone, mechanism, options = key
+        alone = sum(other[:2] == key[:2] for other in keys) == 1
+        reported = REPORTED.get(key[:2]) if alone or not options else None  # the papers' settings are the defaults
+        softmax = REPORTED.get((backbone, "softmax"))
+        own, control = systems.get(key, []), systems.get((backbone, "softmax", ""), [])
+        cells = [
+            cell
+            for stage in (PLUG_AND_PLAY, FINE_TUNED)
+            for cell in (_reported(reported, softmax, stage), _measured(_by_seed(own, stage), _by_seed(control, stage)))
+        ]
+        lines.append(markdown_row([backbone, label(key, keys), *cells]))
     return "\n".join(
         [
             *lines,
             "",
-            "- Papers: IWSLT'14 De-En, 6+6 layers of width 512, 25 + 10 epochs, medians of 4 runs [3, 4].",
+            "- Papers: IWSLT'14 De-En, 6+6 layers of width 512, 25 + 10 epochs, medians of 4 runs "
+            "[ESPFormer, LOTFormer].",
             "- In brackets: difference to softmax of the same stage; here the median over seeds of that of each seed. "
             "Where a system lacks seeds that softmax has, their number stands beside it.",
             "",
@@ -56,18 +58,18 @@ def render_beside_papers(rows: Iterable[Row]) -> str:
     )
 
 
-def _scores(rows) -> tuple[dict[int, MetricScore], dict[int, MetricScore]]:
-    """Scores by seed, plug-and-play and fine-tuned; of softmax the first are those of the base."""
-    first = BASE if rows[0].mechanism == "softmax" else PLUG_AND_PLAY
-    return tuple({row.seed: row.tokenised for row in rows if row.stage == stage} for stage in (first, FINE_TUNED))
+def _by_seed(rows, stage) -> dict[int, MetricScore]:
+    """Scores of a system at a stage, by seed; softmax is not plugged in: its scores there are those of the base."""
+    stages = {PLUG_AND_PLAY: (PLUG_AND_PLAY, BASE), FINE_TUNED: (FINE_TUNED,)}[stage]
+    return {row.seed: row.tokenised for row in rows if row.stage in stages}
 
 
-def _reported(reported, backbone, mechanism, stage):
-    if reported is None:
+def _reported(scores, softmax, stage):
+    if scores is None:
         return MISSING
-    if mechanism == "softmax":
-        return f"{reported[stage]:.2f}"
-    return f"{reported[stage]:.2f} ({reported[stage] - REPORTED[backbone, 'softmax'][stage]:+.2f})"
+    if scores is softmax:
+        return f"{scores[stage]:.2f}"
+    return f"{scores[stage]:.2f} ({scores[stage] - softmax[stage]:+.2f})"
 
 
 def _measured(scores, control):

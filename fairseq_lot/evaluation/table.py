@@ -7,10 +7,10 @@ from statistics import median
 
 from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation.bootstrap import LEVEL
-from fairseq_lot.evaluation.markdown import MISSING, cell, markdown_row
 from fairseq_lot.evaluation.papers import render_beside_papers
 from fairseq_lot.evaluation.results import BASE, FINE_TUNED, PLUG_AND_PLAY, MetricScore, Row
 from fairseq_lot.evaluation.systems import by_system, label, read_systems, tables
+from fairseq_lot.output.tables import MISSING, cell, markdown_row
 
 METRICS = {"tokenised": "tokenised BLEU", "sacrebleu": "sacreBLEU"}
 

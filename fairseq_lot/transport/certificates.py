@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fairseq_lot.transport.measures import uniform_log_mass
+from fairseq_lot.transport.marginals import uniform_log_mass
 from fairseq_lot.transport.sinkhorn import sinkhorn
 
 
@@ -13,7 +13,7 @@ class Certificate:
     """Measured change over its bound, one entry per perturbation; at most 1 where the theorem holds.
 
     Attributes:
-        plan_ratio: ``‖P_τ(S) - P_τ(T)‖₁`` over ``(n/τ) ‖S - T‖_∞``, inequality (31) of CETA [12]; ``(k, ...)``.
+        plan_ratio: ``‖P_τ(S) - P_τ(T)‖₁`` over ``(n/τ) ‖S - T‖_∞``, inequality (31) of [CETA]; ``(k, ...)``.
         output_ratio: ``Σ_i ‖((P_τ(S) - P_τ(T)) V)_i‖₂`` over ``(n/τ) ‖S - T‖_∞ max_j ‖V_j - mean V‖₂``: the output
             certificate derived from (31), ``(k, ...)``.
         marginal_error: ``(...)``, the largest that was left in any of the plans, in units of mass: P_τ is the

@@ -1,11 +1,11 @@
-"""Low-rank couplings: two plans composed through a pivot measure [4, 7]."""
+"""Low-rank couplings: two plans composed through a pivot measure [LOTFormer, LowRankSinkhorn]."""
 
 from dataclasses import dataclass
 
 import torch
 from torch.autograd.function import once_differentiable
 
-from fairseq_lot.transport.measures import marginal_error
+from fairseq_lot.transport.marginals import marginal_error
 from fairseq_lot.transport.sinkhorn import Plan, sinkhorn
 
 
@@ -89,14 +89,14 @@ class _PivotScores(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradient):
-        (x, pivots), gradient = ctx.saved_tensors, gradient.flatten(0, 1)
-        of_x, of_pivots = None, None
+    def backward(ctx, grad_scores):
+        (x, pivots), grad_scores = ctx.saved_tensors, grad_scores.flatten(0, 1)
+        grad_x, grad_pivots = None, None
         if ctx.needs_input_grad[0]:
-            of_x = torch.bmm(gradient, _for_each(pivots, x.size(0))).view(x.shape)
+            grad_x = torch.bmm(grad_scores, _for_each(pivots, x.size(0))).view(x.shape)
         if ctx.needs_input_grad[1]:
-            of_pivots = torch.bmm(gradient.transpose(-1, -2), x.flatten(0, 1)).unflatten(0, x.shape[:2]).sum(0)
-        return of_x, of_pivots
+            grad_pivots = torch.bmm(grad_scores.transpose(-1, -2), x.flatten(0, 1)).unflatten(0, x.shape[:2]).sum(0)
+        return grad_x, grad_pivots
 
 
 def _for_each(pivots, bsz):
@@ -111,8 +111,8 @@ def pivot_scores(x: torch.Tensor, pivots: torch.Tensor) -> torch.Tensor:
 
 def gaussian_scores(x: torch.Tensor, pivots: torch.Tensor) -> torch.Tensor:
     """``-‖x_i - z_t‖²/2``: ``(..., n, d), (..., r, d) -> (..., n, r)``."""
-    of_x, of_pivots = x.square().sum(-1).unsqueeze(-1), pivots.square().sum(-1).unsqueeze(-2)
-    return pivot_scores(x, pivots) - (of_x + of_pivots) / 2
+    norms = x.square().sum(-1).unsqueeze(-1) + pivots.square().sum(-1).unsqueeze(-2)
+    return pivot_scores(x, pivots) - norms / 2
 
 
 def tied_coupling(

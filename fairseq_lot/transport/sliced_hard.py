@@ -1,12 +1,12 @@
-"""Expected sliced plans from exact sorts: nothing of size n×m is made, forward or backward [3]."""
+"""Expected sliced plans from exact sorts: nothing of size n×m is made, forward or backward [ESPFormer]."""
 
 from dataclasses import dataclass
 
 import torch
 from torch.autograd.function import once_differentiable
 
-from fairseq_lot.transport.measures import num_real
-from fairseq_lot.transport.sliced import sort_real
+from fairseq_lot.transport.marginals import num_real
+from fairseq_lot.transport.sliced_soft import sort_real
 
 
 def segments(
@@ -14,7 +14,7 @@ def segments(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The exact plan between two sorted uniform measures, as the pieces into which i/n and j/m cut [0, 1].
 
-    It has the entries of :func:`~fairseq_lot.transport.sliced.staircase`, ``n + m - 1`` at most. Whole numbers of
+    It has the entries of :func:`~fairseq_lot.transport.sliced_soft.staircase`, ``n + m - 1`` at most. Whole numbers of
     ``1/(n·m)`` are merged, so that no rounding decides which piece belongs to whom.
 
     Args:
@@ -22,7 +22,7 @@ def segments(
         tgt_len, src_len: padded sizes.
 
     Returns:
-        ``(bsz, tgt_len + src_len - 1)`` each: place of the query and of the key of every piece, and its length in
+        ``(bsz, tgt_len + src_len - 1)`` each: rank of the query and of the key of every piece, and its length in
         units of ``1/(n·m)``; superfluous pieces have length 0.
     """
     n, m = n[:, None], m[:, None]
@@ -111,13 +111,13 @@ class _Costs(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, gradient):
         q, k, slices, rows, columns, mass = ctx.saved_tensors
-        of_q, of_k = torch.zeros_like(q), torch.zeros_like(k)
+        grad_q, grad_k = torch.zeros_like(q), torch.zeros_like(k)
         for index, (row, column) in enumerate(_each_slice(rows, columns)):
             pull = _take(q, row) - _take(k, column)
             pull *= (2 * gradient[..., index, None] * mass).unsqueeze(-1)
-            _add(of_q, row, pull)
-            _add(of_k, column, pull.neg_())
-        return of_q, of_k, None if slices is None else torch.zeros_like(slices), None, None, None
+            _add(grad_q, row, pull)
+            _add(grad_k, column, pull.neg_())
+        return grad_q, grad_k, None if slices is None else torch.zeros_like(slices), None, None, None
 
 
 class _Apply(torch.autograd.Function):
@@ -135,13 +135,13 @@ class _Apply(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, gradient):
         weights, v, rows, columns, share = ctx.saved_tensors
-        gradient, of_v, of_weights = gradient.contiguous(), torch.zeros_like(v), []
+        gradient, grad_v, grad_weights = gradient.contiguous(), torch.zeros_like(v), []
         for index, (row, column) in enumerate(_each_slice(rows, columns)):
             arriving = _take(gradient, row)
             inner = (arriving * _take(v, column)).sum(-1)
-            of_weights.append((inner if share is None else inner * share).sum(-1))
-            _add(of_v, column, arriving * _entries(weights, index, share))
-        return torch.stack(of_weights, -1), of_v, None, None, None, None
+            grad_weights.append((inner if share is None else inner * share).sum(-1))
+            _add(grad_v, column, arriving * _entries(weights, index, share))
+        return torch.stack(grad_weights, -1), grad_v, None, None, None, None
 
 
 def _entries(weights, index, share):
@@ -157,14 +157,14 @@ def _each_slice(rows, columns):
 
 
 def _order(x, slices, padding_mask):
-    """Place -> token along every slice, ``(bsz, num_heads, L, n)``, pads last, equals in the order of tokens."""
+    """Rank -> token along every slice, ``(bsz, num_heads, L, n)``, pads last, equals in the order of tokens."""
     with torch.no_grad():
         lines = x[..., :slices].transpose(-1, -2) if isinstance(slices, int) else _project(x, slices)
         return sort_real(lines, None if padding_mask is None else padding_mask[:, None, None, :])[1]
 
 
 def _project(x, slices):
-    """``(bsz, num_heads, L, n)`` projections, the same for equal tokens in any place of any batch.
+    """``(bsz, num_heads, L, n)`` projections, the same for equal tokens anywhere in any batch.
 
     A matrix product has no fixed order of its sums, and a last bit would decide between equal tokens.
     """
@@ -178,8 +178,8 @@ def _project(x, slices):
 
 
 def _inverse(permutation):
-    places = torch.arange(permutation.size(-1), device=permutation.device).expand_as(permutation)
-    return torch.empty_like(permutation).scatter_(-1, permutation, places)
+    ranks = torch.arange(permutation.size(-1), device=permutation.device).expand_as(permutation)
+    return torch.empty_like(permutation).scatter_(-1, permutation, ranks)
 
 
 def _flat(index, length):

@@ -65,13 +65,13 @@ def test_shape_dtype_and_precision(case, dtype, tolerance):
     mechanism = case.build(dtype)
     query_mask, key_mask = masks_of(case.kinds[-1], "left")
     inputs = fill_pads(draw(src_len=key_mask.size(1), dtype=dtype), query_mask, key_mask, torch.nan)
-    output = mechanism(*inputs, query_mask, key_mask, need_plan=True)
+    output = mechanism(*inputs, query_mask, key_mask, need_weights=True)
     assert output.values.shape == inputs[0].shape
-    assert output.plan.shape == (3, NUM_HEADS // (2 if case.differential else 1), 5, key_mask.size(1))
-    assert output.values.dtype == output.plan.dtype == dtype
-    exact = copy.deepcopy(mechanism).double()(*(x.double() for x in inputs), query_mask, key_mask, need_plan=True)
+    assert output.weights.shape == (3, NUM_HEADS // (2 if case.differential else 1), 5, key_mask.size(1))
+    assert output.values.dtype == output.weights.dtype == dtype
+    exact = copy.deepcopy(mechanism).double()(*(x.double() for x in inputs), query_mask, key_mask, need_weights=True)
     close(output.values.double(), exact.values, tolerance)
-    close(output.plan.double(), exact.plan, tolerance)
+    close(output.weights.double(), exact.weights, tolerance)
 
 
 @every_case
@@ -104,7 +104,7 @@ def test_rows_sum_to_one(case, kind):
     query_mask, key_mask = masks_of(kind, "scattered")
     mechanism = case.build(torch.float32)
     inputs = draw(src_len=key_mask.size(1), dtype=torch.float32)
-    plan = mechanism(*inputs, query_mask, key_mask, need_plan=True).plan
+    plan = mechanism(*inputs, query_mask, key_mask, need_weights=True).weights
     total = 1 - mechanism.difference_weight() if case.differential else torch.tensor(1.0)
     expected = torch.where(query_mask, 0.0, total)[:, None].expand(-1, plan.size(1), -1)
     torch.testing.assert_close(plan.sum(-1), expected, atol=1e-6, rtol=0)
@@ -126,7 +126,8 @@ def test_marginal_error_vanishes_with_updates(name, options):
     errors = []
     for num_updates in (1, 5, 41, 641):
         mechanism = case.build(**options, num_updates=num_updates)
-        errors.append(column_error(mechanism(*draw(), query_mask, key_mask, need_plan=True).plan, query_mask, key_mask))
+        weights = mechanism(*draw(), query_mask, key_mask, need_weights=True).weights
+        errors.append(column_error(weights, query_mask, key_mask))
     assert errors == sorted(errors, reverse=True)
     assert errors[0] > 1e-3
     assert errors[-1] < 1e-9
@@ -136,7 +137,7 @@ def test_marginal_error_vanishes_with_updates(name, options):
 @pytest.mark.parametrize("kind", ["self", "cross"])
 def test_hard_slicing_is_exact_on_both_sides(case, kind):
     query_mask, key_mask = masks_of(kind, "scattered")
-    plan = case.build()(*draw(src_len=key_mask.size(1)), query_mask, key_mask, need_plan=True).plan
+    plan = case.build()(*draw(src_len=key_mask.size(1)), query_mask, key_mask, need_weights=True).weights
     close(plan.sum(-1), (~query_mask).double()[:, None].expand(-1, NUM_HEADS, -1), 1e-12)
     assert column_error(plan, query_mask, key_mask) < 1e-12
 
@@ -172,11 +173,11 @@ def test_padding_is_truncation(case, kind, layout):
 @every_case
 def test_batch_is_one_by_one(case):
     mechanism, inputs = case.build(), case.draw()
-    together = mechanism(*inputs, need_plan=True)
+    together = mechanism(*inputs, need_weights=True)
     for sentence in range(3):
-        alone = mechanism(*(x[sentence : sentence + 1] for x in inputs), need_plan=True)
+        alone = mechanism(*(x[sentence : sentence + 1] for x in inputs), need_weights=True)
         close(together.values[sentence], alone.values[0], 1e-10)
-        close(together.plan[sentence], alone.plan[0], 1e-10)
+        close(together.weights[sentence], alone.weights[0], 1e-10)
 
 
 @every_case_without_positions
@@ -186,10 +187,10 @@ def test_order_of_keys_does_not_matter(case, kind):
     q, k, v = draw(src_len=key_mask.size(1))
     order = torch.randperm(k.size(2))
     mechanism = case.build()
-    output = mechanism(q, k, v, query_mask, key_mask, need_plan=True)
-    permuted = mechanism(q, k[:, :, order], v[:, :, order], query_mask, key_mask[:, order], need_plan=True)
+    output = mechanism(q, k, v, query_mask, key_mask, need_weights=True)
+    permuted = mechanism(q, k[:, :, order], v[:, :, order], query_mask, key_mask[:, order], need_weights=True)
     close(permuted.values, output.values, 1e-10)
-    close(permuted.plan, output.plan[..., order], 1e-10)
+    close(permuted.weights, output.weights[..., order], 1e-10)
 
 
 @every_case_without_positions
@@ -199,10 +200,10 @@ def test_order_of_queries_is_order_of_rows(case, kind):
     q, k, v = draw(src_len=key_mask.size(1))
     order = torch.tensor([3, 0, 4, 2, 1])
     mechanism = case.build()
-    output = mechanism(q, k, v, query_mask, key_mask, need_plan=True)
-    permuted = mechanism(q[:, :, order], k, v, query_mask[:, order], key_mask, need_plan=True)
+    output = mechanism(q, k, v, query_mask, key_mask, need_weights=True)
+    permuted = mechanism(q[:, :, order], k, v, query_mask[:, order], key_mask, need_weights=True)
     close(permuted.values, output.values[:, :, order], 1e-10)
-    close(permuted.plan, output.plan[:, :, order], 1e-10)
+    close(permuted.weights, output.weights[:, :, order], 1e-10)
 
 
 @pytest.mark.parametrize(
@@ -213,11 +214,11 @@ def test_order_of_tokens_is_order_of_rows_and_columns(case):
     inputs = draw(tgt_len=5, src_len=5)
     order = torch.tensor([3, 0, 4, 2, 1])
     mechanism = case.build()
-    output = mechanism(*inputs, mask, mask, need_plan=True)
+    output = mechanism(*inputs, mask, mask, need_weights=True)
     masks = (mask[:, order],) * 2
-    permuted = mechanism(*(x[:, :, order] for x in inputs), *masks, need_plan=True)
+    permuted = mechanism(*(x[:, :, order] for x in inputs), *masks, need_weights=True)
     close(permuted.values, output.values[:, :, order], 1e-10)
-    close(permuted.plan, output.plan[:, :, order][..., order], 1e-10)
+    close(permuted.weights, output.weights[:, :, order][..., order], 1e-10)
 
 
 @every_case
@@ -276,8 +277,8 @@ def test_uncoupled_queries_may_come_step_by_step(case):
 
 
 @every_case
-@pytest.mark.parametrize("need_plan", [False, True])
-def test_causal_is_step_by_step_or_refused(case, need_plan):
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_causal_is_step_by_step_or_refused(case, need_weights):
     mechanism = case.build()
     q, k, v = draw(tgt_len=6)
     mask = padding_mask(KEY_LENGTHS, 6, "right")
@@ -286,11 +287,11 @@ def test_causal_is_step_by_step_or_refused(case, need_plan):
             mechanism(q, k, v, causal=True)
         return
     assert not mechanism.couples_queries
-    values = mechanism(q, k, v, None, mask, need_plan=need_plan, causal=True).values
+    values = mechanism(q, k, v, None, mask, need_weights=need_weights, causal=True).values
     for i in range(6):
         seen = slice(i + 1)
         step = (q[:, :, i : i + 1], k[:, :, seen], v[:, :, seen], None, mask[:, seen])
-        close(mechanism(*step, need_plan=need_plan, causal=True).values, values[:, :, i : i + 1], 1e-12)
+        close(mechanism(*step, need_weights=need_weights, causal=True).values, values[:, :, i : i + 1], 1e-12)
         if not inner(mechanism).summarises:  # the causal form through pivots has one marginal only
             close(mechanism(*step).values, values[:, :, i : i + 1], 1e-12)
 
@@ -299,12 +300,12 @@ CAUSAL_CASES = [case for case in CASES if inner(case.build()).supports_causal]
 
 
 @pytest.mark.parametrize("case", CAUSAL_CASES, ids=str)
-@pytest.mark.parametrize("need_plan", [False, True])
-def test_causal_rows_that_see_nothing_but_pads_are_finite(case, need_plan):
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_causal_rows_that_see_nothing_but_pads_are_finite(case, need_weights):
     mechanism = case.build()
     mask = padding_mask(KEY_LENGTHS, 6, "left")
     inputs = [x.requires_grad_() for x in fill_pads(draw(tgt_len=6), mask, mask, torch.nan)]
-    output = mechanism(*inputs, mask, mask, need_plan=need_plan, causal=True)
+    output = mechanism(*inputs, mask, mask, need_weights=need_weights, causal=True)
     for sentence in range(3):
         alone = mechanism(*truncated(inputs, mask, mask, sentence), causal=True).values
         close(output.values[sentence][:, ~mask[sentence]], alone[0], 1e-12)
@@ -321,7 +322,7 @@ def test_agrees_with_slow_twin(case, dtype, tolerance, kind):
     mechanism = case.build(dtype)
     inputs = draw(src_len=key_mask.size(1), dtype=dtype)
     inputs = [x.requires_grad_() for x in fill_pads(inputs, query_mask, key_mask, torch.nan)]
-    output = mechanism(*inputs, query_mask, key_mask, need_plan=True)
+    output = mechanism(*inputs, query_mask, key_mask, need_weights=True)
 
     exact = copy.deepcopy(mechanism).double()
     exact_inputs = [x.detach().double().requires_grad_() for x in inputs]
@@ -332,7 +333,7 @@ def test_agrees_with_slow_twin(case, dtype, tolerance, kind):
         queries, keys = ~query_mask[sentence], ~key_mask[sentence]
         exact_values[sentence, :, queries] = values
         close(output.values[sentence][:, queries].double(), values, tolerance)
-        close(output.plan[sentence][:, queries][..., keys].double(), plan, tolerance)
+        close(output.weights[sentence][:, queries][..., keys].double(), plan, tolerance)
 
     actual = gradients(output.values, inputs, mechanism)
     for gradient, expected in zip(actual, gradients(exact_values, exact_inputs, exact), strict=True):
@@ -344,12 +345,12 @@ def test_agrees_with_slow_twin(case, dtype, tolerance, kind):
 def test_asking_for_the_plan_changes_no_value(case, kind):
     query_mask, key_mask = masks_of(kind, "left")
     mechanism, inputs = case.build(), draw(src_len=key_mask.size(1))
-    output = mechanism(*inputs, query_mask, key_mask, need_plan=True)
+    output = mechanism(*inputs, query_mask, key_mask, need_weights=True)
     without = mechanism(*inputs, query_mask, key_mask)
-    assert without.plan is None
+    assert without.weights is None
     close(output.values, without.values, 1e-12)
     if not (case.differential or case.flag("mixes_values")):
-        close(output.values, output.plan @ inputs[2], 1e-10)
+        close(output.values, output.weights @ inputs[2], 1e-10)
 
 
 @pytest.mark.parametrize(
@@ -360,14 +361,14 @@ def test_asking_for_the_plan_changes_no_value(case, kind):
 def test_sentence_of_pads_alone_gives_finite_values(case, empty):
     query_mask, key_mask = (mask.clone() for mask in masks_of("self" if case.flag("tied_tokens") else "cross", "right"))
     mechanism = case.build()
-    expected = mechanism(*case.draw(), query_mask, key_mask, need_plan=True).values[1:]
+    expected = mechanism(*case.draw(), query_mask, key_mask, need_weights=True).values[1:]
     query_mask[0] |= empty != "keys"
     key_mask[0] |= empty != "queries"
     inputs = [x.requires_grad_() for x in fill_pads(case.draw(), query_mask, key_mask, torch.nan)]
-    for need_plan in (False, True):
-        output = mechanism(*inputs, query_mask, key_mask, need_plan=need_plan)
+    for need_weights in (False, True):
+        output = mechanism(*inputs, query_mask, key_mask, need_weights=need_weights)
         assert output.values.isfinite().all()
-        assert output.plan is None or output.plan.isfinite().all()
+        assert output.weights is None or output.weights.isfinite().all()
         close(output.values[1:], expected, 1e-10)
         assert all(x.isfinite().all() for x in gradients(output.values, inputs, mechanism))
 

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fairseq_lot.attention import reference
 from fairseq_lot.attention.differential import build_differential
 from fairseq_lot.attention.registry import build_mechanism
-from tests import reference
 from tests.variants import draw, padding_mask
 
 HEADS, DIM = 2, 4
@@ -45,7 +45,7 @@ def slices_alone(mechanism, q, k):
 def test_hard_g_is_in_the_birkhoff_polytope(n, num_slices, inverse_temperature, seed):
     options = {"slicer": "frozen", "num_slices": num_slices, "slice_inverse_temperature": inverse_temperature}
     q, k, v = draw(2, n, n, num_heads=HEADS, head_dim=DIM, seed=seed)
-    plan = esp("hard", **options, seed=seed)(q, k, v, need_plan=True).plan
+    plan = esp("hard", **options, seed=seed)(q, k, v, need_weights=True).weights
     assert plan.ge(0).all()
     ones = torch.ones(2, HEADS, n, dtype=torch.float64)
     close(plan.sum(-1), ones)
@@ -55,7 +55,7 @@ def test_hard_g_is_in_the_birkhoff_polytope(n, num_slices, inverse_temperature, 
 @pytest.mark.parametrize("sizes", [(5, 6), (6, 5), (1, 7), (7, 1), (4, 8)])
 def test_hard_rows_sum_to_one_and_columns_to_n_over_m(sizes):
     n, m = sizes
-    plan = esp("hard")(*draw(2, n, m, num_heads=HEADS, head_dim=DIM), need_plan=True).plan
+    plan = esp("hard")(*draw(2, n, m, num_heads=HEADS, head_dim=DIM), need_weights=True).weights
     close(plan.sum(-1), torch.ones(2, HEADS, n, dtype=torch.float64))
     close(plan.sum(-2), torch.full((2, HEADS, m), n / m, dtype=torch.float64))
 
@@ -66,7 +66,7 @@ def test_hard_rows_sum_to_one_and_columns_to_n_over_m(sizes):
 def test_zero_inverse_temperature_is_the_mean(kind, slicer, src_len):
     mechanism = esp(kind, **slicer, slice_inverse_temperature=0.0, sort_temperature=0.1)
     q, k, v = draw(1, src_len=src_len)
-    close(mechanism(q, k, v, need_plan=True).plan[0], slices_alone(mechanism, q, k)[0].mean(0))
+    close(mechanism(q, k, v, need_weights=True).weights[0], slices_alone(mechanism, q, k)[0].mean(0))
 
 
 @every_kind
@@ -76,7 +76,7 @@ def test_infinite_inverse_temperature_is_the_best_slice(kind, slicer, src_len):
     mechanism = esp(kind, **slicer, slice_inverse_temperature=1e7, sort_temperature=0.1)
     q, k, v = draw(1, src_len=src_len)
     plans, costs = slices_alone(mechanism, q, k)
-    plan = mechanism(q, k, v, need_plan=True).plan[0]
+    plan = mechanism(q, k, v, need_weights=True).weights[0]
     for head in range(HEADS):
         close(plan[head], plans[costs[:, head].argmin(), head])
 
@@ -86,11 +86,12 @@ def test_infinite_inverse_temperature_is_the_best_slice(kind, slicer, src_len):
 def test_soft_becomes_hard_as_the_temperature_falls(slicer, src_len):
     inputs = draw(src_len=src_len)
     masks = padding_mask((5, 3, 1), 5, "scattered"), padding_mask((4, 5, 2), src_len, "left")
-    exact = esp("hard", **slicer)(*inputs, *masks, need_plan=True)
+    exact = esp("hard", **slicer)(*inputs, *masks, need_weights=True)
     errors = []
     for temperature in (1e-1, 1e-4, 1e-12):
-        output = esp(**slicer, sort_temperature=temperature)(*inputs, *masks, need_plan=True)
-        errors.append(max((output.values - exact.values).abs().max(), (output.plan - exact.plan).abs().max()).item())
+        output = esp(**slicer, sort_temperature=temperature)(*inputs, *masks, need_weights=True)
+        differences = output.values - exact.values, output.weights - exact.weights
+        errors.append(max(difference.abs().max() for difference in differences).item())
     assert errors == sorted(errors, reverse=True)
     assert errors[0] > 1e-2 and errors[-1] < 1e-9
 
@@ -105,9 +106,9 @@ def test_hard_inference_is_soft_in_training_and_hard_outside(slicer, src_len, wr
 
     inputs, mechanism = draw(src_len=src_len), build(hard_inference=True)
     for training, options in ((True, {}), (False, {"hard": True}), (True, {})):
-        output = mechanism.train(training)(*inputs, need_plan=True)
-        expected = build(**options)(*inputs, need_plan=True)
-        assert torch.equal(output.values, expected.values) and torch.equal(output.plan, expected.plan)
+        output = mechanism.train(training)(*inputs, need_weights=True)
+        expected = build(**options)(*inputs, need_weights=True)
+        assert torch.equal(output.values, expected.values) and torch.equal(output.weights, expected.weights)
     assert mechanism.state_dict().keys() == build().state_dict().keys()
 
 
@@ -140,9 +141,9 @@ def test_ties_are_finite_and_repeatable(kind, slicer, src_len, dtype, distinct):
 @every_slicer
 def test_equal_tokens_keep_their_order_when_hard(slicer):
     q, k, v = (x[:, :, :1].expand(-1, -1, 6, -1) for x in draw())
-    plan = esp("hard", **slicer)(q, k, v, need_plan=True).plan
+    plan = esp("hard", **slicer)(q, k, v, need_weights=True).weights
     close(plan, torch.eye(6, dtype=torch.float64).expand_as(plan))
-    plan = esp("hard", **slicer)(q[:, :, :4], k, v, need_plan=True).plan
+    plan = esp("hard", **slicer)(q[:, :, :4], k, v, need_weights=True).weights
     close(plan, 4 * reference.overlap_plan(4, 6).expand_as(plan))
 
 
@@ -227,7 +228,7 @@ def test_large_scores_are_safe_in_float32(kind, slicer, src_len, temperature):
         x.sign_().mul_(1e3 / DIM**-0.5)
         x[:, :, 1] *= 1 + 1e-7
     mechanism = esp(kind, torch.float32, **slicer, sort_temperature=temperature)
-    output = mechanism(*inputs, need_plan=True)
-    close(output.plan.sum((-1, -2)), torch.full((3, HEADS), 5.0), 1e-4)
+    output = mechanism(*inputs, need_weights=True)
+    close(output.weights.sum((-1, -2)), torch.full((3, HEADS), 5.0), 1e-4)
     values, of_leaves = gradients(mechanism, inputs)
     assert values.isfinite().all() and all(x.isfinite().all() for x in of_leaves)

@@ -21,13 +21,13 @@ FROM_TWIN = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 1e-3, torc
 def check(case, mechanism, q, k, v):
     """All is finite, A is not negative, rows have their mass; so has every head, and columns if sorting is exact."""
     inputs = [x.detach().clone().requires_grad_() for x in (q, k, v)]
-    output = mechanism(*inputs, need_plan=True)
+    output = mechanism(*inputs, need_weights=True)
     gradients = torch.autograd.grad(
         output.values.float().square().sum(), [*inputs, *mechanism.parameters()], allow_unused=True
     )
-    assert output.values.isfinite().all() and output.plan.isfinite().all()
+    assert output.values.isfinite().all() and output.weights.isfinite().all()
     assert all(gradient.isfinite().all() for gradient in gradients if gradient is not None)
-    plan, tolerance = output.plan.double(), MISSING[q.dtype]
+    plan, tolerance = output.weights.double(), MISSING[q.dtype]
     whole = 1 - mechanism.difference_weight().item() if case.differential else 1.0
     assert case.differential or plan.ge(0).all()
     assert (plan.mean(-2).sum(-1) - whole).abs().max() <= tolerance, "mass is lost or made"
@@ -40,7 +40,7 @@ def check(case, mechanism, q, k, v):
 
 def check_with_twin(case, mechanism, *inputs, tolerance):
     """The same, and A is the slow twin's."""
-    plan = check(case, mechanism, *inputs).plan.double()
+    plan = check(case, mechanism, *inputs).weights.double()
     exact = copy.deepcopy(mechanism).double()
     for sentence in range(len(plan)):
         _, expected = twin(case, exact, *(x[sentence].double() for x in inputs))

@@ -4,9 +4,9 @@ import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
 
+from fairseq_lot.attention import reference
 from fairseq_lot.attention.registry import build_mechanism
-from fairseq_lot.transport.measures import marginal_error
-from tests import reference
+from fairseq_lot.transport.marginals import marginal_error
 from tests.variants import HEAD_DIM, NUM_HEADS, draw, padding_mask
 
 LENGTHS = (6, 4, 2)
@@ -15,7 +15,7 @@ LENGTHS = (6, 4, 2)
 def attention(q, k, mask=None, **options):
     """A of every sentence and head."""
     mechanism = build_mechanism("sinkhorn", num_heads=NUM_HEADS, head_dim=HEAD_DIM, **options)
-    return mechanism(q, k, k, mask, mask, need_plan=True).plan
+    return mechanism(q, k, k, mask, mask, need_weights=True).weights
 
 
 def errors(a, mask):

@@ -5,11 +5,11 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
+from fairseq_lot.attention import reference
 from fairseq_lot.attention import softmax as softmax_file
 from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.errors import InputError
 from fairseq_lot.transport.positions import alibi_log_prior, alibi_slopes, positions
-from tests import reference
 from tests.variants import draw, padding_mask
 
 
@@ -35,7 +35,7 @@ def test_slopes_of_eight_heads_are_halves():
 @pytest.mark.parametrize("causal", [False, True])
 def test_rows_are_the_optimum_relative_to_the_prior(causal):
     q, k, v = sentence()
-    attention = build(prior="alibi")(q, k, v, need_plan=True, causal=causal).plan[0]
+    attention = build(prior="alibi")(q, k, v, need_weights=True, causal=causal).weights[0]
     generator = np.random.default_rng(0)
     for head in range(2):
         scores = reference.scores(q[0, head], k[0, head]).numpy()
@@ -68,12 +68,12 @@ def test_rows_are_the_optimum_relative_to_the_prior(causal):
 def test_prior_alone_is_symmetric_without_causal_and_one_sided_with_it():
     q, k, v = sentence()
     mechanism = build(prior="alibi")
-    log_plan = mechanism(0 * q, k, v, need_plan=True).plan.log()
+    log_plan = mechanism(0 * q, k, v, need_weights=True).weights.log()
     relative = log_plan - log_plan.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
     torch.testing.assert_close(relative, relative.transpose(-1, -2))
     distance = (torch.arange(6)[:, None] - torch.arange(6)).abs()
     torch.testing.assert_close(relative[0, 1], -alibi_slopes(2)[1] * distance.double())
-    causal = mechanism(0 * q, k, v, need_plan=True, causal=True).plan
+    causal = mechanism(0 * q, k, v, need_weights=True, causal=True).weights
     assert causal.triu(1).eq(0).all()
     torch.testing.assert_close(causal[0, 0, 3, 1] / causal[0, 0, 3, 3], torch.exp(torch.tensor(-2 / 2**4)).double())
 

@@ -13,7 +13,7 @@ from fairseq_cli.generate import cli_main as fairseq_generate
 from fairseq_cli.train import cli_main as fairseq_train
 
 from fairseq_lot import cli
-from fairseq_lot.plug_and_play.checkpoint import load_checkpoint
+from fairseq_lot.pretrained.checkpoint import load_checkpoint
 
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).parents[2]

@@ -5,7 +5,7 @@ import torch
 from fairseq import checkpoint_utils
 
 from fairseq_lot import models  # noqa: F401 - registers the architectures
-from fairseq_lot.plug_and_play.checkpoint import load_checkpoint
+from fairseq_lot.pretrained.checkpoint import load_checkpoint
 from tests.end_to_end.conftest import generate, hypotheses, train
 
 # 300 sentences make about 10 updates an epoch

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fairseq_lot.plug_and_play.checkpoint import load_checkpoint, model_args
+from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
 from tests.end_to_end.conftest import fairseq_lot, generate, hypotheses, train
 
 FAMILIES = {

@@ -90,7 +90,7 @@ def test_a_full_disk_leaves_nothing(stock_checkpoint, tmp_path, capsys, monkeypa
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fairseq_lot.files.os.fsync", full)
+    monkeypatch.setattr("fairseq_lot.output.files.os.fsync", full)
     out = tmp_path / "out.pt"
     refuse(capsys, "swap", "--path", stock_checkpoint, "--attention", "lot", "--out", out, naming=[out, "No space"])
     assert list(tmp_path.iterdir()) == []

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from fairseq_lot import cli
-from fairseq_lot.plug_and_play import calibration
-from fairseq_lot.plug_and_play.checkpoint import load_checkpoint
+from fairseq_lot.plug_and_play import distillation as calibration
+from fairseq_lot.pretrained.checkpoint import load_checkpoint
 from tests.end_to_end.conftest import command, fairseq_lot, generate, hypotheses, refuse
 
 FIT = ("--steps", 12, "--joint-steps", 4, "--held-out", 16, "--max-tokens", 300)

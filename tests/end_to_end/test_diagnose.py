@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fairseq_lot import cli
-from fairseq_lot.plug_and_play.figures import CERTIFICATES, MEASURES
+from fairseq_lot.inspection.per_head import CERTIFICATES, MEASURES
 from tests.end_to_end.conftest import command, fairseq_lot
 from tests.end_to_end.test_bad_input import refuse
 

@@ -5,8 +5,8 @@ import re
 import pytest
 import torch
 
-from fairseq_lot.plug_and_play.checkpoint import load_checkpoint, model_args
 from fairseq_lot.plug_and_play.swap import swap
+from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
 from tests.end_to_end.conftest import command, fairseq_lot, generate, hypotheses, train
 
 

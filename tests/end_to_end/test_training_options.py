@@ -8,7 +8,7 @@ from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, Trans
 
 from fairseq_lot.attention.registry import MECHANISMS
 from fairseq_lot.modules.multihead_attention import PluggableMultiheadAttention
-from fairseq_lot.plug_and_play.checkpoint import load_checkpoint
+from fairseq_lot.pretrained.checkpoint import load_checkpoint
 from tests.end_to_end.conftest import generate, hypotheses, train, weights_of
 from tests.plug_and_play import in_memory
 

@@ -9,7 +9,7 @@ import torch
 from sacremoses import MosesDetokenizer
 
 from fairseq_lot import cli
-from fairseq_lot.plug_and_play.translate import Translator
+from fairseq_lot.pretrained.translate import Translator
 from tests.end_to_end.conftest import BIN, command, fairseq_lot, generate
 from tests.end_to_end.test_bad_input import refuse
 

@@ -22,7 +22,8 @@ from fairseq_lot.evaluation.bleu import (
 )
 from fairseq_lot.evaluation.bootstrap import paired_p_value
 from fairseq_lot.evaluation.results import read_rows
-from fairseq_lot.evaluation.score import add_arguments, current_commit
+from fairseq_lot.evaluation.score import add_arguments
+from fairseq_lot.output.provenance import current_commit
 
 
 @pytest.fixture

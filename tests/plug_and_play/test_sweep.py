@@ -8,7 +8,7 @@ import pytest
 from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation.results import MetricScore
 from fairseq_lot.plug_and_play.sweep import Point, expand, parse, read_points
-from fairseq_lot.plug_and_play.sweep_page import draw, render
+from fairseq_lot.plug_and_play.sweep_table import draw, render
 
 
 def bleu(score, delta=None):

@@ -112,7 +112,7 @@ def test_lot_with_pivots_at_the_keys_attends_to_one_key():
     mechanism = build_mechanism("lot", num_heads=1, head_dim=8, num_pivots=n, epsilon=0.05, num_updates=51).double()
     with torch.no_grad():
         mechanism.pivots[0] = keys
-    plan = mechanism(keys[permutation][None, None], keys[None, None], keys[None, None], need_plan=True).plan[0, 0]
+    plan = mechanism(keys[permutation][None, None], keys[None, None], keys[None, None], need_weights=True).weights[0, 0]
     close(plan, torch.eye(n).double()[permutation], atol=1e-6)
 
 
@@ -122,7 +122,7 @@ def esp(q, k, inverse_temperature, num_slices=5, **options):
         "esp", num_heads=1, head_dim=3, hard=True, slicer="frozen", num_slices=num_slices,
         slice_inverse_temperature=inverse_temperature, **options,
     ).double()  # fmt: skip
-    plan = mechanism(q[None, None], k[None, None], k[None, None], need_plan=True).plan[0, 0]
+    plan = mechanism(q[None, None], k[None, None], k[None, None], need_weights=True).weights[0, 0]
     q, k = q * mechanism.scaling, k * mechanism.scaling
     permutations = torch.zeros(num_slices, len(q), len(k)).double()
     for index, direction in enumerate(mechanism.directions(q)[0]):

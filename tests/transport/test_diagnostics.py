@@ -7,7 +7,7 @@ import torch
 
 from fairseq_lot.transport import diagnostics
 from fairseq_lot.transport.certificates import perturbation_certificate
-from fairseq_lot.transport.measures import marginal_error
+from fairseq_lot.transport.marginals import marginal_error
 
 MATRIX_MEASURES = [
     diagnostics.attention_marginal_error,

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fairseq_lot.attention import reference
 from fairseq_lot.transport.pivots import pivot_coupling
-from tests import reference
 
 
 def random(*shape, seed=1):

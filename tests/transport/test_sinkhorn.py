@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
+from fairseq_lot.attention import reference
 from fairseq_lot.transport.sinkhorn import sinkhorn
-from tests import reference
 
 
 def random_scores(*shape, seed=1):

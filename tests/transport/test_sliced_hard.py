@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fairseq_lot.transport.sliced import staircase
+from fairseq_lot.attention import reference
 from fairseq_lot.transport.sliced_hard import hard_sliced_plan, segments
-from tests import reference
+from fairseq_lot.transport.sliced_soft import staircase
 
 HEADS, DIM, SLICES = 2, 4, 3
 

@@ -13,7 +13,7 @@ from tqdm import tqdm
 from fairseq_lot.corpus.synthetic.sampler import Sampler
 from fairseq_lot.corpus.synthetic.sentences import Sentence, draw_sentence
 from fairseq_lot.errors import InputError
-from fairseq_lot.files import atomic_write
+from fairseq_lot.output.files import atomic_write
 
 SPLITS = ("train", "valid", "test")
 # beyond this the grammar repeats itself more and more, and the corpus teaches nothing new

@@ -36,7 +36,7 @@ setup(
     license="MIT",
     python_requires=">=3.10",
     packages=find_packages(include=["fairseq_lot", "fairseq_lot.*"]),
-    package_data={"fairseq_lot.report": ["assets/*"]},
+    package_data={"fairseq_lot.corpus.synthetic": ["words/*.tsv"], "fairseq_lot.report": ["assets/*"]},
     py_modules=[HOOK],
     cmdclass={"build_py": build_py_with_pth},
     # fairseq==0.12.2 itself is installed afterwards with --no-deps: its own pins are unsatisfiable today.

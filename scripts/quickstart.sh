@@ -9,7 +9,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 bash scripts/setup.sh
 activate
-bash scripts/prepare_toy.sh
+bash scripts/prepare_synthetic.sh
 
 export DATA=data-bin/synthetic SIZE=small
 export WORK=${WORK:-checkpoints/quickstart}

@@ -39,7 +39,7 @@ train_once() {
         echo "$save is finished; remove it to train again"
         return
     fi
-    [ -f "$data/dict.de.txt" ] || die "$data is not a data folder; make it with scripts/prepare_iwslt14.sh or prepare_toy.sh"
+    [ -f "$data/dict.de.txt" ] || die "$data is not a data folder; make it with scripts/prepare_iwslt14.sh or prepare_synthetic.sh"
     device_flags
     if [ ! -e "$save" ] || [ ! -f "$save.settings" ]; then
         mkdir -p "$save" 2>/dev/null && echo "$*" >"$save.settings" || die "cannot write in $save; give another SAVE"

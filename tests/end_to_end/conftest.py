@@ -102,7 +102,7 @@ def hypotheses(output):
 def data(tmp_path_factory):
     """Preprocessed synthetic corpus: 300 sentences to train on, 60 to validate and 60 to test."""
     home = tmp_path_factory.mktemp("data")
-    command("fairseq-lot", "toy-corpus", "--out", home / "raw", "--train", 300, "--valid", 60, "--test", 60)
+    command("fairseq-lot", "synthetic", "--out", home / "raw", "--train", 300, "--valid", 60, "--test", 60)
     command("fairseq-lot", "tokenise", "--raw", home / "raw", "--out", home / "text", "--no-clean")
     command("fairseq-lot", "encode", "--text", home / "text", "--out", home / "bpe", "--vocab-size", 300)
     prefixes = [word for split in ("train", "valid", "test") for word in (f"--{split}pref", home / "bpe" / split)]

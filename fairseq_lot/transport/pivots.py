@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch.autograd.function import once_differentiable
 
+from fairseq_lot.kernels import choice as kernels
 from fairseq_lot.transport.marginals import marginal_error
 from fairseq_lot.transport.sinkhorn import Plan, sinkhorn
 
@@ -76,6 +77,11 @@ def pivot_coupling(
         from_queries=query_side(query_scores, log_a, log_masses, num_updates=query_updates),
         to_keys=key_side(key_scores, log_b, log_masses, num_updates=key_updates),
     )
+
+
+def fused_values(q, *tensors, **options) -> torch.Tensor | None:
+    """``n·Γ v`` from q, k and v by one kernel, :func:`fairseq_lot.kernels.choice.lot`; None where it is not used."""
+    return kernels.lot(q, *tensors(), **options) if kernels.wanted(q) else None
 
 
 class _PivotScores(torch.autograd.Function):

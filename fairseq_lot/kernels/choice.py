@@ -13,6 +13,7 @@ Triton itself is imported only once a kernel is to be used.
 """
 
 import importlib.util
+import math
 import os
 import warnings
 
@@ -148,7 +149,7 @@ def _unavailable(device: torch.device) -> str | None:
         return f"the tensors are on {device}, not on a CUDA device"
     capability = torch.cuda.get_device_capability(device)
     if capability < CAPABILITY:
-        return f"{device} has compute capability {'.'.join(map(str, capability))}, {'.'.join(map(str, CAPABILITY))} is needed"
+        return "{} has compute capability {}.{}, {}.{} is needed".format(device, *capability, *CAPABILITY)
     return None
 
 
@@ -163,13 +164,12 @@ def _failure(error) -> str | None:
 
 
 def _excess(results, exact, dtypes) -> float:
-    """The largest error, each as a multiple of what is allowed for it; infinite for NaN."""
+    """The largest error, as a multiple of what is allowed there; infinite if anything is not finite."""
     worst = 0.0
     for result, wish, dtype in zip(results, exact, dtypes, strict=True):
         allowed = ERROR + (torch.finfo(dtype).eps if dtype in DTYPES[1:] else 0.0)
-        error, size = (result.double().cpu() - wish).norm().item(), wish.norm().item()
-        ratio = error / (allowed * size) if size else error * float("inf") if error else 0.0
-        worst = max(worst, ratio if ratio == ratio else float("inf"))
+        ratio = ((result.double().cpu() - wish).norm() / (allowed * wish.norm()).clamp(min=1e-30)).item()
+        worst = max(worst, ratio) if math.isfinite(ratio) else math.inf
     return worst
 
 
@@ -180,7 +180,7 @@ def _problem(inputs, *functions):
         leaves = [change(x.detach()).clone().requires_grad_() for x in inputs]
         values = function(*leaves)
         weights = torch.randn(values.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-        weights = weights.half().to(values.dtype).to(values.device)  # the same in every precision but bfloat16
+        weights = weights.bfloat16().to(values.device, values.dtype)  # the same in every precision
         grads = torch.autograd.grad(values, leaves, weights, allow_unused=True)
         grads = [torch.zeros_like(x) if grad is None else grad for x, grad in zip(leaves, grads, strict=True)]
         results.append([values.detach(), *grads])
@@ -219,10 +219,11 @@ def _sinkhorn_error(device, transposed, held, num_updates) -> float:
     from fairseq_lot.kernels.sinkhorn import sinkhorn as kernel
 
     generator = torch.Generator().manual_seed(0)
-    tokens, pivots = 13, min(held, 13)  # a wide block with few real columns is as much of a test
-    shape = (2, 2, pivots - 1, tokens) if transposed else (2, 2, tokens, pivots)
-    inputs = [torch.randn(size, generator=generator) for size in (shape, (2, 1, shape[2]), (2, 1, shape[3]))]
-    inputs[1][0, :, -2:] = -torch.inf
+    pivots = held // 2 + 1  # so that the block is padded
+    tokens, bsz = max(13, pivots + 1), 2 if held <= 64 else 1
+    shape = (bsz, bsz, pivots, tokens) if transposed else (bsz, bsz, tokens, pivots)
+    inputs = [torch.randn(size, generator=generator) for size in (shape, (bsz, 1, shape[2]), (bsz, 1, shape[3]))]
+    inputs[1][0, :, -2:] = inputs[2][0, :, :3] = -torch.inf
     inputs = [inputs[0], *(x.log_softmax(-1) for x in inputs[1:])]
     result, exact = _problem(
         [x.to(device) for x in inputs],

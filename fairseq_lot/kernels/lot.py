@@ -83,7 +83,7 @@ def _passes(X, z, log_masses, PADS, reaches, stride, d, scale, first, last, star
             s = _scores(_rows(X, i, stride, e, d, log_mass == 0.0), z, scale, PRECISION)
             f, _ = token_potential(s, h, log_mass, updated)
             top, total, _, _ = add_tokens(top, total, s + f[:, None])
-        tl.store(reaches + (number * parts + part) * R + t, reach_of(top, total))
+        tl.store(reaches + (number * parts + part) * R + t, reach_of(top, total, parts))
         tl.debug_barrier()  # other threads of this program read it in the next pass
 
 
@@ -121,14 +121,14 @@ def key_forward(K, V, Z, MASSES, PADS, REACHES, A, n, r, d, dv, skb, skh, skn, s
             top, total, fade, terms = add_tokens(top, total, s + f[:, None])
             v = _rows(V, j, svn, ev, dv, real).to(tl.float32)
             values = tl.dot(tl.trans(terms), v, values * fade[:, None], input_precision=PRECISION)
-        tl.store(reaches + ((passes - 1) * parts + part) * R + t, reach_of(top, total))
+        tl.store(reaches + ((passes - 1) * parts + part) * R + t, reach_of(top, total, parts))
         values = values / tl.where(total == 0.0, 1.0, total)[:, None]
         at = ((g * parts + part) * r + t)[:, None] * dv + ev[None, :]
         tl.store(A + at, values, mask=(t < r)[:, None] & (ev < dv)[None, :])
 
 
 @triton.jit(do_not_specialize=RUNTIME)
-def query_forward(Q, Z, MASSES, PADS, REACHES, A, O, n, r, d, dv, sqb, sqh, sqn, spb, heads, scale, dropout, seed,
+def query_forward(Q, Z, MASSES, PADS, REACHES, A, OUT, n, r, d, dv, sqb, sqh, sqn, spb, heads, scale, dropout, seed,
                   passes, first, last, length, parts,
                   TOKENS_FIRST: tl.constexpr, VALUES: tl.constexpr, DROPS: tl.constexpr, HAS_PADS: tl.constexpr,
                   R: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
@@ -158,8 +158,8 @@ def query_forward(Q, Z, MASSES, PADS, REACHES, A, O, n, r, d, dv, sqb, sqh, sqn,
             w = tl.where(real[:, None], tl.exp(s + h[None, :] - total[:, None]), 0.0)
             if DROPS:
                 w = w * _kept(seed, dropout, g, n, i, t, R)
-            out = tl.dot(w, a, input_precision=PRECISION).to(O.dtype.element_ty)
-            tl.store(O + (g * n + i)[:, None] * dv + ev[None, :], out, mask=(i < end)[:, None] & (ev < dv)[None, :])
+            out = tl.dot(w, a, input_precision=PRECISION).to(OUT.dtype.element_ty)
+            tl.store(OUT + (g * n + i)[:, None] * dv + ev[None, :], out, mask=(i < end)[:, None] & (ev < dv)[None, :])
 
 
 @triton.jit
@@ -369,7 +369,7 @@ class _Lot(torch.autograd.Function):
         values = torch.empty(bsz, heads, n, dv, dtype=v.dtype, device=q.device)
         forward_passes(
             query_forward, programs, parts, length, passes, passes,
-            REACHES=reaches, A=at_pivots, O=values, **query_side,
+            REACHES=reaches, A=at_pivots, OUT=values, **query_side,
         )  # fmt: skip
         kept = [q, k, v, pivots, log_masses, query_pads, key_pads]
         ctx.save_for_backward(*kept, key_reaches, merged(reaches), at_pivots)

@@ -34,7 +34,7 @@ def lot(
     query_updates: int,
     key_updates: int,
 ) -> torch.Tensor:
-    """Values of LOT attention; arguments as for :func:`~fairseq_lot.kernels.choice.lot`, every sentence with a token."""
+    """Values of LOT attention; arguments as for :func:`~fairseq_lot.kernels.choice.lot`, no sentence of pads alone."""
     query_scores, key_scores = (scale * x @ pivots.transpose(-1, -2) for x in (q, k))
     log_a, log_b = log_mass(query_padding_mask, q), log_mass(key_padding_mask, k)
     from_queries = sinkhorn(query_scores, log_a, log_masses, num_updates=query_updates)

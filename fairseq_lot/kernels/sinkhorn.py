@@ -57,7 +57,7 @@ def solve_forward(S, TOKENS, PIVOTS, REACHES, C, n, m, ssb, ssh, ssn, ssm, stb, 
             s = _tile(S, i, t, ssn, ssm, end, m)
             f, _ = token_potential(s, h, log_mass, updated)
             top, total, _, _ = add_tokens(top, total, s + f[:, None])
-        tl.store(reaches + (number * parts + part) * R + t, reach_of(top, total))
+        tl.store(reaches + (number * parts + part) * R + t, reach_of(top, total, parts))
         tl.debug_barrier()
     if VALUES:
         C += b * scb + head * sch
@@ -73,12 +73,9 @@ def solve_forward(S, TOKENS, PIVOTS, REACHES, C, n, m, ssb, ssh, ssn, ssm, stb, 
             log_mass = tl.load(TOKENS + i * stn, mask=i < end, other=NEG_INF)
             s = _tile(S, i, t, ssn, ssm, end, m)
             f, total = token_potential(s, h, log_mass, updated)
-            if PIVOTS_EXACT:
-                out = tl.exp(s + f[:, None] - reach[None, :])
-            else:
-                out = tl.exp(s + h[None, :] - total[:, None])
+            out = s + f[:, None] - reach[None, :] if PIVOTS_EXACT else s + h[None, :] - total[:, None]
             at = i[:, None].to(tl.int64) * scn + t[None, :] * scm
-            tl.store(C + at, out, mask=(i < end)[:, None] & (t < m)[None, :])
+            tl.store(C + at, tl.exp(out), mask=(i < end)[:, None] & (t < m)[None, :])
 
 
 @triton.jit
@@ -166,6 +163,11 @@ def solve_backward(S, TOKENS, PIVOTS, REACHES, C, GRAD_C, DELTA, GRAD_H, OUT, GR
             tl.store(GRAD_TOKENS + g * n + i, grad_mass, mask=i < end)
 
 
+def block_of(held: int) -> tuple[int, int]:
+    """Tokens in a block, and warps of a program."""
+    return max(1, min(64, TILE // held)), 4 if held <= 256 else 8
+
+
 def _strides(name, x):
     """Strides of ``(bsz, heads, n, m)``, or of masses, ``(bsz, heads, n)``."""
     return {f"{name}{axis}": stride for axis, stride in zip("bhnm"[: x.dim()], x.stride(), strict=True)}
@@ -185,7 +187,7 @@ class _Sinkhorn(torch.autograd.Function):
         passes = (num_updates + exact) // 2
         parts, length = num_parts(bsz * heads, n, s.device)
         R = padded(m)
-        sizes = {"R": R, "BLOCK": max(1, min(64, TILE // R)), "num_warps": 4 if R <= 256 else 8}
+        sizes = {"R": R, **dict(zip(("BLOCK", "num_warps"), block_of(R), strict=True))}
         strides = {**_strides("ss", s), **_strides("st", tokens), **_strides("sc", c)}
         strides |= {"spb": pivots.stride(0), "sph": pivots.stride(1), "spm": pivots.stride(2)}
         same = {**sizes, **strides, "n": n, "m": m, "heads": heads, "PIVOTS_EXACT": exact}

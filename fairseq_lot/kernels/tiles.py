@@ -1,7 +1,7 @@
 """What the kernels share: half-updates and their gradients on a block of tokens with all pivots.
 
-A program streams blocks of tokens, the rows of a tile; the other side, "pivots", is held whole. Everything is in the log
-domain. A pass turns the pivots' potential ``h`` into the tokens' potential ``f``, token by token, and reduces
+A program streams blocks of tokens, the rows of a tile; the other side, "pivots", is held whole. Everything is in the
+log domain. A pass turns the pivots' potential ``h`` into the tokens' potential ``f``, token by token, and reduces
 ``scores + f`` over the tokens to ``reach``, the log of a sum of exponentials for each pivot. The next potential of the
 pivots is ``log_masses - reach``, so the reaches of all passes are all that the gradient needs.
 """
@@ -54,8 +54,10 @@ def add_tokens(top, total, x):
 
 
 @triton.jit
-def reach_of(top, total):
-    return tl.where(total == 0.0, NEG_INF, top + tl.log(tl.where(total == 0.0, 1.0, total)))
+def reach_of(top, total, parts):
+    """The reach from its running maximum and sum; of no token at all -inf in a part, 0 in a whole sentence."""
+    nothing = tl.where(parts == 1, 0.0, NEG_INF)
+    return tl.where(total == 0.0, nothing, top + tl.log(tl.where(total == 0.0, 1.0, total)))
 
 
 @triton.jit

@@ -79,9 +79,8 @@ def pivot_coupling(
     )
 
 
-def fused_values(q, *tensors, **options) -> torch.Tensor | None:
-    """``n·Γ v`` from q, k and v by one kernel, :func:`fairseq_lot.kernels.choice.lot`; None where it is not used."""
-    return kernels.lot(q, *tensors(), **options) if kernels.wanted(q) else None
+#: whether a kernel may make the values of LOT at once, and what tries it
+fusable, fused_values = kernels.wanted, kernels.lot
 
 
 class _PivotScores(torch.autograd.Function):

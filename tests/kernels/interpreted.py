@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fairseq_lot.attention import reference
 from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.errors import InputError
-from fairseq_lot.kernels import choice, launch, naive
+from fairseq_lot.kernels import choice, launch, naive, tiles
 from fairseq_lot.kernels import lot as lot_kernels
 from fairseq_lot.kernels import sinkhorn as sinkhorn_kernels
 
@@ -127,7 +127,8 @@ def test_half_precision(dtype):
 
 
 def test_a_sentence_of_pads_alone():
-    check_lot(5, 5, 4, 4, 3, 16, pads(4, (0, 4), (0, 1)), pads(4, (0, 1), (0, 4)))
+    check_lot(5, 5, 4, 4, 3, 16, pads(4, (0, 4), (0, 1)), pads(4, (0, 1), (0, 0)))
+    check_lot(4, 5, 4, 4, 3, 16, pads(4, (0, 0), (0, 1)), pads(4, (0, 1), (0, 4)))
 
 
 @pytest.mark.slow
@@ -251,7 +252,7 @@ class Counted:
 
 
 class Sizes(TorchDispatchMode):
-    """Remembers the sizes of all tensors that operations return."""
+    """Remembers the bytes of the largest tensor that an operation returned."""
 
     def __init__(self):
         super().__init__()
@@ -260,7 +261,7 @@ class Sizes(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
         if torch.is_tensor(result):
-            self.largest = max(self.largest, result.numel())
+            self.largest = max(self.largest, result.numel() * result.element_size())
         return result
 
 
@@ -273,7 +274,7 @@ def test_two_launches_each_and_no_matrix_of_tokens_and_pivots(monkeypatch):
         values = lot_kernels.lot(*inputs, None, None, scale=0.25, query_updates=5, key_updates=5)
         values.sum().backward()
     assert [getattr(lot_kernels, name).launches for name in names] == [1, 1, 1, 1]
-    assert sizes.largest == 2 * 40 * 16 < 2 * 40 * 32
+    assert 0 < sizes.largest < 2 * 40 * 32 * torch.float32.itemsize
 
 
 def test_seven_launches_forward_where_tokens_are_split(monkeypatch):
@@ -399,8 +400,6 @@ BROKEN = {
 @pytest.mark.parametrize("fault", BROKEN)
 def test_a_broken_kernel_is_replaced_after_one_warning(fault, untested, monkeypatch):
     name, broken = BROKEN[fault]
-    from fairseq_lot.kernels import tiles
-
     for module in (lot_kernels, tiles):
         if hasattr(module, name):
             monkeypatch.setattr(module, name, broken)
@@ -418,7 +417,8 @@ def test_a_broken_kernel_is_replaced_after_one_warning(fault, untested, monkeypa
 
 
 def test_a_broken_solver_is_replaced_after_one_warning(untested, monkeypatch):
-    monkeypatch.setattr(sinkhorn_kernels, "pivot_potential", _without_log_masses)
+    for module in (sinkhorn_kernels, tiles):
+        monkeypatch.setattr(module, "pivot_potential", _without_log_masses)
     log_a, log_b = torch.zeros(5).log_softmax(-1), torch.randn(4).log_softmax(-1)
     with pytest.warns(UserWarning, match="plain torch instead of the sinkhorn kernel"):
         assert choice.sinkhorn(torch.randn(2, 2, 5, 4), log_a, log_b, num_updates=5) is None

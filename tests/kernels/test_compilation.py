@@ -67,9 +67,7 @@ def own_cache(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("target", [80, 90])
-@pytest.mark.parametrize(
-    ("r", "d", "dtype"), [(32, 64, "fp16"), (32, 64, "bf16"), (32, 64, "fp32"), (32, 128, "fp16"), (64, 64, "fp16")]
-)
+@pytest.mark.parametrize(("r", "d", "dtype"), [(32, 64, "fp16"), (32, 64, "fp32"), (32, 128, "fp16"), (64, 64, "bf16")])
 @pytest.mark.parametrize("kernel", ["key_forward", "query_forward", "query_backward", "key_backward"])
 def test_lot(kernel, r, d, dtype, target, tmp_path):
     sizes = {"R": r, "D": d, "DV": d, "BLOCK": lot.BLOCK, "PRECISION": "tf32x3", "DROPS": dtype == "bf16"}
@@ -77,7 +75,7 @@ def test_lot(kernel, r, d, dtype, target, tmp_path):
 
 
 @pytest.mark.parametrize("target", [80, 90])
-@pytest.mark.parametrize("held", [32, 512, 2048])
+@pytest.mark.parametrize("held", [32, 1024])
 @pytest.mark.parametrize("exact", [False, True], ids=["tokens exact", "pivots exact"])
 @pytest.mark.parametrize("kernel", ["solve_forward", "solve_backward"])
 def test_solver(kernel, exact, held, target, tmp_path):

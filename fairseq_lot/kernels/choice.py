@@ -33,6 +33,11 @@ ERROR = 1e-4
 _tested: dict[tuple, str | None] = {}
 
 
+def padded(size: int) -> int:
+    """The next power of two that a product of tiles can have, at least 16."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
 def _mode() -> str:
     mode = os.environ.get(VARIABLE, "auto")
     if mode not in ("auto", "off", "on"):
@@ -80,7 +85,7 @@ def lot(
     limit = _beyond(dtypes)
     for name, size, most in (("r", r, MOST_PIVOTS), ("head_dim", d, WIDEST_HEAD), ("value_dim", dv, WIDEST_HEAD)):
         limit = limit or (f"{name} is {size}, more than {most}" if size > most else None)
-    if limit is None and _power(r) * max(_power(d), _power(dv)) > LARGEST_TILE:
+    if limit is None and padded(r) * max(padded(d), padded(dv)) > LARGEST_TILE:
         limit = f"r = {r} pivots of width {max(d, dv)} are too many for one program"
     key = ("lot", q.device, *dtypes, r, d, dv, *updates.values(), dropout > 0)
     if not _usable(q, limit, key, lambda: _lot_error(q.device, dtypes, r, d, dv, updates, dropout)):
@@ -107,17 +112,13 @@ def sinkhorn(
         limit = f"neither side of {n} x {m} scores is within {WIDEST}"
     if limit is None and len(lead) > 2:
         limit = f"{len(lead)} leading axes of the scores are more than 2"
-    held = _power(min(n, m))
+    held = padded(min(n, m))
     key = ("sinkhorn", scores.device, n < m, held, num_updates)
     if not _usable(scores, limit, key, lambda: _sinkhorn_error(scores.device, n < m, held, num_updates)):
         return None
     from fairseq_lot.kernels.sinkhorn import sinkhorn as kernel
 
     return kernel(scores, log_a, log_b, num_updates=num_updates)
-
-
-def _power(size: int) -> int:
-    return max(16, 1 << (size - 1).bit_length())
 
 
 def _beyond(dtypes, known=DTYPES) -> str | None:

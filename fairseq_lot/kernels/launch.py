@@ -3,16 +3,10 @@
 import functools
 
 import torch
-import triton
 
 # arguments of kernels for whose values there is no new compilation
 RUNTIME = ["n", "m", "r", "passes", "first", "last", "top", "high", "levels", "length", "parts", "seed", "slot"]
 SHORTEST_PART = 256  # tokens; below, a part costs more in launches than it gains
-
-
-def padded(size: int) -> int:
-    """The next power of two that a product of tiles can have, at least 16."""
-    return max(16, triton.next_power_of_2(size))
 
 
 def dot_precision(x: torch.Tensor) -> str:
@@ -42,32 +36,34 @@ def with_unit_stride(x: torch.Tensor) -> torch.Tensor:
 def forward_passes(kernel, programs, parts, length, passes, to_do, **arguments):
     """One launch for all, or one a pass where the tokens are split; ``to_do`` passes come before the values."""
     grid, common = (programs, parts), {"passes": passes, "length": length, "parts": parts, **arguments}
-    if parts == 1:
-        kernel[grid](first=0, last=to_do, VALUES=True, **common)
-        return
-    for number in range(to_do):
-        kernel[grid](first=number, last=number + 1, VALUES=False, **common)
-    kernel[grid](first=0, last=0, VALUES=True, **common)
+    with torch.cuda.device_of(arguments["REACHES"]):  # Triton launches on the current device
+        if parts == 1:
+            kernel[grid](first=0, last=to_do, VALUES=True, **common)
+            return
+        for number in range(to_do):
+            kernel[grid](first=number, last=number + 1, VALUES=False, **common)
+        kernel[grid](first=0, last=0, VALUES=True, **common)
 
 
 def backward_passes(kernel, programs, parts, length, passes, top, begin, grad_h, **arguments):
-    """As :func:`_forward_passes`; ``top`` is the pass whose potential gets its gradient first, -1 for none."""
+    """As :func:`forward_passes`; ``top`` is the pass whose potential gets its gradient first, -1 for none."""
     grid, common = (programs, parts), {"passes": passes, "top": top, "length": length, "parts": parts, **arguments}
     common["GRAD_H"] = grad_h
-    if parts == 1:
-        whole = {"OUT": grad_h, "slot": grad_h.stride(0), "high": top, "levels": max(top, 0)}
-        kernel[grid](**whole, BEGIN=begin, FINISH=True, **common)
-        return
-    of_parts = grad_h.new_empty(programs, parts, grad_h.size(-1))
-    common |= {"OUT": of_parts, "slot": 0}
-    if begin:
-        kernel[grid](high=0, levels=0, BEGIN=True, FINISH=False, **common)
-        if top >= 0:
-            torch.sum(of_parts, 1, out=grad_h[top])
-    for number in range(top, 0, -1):
-        kernel[grid](high=number, levels=1, BEGIN=False, FINISH=False, **common)
-        torch.sum(of_parts, 1, out=grad_h[number - 1])
-    kernel[grid](high=0, levels=0, BEGIN=False, FINISH=True, **common)
+    with torch.cuda.device_of(grad_h):
+        if parts == 1:
+            whole = {"OUT": grad_h, "slot": grad_h.stride(0), "high": top, "levels": max(top, 0)}
+            kernel[grid](**whole, BEGIN=begin, FINISH=True, **common)
+            return
+        of_parts = grad_h.new_empty(programs, parts, grad_h.size(-1))
+        common |= {"OUT": of_parts, "slot": 0}
+        if begin:
+            kernel[grid](high=0, levels=0, BEGIN=True, FINISH=False, **common)
+            if top >= 0:
+                torch.sum(of_parts, 1, out=grad_h[top])
+        for number in range(top, 0, -1):
+            kernel[grid](high=number, levels=1, BEGIN=False, FINISH=False, **common)
+            torch.sum(of_parts, 1, out=grad_h[number - 1])
+        kernel[grid](high=0, levels=0, BEGIN=False, FINISH=True, **common)
 
 
 def merged(reaches: torch.Tensor) -> torch.Tensor:

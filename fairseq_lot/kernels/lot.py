@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
+from fairseq_lot.kernels.choice import padded
 from fairseq_lot.kernels.launch import (
     RUNTIME,
     backward_passes,
@@ -20,7 +21,6 @@ from fairseq_lot.kernels.launch import (
     forward_passes,
     merged,
     num_parts,
-    padded,
     with_unit_stride,
 )
 from fairseq_lot.kernels.tiles import (
@@ -47,7 +47,9 @@ def _log_mass(PADS, i, end, HAS_PADS: tl.constexpr):
 
 @triton.jit
 def _rows(X, i, stride, e, width, real):
-    return tl.load(X + i[:, None] * stride + e[None, :], mask=real[:, None] & (e < width)[None, :], other=0.0)
+    return tl.load(
+        X + i[:, None].to(tl.int64) * stride + e[None, :], mask=real[:, None] & (e < width)[None, :], other=0.0
+    )
 
 
 @triton.jit

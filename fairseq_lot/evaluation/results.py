@@ -5,7 +5,7 @@ import fcntl
 import json
 import math
 import os
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -91,7 +91,8 @@ def parse(kind: type, line: str, name: str) -> Any:
     """Return an instance of a dataclass from one line of JSON, every field checked.
 
     Raises:
-        ValueError: the line is no JSON object with exactly the fields of ``kind`` and their types.
+        ValueError: the line is no JSON object with the fields of ``kind`` (those with a default may be missing)
+            and their types.
     """
     try:
         values = json.loads(line)
@@ -152,10 +153,11 @@ def _build(kind, values, name):
     if not isinstance(values, dict):
         raise ValueError(f"the {name} is no JSON object")
     hints = get_type_hints(kind)
-    for problem, names in (("lacks", hints.keys() - values.keys()), ("has the unknown", values.keys() - hints.keys())):
+    required = {field.name for field in fields(kind) if field.default is MISSING}
+    for problem, names in (("lacks", required - values.keys()), ("has the unknown", values.keys() - hints.keys())):
         if names:
             raise ValueError(f"the {name} {problem} {', '.join(sorted(names))}")
-    built = {key: _convert(values[key], hint, key) for key, hint in hints.items()}
+    built = {key: _convert(values[key], hints[key], key) for key in hints if key in values}
     if built.get("stage", BASE) not in STAGES:
         raise ValueError(f"stage must be one of {', '.join(STAGES)}, not {built['stage']!r}")
     return kind(**built)

@@ -81,10 +81,10 @@ class Captured:
 
 def softmax_weights(scores: torch.Tensor, key_padding_mask: torch.Tensor | None, *, causal: bool) -> torch.Tensor:
     """Softmax over the real keys, and with ``causal`` over those that are not later than the query."""
-    hidden = torch.zeros((), dtype=torch.bool) if key_padding_mask is None else key_padding_mask[:, None, None, :]
+    hidden = scores.new_zeros((), dtype=torch.bool) if key_padding_mask is None else key_padding_mask[:, None, None, :]
     if causal:
         tgt_len, src_len = scores.shape[-2:]
-        hidden = hidden | torch.ones(tgt_len, src_len, dtype=torch.bool).triu(1 + src_len - tgt_len)
+        hidden = hidden | scores.new_ones(tgt_len, src_len, dtype=torch.bool).triu(1 + src_len - tgt_len)
     # a padded query may have nothing to look at: its row is left as it comes and never counts
     return torch.softmax(scores.masked_fill(hidden & ~hidden.all(-1, keepdim=True), -torch.inf), -1)
 

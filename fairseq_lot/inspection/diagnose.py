@@ -10,6 +10,7 @@ from fairseq_lot.errors import InputError
 from fairseq_lot.inspection.capture import capture
 from fairseq_lot.inspection.per_head import CERTIFICATES, MEASURES, certify, mean_rows, measure, summary
 from fairseq_lot.output.files import atomic_write
+from fairseq_lot.pretrained.device import add_device_argument, choose_device
 from fairseq_lot.pretrained.loading import Loaded, load
 
 _SIDES = {"source": "src_tokens", "target": "prev_output_tokens"}
@@ -26,6 +27,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--sentences", type=int, default=64, metavar="N", help="how many are drawn from it (default: %(default)s)")
     add("--batch", type=int, default=16, metavar="N", help="sentences at a time (default: %(default)s)")
     add("--seed", type=int, default=1, help="of the sentences drawn and of the perturbations (default: %(default)s)")
+    add_device_argument(parser)
     add("--json", metavar="OUT.json", help="also write the figures here, unrounded")
     add(
         "--perturbations",
@@ -41,7 +43,7 @@ def run(args: Namespace) -> int:
     for name, least in {"sentences": 1, "batch": 1, "perturbations": 0, "seed": 0}.items():
         if getattr(args, name) < least:
             raise InputError(f"--{name} must be at least {least}, got {getattr(args, name)}")
-    loaded = load(args.path, args.data, args.split)
+    loaded = load(args.path, args.data, args.split, device=choose_device(args.device))
     options = {name: getattr(args, name) for name in ("sentences", "batch", "perturbations", "seed")}
     if args.json is None:
         report = diagnose(loaded, **options)

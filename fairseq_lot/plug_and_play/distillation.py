@@ -1,18 +1,16 @@
-"""Fitting what a swapped attention has added to what softmax attention does at its place, without labels."""
+"""Fitting what a swapped attention has added to what softmax attention does in its stead, without labels."""
 
 import math
-from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
+from fairseq.sequence_generator import SequenceGenerator
 from torch import nn
 
 from fairseq_lot.attention.base import Mechanism
 from fairseq_lot.errors import InputError
 from fairseq_lot.modules.sites import attentions, inner
-from fairseq_lot.pretrained.loading import Loaded
 
 
 class NothingToFit(InputError):
@@ -20,7 +18,7 @@ class NothingToFit(InputError):
 
 
 @dataclass(frozen=True)
-class Place:
+class Pair:
     """One attention of the student beside the teacher's: what is fitted, and what to."""
 
     site: str
@@ -52,88 +50,74 @@ class Call:
         return difference.square().sum((0, 2, 3)) / scale.clamp(min=torch.finfo(scale.dtype).tiny)
 
 
-def places(student: nn.Module, teacher: nn.Module) -> list[Place]:
+def pairs(student: nn.Module, teacher: nn.Module) -> list[Pair]:
     """The attentions of the student that have added parameters; NothingToFit when there are none."""
     found = []
     for (site, layer, ours), (_, _, theirs) in zip(attentions(student), attentions(teacher), strict=True):
         # of a differential attention, its plans are fitted; λ and the norm have been trained
-        pair = [inner(getattr(attention, "mechanism", None)) for attention in (ours, theirs)]
-        if None not in pair and list(pair[0].parameters()):
-            found.append(Place(site, layer, *pair))
+        both = [inner(getattr(attention, "mechanism", None)) for attention in (ours, theirs)]
+        if None not in both and list(both[0].parameters()):
+            found.append(Pair(site, layer, *both))
     if not found:
         raise NothingToFit("there is nothing to calibrate: this attention has no parameters of its own")
     return found
 
 
-def encoder_only(where: list[Place]) -> bool:
-    """No place is in the decoder, so it need not run."""
-    return all(place.site == "encoder" for place in where)
+def encoder_only(paired: list[Pair]) -> bool:
+    """No attention of the decoder is fitted, so it need not run."""
+    return all(pair.site == "encoder" for pair in paired)
 
 
-def sample_for(teacher: Loaded, where: list[Place], indices: Iterable[int]) -> dict:
-    """fairseq's sample of these sentences.
-
-    Encoder sites need source sentences only; for decoder sites the target side is read, or where there is none the
-    teacher's own greedy translation.
-    """
-    sample = teacher.batch(indices)
-    if not encoder_only(where) and "prev_output_tokens" not in sample["net_input"]:
-        with torch.no_grad():
-            sample["net_input"]["prev_output_tokens"] = translate_greedily(teacher, sample)
-    return sample
+def with_target(sample: dict, teacher: nn.Module) -> dict:
+    """The sample with something for the decoder to read: where there is no target, the teacher's own translation."""
+    if "prev_output_tokens" in sample["net_input"]:
+        return sample
+    return {**sample, "net_input": {**sample["net_input"], "prev_output_tokens": translate_greedily(teacher, sample)}}
 
 
-def teacher_calls(teacher: Loaded, where: list[Place], sample: dict) -> list[Call]:
-    """What the teacher's mechanisms do on a sample, in the order of ``where``."""
+def teacher_calls(teacher: nn.Module, paired: list[Pair], sample: dict) -> list[Call]:
+    """What the teacher's mechanisms do on a sample, in the order of ``paired``."""
     calls: dict[nn.Module, Call] = {}
-    site_of = {place.teacher: place.site for place in where}
+    site_of = {pair.teacher: pair.site for pair in paired}
     source = sample["net_input"]
-    pads = {"encoder": source["src_tokens"].eq(teacher.pad)}
+    pads = {"encoder": source["src_tokens"].eq(teacher.encoder.padding_idx)}
 
     def keep(module, args, kwargs, output):
-        site = site_of[module]
-        calls[module] = Call(args, kwargs, output.values, pads[site])
+        calls[module] = Call(args, kwargs, output.values, pads[site_of[module]])
 
     handles = [module.register_forward_hook(keep, with_kwargs=True) for module in site_of]
     try:
         with torch.no_grad():
-            if encoder_only(where):
-                teacher.model.encoder(source["src_tokens"], src_lengths=source["src_lengths"])
+            if encoder_only(paired):
+                teacher.encoder(source["src_tokens"], src_lengths=source["src_lengths"])
             else:
-                pads["cross"] = pads["decoder"] = source["prev_output_tokens"].eq(teacher.pad)
-                teacher.model(**source)
+                pads["cross"] = pads["decoder"] = source["prev_output_tokens"].eq(teacher.decoder.padding_idx)
+                teacher(**source)
     finally:
         for handle in handles:
             handle.remove()
-    return [calls[place.teacher] for place in where]
+    return [calls[pair.teacher] for pair in paired]
 
 
-def head_errors(where: list[Place], calls: list[Call]) -> torch.Tensor:
-    """The error of every head, ``(number of places, num_heads)``."""
-    return torch.stack([call.error(place.student) for place, call in zip(where, calls, strict=True)])
+def head_errors(paired: list[Pair], calls: list[Call]) -> torch.Tensor:
+    """The error of every head, ``(number of pairs, num_heads)``."""
+    return torch.stack([call.error(pair.student) for pair, call in zip(paired, calls, strict=True)])
 
 
-def translate_greedily(teacher: Loaded, sample: dict) -> torch.Tensor:
+@torch.no_grad()
+def translate_greedily(teacher: nn.Module, sample: dict) -> torch.Tensor:
     """The decoder's input for the teacher's own greedy translations, ``(bsz, tgt_len)``."""
-    generator = teacher.task.build_generator([teacher.model], Namespace(beam=1, max_len_a=1.2, max_len_b=10))
-    best = [hypotheses[0]["tokens"] for hypotheses in generator.generate([teacher.model], sample)]
-    eos = teacher.task.target_dictionary.eos()
-    tokens = torch.full((len(best), max(map(len, best))), teacher.pad)
+    dictionary = teacher.decoder.dictionary
+    generator = SequenceGenerator([teacher], dictionary, beam_size=1, max_len_a=1.2, max_len_b=10)
+    best = [hypotheses[0]["tokens"] for hypotheses in generator.generate([teacher], sample)]
+    tokens = best[0].new_full((len(best), max(map(len, best))), dictionary.pad())
     for row, translation in zip(tokens, best, strict=True):
-        row[: len(translation)] = torch.cat([translation.new_tensor([eos]), translation[:-1]]).to(row)
+        row[0] = dictionary.eos()
+        row[1 : len(translation)] = translation[:-1]
     return tokens
 
 
-def random_batches(teacher: Loaded, indices: np.ndarray, max_tokens: int, seed: int) -> Iterator[np.ndarray]:
-    """Batches of neighbours in ``indices``, which are sorted by length, in random order, over and over."""
-    batches = list(teacher.dataset.batch_by_size(indices, max_tokens=max_tokens))
-    generator = np.random.default_rng(seed)
-    while True:
-        for i in generator.permutation(len(batches)):
-            yield batches[i]
-
-
-def output_error(student: Loaded, teacher: Loaded, sample: dict, *, encoder_only: bool) -> torch.Tensor:
+def output_error(student: nn.Module, teacher: nn.Module, sample: dict, *, encoder_only: bool) -> torch.Tensor:
     """``‖student - teacher‖² / ‖teacher‖²`` of what leaves the encoder, or the last layer of the decoder, a scalar."""
     source = sample["net_input"]
     tokens = source["src_tokens" if encoder_only else "prev_output_tokens"]
@@ -144,9 +128,9 @@ def output_error(student: Loaded, teacher: Loaded, sample: dict, *, encoder_only
         return model(**source, features_only=True)[0]
 
     with torch.no_grad():
-        expected = run(teacher.model)
-    real = tokens.ne(teacher.pad).unsqueeze(-1)
-    return ((run(student.model) - expected) * real).square().sum() / (expected * real).square().sum()
+        expected = run(teacher)
+    real = tokens.ne(teacher.encoder.padding_idx).unsqueeze(-1)
+    return ((run(student) - expected) * real).square().sum() / (expected * real).square().sum()
 
 
 @dataclass(frozen=True)

@@ -7,93 +7,99 @@ from matplotlib.figure import Figure
 
 from fairseq_lot.attention.registry import DEFAULT
 from fairseq_lot.evaluation.bootstrap import LEVEL
+from fairseq_lot.evaluation.results import MetricScore
 from fairseq_lot.output.figures import as_bytes
 from fairseq_lot.output.files import atomic_write
 from fairseq_lot.output.tables import markdown_row
+from fairseq_lot.plug_and_play.sweep_points import DRAWN, PIECES, TEXT, Point
+
+_CALIBRATED = {DRAWN: "–", PIECES: "without data", TEXT: "on text"}
 
 
-def render(rows: list[dict]) -> str:
+def render(points: list[Point]) -> str:
     """The points as a Markdown table, in the order in which mechanisms were given, calibrated after as they stand."""
-    base = next((row for row in rows if row["attention"] == DEFAULT and not row["options"]), None)
-    attentions = list(dict.fromkeys(row["attention"] for row in rows))
-    order = {(row["attention"], row["options"]): i for i, row in reversed(list(enumerate(rows)))}
+    base = next((point for point in points if point.attention == DEFAULT and not point.options), None)
+    attentions = list(dict.fromkeys(point.attention for point in points))
+    ways = list(dict.fromkeys((point.attention, point.options) for point in points))
+
+    def order(point):
+        way = (point.attention, point.options)
+        return attentions.index(point.attention), ways.index(way), list(_CALIBRATED).index(point.calibration)
+
+    several = {point.calibration for point in points} >= {PIECES, TEXT}
     lines = [
         "| Mechanism | Options | Calibrated | Validation loss | Δ | BLEU | Δ |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for row in sorted(
-        rows,
-        key=lambda row: (
-            attentions.index(row["attention"]),
-            order[row["attention"], row["options"]],
-            row["calibrated"],
-        ),
-    ):
-        calibrated = f"{row['calibration_seconds']:.0f} s" if row["calibrated"] else "–"
-        change = "–" if row is base or base is None else f"{row['loss'] - base['loss']:+.4f}"
-        loss = f"{row['loss']:.4f}"
-        lines.append(
-            markdown_row([row["attention"], row["options"] or "–", calibrated, loss, change, *_bleu(row["bleu"])])
-        )
-    return "\n".join([*lines, "", *notes(rows)])
+    for point in sorted(points, key=order):
+        calibrated = _CALIBRATED[point.calibration]
+        if point.calibrated:
+            seconds = f"{point.calibration_seconds:.0f} s"
+            calibrated = f"{calibrated}, {seconds}" if several or point.calibration == PIECES else seconds
+        change = "–" if base in (point, None) else f"{point.loss - base.loss:+.4f}"
+        cells = [point.attention, point.options or "–", calibrated, f"{point.loss:.4f}", change, *_bleu(point.bleu)]
+        lines.append(markdown_row(cells))
+    return "\n".join([*lines, "", *notes(points)])
 
 
-def _bleu(bleu):
+def _bleu(bleu: MetricScore | None):
     if bleu is None:
         return "–", "–"
-    score = f"{bleu['score']:.2f} [{bleu['low']:.2f}, {bleu['high']:.2f}]"
-    if bleu["delta"] is None:
+    score = f"{bleu.score:.2f} [{bleu.low:.2f}, {bleu.high:.2f}]"
+    if bleu.delta is None:
         return score, "–"
-    return score, f"{bleu['delta']:+.2f}{'*' if bleu['p'] < LEVEL else ''} (p = {bleu['p']:.4f})"
+    return score, f"{bleu.delta:+.2f}{'*' if bleu.p < LEVEL else ''} (p = {bleu.p:.4f})"
 
 
-def notes(rows: list[dict]) -> list[str]:
+def notes(points: list[Point]) -> list[str]:
     """How to read the table."""
 
     def all_of(name):
-        return ", ".join(dict.fromkeys(str(row[name]) for row in rows))
+        return ", ".join(dict.fromkeys(str(getattr(point, name)) for point in points))
 
-    signatures = dict.fromkeys(row["bleu"]["signature"] for row in rows if row["bleu"])
+    signatures = dict.fromkeys(point.bleu.signature for point in points if point.bleu)
     return [
         f"- Validation loss: nats per target token, teacher-forced, {all_of('tokens')} tokens. Δ: against the base.",
         "- BLEU: tokenised, with 95 % bootstrap interval; "
         f"p: paired bootstrap test against the base, * where p < {LEVEL}.",
         *(f"- Signature: `{signature}`" for signature in signatures),
-        f"- Device: CPU, threads: {all_of('threads')}. Commit: {all_of('commit')}. Calibration seed: {all_of('seed')}.",
+        f"- Device: {all_of('device')}, threads: {all_of('threads')}. Commit: {all_of('commit')}. "
+        f"Calibration seed: {all_of('seed')}.",
     ]
 
 
-def draw(rows: list[dict], path: Path) -> None:
+def draw(points: list[Point], path: Path) -> None:
     """Loss and BLEU against the number of pivots, where there are pivots; other mechanisms as lines across."""
-    measures = {"validation loss (nats per token)": lambda row: row["loss"]}
-    if any(row["bleu"] for row in rows):
-        measures["BLEU (tokenised, test set)"] = lambda row: row["bleu"] and row["bleu"]["score"]
+    measures = {"validation loss (nats per token)": lambda point: point.loss}
+    if any(point.bleu for point in points):
+        measures["BLEU (tokenised, test set)"] = lambda point: point.bleu and point.bleu.score
     figure = Figure(figsize=(5.5 * len(measures) + 2, 4.5), layout="constrained")
     panels = figure.subplots(1, len(measures), squeeze=False)[0]
     for axes, (title, value) in zip(panels, measures.items(), strict=True):
-        for i, (label, of_curve) in enumerate(_curves(rows).items()):
-            points = [(pivots, value(row)) for pivots, row in of_curve if value(row) is not None]
+        for i, (label, of_curve) in enumerate(_curves(points).items()):
+            line = [(pivots, value(point)) for pivots, point in of_curve if value(point) is not None]
             style = {"color": f"C{i % 10}", "label": label}
-            if points and points[0][0] is None:
-                axes.axhline(points[0][1], linestyle="-" if label == DEFAULT else ":", **style)
-            elif points:
-                dash = "-" if of_curve[0][1]["calibrated"] else "--"
-                axes.plot(*zip(*sorted(points), strict=True), marker="o", linestyle=dash, **style)
+            if line and line[0][0] is None:
+                axes.axhline(line[0][1], linestyle="-" if label == DEFAULT else ":", **style)
+            elif line:
+                dash = "-" if of_curve[0][1].calibrated else "--"
+                axes.plot(*zip(*sorted(line), strict=True), marker="o", linestyle=dash, **style)
                 axes.set_xscale("log", base=2)
         axes.set_ylabel(title)
         axes.set_xlabel("number of pivots r")
-    # every row has a loss, so the first panel has every curve
+    # every point has a loss, so the first panel has every curve
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", fontsize="small", frameon=False)
     with atomic_write(path, "wb") as file:
         file.write(as_bytes(figure, "svg"))
 
 
-def _curves(rows):
-    """Rows that differ in the number of pivots alone: label → (number or None, row)."""
+def _curves(points):
+    """Points that differ in the number of pivots alone: label → (number or None, point)."""
     curves: dict[str, list] = {}
-    for row in rows:
-        pivots = re.search(r"-num-pivots[ =](\d+)", row["options"])
-        rest = re.sub(r"--\S+-num-pivots[ =]\d+", "", row["options"]).split()
-        label = " ".join([row["attention"], *rest, *(["(calibrated)"] if row["calibrated"] else [])])
-        curves.setdefault(label, []).append((int(pivots[1]) if pivots else None, row))
+    for point in points:
+        pivots = re.search(r"-num-pivots[ =](\d+)", point.options)
+        rest = re.sub(r"--\S+-num-pivots[ =]\d+", "", point.options).split()
+        note = {DRAWN: [], PIECES: ["(calibrated without data)"], TEXT: ["(calibrated)"]}[point.calibration]
+        curve = curves.setdefault(" ".join([point.attention, *rest, *note]), [])
+        curve.append((int(pivots[1]) if pivots else None, point))
     return curves

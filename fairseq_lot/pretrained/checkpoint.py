@@ -5,16 +5,28 @@ import warnings
 import zipfile
 from argparse import Namespace
 from pathlib import Path
+from pickle import UnpicklingError
 
 import fairseq  # noqa: F401 - its import tells torch's safe loader about the types in checkpoints
 import torch
 from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.models.transformer import TransformerModel
+from fairseq.utils import apply_to_sample
 
 from fairseq_lot import models  # noqa: F401 - registers the architectures
 from fairseq_lot.errors import InputError
 from fairseq_lot.models.pluggable_transformer import PluggableTransformerModel
 from fairseq_lot.output.files import atomic_write
+
+# a checkpoint by its path, or as load_checkpoint returned it
+Checkpoint = str | Path | dict
+
+
+def read(checkpoint: Checkpoint) -> tuple[dict, str]:
+    """A checkpoint that is given in either way, and its name for messages."""
+    if isinstance(checkpoint, dict):
+        return checkpoint, "checkpoint"
+    return load_checkpoint(checkpoint), str(checkpoint)
 
 
 def load_checkpoint(path: str | Path) -> dict:
@@ -38,8 +50,14 @@ def load_checkpoint(path: str | Path) -> dict:
             warnings.simplefilter("ignore")  # torch's notes on foreign pickles; the error below says enough
             state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises whatever the damage leads to
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(f"{path} is not a readable checkpoint, it may be truncated or foreign: {reason}") from error
+        if "Unsupported global" in str(error):
+            raise InputError(f"{path} holds objects other than tensors and settings, so it was not loaded") from error
+        # torch's own text on a pickle advises to load it unsafely
+        reason = "" if isinstance(error, UnpicklingError) else (str(error).strip() or type(error).__name__)
+        raise InputError(
+            f"{path} is not a readable checkpoint, it may be truncated or foreign: "
+            f"{reason.splitlines()[0] if reason else 'its pickle is damaged'}"
+        ) from error
     weights = state.get("model") if isinstance(state, dict) else None
     if not isinstance(weights, dict) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
         raise InputError(f"{path} is not a fairseq checkpoint: it holds no model weights")
@@ -89,9 +107,9 @@ def model_args(state: dict, path: str | Path) -> Namespace:
 
 
 def serialised(state: dict) -> memoryview:
-    """A checkpoint as it stands in a file."""
+    """A checkpoint as it stands in a file; its tensors are on the CPU there."""
     buffer = io.BytesIO()
-    torch.save(state, buffer)
+    torch.save(apply_to_sample(lambda tensor: tensor.cpu(), state), buffer)
     return buffer.getbuffer()
 
 

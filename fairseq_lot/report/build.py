@@ -11,6 +11,7 @@ from fairseq_lot.evaluation.results import Row
 from fairseq_lot.evaluation.systems import read_systems
 from fairseq_lot.output.figures import as_bytes
 from fairseq_lot.output.files import atomic_write, read_lines
+from fairseq_lot.pretrained.device import add_device_argument, choose_device
 from fairseq_lot.pretrained.translate import Translator
 from fairseq_lot.report.charts import bleu_bars, loss_curves, map_grid
 from fairseq_lot.report.html import page
@@ -30,6 +31,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "default: train.log beside the checkpoints")  # fmt: skip
     add("--data", metavar="DATA", help="data folder with sentencepiece.bpe.model; default: that of the training")
     add("--tokenised", action="store_true", help="the sentences are lower-cased Moses tokens")
+    add_device_argument(parser)
     add("--out", required=True, metavar="REPORT.html", help="the page")
     add("--figures", metavar="DIR", help="also write its static figures here, as svg and png")
 
@@ -71,8 +73,10 @@ def _maps(args) -> dict | None:
     names = _short_names(paths)
     if len(set(names)) < len(names):
         raise InputError(f"a checkpoint is named twice: {', '.join(paths)}")
+    device = choose_device(args.device)
     models = {
-        name: Translator(path, args.data, tokenised=args.tokenised) for name, path in zip(names, paths, strict=True)
+        name: Translator(path, args.data, tokenised=args.tokenised, device=device)
+        for name, path in zip(names, paths, strict=True)
     }
     return sentence_maps(models, sentences, sites)
 

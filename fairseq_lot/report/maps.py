@@ -58,7 +58,9 @@ def sentence_maps(models: dict[str, Translator], sentences: Sequence[str], sites
 def _maps_of(model, source, before, sites):
     """One sentence in one model."""
     with capture(model.loaded.model) as seen:
-        model.loaded.model(source[None], torch.tensor([len(source)]), before[None])
+        device = model.loaded.device
+        inputs = source[None], torch.tensor([len(source)]), before[None]
+        model.loaded.model(*(x.to(device) for x in inputs))
         kept = [attention for attention in seen if attention.site in sites]
     return [map_ for attention in kept for map_ in _heads(attention)]
 
@@ -104,7 +106,7 @@ def _rounded(values):
 
 def quantise(matrix: torch.Tensor) -> dict:
     """A matrix in 8 bits: value = low + (high - low)·byte/255, row by row."""
-    values = matrix.double().numpy()
+    values = matrix.double().cpu().numpy()
     low, high = min(0.0, values.min()), values.max()
     size = (high - low) or 1.0
     data = np.rint((values - low) / size * _LEVELS).astype(np.uint8)

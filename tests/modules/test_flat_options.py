@@ -7,19 +7,18 @@ import re
 import pytest
 
 from fairseq_lot.attention.differential import Differential, scheduled_lambda_init
+from fairseq_lot.attention.options import SITES
 from fairseq_lot.attention.registry import MECHANISMS, build_options
 from fairseq_lot.modules.flat_options import (
     DEFAULTS,
-    SITES,
     add_attention_args,
-    attention_sites,
-    build_site_mechanism,
     flat_name,
     mechanism_options,
     option_names,
     parse_bool,
     spell_out,
 )
+from fairseq_lot.modules.sites import attention_sites, build_site_mechanism
 
 FIELDS = [(name, field) for name, kind in MECHANISMS.items() for field in dataclasses.fields(kind.options_class)]
 field_ids = [f"{name}-{field.name}" for name, field in FIELDS]

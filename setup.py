@@ -53,6 +53,10 @@ setup(
         "torch>=2.6",
         "tqdm>=4.60",
     ],
-    extras_require={"test": ["hypothesis", "pot>=0.9", "pytest>=8", "pytest-xdist", "ruff", "scipy"]},
+    extras_require={
+        "test": ["hypothesis", "pot>=0.9", "pytest>=8", "pytest-xdist", "ruff", "scipy"],
+        # CUDA builds of torch bring it along; here it is for tests on machines without a GPU
+        "kernels-test": ["triton>=3.7"],
+    },
     entry_points={"console_scripts": ["fairseq-lot = fairseq_lot.cli:main"]},
 )

@@ -15,7 +15,8 @@ EXPERIMENT = {"corpus", "evaluation", *TOOLS}
 SEES = {
     "errors": set(),
     "output": {"errors"},
-    "transport": {"errors"},
+    "kernels": {"errors"},
+    "transport": {"kernels", "errors"},
     "attention": {"transport", "errors"},
     "modules": {"attention", "transport", "errors"},
     "models": {"modules", "attention", "errors"},
@@ -29,8 +30,8 @@ SEES = {
     "cli": {"errors"},
     "__init__": set(),
 }
-WITHOUT_FAIRSEQ = {"transport", "attention", "evaluation", "corpus", "benchmark", "output", "errors", "cli", "__init__"}
 WITHOUT_TORCH = {"evaluation", "corpus", "output", "errors", "cli", "__init__"}
+WITHOUT_FAIRSEQ = {"kernels", "transport", "attention", "benchmark", *WITHOUT_TORCH}
 HEAVY = ["fairseq", "numpy", "omegaconf", "hydra", "ot", "scipy", "torch"]
 
 

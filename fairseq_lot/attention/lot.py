@@ -10,7 +10,7 @@ from fairseq_lot.attention.convolution import TokenConvolution
 from fairseq_lot.attention.options import Options, option
 from fairseq_lot.errors import InputError
 from fairseq_lot.transport.marginals import at_least_float32, uniform_log_mass
-from fairseq_lot.transport.pivots import key_side, pivot_coupling, pivot_scores
+from fairseq_lot.transport.pivots import fusable, fused_values, key_side, pivot_coupling, pivot_scores
 from fairseq_lot.transport.pivots_causal import PrefixState, prefix_apply
 
 
@@ -137,11 +137,31 @@ class Lot(Mechanism):
     def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_weights, causal):
         if causal:
             return self._attend_prefix(q, k, v, key_padding_mask, None, need_weights)[0]
+        if not need_weights and fusable(q):
+            values = self._fused(q, k, v, query_padding_mask, key_padding_mask)
+            if values is not None:
+                return AttentionOutput(values)
         coupling = self.coupling(q, k, query_padding_mask, key_padding_mask)
         v = self._mixed(v.to(coupling.to_keys.conditional.dtype))
         at_pivots = coupling.to_keys.apply(v)  # (bsz, num_heads, r, value_dim)
         values = self.drop(coupling.from_queries.conditional) @ at_pivots
         return AttentionOutput(values, coupling.conditional if need_weights else None)
+
+    def _fused(self, q, k, v, query_padding_mask, key_padding_mask):
+        """The values from one kernel, or None."""
+        return fused_values(
+            q,
+            k,
+            v if self.convolution is None else self._mixed(at_least_float32(v)),
+            self.pivots,
+            self.log_masses(),
+            query_padding_mask,
+            key_padding_mask,
+            scale=self.scaling / self.options.epsilon,
+            query_updates=self.query_updates,
+            key_updates=self.options.num_updates,
+            dropout=self.dropout if self.training else 0.0,
+        )
 
     def summarise(self, k, v, key_padding_mask=None, need_weights=False):
         """``Γ2ᵀV/σ``, ``(bsz, num_heads, r, value_dim)``, and for weights ``Γ2ᵀ/σ``."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch.autograd.function import once_differentiable
 
+from fairseq_lot.kernels import choice as kernels
 from fairseq_lot.transport.marginals import marginal_error
 from fairseq_lot.transport.sinkhorn import Plan, sinkhorn
 
@@ -76,6 +77,10 @@ def pivot_coupling(
         from_queries=query_side(query_scores, log_a, log_masses, num_updates=query_updates),
         to_keys=key_side(key_scores, log_b, log_masses, num_updates=key_updates),
     )
+
+
+#: whether a kernel may make the values of LOT at once, and what tries it
+fusable, fused_values = kernels.wanted, kernels.lot
 
 
 class _PivotScores(torch.autograd.Function):

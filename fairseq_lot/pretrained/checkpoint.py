@@ -75,12 +75,12 @@ def load_checkpoint(path: str | Path) -> dict:
 
 
 def _check_sums(path):
-    """Refuse a file whose content is not what was written; torch itself does not compare the sums."""
+    """Refuse a file whose content is not what was written; torch itself does not verify the checksums."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
         if damaged is not None:
-            raise ValueError(f"the check sum of {damaged} is wrong")
+            raise ValueError(f"the checksum of {damaged} is wrong")
 
 
 def _check_sizes(args, path):

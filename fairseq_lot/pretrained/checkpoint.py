@@ -1,4 +1,4 @@
-"""Reading and writing fairseq checkpoints, with torch's safe loader and one-line errors."""
+"""Reading fairseq checkpoints, with torch's safe loader and one-line errors."""
 
 import io
 import warnings
@@ -16,7 +16,6 @@ from fairseq.utils import apply_to_sample
 from fairseq_lot import models  # noqa: F401 - registers the architectures
 from fairseq_lot.errors import InputError
 from fairseq_lot.models.pluggable_transformer import PluggableTransformerModel
-from fairseq_lot.output.files import atomic_write
 
 # a checkpoint by its path, or as load_checkpoint returned it
 Checkpoint = str | Path | dict
@@ -111,14 +110,3 @@ def serialised(state: dict) -> memoryview:
     buffer = io.BytesIO()
     torch.save(apply_to_sample(lambda tensor: tensor.cpu(), state), buffer)
     return buffer.getbuffer()
-
-
-def save_checkpoint(state: dict, path: str | Path) -> None:
-    """Write a checkpoint that appears under its name only when it is complete.
-
-    Raises:
-        InputError: ``path`` cannot be written.
-    """
-    data = serialised(state)
-    with atomic_write(path, "wb") as file:
-        file.write(data)

@@ -46,7 +46,7 @@ class Mechanism(nn.Module):
     options_class: ClassVar[type[Options]] = Options
     #: row i of A depends on the other queries, so the mechanism cannot decode step by step
     couples_queries: bool = True
-    #: A depends on where queries and keys stand, so both must be tokens of one sentence
+    #: A depends on the positions of queries and keys, so both must be tokens of one sentence
     positional: bool = False
     #: queries and keys are the same tokens, so their numbers must agree
     tied_tokens: bool = False
@@ -159,7 +159,7 @@ class Mechanism(nn.Module):
 
         Args:
             q, k, v, key_padding_mask: as for :meth:`forward`, of the new tokens alone.
-            state: what the step before returned, None for a start.
+            state: what the previous step returned; None at the start.
             need_weights: also return A over all keys so far; ask from the first step on, or never.
 
         Returns:
@@ -181,9 +181,9 @@ class Mechanism(nn.Module):
         return nn.functional.dropout(weights, self.dropout, self.training) if self.dropout else weights
 
     def set_epoch(self, epoch: int) -> None:
-        """Epoch ``epoch`` of the training begins, counted from 1; for mechanisms that change in its course.
+        """Called when an epoch of training begins, counted from 1; for mechanisms that change during training.
 
-        What they need later, to translate as they were trained, belongs into a buffer.
+        State that they need to translate as they were trained belongs in a buffer.
         """
 
     def extra_repr(self) -> str:

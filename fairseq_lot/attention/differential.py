@@ -5,7 +5,8 @@ import math
 import torch
 from torch import nn
 
-from fairseq_lot.attention.base import AttentionOutput, Mechanism, Options
+from fairseq_lot.attention.base import AttentionOutput, Mechanism
+from fairseq_lot.attention.options import Options
 from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.errors import InputError
 from fairseq_lot.transport.marginals import at_least_float32
@@ -32,7 +33,7 @@ class Differential(Mechanism):
             ``λ = exp(λq1·λk1) - exp(λq2·λk2) + λ_init``.
     """
 
-    supports_causal = True  # as far as the inner mechanism does, which checks for itself
+    supports_causal = True  # if the inner mechanism does, which checks for itself
 
     def __init__(self, inner: Mechanism, *, lambda_init: float | None = None):
         super().__init__(num_heads=inner.num_heads, head_dim=inner.head_dim, options=Options(), layer=inner.layer)

@@ -20,7 +20,7 @@ class SetOptions(Options):
     epsilon: float = option(1.0, "entropic regularisation, in the unit of the scores", above=0)
     num_updates: int = option(5, "half-updates of either plan", minimum=1)
     positional_temperature: float | None = option(
-        None, "τ: tokens prefer pivots as far along, exp(-(i/n - t/r)²/τ²); default: no such factor", above=0
+        None, "τ: tokens prefer pivots at the same fraction, exp(-(i/n - t/r)²/τ²); default: no such factor", above=0
     )
     pivot_std: float | None = option(
         None, "standard deviation of the initial pivots; default: head_dim^(1/4)", minimum=0
@@ -35,9 +35,9 @@ class Set(Mechanism):
     itself when q = k, and leaves no projection without a gradient when they differ. So A is an attention of a
     sentence to itself.
 
-    The way there is exact on the tokens, the way back on the pivots. With ``positional_temperature`` τ both plans are
-    multiplied by ``exp(-(i/n - t/r)²/τ²)``, i and t counted from 1 over real tokens and over pivots, and their rows
-    are normalised again: rows of A sum to 1, its columns are no longer exact in the limit.
+    The plan to the pivots is exact on the tokens, the plan back on the pivots. With ``positional_temperature`` τ both
+    plans are multiplied by ``exp(-(i/n - t/r)²/τ²)``, i and t counted from 1 over real tokens and over pivots, and
+    their rows are normalised again: rows of A sum to 1, its columns are no longer exact in the limit.
 
     :func:`~fairseq_lot.attention.reference.set_plan` computes the same in plain loops.
 

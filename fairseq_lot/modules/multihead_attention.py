@@ -9,7 +9,7 @@ from fairseq_lot.attention.base import Mechanism
 
 
 def _exactly(method, first: torch.Tensor, *others):
-    """Call a method of a mechanism outside of autocast, as its ``forward`` sees to by itself."""
+    """Call a method of a mechanism outside of autocast, as its ``forward`` does itself."""
     with torch.autocast(first.device.type, enabled=False):
         return method(first, *others)
 
@@ -32,7 +32,7 @@ class PluggableMultiheadAttention(nn.Module):
         if stock.bias_k is not None or stock.add_zero_attn:
             raise NotImplementedError("add_bias_kv and add_zero_attn are not supported by pluggable attention")
         self.embed_dim, self.num_heads, self.head_dim = stock.embed_dim, stock.num_heads, stock.head_dim
-        # in fairseq's order, which the optimiser's saved state goes by
+        # in fairseq's order, on which the optimiser's saved state depends
         self.k_proj, self.v_proj, self.q_proj, self.out_proj = stock.k_proj, stock.v_proj, stock.q_proj, stock.out_proj
         self.mechanism = mechanism
         self.site = site
@@ -56,10 +56,10 @@ class PluggableMultiheadAttention(nn.Module):
             query: ``(tgt_len, bsz, embed_dim)``.
             key, value: ``(src_len, bsz, kdim)``; ignored once a static cache holds what is needed.
             key_padding_mask: ``(bsz, src_len)``, true = pad.
-            incremental_state: fairseq's cache; what the mechanism keeps of keys and values stands in it.
+            incremental_state: fairseq's cache; what the mechanism keeps of keys and values is stored there.
             need_weights, need_head_weights: also return A, averaged over heads or ``(num_heads, bsz, tgt, src)``.
             static_kv: keys and values never change (cross-attention while decoding).
-            attn_mask: only the decoder's future mask is known; its presence means causal.
+            attn_mask: only the decoder's future mask is supported; its presence means causal.
 
         Returns:
             ``(tgt_len, bsz, embed_dim)`` and A or None.

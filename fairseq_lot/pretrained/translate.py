@@ -109,7 +109,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("sentences", nargs="*", metavar="SENTENCE", help="what to translate; default: the lines of standard input")
     add("--path", required=True, metavar="CKPT.pt", help="checkpoint: ours or fairseq's transformer*")
-    add("--compare", metavar="OTHER.pt", help="print its translations beside, after a tab")
+    add("--compare", metavar="OTHER.pt", help="print its translations as well, after a tab")
     add("--data", metavar="DATA", help="data folder with sentencepiece.bpe.model; default: that of the training")
     add("--beam", type=int, default=5, metavar="N", help="default: %(default)s")
     add_device_argument(parser)
@@ -133,7 +133,7 @@ def run(args: Namespace) -> int:
         except InputError as error:
             if not typed:
                 raise
-            print(error, file=sys.stderr)  # a typing person may try again
+            print(error, file=sys.stderr)  # a person who types may try again
             columns = []
         for translations in zip(*columns, strict=True):
             print(*translations, sep="\t", flush=True)

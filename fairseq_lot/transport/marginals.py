@@ -9,7 +9,7 @@ def at_least_float32(x: torch.Tensor) -> torch.Tensor:
 
 
 def without_empty(padding_mask: torch.Tensor | None) -> torch.Tensor | None:
-    """The padding mask with sentences of pads alone opened, so that no sum over real tokens is empty.
+    """The padding mask, cleared for sentences that are all padding, so that no sum over real tokens is empty.
 
     Their values are zero anyway; what matters is that nothing becomes NaN.
     """

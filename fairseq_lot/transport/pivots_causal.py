@@ -53,7 +53,7 @@ def prefix_apply(
     score up to i, so that nothing overflows and no sum of a row with a real key is below 1.
 
     At the start, and on the CPU, where it costs nothing to look, scores of moderate size are exponentiated once per
-    key, without any peak. Whether they all are moderate is all that a query may notice of later keys, in rounding.
+    key, without any peak. That check is all that later keys change for a query, and they change rounding alone.
 
     Args:
         query_weights: w, ``(..., n, r)``, each row a probability vector on the pivots.

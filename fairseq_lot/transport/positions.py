@@ -1,4 +1,4 @@
-"""Where tokens stand in their sentence, and priors made of that."""
+"""Positions of tokens in their sentence, and priors built on them."""
 
 import torch
 

@@ -60,8 +60,8 @@ def test_doubled_rows_become_one_and_a_missing_line_end_is_added(tmp_path, make_
 BROKEN = [
     ("{", "JSON"),
     ("[" * 100_000, "JSON"),
-    ("[]", "no JSON object"),
-    ("null", "no JSON object"),
+    ("[]", "not a JSON object"),
+    ("null", "not a JSON object"),
     ("\x00\x01", "JSON"),
     ({"seed": "1"}, "seed must be of type int"),
     ({"seed": True}, "seed must be of type int"),
@@ -69,7 +69,7 @@ BROKEN = [
     ({"dataset": 3}, "dataset must be of type str"),
     ({"seconds": float("nan")}, "seconds must be"),
     ({"stage": "later"}, "stage must be one of base, plug-and-play, fine-tuned"),
-    ({"tokenised": 30.0}, "tokenised is no JSON object"),
+    ({"tokenised": 30.0}, "tokenised is not a JSON object"),
     ({"tokenised": {"score": 1}}, "tokenised lacks base, delta, high, low, p, signature"),
     ({"colour": "red"}, "unknown colour"),
 ]

@@ -36,7 +36,7 @@ def couple(query_scores, key_scores, masses, updates=501):
 @given(n=st.integers(1, 6), m=st.integers(1, 6), r=st.integers(1, 6), seed=SEEDS)
 def test_coupling_has_both_marginals_at_convergence(n, m, r, seed):
     masses = torch.softmax(random(r, seed=seed), -1)
-    plan = couple(random(n, r, seed=seed + 1), random(m, r, seed=seed + 2), masses).plan
+    plan = couple(random(n, r, seed=seed + 1), random(m, r, seed=seed + 2), masses).conditional / n
     close(plan.sum(-1), uniform(n))
     close(plan.sum(-2), uniform(m))
     assert plan.ge(0).all() and torch.linalg.matrix_rank(plan) <= r
@@ -65,7 +65,7 @@ def test_few_pivots_stay_away_from_a_permutation(n, r, size, seed):
     permutation; what does not counts twice in ‖·‖₁.
     """
     masses = torch.softmax(random(r, seed=seed), -1)
-    plan = couple(size * random(n, r, seed=seed + 1), size * random(n, r, seed=seed + 2), masses).plan
+    plan = couple(size * random(n, r, seed=seed + 1), size * random(n, r, seed=seed + 2), masses).conditional / n
     for permutation in itertools.permutations(range(n)):
         target = torch.zeros_like(plan)
         target[range(n), permutation] = 1 / n
@@ -98,7 +98,7 @@ def test_pivots_at_clusters_reach_the_bound_and_all_of_a_permutation_with_n_pivo
             scores = 50 * member  # small epsilon: every token near its own pivot alone
             key_scores = torch.empty_like(scores)
             key_scores[permutation] = scores
-            plan = couple(scores, key_scores, member.mean(0), updates=5).plan
+            plan = couple(scores, key_scores, member.mean(0), updates=5).conditional / n
             errors.append((plan - target).abs().sum().item())
         best.append(min(errors))
         assert best[-1] == pytest.approx(2 * (1 - r / n), abs=1e-9)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
 from fairseq_lot.attention import reference
+from fairseq_lot.transport.marginals import marginal_error
 from fairseq_lot.transport.sinkhorn import sinkhorn
 
 
@@ -36,7 +37,7 @@ def test_counts_half_updates_like_the_slow_twin(num_updates):
     expected = reference.entropic_plan(scores, a, b, num_updates)
     solution = sinkhorn(scores, a.log(), b.log(), num_updates=num_updates)
     torch.testing.assert_close(solution.plan, expected, atol=1e-12, rtol=0)
-    torch.testing.assert_close(solution.marginal_error, reference.marginal_error(expected, a, b), atol=1e-12, rtol=0)
+    torch.testing.assert_close(solution.marginal_error, marginal_error(expected, a, b), atol=1e-12, rtol=0)
     torch.testing.assert_close(solution.plan.sum(-1), a, atol=1e-14, rtol=0)
 
 

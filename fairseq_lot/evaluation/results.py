@@ -13,6 +13,7 @@ from fairseq_lot.errors import InputError
 from fairseq_lot.output.files import atomic_write, read_lines
 
 BASE, PLUG_AND_PLAY, FINE_TUNED = STAGES = ("base", "plug-and-play", "fine-tuned")
+PRECISIONS = ("fp32", "fp16", "bf16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,7 @@ class Row:
     bootstrap_samples: int
     bootstrap_seed: int
     device: str
+    precision: str = "unknown"  # of the translations; older rows do not say
     seconds: float | None
     commit: str
     command: str
@@ -152,6 +154,8 @@ def _build(kind, values, name):
     if not isinstance(values, dict):
         raise ValueError(f"the {name} is no JSON object")
     hints = get_type_hints(kind)
+    if kind is Row:
+        values = {"precision": Row.precision, **values}
     for problem, names in (("lacks", hints.keys() - values.keys()), ("has the unknown", values.keys() - hints.keys())):
         if names:
             raise ValueError(f"the {name} {problem} {', '.join(sorted(names))}")

@@ -144,10 +144,11 @@ class _InChunks(torch.autograd.Function):
             at = chunk.sentences, chunk.heads
             with torch.enable_grad():
                 value, log_weight = chunk.apply(parts, *ctx.problem)
-                share = (log_weight.detach() - log_weights[at]).exp()[..., None, None]
-                grad_value = share * grad_values[at]
-                grad_log_weight = (grad_value * (value.detach() - values[at])).sum((-2, -1))
-                ((value * grad_value).sum() + (log_weight * grad_log_weight).sum()).backward()
+            grad_value = (log_weight.detach() - log_weights[at]).exp()[..., None, None] * grad_values[at]
+            grad_log_weight = (grad_value * (value.detach() - values[at])).sum((-2, -1))
+            with torch.enable_grad():
+                change = (value * grad_value).sum() + (log_weight * grad_log_weight).sum()
+            change.backward()
             chunk.add(gradients, parts)
         return *gradients, None, None
 

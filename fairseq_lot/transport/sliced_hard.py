@@ -12,7 +12,7 @@ from fairseq_lot.transport.sliced_soft import sort_real
 
 # Elements of one tensor that is alive at a time beside the inputs and outputs: on the CPU about a cache's worth,
 # elsewhere enough that all slices of a batch are worked on at once, or nearly so.
-_CHUNKS = {"cpu": 2**18, "other": 2**26}
+_CHUNKS = {"cpu": 2**17, "other": 2**26}
 
 
 def segments(

@@ -52,9 +52,9 @@ def prefix_apply(
 ) -> tuple[torch.Tensor, PrefixState]:
     """``A v`` with ``A_ij = Σ_t w_it exp(S_jt) / Σ_{j' ≤ i} exp(S_j't)`` for ``j ≤ i``, 0 for later keys.
 
-    Keys are taken in chunks: inside a chunk ``exp(S_jt - peak_it)`` is formed for all pairs, across chunks only
-    a score and a sum per pivot are carried, so time and memory are O(n · chunk_len · r + n d). ``peak_it`` is the largest
-    score up to i, so that nothing overflows and no sum of a row with a real key is below 1.
+    Keys are taken in chunks: inside a chunk ``exp(S_jt - peak_it)`` is formed for all pairs, across chunks only a peak
+    and sums per pivot are carried, so time and memory are O(n · chunk_len · r + n d). ``peak_it`` is the largest score
+    up to i, so that nothing overflows and no sum is below 1.
 
     At the start, and on the CPU, where it costs nothing to look, scores of moderate size are exponentiated once per
     key, without any peak. Whether they all are moderate is all that a query may notice of later keys, in rounding.

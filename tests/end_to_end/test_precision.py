@@ -36,7 +36,8 @@ def test_the_refusal_is_one_line(data, tmp_path):
     done = command("fairseq-train", *words, "--memory-efficient-bf16", check=False)
     assert done.returncode == 2
     errors = [line for line in done.stderr.splitlines() if "| INFO |" not in line]
-    assert len(errors) == 1 and errors[0].startswith("fairseq_lot: error: --memory-efficient-bf16 keeps no float32 copy")
+    assert len(errors) == 1
+    assert errors[0].startswith("fairseq_lot: error: --memory-efficient-bf16 keeps no float32 copy")
     assert not contents(tmp_path)
 
 

@@ -37,6 +37,15 @@ class NoNumbersOfTheHost(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
+class GeneratorsOfTheDevice(TorchFunctionMode):
+    """Refuses a generator of another device than what it fills, as a GPU does and ``meta`` does not."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        generator, device = (kwargs or {}).get("generator"), torch.device((kwargs or {}).get("device") or "cpu")
+        assert generator is None or generator.device == device, f"{function}: {generator.device}, {device}"
+        return function(*args, **(kwargs or {}))
+
+
 class OneDevice(TorchDispatchMode):
     """Refuses tensors of another device; a single number, which goes along with the kernel, may be on the CPU."""
 
@@ -171,6 +180,18 @@ def test_the_caches_of_fairseq_stay_on_their_device(case, site, foreign):
                 others = source if site == "cross" else step
                 attention(step, others, others, incremental_state=state, static_kv=site == "cross", need_weights=False)
                 attention.reorder_incremental_state(state, torch.empty(BSZ, dtype=torch.long))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_mechanisms_are_built_on_the_default_device(case):
+    """Seeded numbers are drawn on the CPU, whatever ``torch.set_default_device`` says, and go there."""
+    make = build_differential if case.differential else build_mechanism
+    options = {"num_heads": NUM_HEADS, "head_dim": HEAD_DIM, **case.options}
+    here = make(case.name, **options).state_dict()
+    with GeneratorsOfTheDevice(), torch.device("meta"):  # the first sees what the second adds
+        there = make(case.name, **options).state_dict()
+    assert {name: x.shape for name, x in there.items()} == {name: x.shape for name, x in here.items()}
+    assert {x.device.type for x in there.values()} <= {"meta"}
 
 
 def test_a_tolerance_waits_and_says_so(foreign):

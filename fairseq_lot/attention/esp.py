@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from fairseq_lot.attention.base import AttentionOutput, Mechanism
+from fairseq_lot.attention.base import AttentionOutput, Mechanism, draw_normal
 from fairseq_lot.attention.options import Options, option
 from fairseq_lot.errors import InputError
 from fairseq_lot.transport.marginals import at_least_float32, num_real, without_empty
@@ -68,8 +68,8 @@ class Esp(Mechanism):
                 )
             self.slices = None
             return
-        generator = torch.Generator().manual_seed(options.seed * 1_000 + self.layer)
-        slices = torch.randn((self.num_heads, self.num_slices, self.head_dim), generator=generator)
+        generator = torch.Generator("cpu").manual_seed(options.seed * 1_000 + self.layer)
+        slices = draw_normal((self.num_heads, self.num_slices, self.head_dim), generator)
         if options.slicer == "learnable":
             self.slices = nn.Parameter(slices)
         else:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from fairseq_lot.attention.base import AttentionOutput, Mechanism
+from fairseq_lot.attention.base import AttentionOutput, Mechanism, draw_normal
 from fairseq_lot.attention.options import Options, option
 from fairseq_lot.transport.marginals import at_least_float32, uniform_log_mass
 from fairseq_lot.transport.pivots import gaussian_scores, tied_coupling
@@ -53,9 +53,9 @@ class Set(Mechanism):
         options = self.options
         self.positional = options.positional_temperature is not None
         std = self.head_dim**0.25 if options.pivot_std is None else options.pivot_std
-        generator = torch.Generator().manual_seed(options.seed * 1_000 + self.layer)
+        generator = torch.Generator("cpu").manual_seed(options.seed * 1_000 + self.layer)
         shape = (self.num_heads, options.num_pivots, self.head_dim)
-        self.pivots = nn.Parameter(std * torch.randn(shape, generator=generator))
+        self.pivots = nn.Parameter(std * draw_normal(shape, generator))
 
     def coupling(self, q, k, query_padding_mask=None, key_padding_mask=None):
         """The coupling of the tokens with themselves, as two factors; shapes as in :meth:`forward`."""

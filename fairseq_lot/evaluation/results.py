@@ -13,6 +13,7 @@ from fairseq_lot.errors import InputError
 from fairseq_lot.output.files import atomic_write, read_lines
 
 BASE, PLUG_AND_PLAY, FINE_TUNED = STAGES = ("base", "plug-and-play", "fine-tuned")
+PRECISIONS = ("fp32", "fp16", "bf16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,7 @@ class Row:
     bootstrap_samples: int
     bootstrap_seed: int
     device: str
+    precision: str = "unknown"  # of the translations; older rows do not say
     seconds: float | None
     commit: str
     command: str

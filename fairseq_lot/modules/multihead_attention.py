@@ -124,9 +124,13 @@ class PluggableMultiheadAttention(nn.Module):
         self._set_input_buffer(incremental_state, {f"prev_{name}": x for name, x in tensors.items()})
 
     def reorder_incremental_state(self, incremental_state, new_order):
-        """Follow the beam: reorder the cache along the batch axis."""
+        """Follow the beam: reorder the cache along the batch axis.
+
+        What is kept of the source is the same for all hypotheses of a sentence, and hypotheses never leave theirs. So
+        at the cross site, as in fairseq's own attention, only a batch that loses sentences is reordered.
+        """
         saved = self._get_input_buffer(incremental_state)
-        if saved:
+        if saved and not (self.site == "cross" and saved["prev_value"].size(0) == new_order.size(0)):
             reordered = {name: None if x is None else x.index_select(0, new_order) for name, x in saved.items()}
             self._set_input_buffer(incremental_state, reordered)
         return incremental_state

@@ -188,8 +188,9 @@ class Mechanism(nn.Module):
             masks = (state.get("key_padding_mask"), seen), (key_padding_mask, new)
             if any(mask is not None for mask, _ in masks):
                 no_pads = torch.zeros(k.size(0), seen + new, dtype=torch.bool, device=k.device)
-                masks = [no_pads[:, :length] if mask is None else mask for mask, length in masks]
-                key_padding_mask = torch.cat(masks, 1)
+                key_padding_mask = torch.cat(
+                    [no_pads[:, :length] if mask is None else mask for mask, length in masks], 1
+                )
         output = self.attend_masked(q, k, v, None, key_padding_mask, need_weights, causal=True)
         return output, self._keep_all(k, v, key_padding_mask)
 

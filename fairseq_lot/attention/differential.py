@@ -33,6 +33,10 @@ class Differential(Mechanism):
             ``λ = exp(λq1·λk1) - exp(λq2·λk2) + λ_init``.
     """
 
+    lambda_q1: nn.Parameter
+    lambda_k1: nn.Parameter
+    lambda_q2: nn.Parameter
+    lambda_k2: nn.Parameter
     supports_causal = True  # if the inner mechanism does, which checks for itself
 
     def __init__(self, inner: Mechanism, *, lambda_init: float | None = None):

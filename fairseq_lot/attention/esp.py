@@ -53,6 +53,8 @@ class Esp(Mechanism):
     """
 
     options_class = EspOptions
+    options: EspOptions
+    epoch: torch.Tensor
 
     def __init__(self, **context):
         super().__init__(**context)

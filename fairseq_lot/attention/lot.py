@@ -74,6 +74,9 @@ class Lot(Mechanism):
     """
 
     options_class = LotOptions
+    options: LotOptions
+    pivots: torch.Tensor
+    mass_logits: torch.Tensor
     summarises = True
     uncoupling_options = {"query_updates": 1}
 

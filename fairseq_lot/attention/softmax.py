@@ -23,7 +23,7 @@ class SoftmaxOptions(Options):
 class Softmax(Mechanism):
     """``A = softmax(s·q·k + log π)``: each query spends mass 1, keys receive what they get [Transformer].
 
-    A maximises ``⟨A, s·q·k⟩ - KL(A‖π)`` over the matrices whose rows sum to 1. The prior π is uniform, or
+    A maximises ``⟨A, s·q·k⟩ - KL(A‖π)`` over the matrices whose rows sum to 1 [AttentionOT]. The prior π is uniform, or
     ``alibi``: ``π_ij ∝ exp(-slope·|i - j|)`` with one slope per head [ALiBi], symmetric unless causal.
 
     :func:`~fairseq_lot.attention.reference.softmax_plan` computes the same in plain loops.

@@ -1,6 +1,7 @@
 """How far a doubly stochastic plan can move when its scores are perturbed: measured against proven bounds."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -52,7 +53,7 @@ def perturbation_certificate(
     """
     n = scores.size(-2)
     log_a, log_b = uniform_log_mass(None, scores), uniform_log_mass(None, scores.transpose(-1, -2))
-    budget = {"num_updates": 2001, "tolerance": tolerance}
+    budget: dict[str, Any] = {"num_updates": 2001, "tolerance": tolerance}
     base = sinkhorn(scores / epsilon, log_a, log_b, **budget)
     # log P_τ(S) differs from S/τ by row and column constants alone, which change no plan: a start near the solution
     start = base.conditional.clamp(min=torch.finfo(scores.dtype).tiny).log()

@@ -56,6 +56,16 @@ def pivot_coupling(
 
     Returns:
         The coupling; its rows are exact for any number of updates, its columns converge.
+
+    Examples:
+        >>> queries, keys, pivots = torch.eye(3), torch.eye(3)[:2], torch.eye(3)
+        >>> log_a, log_b, log_masses = (torch.full((n,), 1 / n).log() for n in (3, 2, 3))
+        >>> updates = {"query_updates": 15, "key_updates": 15}
+        >>> coupling = pivot_coupling(queries @ pivots.T, keys @ pivots.T, log_a, log_b, log_masses, **updates)
+        >>> coupling.conditional.sum(1), coupling.conditional.sum(0)  # rows spend 1, columns receive n/m
+        (tensor([1.0000, 1.0000, 1.0000]), tensor([1.5000, 1.5000]))
+        >>> coupling.apply(torch.ones(2, 4)).shape  # through the pivots, without the plan
+        torch.Size([3, 4])
     """
     return Coupling(
         from_queries=sinkhorn(query_scores, log_a, log_masses, num_updates=query_updates),

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Makes data-bin/synthetic, the embedded corpus of the quickstart: German-English from a grammar, joint sentencepiece BPE.
+# Makes data-bin/synthetic, the embedded corpus of the quickstart: German-English from a grammar, joint BPE.
 #
 #   VOCAB_SIZE   BPE pieces of both languages together (1000)
 #   OUT          folder of the result; DESCRIPTION is the one line that tables print for it
 #   WORKERS      processes
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 
 OUT=${OUT:-data-bin/synthetic}
 DESCRIPTION=${DESCRIPTION:-synthetic German-English}

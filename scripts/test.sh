@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets up if needed, then checks the code's form and passes the tests; arguments go to pytest.
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 
 bash scripts/setup.sh
 activate

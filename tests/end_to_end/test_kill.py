@@ -51,7 +51,7 @@ def test_training_goes_on_as_if_it_had_not_been_killed(script, start, data, tmp_
         settings["SWAPPED"] = differential_esp(data, tmp_path / "base")
 
     def training(save, die_at="", **more):
-        return start("bash", f"scripts/{script}.sh", SAVE=tmp_path / save, die_at=die_at, **settings | more)
+        return start("bash", f"scripts/stages/{script}.sh", SAVE=tmp_path / save, die_at=die_at, **settings | more)
 
     finish(training("whole"))
     killed(training("killed", die_at="write:2"))  # the second epoch's checkpoint is half written
@@ -88,7 +88,7 @@ def test_scoring_goes_on_and_follows_its_checkpoint(start, data, tmp_path):
     settings = {"CKPT": checkpoint, "DATA": folder, "OUT": out, "RESULTS": results, "SIZE": "small", "DEVICE": "cpu"}
 
     def score(die_at="", **more):
-        return start("bash", "scripts/score.sh", die_at=die_at, BEAM=1, BATCH=8, **settings | more)
+        return start("bash", "scripts/stages/score.sh", die_at=die_at, BEAM=1, BATCH=8, **settings | more)
 
     part = out.with_name("test.out.part")
     kill_when(score(), lambda: part.exists() and part.stat().st_size > 0)
@@ -113,7 +113,7 @@ def test_scoring_goes_on_and_follows_its_checkpoint(start, data, tmp_path):
 
 def test_scripts_say_what_is_missing_from_any_folder(start):
     for script in ("finetune", "plug_and_play", "score"):
-        output = refused(start("bash", "-c", f"cd tests && bash ../scripts/{script}.sh"))
+        output = refused(start("bash", "-c", f"cd tests && bash ../scripts/stages/{script}.sh"))
         assert "is not set" in output and output.count("\n") == 1
 
 
@@ -123,7 +123,7 @@ def test_a_swap_follows_its_base_and_keeps_to_its_options(start, stock_checkpoin
     shutil.copy(stock_checkpoint, base)
 
     def swap(options=""):
-        return start("bash", "scripts/plug_and_play.sh", BASE=base, OUT=out, OPTIONS=options)
+        return start("bash", "scripts/stages/plug_and_play.sh", BASE=base, OUT=out, OPTIONS=options)
 
     finish(swap())
     first = out.stat().st_mtime_ns

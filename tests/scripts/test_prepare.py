@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import tarfile
-import time
 from pathlib import Path
 
 import pytest
@@ -86,9 +85,7 @@ def test_tokenised_folder_becomes_a_data_folder(prepared):
 def test_complete_folder_is_reused_at_once(prepared):
     tmp_path, _ = prepared
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*")}
-    start = time.monotonic()
     run = prepare("prepare_iwslt14.sh", tmp_path, TOKENISED="nowhere")
-    assert time.monotonic() - start < 1
     assert run.returncode == 0 and "is complete" in run.stdout and len(run.stdout.splitlines()) == 1
     assert prepare("prepare_synthetic.sh", tmp_path, VOCAB_SIZE=50).returncode == 0
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*")} == before

@@ -32,26 +32,27 @@ device_flags() {
 
 # train_once SAVE DATA FLAGS...: train into SAVE unless that has been done; resume what was stopped.
 train_once() {
-    local save=$1 data=$2 display
+    local save=$1 data=$2 log_format
     shift 2
     same_settings "$save" "$*"
     if [ -f "$save/finished" ]; then
         echo "$save is finished; remove it to train again"
         return
     fi
-    [ -f "$data/dict.de.txt" ] || die "$data is not a data folder; make it with scripts/prepare_iwslt14.sh or prepare_synthetic.sh"
+    [ -f "$data/dict.de.txt" ] || die "$data is not a data folder; make it with one of scripts/prepare_*.sh"
     device_flags
     if [ ! -e "$save" ] || [ ! -f "$save.settings" ]; then
-        mkdir -p "$save" 2>/dev/null && echo "$*" >"$save.settings" || die "cannot write in $save; give another SAVE"
+        put "$*" "$save.settings"
+        mkdir -p "$save"
     fi
-    if [ -t 2 ]; then display=(--log-format tqdm); else display=(--log-format simple --log-interval 100); fi
+    if [ -t 2 ]; then log_format=tqdm; else log_format=simple; fi
     fairseq-train "$data" --user-dir fairseq_lot -s de -t en \
         --share-all-embeddings \
         --optimizer adam --adam-betas '(0.9, 0.98)' --weight-decay 0.0001 \
         --criterion label_smoothed_cross_entropy --label-smoothing 0.1 \
         --save-dir "$save" --no-epoch-checkpoints --log-file "$save/train.log" \
         --distributed-world-size "${GPUS:-1}" \
-        "${display[@]}" "${DEVICE_FLAGS[@]}" "$@"
+        --log-format "$log_format" --log-interval 100 "${DEVICE_FLAGS[@]}" "$@"
     touch "$save/finished"
     rm -f "$save/checkpoint_last.pt"
 }

@@ -1,6 +1,10 @@
-# Shared by the scripts of this folder, which source it first: every path is relative to the repository root.
+# Shared by all scripts, which source it first: every path is relative to the repository root.
 
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+if [ "${BASH_VERSINFO[0]}" -lt 4 ]; then
+    echo "$(basename "$0"): error: this is bash $BASH_VERSION; bash 4 or newer is needed, on Linux" >&2
+    exit 2
+fi
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 # Print one line and stop with the exit code of bad input.
 die() {
@@ -44,6 +48,12 @@ reuse() {
         || die "$out was made with VOCAB_SIZE=$made, not $VOCAB_SIZE; remove it or give another OUT"
     echo "$out is complete (VOCAB_SIZE=$made); remove it to make it again"
     exit 0
+}
+
+# put TEXT FILE: the file is either complete or as it was.
+put() {
+    mkdir -p "$(dirname "$2")" 2>/dev/null && printf '%s\n' "$1" 2>/dev/null >"$2.part" && mv "$2.part" "$2" \
+        || die "cannot write $2; free space or give another folder"
 }
 
 # same_settings PRODUCT SETTINGS: what was made before was made with the same settings.

@@ -9,9 +9,11 @@
 #   PRECISION    fp32, fp16 or bf16; DEVICE: cpu or cuda (both chosen by themselves)
 #   GPUS         how many train together (1); each takes MAX_TOKENS, so n of them make n times the batch
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
-source scripts/training.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../lib/common.sh"
+source scripts/lib/settings.sh
+source scripts/lib/training.sh
 
+check_settings
 DATA=${DATA:-data-bin/iwslt14.de-en}
 BACKBONE=${BACKBONE:-transformer}
 SIZE=${SIZE:-iwslt_de_en}

@@ -10,16 +10,9 @@ from torch.utils._pytree import tree_leaves
 from fairseq_lot.transport.sliced import staircase
 from fairseq_lot.transport.sliced_hard import hard_sliced_plan, segments
 from tests import reference
+from tests.conftest import close, random
 
 HEADS, DIM, SLICES = 2, 4, 3
-
-
-def random(*shape, seed=1, dtype=torch.float64):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
-
-
-def close(actual, expected, tolerance=1e-12):
-    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=0)
 
 
 def directions(num_slices=SLICES, dim=DIM, dtype=torch.float64):

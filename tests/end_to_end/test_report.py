@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from tests.end_to_end.browser import browser
-from tests.end_to_end.conftest import command, fairseq_lot
+from tests.end_to_end.conftest import fairseq_lot
 from tests.end_to_end.test_bad_input import refuse
 
 RIGHT, DOWN, PAGE_DOWN = "\ue014", "\ue015", "\ue00f"
@@ -33,8 +33,8 @@ def report(text_data, stock_checkpoint, tmp_path_factory):
     (home / "train.log").write_text(LOG, encoding="utf-8")
     options = ("--attention", "lot", "--lot-num-pivots", 5)
     fairseq_lot("swap", "--path", stock_checkpoint, "--out", home / "swapped.pt", *options)
-    command(
-        "fairseq-lot", "report", "--path", stock_checkpoint, "--compare", home / "swapped.pt", "--sites",
+    fairseq_lot(
+        "report", "--path", stock_checkpoint, "--compare", home / "swapped.pt", "--sites",
         "encoder,cross", "--sentences", home / "lines.de", "--logs", home / "train.log", "--figures", home / "figures",
         "--out", home / "report.html",
     )  # fmt: skip

@@ -62,6 +62,7 @@ def result_tables(
         papers: medians of tokenised BLEU beside the papers' instead.
         medians: medians of both backbones side by side instead.
     """
+
     def table(part):
         heading = _heading(part, metric)
         if papers:

@@ -120,9 +120,7 @@ def run(args: Namespace) -> int:
     """Translate line by line on a terminal, in batches elsewhere; with ``--compare`` a header says which is which."""
     paths = [path for path in (args.path, args.compare) if path is not None]
     device = choose_device(args.device)
-    models = [
-        Translator(path, args.data, beam=args.beam, tokenised=args.tokenised, device=device) for path in paths
-    ]
+    models = [Translator(path, args.data, beam=args.beam, tokenised=args.tokenised, device=device) for path in paths]
     if args.compare is not None:
         print(*paths, sep="\t")
     typed = not args.sentences and sys.stdin.isatty()

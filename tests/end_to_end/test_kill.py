@@ -13,6 +13,8 @@ import torch
 from tests.end_to_end.conftest import BIN, contents, fairseq_lot, train, weights_of
 from tests.end_to_end.deadly import finish, kill_when, killed, refused, starter
 
+SWAP = (BIN / "fairseq-lot", "swap", "--attention", "lot", "--no-calibrate")
+
 
 @pytest.fixture
 def start(tmp_path_factory):
@@ -142,7 +144,7 @@ def unhidden(folder):
 @pytest.mark.parametrize("die_at", ["fsync", "replace"])
 def test_swap(die_at, start, stock_checkpoint, tmp_path):
     out = tmp_path / "out" / "lot.pt"
-    words = (BIN / "fairseq-lot", "swap", "--no-calibrate", "--path", stock_checkpoint, "--attention", "lot", "--out", out)
+    words = (*SWAP, "--path", stock_checkpoint, "--out", out)
     killed(start(*words, die_at=die_at))
     assert unhidden(out.parent) == {}
     finish(start(*words))
@@ -155,7 +157,7 @@ def test_swap(die_at, start, stock_checkpoint, tmp_path):
 @pytest.mark.slow
 def test_calibrate(start, data, stock_checkpoint, tmp_path):
     swapped, folder = tmp_path / "lot.pt", tmp_path / "out"
-    finish(start(BIN / "fairseq-lot", "swap", "--no-calibrate", "--path", stock_checkpoint, "--attention", "lot", "--out", swapped))
+    finish(start(*SWAP, "--path", stock_checkpoint, "--out", swapped))
     words = [BIN / "fairseq-lot", "calibrate", data / "bin", "--path", swapped, "--held-out", 8, "--joint-steps", 3]
     terminal, end = os.openpty()  # where progress is shown
     termios.tcsetwinsize(end, (24, 200))

@@ -61,7 +61,7 @@ ENCODE = [
 WRONG = {
     "calibrate": FIT,
     "swap": SWAP,
-    "swap and calibrate": FIT,
+    "swap and calibrate": [("--steps", 0), ("--learning-rate", "nan"), ("--held-out", HUGE), ("--split", "magic")],
     "diagnose": DIAGNOSE,
     "sweep": SWEEP,
     "score": SCORE,

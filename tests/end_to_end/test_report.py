@@ -30,8 +30,8 @@ def report(data, stock_checkpoint, tmp_path_factory):
     (home / "train.log").write_text(LOG, encoding="utf-8")
     options = ("--attention", "lot", "--lot-num-pivots", 5)
     fairseq_lot("swap", "--path", stock_checkpoint, "--out", home / "swapped.pt", "--no-calibrate", *options)
-    command(
-        "fairseq-lot", "report", "--path", stock_checkpoint, "--compare", home / "swapped.pt", "--sites",
+    fairseq_lot(
+        "report", "--path", stock_checkpoint, "--compare", home / "swapped.pt", "--sites",
         "encoder,cross", "--sentences", home / "lines.de", "--logs", home / "train.log", "--figures", home / "figures",
         "--out", home / "report.html",
     )  # fmt: skip

@@ -9,10 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fairseq_lot.attention import reference
 from fairseq_lot.transport.marginals import marginal_error
 from fairseq_lot.transport.pivots import pivot_coupling
-
-
-def random(*shape, seed=1):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from tests.conftest import random
 
 
 def masses(*shape, seed=2):

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from scipy.optimize import linprog
 
 from fairseq_lot.transport.pivots_causal import absorb, empty_prefix, prefix_apply
+from tests.conftest import close
 
 BSZ, HEADS, LENGTH, PIVOTS, WIDTH = 2, 2, 11, 3, 4
 
@@ -33,10 +33,6 @@ def twin(weights, scores, v):
                     value = value + weight * torch.exp(scores[j, t]) / total * v[j]
         rows.append(value)
     return torch.stack(rows)
-
-
-def close(actual, expected, tolerance):
-    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
 
 
 def same_state(actual, expected, tolerance):
@@ -195,19 +191,3 @@ def test_memory_is_linear_in_the_length():
             prefix_apply(*inputs)
         largest.append(max(sizes))
     assert largest[1] == 4 * largest[0]
-
-
-@pytest.mark.parametrize("n", [2, 3, 5])
-def test_causal_and_doubly_stochastic_is_the_identity(n):
-    """The most off-diagonal mass of a lower-triangular plan with unit rows and columns is zero ([12], §8)."""
-    places = [(i, j) for i in range(n) for j in range(i + 1)]
-    cost = [0.0 if i == j else -1.0 for i, j in places]
-    sums = [[float(i == row) for i, _ in places] for row in range(n)]
-    sums += [[float(j == column) for _, j in places] for column in range(n)]
-    best = linprog(cost, A_eq=sums, b_eq=[1.0] * (2 * n), bounds=(0, None))
-    assert best.success and abs(best.fun) < 1e-9
-    for (i, j), mass in zip(places, best.x, strict=True):
-        assert abs(mass - (i == j)) < 1e-9
-    # without the condition on the columns there is room
-    rows_only = linprog(cost, A_eq=sums[:n], b_eq=[1.0] * n, bounds=(0, None))
-    assert rows_only.fun == pytest.approx(-(n - 1))

@@ -11,16 +11,9 @@ from fairseq_lot.attention import reference
 from fairseq_lot.transport import sliced_hard
 from fairseq_lot.transport.sliced_hard import hard_sliced_plan, segments
 from fairseq_lot.transport.sliced_soft import staircase
+from tests.conftest import close, random
 
 HEADS, DIM, SLICES = 2, 4, 3
-
-
-def random(*shape, seed=1, dtype=torch.float64):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
-
-
-def close(actual, expected, tolerance=1e-12):
-    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=0)
 
 
 def directions(num_slices=SLICES, dim=DIM, dtype=torch.float64):

@@ -15,7 +15,8 @@ EXPERIMENT = {"corpus", "evaluation", *TOOLS}
 SEES = {
     "errors": set(),
     "output": {"errors"},
-    "transport": {"errors"},
+    "kernels": {"errors"},
+    "transport": {"kernels", "errors"},
     "attention": {"transport", "errors"},
     "modules": {"attention", "transport", "errors"},
     "models": {"modules", "attention", "errors"},
@@ -27,10 +28,10 @@ SEES = {
     "corpus": TOOLS,
     "benchmark": {"attention", "transport", *TOOLS},
     "cli": {"errors"},
-    "__init__": {"attention", "plug_and_play", "pretrained"},  # for type checkers; at run time when a name is used
+    "__init__": {"plug_and_play", "pretrained", "attention"},  # by name, when they are first used
 }
-WITHOUT_FAIRSEQ = {"transport", "attention", "evaluation", "corpus", "benchmark", "output", "errors", "cli", "__init__"}
 WITHOUT_TORCH = {"evaluation", "corpus", "output", "errors", "cli", "__init__"}
+WITHOUT_FAIRSEQ = {"kernels", "transport", "attention", "benchmark", *WITHOUT_TORCH}
 HEAVY = ["fairseq", "numpy", "omegaconf", "hydra", "ot", "scipy", "torch"]
 
 

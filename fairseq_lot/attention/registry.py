@@ -19,7 +19,7 @@ MECHANISMS: dict[str, type[Mechanism]] = {
     "softmax": Softmax,
 }
 
-# what stands wherever no other is asked for
+# the mechanism of every site for which no other is asked
 DEFAULT = "softmax"
 
 

@@ -5,7 +5,7 @@ from statistics import median
 
 from fairseq_lot.evaluation.results import BASE, FINE_TUNED, PLUG_AND_PLAY, MetricScore, Row
 from fairseq_lot.evaluation.systems import by_system, label, table_order
-from fairseq_lot.output.tables import MISSING, markdown_row
+from fairseq_lot.output.tables import MISSING, Table
 
 NOTE = (
     "In brackets: difference to softmax of the same stage; of what was measured here, the median over seeds. "
@@ -13,21 +13,19 @@ NOTE = (
 )
 
 
-def render_medians(rows: Iterable[Row], metric: str = "tokenised") -> str:
-    """Return the Markdown: a row for each mechanism, two columns for each backbone.
+def median_table(rows: Iterable[Row], heading: str, metric: str = "tokenised") -> Table:
+    """A row for each mechanism, two columns for each backbone.
 
     Args:
         rows: of one dataset and size.
+        heading: the line above the table.
         metric: ``tokenised`` or ``sacrebleu``.
     """
     systems = by_system(rows)
     backbones = list(dict.fromkeys(backbone for backbone, _, _ in systems))
     names = {key[1:]: label(key, systems) for key in systems}
     columns = [(backbone, stage) for backbone in backbones for stage in (PLUG_AND_PLAY, FINE_TUNED)]
-    lines = [
-        markdown_row(["Mechanism", *(f"{backbone}: {stage}" for backbone, stage in columns)]),
-        markdown_row(["---"] * (1 + len(columns))),
-    ]
+    lines = []
     for system in sorted(names, key=lambda system: table_order(("", *system))):
         cells = [
             measured(
@@ -36,8 +34,9 @@ def render_medians(rows: Iterable[Row], metric: str = "tokenised") -> str:
             )
             for backbone, stage in columns
         ]
-        lines.append(markdown_row([names[system], *cells]))
-    return "\n".join([*lines, "", f"- {NOTE}", ""])
+        lines.append([names[system], *cells])
+    head = ["Mechanism", *(f"{backbone}: {stage}" for backbone, stage in columns)]
+    return Table(head, lines, heading=heading, notes=[NOTE])
 
 
 def by_seed(rows: Iterable[Row], stage: str, metric: str = "tokenised") -> dict[int, MetricScore]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from fairseq_lot.evaluation.medians import NOTE, by_seed, measured
 from fairseq_lot.evaluation.results import FINE_TUNED, PLUG_AND_PLAY, Row
 from fairseq_lot.evaluation.systems import by_system, label, table_order
-from fairseq_lot.output.tables import MISSING, markdown_row
+from fairseq_lot.output.tables import MISSING, Table
 
 # Tokenised BLEU on IWSLT'14 De-En, medians of 4 runs [ESPFormer, LOTFormer].
 REPORTED = {
@@ -20,19 +20,17 @@ REPORTED = {
 }
 
 
-def render_beside_papers(rows: Iterable[Row]) -> str:
-    """Return the Markdown: the reported scores and the medians of the rows, with differences to softmax.
+def beside_papers(rows: Iterable[Row], heading: str) -> Table:
+    """Return the reported scores and the medians of the rows, with differences to softmax.
 
     Args:
         rows: of one dataset and size; their tokenised BLEU is shown.
+        heading: of the table.
     """
     systems = by_system(rows)
     unmeasured = [(*pair, "") for pair in REPORTED if not any(key[:2] == pair for key in systems)]
     keys = sorted([*systems, *unmeasured], key=table_order)
-    lines = [
-        "| Backbone | Mechanism | Papers: plug-and-play | Here | Papers: fine-tuned | Here |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
+    lines = []
     for key in keys:
         backbone, mechanism, options = key
         alone = sum(other[:2] == key[:2] for other in keys) == 1
@@ -44,16 +42,16 @@ def render_beside_papers(rows: Iterable[Row]) -> str:
             for stage in (PLUG_AND_PLAY, FINE_TUNED)
             for cell in (_reported(reported, softmax, stage), measured(by_seed(own, stage), by_seed(control, stage)))
         ]
-        lines.append(markdown_row([backbone, label(key, keys), *cells]))
-    return "\n".join(
-        [
-            *lines,
-            "",
-            "- Papers: IWSLT'14 De-En, 6+6 layers of width 512, 25 + 10 epochs, medians of 4 runs "
+        lines.append([backbone, label(key, keys), *cells])
+    return Table(
+        ["Backbone", "Mechanism", "Papers: plug-and-play", "Here", "Papers: fine-tuned", "Here"],
+        lines,
+        heading=heading,
+        notes=[
+            "Papers: IWSLT'14 De-En, 6+6 layers of width 512, 25 + 10 epochs, medians of 4 runs "
             "[ESPFormer, LOTFormer].",
-            f"- {NOTE}",
-            "",
-        ]
+            NOTE,
+        ],
     )
 
 

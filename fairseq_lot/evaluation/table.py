@@ -7,11 +7,11 @@ from statistics import median
 
 from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation.bootstrap import LEVEL
-from fairseq_lot.evaluation.medians import render_medians
-from fairseq_lot.evaluation.papers import render_beside_papers
+from fairseq_lot.evaluation.medians import median_table
+from fairseq_lot.evaluation.papers import beside_papers
 from fairseq_lot.evaluation.results import BASE, FINE_TUNED, PLUG_AND_PLAY, MetricScore, Row
 from fairseq_lot.evaluation.systems import by_system, label, read_systems, tables
-from fairseq_lot.output.tables import MISSING, cell, markdown_row
+from fairseq_lot.output.tables import MISSING, Table
 
 METRICS = {"tokenised": "tokenised BLEU", "sacrebleu": "sacreBLEU"}
 
@@ -42,12 +42,19 @@ def run(args: argparse.Namespace) -> int:
             raise InputError(f"no row of dataset {args.dataset!r}; there are: {', '.join(known) or 'none'}")
     if not rows:
         raise InputError(f"no row in {', '.join(args.results)}; score a system first with fairseq-lot score")
-    print(render(rows, metric=args.metric, papers=args.papers, medians=args.medians), end="")
+    print(render(rows, metric=args.metric, papers=args.papers, medians=args.medians))
     return 0
 
 
-def render(rows: Iterable[Row], *, metric: str = "tokenised", papers: bool = False, medians: bool = False) -> str:
-    """Return the Markdown of all tables, parted by blank lines.
+def render(rows: Iterable[Row], **options) -> str:
+    """Return the Markdown of all tables; arguments as for :func:`result_tables`."""
+    return "\n\n".join(table.markdown() for table in result_tables(rows, **options))
+
+
+def result_tables(
+    rows: Iterable[Row], *, metric: str = "tokenised", papers: bool = False, medians: bool = False
+) -> list[Table]:
+    """Return the tables, one for each dataset and size of the architecture.
 
     Args:
         rows: scored systems; those of one dataset and size share a table.
@@ -55,35 +62,31 @@ def render(rows: Iterable[Row], *, metric: str = "tokenised", papers: bool = Fal
         papers: medians of tokenised BLEU beside the papers' instead.
         medians: medians of both backbones side by side instead.
     """
-    found = []
-    for part in tables(rows):
+
+    def table(part):
+        heading = _heading(part, metric)
         if papers:
-            table = render_beside_papers(part)
-        elif medians:
-            table = render_medians(part, metric)
-        else:
-            table = _render_one(part, metric)
-        found.append(f"{_heading(part, metric)}\n\n{table}")
-    return "\n".join(found)
+            return beside_papers(part, heading)
+        return median_table(part, heading, metric) if medians else _result_table(part, metric)
+
+    return [table(part) for part in tables(rows)]
 
 
 def _heading(rows, metric):
     sentences = _listed(row.sentences for row in rows)
     return (
-        f"**{cell(rows[0].dataset)}**, {_listed(row.architecture for row in rows)}, {sentences} sentences, "
-        f"{METRICS[metric]}"
+        f"**{rows[0].dataset}**, {_listed(row.architecture for row in rows)}, {sentences} sentences, {METRICS[metric]}"
     )
 
 
-def _render_one(rows, metric):
-    lines = [
-        "| Backbone | Mechanism | Plug-and-play | Δ vs. base | Fine-tuned | Δ vs. base |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
+def _result_table(rows, metric):
     systems = by_system(rows)
-    for key, found in systems.items():
-        lines.append(markdown_row([key[0], label(key, systems), *_cells(found, metric)]))
-    return "\n".join([*lines, "", *_notes(rows, metric)]) + "\n"
+    return Table(
+        ["Backbone", "Mechanism", "Plug-and-play", "Δ vs. base", "Fine-tuned", "Δ vs. base"],
+        [[key[0], label(key, systems), *_cells(found, metric)] for key, found in systems.items()],
+        heading=_heading(rows, metric),
+        notes=_notes(rows, metric),
+    )
 
 
 def _cells(rows, metric):
@@ -128,7 +131,7 @@ def _difference(found: list[MetricScore]) -> str:
 
 
 def _notes(rows, metric):
-    """Return the lines below the table: how to read it and where it comes from."""
+    """Return the notes below the table: how to read it and where it comes from."""
     scratch = sorted({row.mechanism for row in rows if row.stage == BASE and row.mechanism != "softmax"})
     shown = [row for row in rows if row.stage != BASE or row.mechanism == "softmax"]
     runs = Counter((row.backbone, row.mechanism, row.options, row.stage) for row in shown)
@@ -157,7 +160,7 @@ def _notes(rows, metric):
         f"Commit: {_listed(row.commit for row in rows)}",
         f"Seeds: {_listed(row.seed for row in rows)}",
     ]
-    return [f"- {' '.join(note.split())}" for note in notes]
+    return notes
 
 
 def _listed(values):

@@ -15,7 +15,7 @@ def without_empty(padding_mask: torch.Tensor) -> torch.Tensor: ...
 @overload
 def without_empty(padding_mask: None) -> None: ...
 def without_empty(padding_mask: torch.Tensor | None) -> torch.Tensor | None:
-    """The padding mask with sentences of pads alone opened, so that no sum over real tokens is empty.
+    """The padding mask, cleared for sentences that are all padding, so that no sum over real tokens is empty.
 
     Their values are zero anyway; what matters is that nothing becomes NaN.
     """

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch.autograd.function import once_differentiable
 
+from fairseq_lot.kernels import choice as kernels
 from fairseq_lot.transport.marginals import marginal_error
 from fairseq_lot.transport.sinkhorn_scaling import scaled_conditional
 
@@ -74,7 +75,8 @@ def sinkhorn(
     On the CPU the updates scale the rows and columns of ``exp(scores)``
     (:func:`~fairseq_lot.transport.sinkhorn_scaling.scaled_conditional`), unless the scores are too extreme for that or
     there is a factor. Then, and on other devices, they are made in the log domain: to know whether the scores are too
-    extreme the host would have to wait for the device.
+    extreme the host would have to wait for the device. On CUDA one kernel makes all of them
+    (:mod:`~fairseq_lot.kernels.choice` says when).
 
     Args:
         scores: ``(..., n, m)``, already divided by epsilon; at least float32.
@@ -98,6 +100,10 @@ def sinkhorn(
         >>> sinkhorn(scores, half, half, num_updates=15).plan.sum(0)  # each column receives its share
         tensor([0.5000, 0.5000])
     """
+    if num_updates > 1 and log_factor is None and tolerance is None and kernels.wanted(scores):
+        conditional = kernels.sinkhorn(scores, log_a, log_b, num_updates=num_updates)
+        if conditional is not None:
+            return Plan(conditional, log_a, log_b)
     if num_updates > 1 and log_factor is None and scores.device.type == "cpu":
         conditional = scaled_conditional(scores, log_a, log_b, num_updates=num_updates, tolerance=tolerance)
         if conditional is not None:

@@ -184,6 +184,15 @@ def test_extreme_scores(T, Tq, size):
     check_lot(T, Tq, 6, 7, 5, 16, pads(6, (4, 6), (0, 0)), pads(7, (0, 0), (0, 3)), size=size)
 
 
+@pytest.mark.parametrize("size", [1.0, 1e4])
+def test_rows_sum_to_one_however_large_the_scores(size):
+    q, k, v, *held = draw(6, 7, 5, 16, size=size)
+    options = {"scale": 0.25, "query_updates": 5, "key_updates": 4}
+    values = lot_kernels.lot(q, k, torch.ones_like(v), *held, None, None, **options)
+    # sums of at most 7 products, each with a few roundings
+    assert (values - 1).abs().max() <= 32 * torch.finfo(torch.float32).eps
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("T", "Tq"), [(1, 1), (2, 3), (5, 5), (6, 4)])
 def test_tokens_split_among_programs(T, Tq, monkeypatch):
@@ -390,13 +399,13 @@ OPTIONS = {"scale": 0.25, "query_updates": 3, "key_updates": 3}
 
 
 @triton.jit
-def _without_log_masses(log_masses, reach, number):
-    return tl.where(number < 0, 0.0, -reach)
+def _without_log_masses(log_masses, top, log_total, number):
+    return tl.where(number < 0, 0.0, -(top + log_total))
 
 
 @triton.jit
-def _without_the_tokens_part(s, h, log_mass, total, grad_f):
-    return s * 0.0
+def _without_the_tokens_part(shares, grad_f):
+    return shares * 0.0
 
 
 def _raises(*_):

@@ -7,7 +7,7 @@
 #   NAME, OUT    name and folder of the result; DESCRIPTION is the one line that tables print for it
 #   WORKERS      processes
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 
 TOKENISED=${TOKENISED:-}
 ARCHIVE=${ARCHIVE:-}

@@ -1,37 +1,45 @@
 #!/usr/bin/env bash
-# From a bare machine to a result table: sets up, runs the whole experiment on the embedded synthetic corpus, prints the
-# table. Ten minutes on two CPU cores after set-up; a second call starts where the first one stopped.
+# From a bare machine to a result table and a report page: sets up, then runs the whole experiment on the embedded
+# synthetic corpus. At most five minutes on two CPU cores after set-up; a second call goes on where the first one stopped.
 #
-#   BACKBONES, MECHANISMS, SEED, and the other variables of reproduce_table.sh
-#   WORK         folder for checkpoints, results and the log of each backbone
+#   BACKBONES    transformer; "transformer diff_transformer" for both
+#   MECHANISMS   "softmax sinkhorn esp lot lot:calibrated"
+#   JOBS         how many run side by side (one for each core, by nproc)
+#   WORK         folder for checkpoints, results, logs and the report
+#   SEED, and the other variables of reproduce_table.sh
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
+source scripts/lib/settings.sh
 
+check_settings
 bash scripts/setup.sh
 activate
-bash scripts/prepare_toy.sh
+bash scripts/prepare_synthetic.sh
 
 export DATA=data-bin/synthetic SIZE=small
-export WORK=${WORK:-checkpoints/quickstart}
-export RESULTS=${RESULTS:-$WORK/results.jsonl}
-export EPOCHS=${EPOCHS:-6} MAX_TOKENS=${MAX_TOKENS:-2048} WARMUP=${WARMUP:-300}
+export EPOCHS=${EPOCHS:-4} MAX_TOKENS=${MAX_TOKENS:-1024} WARMUP=${WARMUP:-200}
 export FINETUNE_EPOCHS=${FINETUNE_EPOCHS:-1}
-# a quarter of the axes: ESP would otherwise take a third of the time of everything together
+# a quarter of the axes, and of the steps: ESP and the fit would otherwise take half of the time of everything together
 export ESP_OPTIONS=${ESP_OPTIONS:---esp-num-slices 8}
-BACKBONES=${BACKBONES:-transformer diff_transformer}
-mkdir -p "$WORK"
+export CALIBRATE_OPTIONS=${CALIBRATE_OPTIONS:---steps 400 --joint-steps 200}
+BACKBONES=${BACKBONES:-transformer}
+MECHANISMS=${MECHANISMS:-softmax sinkhorn esp lot lot:calibrated}
+JOBS=${JOBS:-$(nproc)}
+WORK=${WORK:-checkpoints/quickstart}
+RESULTS=${RESULTS:-$WORK/results.jsonl}
+source scripts/reproduce_table.sh
 
-# One process and one thread per backbone: two small models side by side are faster than one on two cores.
-export OMP_NUM_THREADS=1
-runs=()
-trap 'kill "${runs[@]}" 2>/dev/null' INT TERM
-for backbone in $BACKBONES; do
-    : >"$WORK/$backbone.log"
-    BACKBONES=$backbone bash scripts/reproduce_table.sh >>"$WORK/$backbone.log" \
-        2> >(tee -a "$WORK/$backbone.log" | grep --line-buffered '^==\|error' >&2) &
-    runs+=($!)
-done
-for run in "${runs[@]}"; do
-    wait "$run" || die "the experiment stopped; see $WORK/*.log, then call this again to go on"
-done
-fairseq-lot table "$RESULTS"
+report=$WORK/report.html
+if [ ! "$report" -nt "$RESULTS" ]; then
+    models=("$WORK/${BACKBONES%% *}"/*/swapped.pt)
+    if [ -f "${models[0]}" ]; then models=(--compare "${models[@]}"); else models=(); fi
+    head -n 3 "$DATA/text/test.de" >"$WORK/sentences.de"
+    fairseq-lot report --results "$RESULTS" --logs "$WORK"/*/*/train.log "$WORK"/*/*/*/train.log \
+        --path "$WORK/${BACKBONES%% *}/base/checkpoint_best.pt" ${models[@]+"${models[@]}"} \
+        --sentences "$WORK/sentences.de" --tokenised --data "$DATA" --out "$report"
+fi
+echo
+echo "The report, with curves and attention maps: $report"
+echo "Next, type sentences and see what each model makes of them:"
+echo "    source ${VIRTUAL_ENV#"$PWD/"}/bin/activate"
+echo "    fairseq-lot translate --path $WORK/${BACKBONES%% *}/base/checkpoint_best.pt"

@@ -28,7 +28,7 @@ SEES = {
     "corpus": TOOLS,
     "benchmark": {"attention", "transport", *TOOLS},
     "cli": {"errors"},
-    "__init__": set(),
+    "__init__": {"plug_and_play", "pretrained", "attention"},  # by name, when they are first used
 }
 WITHOUT_TORCH = {"evaluation", "corpus", "output", "errors", "cli", "__init__"}
 WITHOUT_FAIRSEQ = {"kernels", "transport", "attention", "benchmark", *WITHOUT_TORCH}

@@ -29,6 +29,11 @@ def without_pads(x: torch.Tensor, padding_mask: torch.Tensor | None) -> torch.Te
     return x if padding_mask is None else x.masked_fill(padding_mask[:, None, :, None], 0.0)
 
 
+def draw_normal(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """Standard normal numbers of a generator on the CPU, on torch's default device: the same ones on any."""
+    return torch.randn(shape, generator=generator, device="cpu").to(torch.get_default_device())
+
+
 class Mechanism(nn.Module):
     """An attention mechanism on separate batch and head axes.
 
@@ -46,7 +51,7 @@ class Mechanism(nn.Module):
     options_class: ClassVar[type[Options]] = Options
     #: row i of A depends on the other queries, so the mechanism cannot decode step by step
     couples_queries: bool = True
-    #: A depends on where queries and keys stand, so both must be tokens of one sentence
+    #: A depends on the positions of queries and keys, so both must be tokens of one sentence
     positional: bool = False
     #: queries and keys are the same tokens, so their numbers must agree
     tied_tokens: bool = False
@@ -98,14 +103,18 @@ class Mechanism(nn.Module):
             InputError: ``causal`` with a mechanism that does not support it, or queries that are not the keys' tokens
                 with a mechanism that ties them.
         """
+        q, k, v = (
+            without_pads(x, mask) for x, mask in ((q, query_padding_mask), (k, key_padding_mask), (v, key_padding_mask))
+        )
+        return self.attend_masked(q, k, v, query_padding_mask, key_padding_mask, need_weights, causal=causal)
+
+    def attend_masked(self, q, k, v, query_padding_mask, key_padding_mask, need_weights=False, *, causal=False):
+        """:meth:`forward` of inputs whose padded slots are zero already."""
         name = type(self).__name__.lower()
         if self.tied_tokens and q.size(-2) != k.size(-2):
             raise InputError(f"{name} attention ties queries to keys; got {q.size(-2)} queries and {k.size(-2)} keys")
         if causal and not self.supports_causal:
             raise InputError(f"{name} attention cannot be causal")
-        q, k, v = (
-            without_pads(x, mask) for x, mask in ((q, query_padding_mask), (k, key_padding_mask), (v, key_padding_mask))
-        )
         masks = {"query_padding_mask": query_padding_mask, "key_padding_mask": key_padding_mask}
         with torch.autocast(q.device.type, enabled=False):  # each mechanism chooses its own precision
             output = self.attend(q, k, v, **masks, need_weights=need_weights, causal=causal)
@@ -137,14 +146,21 @@ class Mechanism(nn.Module):
         Returns:
             Tensors by name, batch first, so that a beam is followed with ``index_select(0, order)``.
         """
-        summary = {"key": k, "value": v}
-        return summary if key_padding_mask is None else {**summary, "key_padding_mask": key_padding_mask}
+        k, v = (without_pads(x, key_padding_mask).contiguous() for x in (k, v))
+        return self._keep_all(k, v, key_padding_mask)
+
+    @staticmethod
+    def _keep_all(k, v, key_padding_mask):
+        """Keys and values themselves, zero at pads, by name."""
+        kept = {"key": k, "value": v}
+        return kept if key_padding_mask is None else {**kept, "key_padding_mask": key_padding_mask}
 
     def attend_summary(
         self, q: torch.Tensor, summary: dict[str, torch.Tensor], need_weights: bool = False
     ) -> AttentionOutput:
         """:meth:`forward` on summarised keys; no weights if the summary was made without."""
-        return self(q, summary["key"], summary["value"], None, summary.get("key_padding_mask"), need_weights)
+        mask = summary.get("key_padding_mask")
+        return self.attend_masked(q, summary["key"], summary["value"], None, mask, need_weights)
 
     def causal_step(
         self,
@@ -159,31 +175,33 @@ class Mechanism(nn.Module):
 
         Args:
             q, k, v, key_padding_mask: as for :meth:`forward`, of the new tokens alone.
-            state: what the step before returned, None for a start.
+            state: what the previous step returned; None at the start.
             need_weights: also return A over all keys so far; ask from the first step on, or never.
 
         Returns:
             The output for the new queries, and the next state: tensors by name, batch first.
         """
+        k, v = without_pads(k, key_padding_mask), without_pads(v, key_padding_mask)
         if state:
             seen, new = state["key"].size(2), k.size(2)
             k, v = torch.cat([state["key"], k], 2), torch.cat([state["value"], v], 2)
             masks = (state.get("key_padding_mask"), seen), (key_padding_mask, new)
             if any(mask is not None for mask, _ in masks):
                 no_pads = torch.zeros(k.size(0), seen + new, dtype=torch.bool, device=k.device)
-                masks = [no_pads[:, :length] if mask is None else mask for mask, length in masks]
-                key_padding_mask = torch.cat(masks, 1)
-        output = self(q, k, v, None, key_padding_mask, need_weights, causal=True)
-        return output, Mechanism.summarise(self, k, v, key_padding_mask)
+                key_padding_mask = torch.cat(
+                    [no_pads[:, :length] if mask is None else mask for mask, length in masks], 1
+                )
+        output = self.attend_masked(q, k, v, None, key_padding_mask, need_weights, causal=True)
+        return output, self._keep_all(k, v, key_padding_mask)
 
     def drop(self, weights: torch.Tensor) -> torch.Tensor:
         """Attention dropout, active in training only."""
         return nn.functional.dropout(weights, self.dropout, self.training) if self.dropout else weights
 
     def set_epoch(self, epoch: int) -> None:
-        """Epoch ``epoch`` of the training begins, counted from 1; for mechanisms that change in its course.
+        """Called when an epoch of training begins, counted from 1; for mechanisms that change during training.
 
-        What they need later, to translate as they were trained, belongs into a buffer.
+        State that they need to translate as they were trained belongs in a buffer.
         """
 
     def extra_repr(self) -> str:

@@ -5,7 +5,8 @@ import math
 import torch
 from torch import nn
 
-from fairseq_lot.attention.base import AttentionOutput, Mechanism, Options
+from fairseq_lot.attention.base import AttentionOutput, Mechanism, draw_normal
+from fairseq_lot.attention.options import Options
 from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.errors import InputError
 from fairseq_lot.transport.marginals import at_least_float32
@@ -32,7 +33,11 @@ class Differential(Mechanism):
             ``λ = exp(λq1·λk1) - exp(λq2·λk2) + λ_init``.
     """
 
-    supports_causal = True  # as far as the inner mechanism does, which checks for itself
+    lambda_q1: nn.Parameter
+    lambda_k1: nn.Parameter
+    lambda_q2: nn.Parameter
+    lambda_k2: nn.Parameter
+    supports_causal = True  # if the inner mechanism does, which checks for itself
 
     def __init__(self, inner: Mechanism, *, lambda_init: float | None = None):
         super().__init__(num_heads=inner.num_heads, head_dim=inner.head_dim, options=Options(), layer=inner.layer)
@@ -42,9 +47,9 @@ class Differential(Mechanism):
         for flag in ("couples_queries", "uncoupling_options", "positional", "tied_tokens", "mixes_values"):
             setattr(self, flag, getattr(inner, flag))
         self.lambda_init = scheduled_lambda_init(inner.layer) if lambda_init is None else lambda_init
-        generator = torch.Generator().manual_seed(inner.layer)
+        generator = torch.Generator("cpu").manual_seed(inner.layer)
         for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
-            setattr(self, name, nn.Parameter(0.1 * torch.randn(inner.head_dim, generator=generator)))
+            setattr(self, name, nn.Parameter(0.1 * draw_normal((inner.head_dim,), generator)))
         self.norm = nn.RMSNorm(2 * inner.head_dim, eps=1e-5)
 
     def difference_weight(self) -> torch.Tensor:
@@ -54,7 +59,7 @@ class Differential(Mechanism):
 
     def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_weights, causal):
         masks = (query_padding_mask, key_padding_mask)
-        return self._subtract(self.inner(q, k, self._widen(v), *masks, need_weights, causal=causal))
+        return self._subtract(self.inner.attend_masked(q, k, self._widen(v), *masks, need_weights, causal=causal))
 
     @property
     def summarises(self):

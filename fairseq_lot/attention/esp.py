@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from fairseq_lot.attention.base import AttentionOutput, Mechanism
+from fairseq_lot.attention.base import AttentionOutput, Mechanism, draw_normal
 from fairseq_lot.attention.options import Options, option
 from fairseq_lot.errors import InputError
 from fairseq_lot.transport.marginals import at_least_float32, num_real, without_empty
@@ -24,7 +24,7 @@ class EspOptions(Options):
         1e-8, "annealing stops here: in float32 the gradients of colder sorts are rounding errors", minimum=1e-30
     )
     slice_inverse_temperature: float = option(
-        10.0, "τ: how much cheaper slices weigh more; 0 is the mean of all slices", minimum=0
+        10.0, "τ: how strongly cheaper slices are preferred; 0 is the mean of all slices", minimum=0
     )
     hard: bool = option(
         False, "sort exactly: doubly stochastic, O(n log n); gradients through v and the slice weights, none to slices"
@@ -48,11 +48,13 @@ class Esp(Mechanism):
     Attributes:
         slices: ``(num_heads, L, head_dim)`` for frozen (buffer) and learnable (parameter) slices, normalised
             when used; None for axes.
-        epoch: the epoch of the training, a buffer, for annealed sorting only. It is the epoch that is kept and not t,
-            because a cold t is no number in half precision.
+        epoch: the epoch of the training, a buffer, for annealed sorting only. The epoch is kept rather than t, because
+            a small t underflows in half precision.
     """
 
     options_class = EspOptions
+    options: EspOptions
+    epoch: torch.Tensor
 
     def __init__(self, **context):
         super().__init__(**context)
@@ -68,8 +70,8 @@ class Esp(Mechanism):
                 )
             self.slices = None
             return
-        generator = torch.Generator().manual_seed(options.seed * 1_000 + self.layer)
-        slices = torch.randn((self.num_heads, self.num_slices, self.head_dim), generator=generator)
+        generator = torch.Generator("cpu").manual_seed(options.seed * 1_000 + self.layer)
+        slices = draw_normal((self.num_heads, self.num_slices, self.head_dim), generator)
         if options.slicer == "learnable":
             self.slices = nn.Parameter(slices)
         else:
@@ -87,7 +89,7 @@ class Esp(Mechanism):
             self.epoch.fill_(epoch)
 
     def sort_temperature(self, like: torch.Tensor) -> float | torch.Tensor:
-        """t of this epoch: ``t(1) = sort_temperature``, ``t(e) = anneal·t(e-1)``, ``min_sort_temperature`` at least.
+        """t of this epoch: ``t(1) = sort_temperature``, ``t(e) = anneal·t(e-1)``, never below ``min_sort_temperature``.
 
         A number, or with annealing a scalar tensor in the dtype and on the device of ``like``. A
         ``sort_temperature`` below the minimum stays what it is.

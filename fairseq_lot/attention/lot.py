@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from fairseq_lot.attention.base import AttentionOutput, Mechanism, without_pads
+from fairseq_lot.attention.base import AttentionOutput, Mechanism, draw_normal, without_pads
 from fairseq_lot.attention.convolution import TokenConvolution
 from fairseq_lot.attention.options import Options, option
 from fairseq_lot.errors import InputError
 from fairseq_lot.transport.marginals import at_least_float32, uniform_log_mass
 from fairseq_lot.transport.pivots import fusable, fused_values, key_side, pivot_coupling, pivot_scores
-from fairseq_lot.transport.pivots_causal import PrefixState, prefix_apply
+from fairseq_lot.transport.pivots_causal import PrefixState, absorb, empty_prefix, prefix_apply
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,9 @@ class Lot(Mechanism):
     """
 
     options_class = LotOptions
+    options: LotOptions
+    pivots: torch.Tensor
+    mass_logits: torch.Tensor
     summarises = True
     uncoupling_options = {"query_updates": 1}
 
@@ -86,9 +89,9 @@ class Lot(Mechanism):
         self.supports_causal = not (self.couples_queries or self.mixes_values)
         std = self.head_dim**0.25 if options.pivot_std is None else options.pivot_std
         # A generator of its own: a swap draws the same pivots wherever the model is built.
-        generator = torch.Generator().manual_seed(options.seed * 1_000 + self.layer)
+        generator = torch.Generator("cpu").manual_seed(options.seed * 1_000 + self.layer)
         shape = (self.num_heads, options.num_pivots, self.head_dim)
-        self._keep("pivots", std * torch.randn(shape, generator=generator), learn=options.learn_pivots)
+        self._keep("pivots", std * draw_normal(shape, generator), learn=options.learn_pivots)
         has_masses = max(options.num_updates, self.query_updates) > 1  # one update of either plan is a softmax
         self._keep("mass_logits", torch.zeros(shape[:2]), learn=options.learn_masses and has_masses)
         self.convolution = None
@@ -179,10 +182,35 @@ class Lot(Mechanism):
 
     def causal_step(self, q, k, v, key_padding_mask=None, state=None, need_weights=False):
         """Carries a :class:`PrefixState`, of constant size, and for weights the scores of all keys so far."""
+        if q.size(2) == k.size(2) == 1 and not need_weights:
+            return self._next_token(q, k, v, key_padding_mask, state)
         k, v = without_pads(k, key_padding_mask), without_pads(v, key_padding_mask)
         output, state = self._attend_prefix(q, k, v, key_padding_mask, state, need_weights)
         weights = None if output.weights is None else output.weights.to(q.dtype)
         return AttentionOutput(output.values.to(q.dtype), weights), state
+
+    def _next_token(self, q, k, v, key_padding_mask, state):
+        """:meth:`causal_step` for one token, without weights: a step of decoding is as slow as its kernels are many."""
+        both = torch.cat([x.permute(1, 2, 0, 3) for x in (q, k)], 1)  # (num_heads, 2, bsz, head_dim)
+        both, pivots = at_least_float32(both), at_least_float32(self.pivots)
+        scores = torch.baddbmm(
+            both.new_empty(()),
+            both.flatten(1, 2),
+            pivots.transpose(-1, -2),
+            beta=0,
+            alpha=self.scaling / self.options.epsilon,
+        )
+        scores = scores.unflatten(1, (2, -1)).permute(2, 0, 1, 3)  # (bsz, num_heads, 2, r)
+        v = v.squeeze(2).to(scores.dtype, copy=key_padding_mask is not None)
+        if key_padding_mask is not None:
+            pads = key_padding_mask.unsqueeze(-1)
+            scores[:, :, 1].masked_fill_(pads, -torch.inf)
+            v.masked_fill_(pads, 0.0)
+        before = PrefixState(state["key"], state["value"]) if state else empty_prefix(scores, v)
+        after = absorb(before, scores[:, :, 1], v)
+        to_pivots = torch.softmax(scores, -1)[:, :, :1]  # that of the key, unused, costs less than a kernel of its own
+        values = self.drop(to_pivots) @ after.means
+        return AttentionOutput(values.to(q.dtype)), {"key": after.log_sums, "value": after.means}
 
     def _attend_prefix(self, q, k, v, key_padding_mask, state, need_weights):
         to_pivots, scores = torch.softmax(self.scores(q), -1), self.scores(k)
@@ -190,7 +218,7 @@ class Lot(Mechanism):
             scores = scores.masked_fill(key_padding_mask[:, None, :, None], -torch.inf)
         before = PrefixState(state["key"], state["value"]) if state else None
         values, after = prefix_apply(self.drop(to_pivots), scores, v.to(scores.dtype), before)
-        following = {"key": after.peak, "value": after.sums}
+        following = {"key": after.log_sums, "value": after.means}
         if not need_weights or (state and "scores" not in state):
             return AttentionOutput(values), following
         scores = torch.cat([state["scores"], scores], 2) if state else scores

@@ -25,11 +25,6 @@ def uniform(n):
     return torch.full((n,), 1.0 / n, dtype=torch.float64)
 
 
-def marginal_error(plan, a, b):
-    rows = sum(abs(plan[i, :].sum() - a[i]) for i in range(len(a)))
-    return rows + sum(abs(plan[:, j].sum() - b[j]) for j in range(len(b)))
-
-
 def entropic_plan(similarity, a, b, num_updates):
     """``exp(f_i + similarity_ij + g_j)``: half-updates of f and g in turn, the last one on the rows."""
     f, g = torch.zeros_like(a), torch.zeros_like(b)
@@ -165,7 +160,7 @@ def esp_plan(q, k, slices, *, sort_temperature, slice_inverse_temperature, hard=
 
 
 def differential_values(first, second, v_first, v_second, weight, lambdas, *, lambda_init):
-    """One pair of heads: ``RMSNorm((A1 - λ A2) [V1, V2])·(1 - λ_init)``, as the halves for either head."""
+    """One pair of heads: ``RMSNorm((A1 - λ A2) [V1, V2])·(1 - λ_init)``, as one half for each head."""
     q1, k1, q2, k2 = lambdas
     difference_weight = torch.exp((q1 * k1).sum()) - torch.exp((q2 * k2).sum()) + lambda_init
     attention = len(first) * (first - difference_weight * second)

@@ -19,7 +19,7 @@ MECHANISMS: dict[str, type[Mechanism]] = {
     "softmax": Softmax,
 }
 
-# what stands wherever no other is asked for
+# the mechanism of every site for which no other is asked
 DEFAULT = "softmax"
 
 
@@ -59,6 +59,13 @@ def build_mechanism(
 
     Raises:
         InputError (a ValueError): unknown mechanism, unknown option, or a value outside its range.
+
+    Examples:
+        >>> attention = build_mechanism("lot", num_heads=2, head_dim=8, num_pivots=16)
+        >>> q, k, v = torch.randn(3, 1, 2, 5, 8)  # one sentence of 5 tokens
+        >>> output = attention(q, k, v, need_weights=True)
+        >>> output.values.shape, output.weights.shape
+        (torch.Size([1, 2, 5, 8]), torch.Size([1, 2, 5, 5]))
     """
     return mechanism_class(name)(
         num_heads=num_heads, head_dim=head_dim, layer=layer, dropout=dropout, options=build_options(name, **options)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from fairseq_lot.attention.base import AttentionOutput, Mechanism
+from fairseq_lot.attention.base import AttentionOutput, Mechanism, draw_normal
 from fairseq_lot.attention.options import Options, option
 from fairseq_lot.transport.marginals import at_least_float32, uniform_log_mass
 from fairseq_lot.transport.pivots import gaussian_scores, tied_coupling
@@ -20,7 +20,7 @@ class SetOptions(Options):
     epsilon: float = option(1.0, "entropic regularisation, in the unit of the scores", above=0)
     num_updates: int = option(5, "half-updates of either plan", minimum=1)
     positional_temperature: float | None = option(
-        None, "τ: tokens prefer pivots as far along, exp(-(i/n - t/r)²/τ²); default: no such factor", above=0
+        None, "τ: tokens prefer pivots at the same fraction, exp(-(i/n - t/r)²/τ²); default: no such factor", above=0
     )
     pivot_std: float | None = option(
         None, "standard deviation of the initial pivots; default: head_dim^(1/4)", minimum=0
@@ -35,9 +35,9 @@ class Set(Mechanism):
     itself when q = k, and leaves no projection without a gradient when they differ. So A is an attention of a
     sentence to itself.
 
-    The way there is exact on the tokens, the way back on the pivots. With ``positional_temperature`` τ both plans are
-    multiplied by ``exp(-(i/n - t/r)²/τ²)``, i and t counted from 1 over real tokens and over pivots, and their rows
-    are normalised again: rows of A sum to 1, its columns are no longer exact in the limit.
+    The plan to the pivots is exact on the tokens, the plan back on the pivots. With ``positional_temperature`` τ both
+    plans are multiplied by ``exp(-(i/n - t/r)²/τ²)``, i and t counted from 1 over real tokens and over pivots, and
+    their rows are normalised again: rows of A sum to 1, its columns are no longer exact in the limit.
 
     :func:`~fairseq_lot.attention.reference.set_plan` computes the same in plain loops.
 
@@ -53,9 +53,9 @@ class Set(Mechanism):
         options = self.options
         self.positional = options.positional_temperature is not None
         std = self.head_dim**0.25 if options.pivot_std is None else options.pivot_std
-        generator = torch.Generator().manual_seed(options.seed * 1_000 + self.layer)
+        generator = torch.Generator("cpu").manual_seed(options.seed * 1_000 + self.layer)
         shape = (self.num_heads, options.num_pivots, self.head_dim)
-        self.pivots = nn.Parameter(std * torch.randn(shape, generator=generator))
+        self.pivots = nn.Parameter(std * draw_normal(shape, generator))
 
     def coupling(self, q, k, query_padding_mask=None, key_padding_mask=None):
         """The coupling of the tokens with themselves, as two factors; shapes as in :meth:`forward`."""

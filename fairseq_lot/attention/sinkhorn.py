@@ -15,7 +15,9 @@ class SinkhornOptions(Options):
     epsilon: float = option(0.1, "entropic regularisation, in the unit of the scores", above=0)
     num_updates: int = option(15, "half-updates, S in the papers; 1 is softmax", minimum=1)
     tolerance: float | None = option(
-        None, "stop once the marginal error is at most this; num_updates stays the bound", above=0
+        None,
+        "stop once the marginal error is at most this, for which a GPU is waited for; num_updates stays the bound",
+        above=0,
     )
 
 

@@ -23,7 +23,7 @@ class SoftmaxOptions(Options):
 class Softmax(Mechanism):
     """``A = softmax(s·q·k + log π)``: each query spends mass 1, keys receive what they get [Transformer].
 
-    A maximises ``⟨A, s·q·k⟩ - KL(A‖π)`` over the matrices whose rows sum to 1. The prior π is uniform, or
+    A maximises ``⟨A, s·q·k⟩ - KL(A‖π)`` over the matrices whose rows sum to 1 [AttentionOT]. The prior π is uniform, or
     ``alibi``: ``π_ij ∝ exp(-slope·|i - j|)`` with one slope per head [ALiBi], symmetric unless causal.
 
     :func:`~fairseq_lot.attention.reference.softmax_plan` computes the same in plain loops.
@@ -38,15 +38,18 @@ class Softmax(Mechanism):
         self.positional = self.options.prior is not None
 
     def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_weights, causal):
-        bias = _additive_mask(q, k, key_padding_mask, causal)
+        # the flash kernel of a GPU knows no other mask than this
+        is_triangle = key_padding_mask is None and self.options.prior is None and q.size(-2) == k.size(-2)
+        is_causal = causal and is_triangle and not need_weights
+        bias = _additive_mask(q, k, key_padding_mask, causal and not is_causal)
         if self.options.prior == "alibi":
             log_prior = alibi_log_prior(key_padding_mask, q, k)
             bias = log_prior if bias is None else log_prior + bias
-        dropout = self.dropout if self.training else 0.0
         if not need_weights:
             # scale = head_dim^-1/2 by default; the same kernel as in fairseq's own attention
-            bias = None if bias is None else bias.to(q.dtype)
-            return AttentionOutput(scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout))
+            bias, dropout = None if bias is None else bias.to(q.dtype), self.dropout if self.training else 0.0
+            values = scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, is_causal=is_causal)
+            return AttentionOutput(values)
         scores = (self.scaling * at_least_float32(q)) @ at_least_float32(k).transpose(-1, -2)
         if bias is None:
             weights = torch.softmax(scores, -1)

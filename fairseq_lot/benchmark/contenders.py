@@ -91,7 +91,7 @@ def _at_ranks(name, options, ranks):
 def _option(text):
     name, equals, value = text.partition("=")
     if not equals:
-        raise InputError(f"{text!r} is no option=value")
+        raise InputError(f"{text!r} is not option=value")
     value = {"true": "True", "false": "False"}.get(value, value)
     try:
         return name.replace("-", "_"), ast.literal_eval(value)

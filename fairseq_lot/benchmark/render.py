@@ -8,8 +8,9 @@ from matplotlib.figure import Figure
 
 from fairseq_lot.benchmark.contenders import BASE
 from fairseq_lot.benchmark.measure import Figures
-from fairseq_lot.output.figures import as_bytes
+from fairseq_lot.output.figures import write_figure
 from fairseq_lot.output.files import atomic_write
+from fairseq_lot.output.tables import MISSING, Table
 
 _MARKERS = "osv^DPX"
 
@@ -54,17 +55,16 @@ def write(folder: Path, header: str, rows: Rows) -> str:
 def render(header: str, rows: Rows) -> str:
     """One table per measure, contenders by lengths, then where each contender overtakes torch's attention."""
     lengths, names = _axes(rows)
-    lines = [header, ""]
-    for measure in MEASURES:
-        lines += [f"| {measure.title} ({measure.unit}) | " + " | ".join(map(str, lengths)) + " |"]
-        lines += ["| --- |" + " ---: |" * len(lengths)]
-        for name in names:
-            cells = [_cell(measure, rows, name, length) for length in lengths]
-            lines.append(f"| {name} | " + " | ".join(cells) + " |")
-        lines.append("")
-    lines.append(f"In brackets: {BASE} divided by it; above 1 it takes less than {BASE}.")
-    lines += ["", *crossings(rows)]
-    return "\n".join(lines)
+    tables = [
+        Table(
+            [f"{measure.title} ({measure.unit})", *lengths],
+            [[name, *(_cell(measure, rows, name, length) for length in lengths)] for name in names],
+            align="<" + ">" * len(lengths),
+        )
+        for measure in MEASURES
+    ]
+    brackets = f"In brackets: {BASE} divided by it; above 1 it takes less than {BASE}."
+    return "\n\n".join([header, *(table.markdown() for table in tables), brackets, "\n".join(crossings(rows))])
 
 
 def _axes(rows):
@@ -73,7 +73,7 @@ def _axes(rows):
 
 def _cell(measure, rows, name, length):
     if (name, length) not in rows:
-        return "–"
+        return MISSING
     value = measure.of(rows[name, length])
     if name == BASE or (BASE, length) not in rows or value == 0:
         return f"{value:.3g}"
@@ -125,8 +125,7 @@ def draw(path: Path, rows: Rows) -> None:
         axes.set_xlabel("sentence length N")
         axes.set_ylabel(f"{measure.title} ({measure.unit})")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", fontsize="small", frameon=False)
-    with atomic_write(path, "wb") as file:
-        file.write(as_bytes(figure, "svg"))
+    write_figure(figure, path)
 
 
 def _family(name):

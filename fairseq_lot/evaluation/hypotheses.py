@@ -57,7 +57,7 @@ def read_matching(path: str | Path, references: list[str], reference_path: str |
         problem = "is cut off" if len(hypotheses) < len(references) else "belongs to another test set"
         raise InputError(
             f"{path} ends with sentence {len(hypotheses) - 1}, but {reference_path} has {len(references)} lines: "
-            f"the output {problem}, or the reference does"
+            f"the output {problem}, or the reference is the wrong one"
         )
     return hypotheses
 

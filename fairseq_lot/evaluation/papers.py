@@ -1,11 +1,11 @@
 """The scores that the papers report, beside measured ones."""
 
 from collections.abc import Iterable
-from statistics import median
 
-from fairseq_lot.evaluation.results import BASE, FINE_TUNED, PLUG_AND_PLAY, MetricScore, Row
+from fairseq_lot.evaluation.medians import NOTE, by_seed, measured
+from fairseq_lot.evaluation.results import FINE_TUNED, PLUG_AND_PLAY, Row
 from fairseq_lot.evaluation.systems import by_system, label, table_order
-from fairseq_lot.output.tables import MISSING, markdown_row
+from fairseq_lot.output.tables import MISSING, Table
 
 # Tokenised BLEU on IWSLT'14 De-En, medians of 4 runs [ESPFormer, LOTFormer].
 REPORTED = {
@@ -20,19 +20,17 @@ REPORTED = {
 }
 
 
-def render_beside_papers(rows: Iterable[Row]) -> str:
-    """Return the Markdown: the reported scores and the medians of the rows, with differences to softmax.
+def beside_papers(rows: Iterable[Row], heading: str) -> Table:
+    """Return the reported scores and the medians of the rows, with differences to softmax.
 
     Args:
         rows: of one dataset and size; their tokenised BLEU is shown.
+        heading: of the table.
     """
     systems = by_system(rows)
     unmeasured = [(*pair, "") for pair in REPORTED if not any(key[:2] == pair for key in systems)]
     keys = sorted([*systems, *unmeasured], key=table_order)
-    lines = [
-        "| Backbone | Mechanism | Papers: plug-and-play | Here | Papers: fine-tuned | Here |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
+    lines = []
     for key in keys:
         backbone, mechanism, options = key
         alone = sum(other[:2] == key[:2] for other in keys) == 1
@@ -42,26 +40,19 @@ def render_beside_papers(rows: Iterable[Row]) -> str:
         cells = [
             cell
             for stage in (PLUG_AND_PLAY, FINE_TUNED)
-            for cell in (_reported(reported, softmax, stage), _measured(_by_seed(own, stage), _by_seed(control, stage)))
+            for cell in (_reported(reported, softmax, stage), measured(by_seed(own, stage), by_seed(control, stage)))
         ]
-        lines.append(markdown_row([backbone, label(key, keys), *cells]))
-    return "\n".join(
-        [
-            *lines,
-            "",
-            "- Papers: IWSLT'14 De-En, 6+6 layers of width 512, 25 + 10 epochs, medians of 4 runs "
+        lines.append([backbone, label(key, keys), *cells])
+    return Table(
+        ["Backbone", "Mechanism", "Papers: plug-and-play", "Here", "Papers: fine-tuned", "Here"],
+        lines,
+        heading=heading,
+        notes=[
+            "Papers: IWSLT'14 De-En, 6+6 layers of width 512, 25 + 10 epochs, medians of 4 runs "
             "[ESPFormer, LOTFormer].",
-            "- In brackets: difference to softmax of the same stage; here the median over seeds of that of each seed. "
-            "Where a system lacks seeds that softmax has, their number stands beside it.",
-            "",
-        ]
+            NOTE,
+        ],
     )
-
-
-def _by_seed(rows, stage) -> dict[int, MetricScore]:
-    """Scores of a system at a stage, by seed; softmax is not plugged in: its scores there are those of the base."""
-    stages = {PLUG_AND_PLAY: (PLUG_AND_PLAY, BASE), FINE_TUNED: (FINE_TUNED,)}[stage]
-    return {row.seed: row.tokenised for row in rows if row.stage in stages}
 
 
 def _reported(scores, softmax, stage):
@@ -70,22 +61,3 @@ def _reported(scores, softmax, stage):
     if scores is softmax:
         return f"{scores[stage]:.2f}"
     return f"{scores[stage]:.2f} ({scores[stage] - softmax[stage]:+.2f})"
-
-
-def _measured(scores, control):
-    if not scores:
-        return MISSING
-    text = f"{median(metric.score for metric in scores.values()):.2f}"
-    if scores == control:
-        return text
-    differences = [_difference(metric, control[seed]) for seed, metric in scores.items() if seed in control]
-    if not differences:
-        return text
-    lacking = "" if scores.keys() >= control.keys() else f", {len(scores)} of {len(control)} seeds"
-    return f"{text} ({median(differences):+.2f}{lacking})"
-
-
-def _difference(metric, control):
-    if metric.delta is not None and metric.base == control.score:
-        return metric.delta  # of scores that were not rounded
-    return round(metric.score - control.score, 2)

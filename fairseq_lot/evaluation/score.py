@@ -8,7 +8,7 @@ from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation import bootstrap
 from fairseq_lot.evaluation.bleu import SACREBLEU, TOKENISED, detokenise, measure
 from fairseq_lot.evaluation.hypotheses import read_matching
-from fairseq_lot.evaluation.results import STAGES, MetricScore, Row, put_row, read_rows
+from fairseq_lot.evaluation.results import PRECISIONS, STAGES, MetricScore, Row, put_row, read_rows
 from fairseq_lot.output.files import read_lines
 from fairseq_lot.output.provenance import current_commit
 
@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     origin = parser.add_argument_group("where the translations come from")
     origin.add_argument("--device", default="unknown", metavar="TEXT")
+    origin.add_argument("--precision", default=Row.precision, choices=PRECISIONS, help="of the translations")
     origin.add_argument("--seconds", type=float, metavar="FLOAT", help="generation time")
     # The parser of fairseq-lot keeps the subcommand under the name "command".
     origin.add_argument(
@@ -102,6 +103,7 @@ def score(args: argparse.Namespace) -> Row:
         bootstrap_samples=resampling["samples"],
         bootstrap_seed=resampling["seed"],
         device=args.device,
+        precision=args.precision,
         seconds=args.seconds,
         commit=current_commit() if args.commit is None else args.commit,
         command=args.made_with,

@@ -6,10 +6,11 @@ from argparse import ArgumentParser, Namespace
 import torch
 from tqdm import tqdm
 
-from fairseq_lot.errors import InputError
+from fairseq_lot.errors import InputError, check_least
 from fairseq_lot.inspection.capture import capture
 from fairseq_lot.inspection.per_head import CERTIFICATES, MEASURES, certify, mean_rows, measure, summary
 from fairseq_lot.output.files import atomic_write
+from fairseq_lot.output.tables import Table
 from fairseq_lot.pretrained.device import add_device_argument, choose_device
 from fairseq_lot.pretrained.loading import Loaded, load
 
@@ -40,15 +41,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Print the tables; write the JSON file."""
-    for name, least in {"sentences": 1, "batch": 1, "perturbations": 0, "seed": 0}.items():
-        if getattr(args, name) < least:
-            raise InputError(f"--{name} must be at least {least}, got {getattr(args, name)}")
+    check_least(args, sentences=1, batch=1, perturbations=0, seed=0)
     loaded = load(args.path, args.data, args.split, device=choose_device(args.device))
     options = {name: getattr(args, name) for name in ("sentences", "batch", "perturbations", "seed")}
     if args.json is None:
         report = diagnose(loaded, **options)
     else:
-        with atomic_write(args.json) as file:  # opened first: what cannot be written is known at once
+        with atomic_write(args.json) as file:  # opened first: an unwritable path fails at once
             report = diagnose(loaded, **options)
             signature = {name: getattr(args, name) for name in ("path", "data", "split", "seed")}
             json.dump({**signature, **report}, file, indent=1, ensure_ascii=False)
@@ -89,7 +88,7 @@ def diagnose(loaded: Loaded, *, sentences: int, batch: int, perturbations: int, 
 
 
 def _check_finite(attention, path):
-    """Weights that are not numbers make a plan that is none."""
+    """Refuse NaN and infinities, which no measure has a meaning for."""
     if not (attention.weights.isfinite().all() and attention.v.isfinite().all()):
         where = f"{attention.site}, layer {attention.layer}"
         raise InputError(f"{path}: the attention at {where} is not finite; the weights are damaged")
@@ -102,35 +101,37 @@ def _order(item):
 
 
 def render(report: dict, *, title: str) -> str:
-    """The report as text: aligned Markdown tables with a line on how to read each."""
-    parts = [
-        f"{title}: means over {report['sentences']} sentences; layers and heads count from 0, entropy in nats",
-        _table(("site", "layer", "head", "attention"), MEASURES, report["rows"]),
-    ]
-    if any(row["signed"] for row in report["rows"]):
-        parts.append(
-            "Differential A = A1 - λ A2 is signed, one per pair of heads: its rows sum to 1 - λ, which counts as\n"
-            "marginal error; entropy is that of |A|; what it is compared with is two softmax plans with the same λ."
-        )
-    if report["certificates"]:
-        parts += [
-            "Encoder self-attention, exact plan at τ, scores perturbed by random signs: measured change over its bound "
-            "(at most 1);\nof the plan, inequality (31), and of the output, certificate derived from (31)",
-            _table(("layer",), CERTIFICATES, report["certificates"]),
-        ]
-    return "\n\n".join(parts)
+    """The report as aligned Markdown tables, with a line on how to read each."""
+    signed = (
+        "Differential A = A1 - λ A2 is signed, one per pair of heads: its rows sum to 1 - λ, which counts as marginal "
+        "error; entropy is that of |A|; it is compared with the difference of two softmax plans with the same λ."
+    )
+    heads = _table(
+        ("site", "layer", "head", "attention"),
+        MEASURES,
+        report["rows"],
+        heading=f"{title}: means over {report['sentences']} sentences; layers and heads count from 0, entropy in nats",
+        notes=[signed] if any(row["signed"] for row in report["rows"]) else [],
+    )
+    certificates = _table(
+        ("layer",),
+        CERTIFICATES,
+        report["certificates"],
+        heading="Encoder self-attention, exact plan at τ, scores perturbed by random signs: measured change over its "
+        "bound (at most 1)",
+        notes=["Of the plan: inequality (31); of the output: the certificate derived from it."],
+    )
+    return "\n\n".join(table.markdown(padded=True) for table in (heads, certificates) if table.rows)
 
 
-def _table(keys, figures, rows):
-    """Markdown, every column as wide as its widest cell, figures to the right."""
-    cells = [[*keys, *(title for title, _ in figures.values())]]
-    for row in rows:
-        cells.append([*(str(row[key]) for key in keys), *(format(row[name], f) for name, (_, f) in figures.items())])
-    widths = [max(3, *map(len, column)) for column in zip(*cells, strict=True)]
-    left = [isinstance(rows[0].get(key), str) for key in cells[0]]
-    lines = [
-        "| " + " | ".join(c.ljust(w) if at else c.rjust(w) for c, w, at in zip(line, widths, left, strict=True)) + " |"
-        for line in cells
-    ]
-    rule = [":" + "-" * (w - 1) if at else "-" * (w - 1) + ":" for w, at in zip(widths, left, strict=True)]
-    return "\n".join([lines[0], "| " + " | ".join(rule) + " |", *lines[1:]])
+def _table(keys, figures, rows, **texts):
+    """A row of keys and formatted figures for each of ``rows``; names to the left, numbers to the right."""
+    return Table(
+        [*keys, *(title for title, _ in figures.values())],
+        [
+            [*(row[key] for key in keys), *(format(row[name], form) for name, (_, form) in figures.items())]
+            for row in rows
+        ],
+        align="".join("<" if key in ("site", "attention") else ">" for key in (*keys, *figures)),
+        **texts,
+    )

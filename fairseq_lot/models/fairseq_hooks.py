@@ -1,7 +1,7 @@
 """What loading the user directory changes in fairseq itself, all of it here.
 
 A stock ``transformer`` whose arguments name an attention is built as the pluggable model; an InputError ends a fairseq
-command with one line; a task tells its model of every epoch that begins.
+command with one line; a task tells its model of every epoch that begins; ``--bf16`` counts when translating, too.
 """
 
 import sys
@@ -16,6 +16,7 @@ def install(pluggable: type[TransformerModel]) -> None:
     if not hasattr(TransformerModel, "_takes_attention"):
         TransformerModel._takes_attention = True
         TransformerModel.build_model = _build_named_attention(vars(TransformerModel)["build_model"], pluggable)
+        TransformerModel.prepare_for_inference_ = _in_bf16(TransformerModel.prepare_for_inference_)
         sys.excepthook = _exit_with_one_line(sys.excepthook)
 
 
@@ -28,6 +29,17 @@ def _build_named_attention(stock_build_model, pluggable):
         return stock_build_model.__func__(cls, args, task)
 
     return classmethod(build_model)
+
+
+def _in_bf16(stock_prepare):
+    """Let fairseq-generate and fairseq-interactive heed ``--bf16``, as they do ``--fp16``."""
+
+    def prepare_for_inference_(self, cfg):
+        if cfg.common.bf16:
+            self.bfloat16()
+        stock_prepare(self, cfg)
+
+    return prepare_for_inference_
 
 
 def _exit_with_one_line(previous_hook):

@@ -43,10 +43,27 @@ class PluggableTransformerModel(TransformerModel):
         return super().build_model(args, task)
 
     def set_epoch(self, epoch):
-        """Tell all mechanisms that an epoch of the training begins, counted from 1."""
+        """Tell all mechanisms that an epoch of the training begins, counted from 1.
+
+        Raises:
+            InputError: what they learn would be rounded away.
+        """
+        self._refuse_half_masters()
         for module in self.modules():
             if isinstance(module, Mechanism):
                 module.set_epoch(epoch)
+
+    def _refuse_half_masters(self):
+        """Memory-efficient training keeps parameters in half precision alone, where pivots lose their updates."""
+        for flag in ("memory_efficient_fp16", "memory_efficient_bf16"):
+            if getattr(self.args, flag, False):
+                learnt = [name for name, _ in self.named_parameters() if ".mechanism." in name]
+                if learnt:
+                    raise InputError(
+                        f"--{flag.replace('_', '-')} keeps no float32 copy of the parameters, so that most updates of "
+                        f"those of the attention, such as {learnt[0]}, would be lost in rounding; "
+                        f"use --{flag.removeprefix('memory_efficient_')}"
+                    )
 
     @classmethod
     def build_encoder(cls, args, src_dict, embed_tokens):

@@ -9,7 +9,7 @@ from fairseq_lot.attention.base import Mechanism
 
 
 def _exactly(method, first: torch.Tensor, *others):
-    """Call a method of a mechanism outside of autocast, as its ``forward`` sees to by itself."""
+    """Call a method of a mechanism outside of autocast, as its ``forward`` does itself."""
     with torch.autocast(first.device.type, enabled=False):
         return method(first, *others)
 
@@ -32,7 +32,7 @@ class PluggableMultiheadAttention(nn.Module):
         if stock.bias_k is not None or stock.add_zero_attn:
             raise NotImplementedError("add_bias_kv and add_zero_attn are not supported by pluggable attention")
         self.embed_dim, self.num_heads, self.head_dim = stock.embed_dim, stock.num_heads, stock.head_dim
-        # in fairseq's order, which the optimiser's saved state goes by
+        # in fairseq's order, on which the optimiser's saved state depends
         self.k_proj, self.v_proj, self.q_proj, self.out_proj = stock.k_proj, stock.v_proj, stock.q_proj, stock.out_proj
         self.mechanism = mechanism
         self.site = site
@@ -56,10 +56,10 @@ class PluggableMultiheadAttention(nn.Module):
             query: ``(tgt_len, bsz, embed_dim)``.
             key, value: ``(src_len, bsz, kdim)``; ignored once a static cache holds what is needed.
             key_padding_mask: ``(bsz, src_len)``, true = pad.
-            incremental_state: fairseq's cache; what the mechanism keeps of keys and values stands in it.
+            incremental_state: fairseq's cache; what the mechanism keeps of keys and values is stored there.
             need_weights, need_head_weights: also return A, averaged over heads or ``(num_heads, bsz, tgt, src)``.
             static_kv: keys and values never change (cross-attention while decoding).
-            attn_mask: only the decoder's future mask is known; its presence means causal.
+            attn_mask: only the decoder's future mask is supported; its presence means causal.
 
         Returns:
             ``(tgt_len, bsz, embed_dim)`` and A or None.
@@ -124,9 +124,13 @@ class PluggableMultiheadAttention(nn.Module):
         self._set_input_buffer(incremental_state, {f"prev_{name}": x for name, x in tensors.items()})
 
     def reorder_incremental_state(self, incremental_state, new_order):
-        """Follow the beam: reorder the cache along the batch axis."""
+        """Follow the beam: reorder the cache along the batch axis.
+
+        What is kept of the source is the same for all hypotheses of a sentence, and hypotheses never leave theirs. So
+        at the cross site, as in fairseq's own attention, only a batch that loses sentences is reordered.
+        """
         saved = self._get_input_buffer(incremental_state)
-        if saved:
+        if saved and not (self.site == "cross" and saved["prev_value"].size(0) == new_order.size(0)):
             reordered = {name: None if x is None else x.index_select(0, new_order) for name, x in saved.items()}
             self._set_input_buffer(incremental_state, reordered)
         return incremental_state

@@ -81,7 +81,7 @@ def check_site(mechanism: Mechanism, name: str, site: str) -> None:
     if mechanism.tied_tokens and site == "cross":
         raise InputError(
             f"{name} attention ties queries and keys to the same tokens, so it cannot stand at the 'cross' site, where "
-            "they are of two sentences; use --attention-sites encoder"
+            "they belong to two sentences; use --attention-sites encoder"
         )
     if mechanism.positional and site == "cross":
         raise InputError(
@@ -101,13 +101,8 @@ def check_site(mechanism: Mechanism, name: str, site: str) -> None:
             "would show future target tokens in training and could not decode step by step; "
             + " or ".join(["use --attention-sites encoder", *flags])
         )
-    if site == "decoder" and not _can_be_causal(mechanism):
+    if site == "decoder" and not (mechanism.supports_causal and inner(mechanism).supports_causal):
         raise InputError(
             f"{name} attention cannot be causal, so it cannot stand at the 'decoder' site; "
             "use --attention-sites encoder or encoder,cross"
         )
-
-
-def _can_be_causal(mechanism: Mechanism) -> bool:
-    inner = getattr(mechanism, "inner", mechanism)
-    return mechanism.supports_causal and inner.supports_causal

@@ -16,8 +16,8 @@ def atomic_write(path, mode="w"):
     and removed if anything fails, so that a kill or a full disk never leaves half a file.
 
     Args:
-        path: the file to write; its folder is made when missing. A link is followed; what is no file, such as
-            /dev/stdout, is written to directly.
+        path: the file to write; its folder is made when missing. A link is followed; what is not a regular file,
+            such as /dev/stdout, is written to directly.
         mode: ``"w"`` (UTF-8 text) or ``"wb"``.
 
     Raises:

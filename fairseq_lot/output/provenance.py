@@ -25,7 +25,7 @@ def current_commit(folder: str | Path | None = None) -> str:
 
 
 def _git(folder, *words):
-    """Return what git prints, or None when there is no git or it fails."""
+    """Return what git prints, or None when git is missing or fails."""
     try:
         done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):

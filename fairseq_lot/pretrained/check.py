@@ -1,4 +1,4 @@
-"""``fairseq-lot check``: find out in a second what would stop a long run in its middle."""
+"""``fairseq-lot check``: find out in a second what would stop a long run halfway."""
 
 import struct
 from argparse import ArgumentParser, Namespace
@@ -60,14 +60,14 @@ def check_data(data: str | Path, *, split: str, source: str, target: str, needs_
     needed += [Path(f"{prefix}.{kind}") for prefix in prefixes.values() for kind in ("bin", "idx")]
     for file in needed:
         if not file.is_file():
-            raise InputError(f"{data} is no complete data folder, {file.name} is missing; see scripts/prepare_*.sh")
+            raise InputError(f"{data} is not a complete data folder: {file.name} is missing; see scripts/prepare_*.sh")
     sizes = {}
     for lang, prefix in prefixes.items():
         try:
             sizes[lang] = _sizes(prefix, _dictionary(data, lang))
         except InputError:
             raise
-        except Exception as error:  # whatever reading garbage leads to
+        except Exception as error:  # whatever reading garbage raises
             raise InputError(f"{prefix}.bin or .idx is damaged ({error}); make {data} again") from error
     n, m = len(sizes[source]), len(sizes.get(target, sizes[source]))
     if n != m:
@@ -78,7 +78,7 @@ def check_data(data: str | Path, *, split: str, source: str, target: str, needs_
 
 
 def _sizes(prefix, dictionary):
-    """Lengths of all sentences; ValueError when a piece is none of the dictionary, or the two files disagree."""
+    """Lengths of all sentences; ValueError when a piece is not in the dictionary, or the two files disagree."""
     if infer_dataset_impl(str(prefix)) != "mmap":
         dataset = load_indexed_dataset(str(prefix), dictionary)
         pieces, sizes = dataset[len(dataset) - 1].numpy() if len(dataset) else np.zeros(0), dataset.sizes

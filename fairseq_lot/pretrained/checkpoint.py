@@ -1,4 +1,4 @@
-"""Reading and writing fairseq checkpoints, with torch's safe loader and one-line errors."""
+"""Reading fairseq checkpoints, with torch's safe loader and one-line errors."""
 
 import io
 import warnings
@@ -16,7 +16,6 @@ from fairseq.utils import apply_to_sample
 from fairseq_lot import models  # noqa: F401 - registers the architectures
 from fairseq_lot.errors import InputError
 from fairseq_lot.models.pluggable_transformer import PluggableTransformerModel
-from fairseq_lot.output.files import atomic_write
 
 # a checkpoint by its path, or as load_checkpoint returned it
 Checkpoint = str | Path | dict
@@ -75,12 +74,12 @@ def load_checkpoint(path: str | Path) -> dict:
 
 
 def _check_sums(path):
-    """Refuse a file whose content is not what was written; torch itself does not compare the sums."""
+    """Refuse a file whose content is not what was written; torch itself does not verify the checksums."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
         if damaged is not None:
-            raise ValueError(f"the check sum of {damaged} is wrong")
+            raise ValueError(f"the checksum of {damaged} is wrong")
 
 
 def _check_sizes(args, path):
@@ -111,14 +110,3 @@ def serialised(state: dict) -> memoryview:
     buffer = io.BytesIO()
     torch.save(apply_to_sample(lambda tensor: tensor.cpu(), state), buffer)
     return buffer.getbuffer()
-
-
-def save_checkpoint(state: dict, path: str | Path) -> None:
-    """Write a checkpoint that appears under its name only when it is complete.
-
-    Raises:
-        InputError: ``path`` cannot be written.
-    """
-    data = serialised(state)
-    with atomic_write(path, "wb") as file:
-        file.write(data)

@@ -16,7 +16,7 @@ from fairseq_lot.errors import InputError
 
 @dataclass(frozen=True)
 class Text:
-    """The way of a corpus: Moses tokens, lower case, sentencepiece; and back.
+    """How a corpus is encoded, by Moses tokens, lower case and sentencepiece, and decoded.
 
     Attributes:
         pieces: the sentencepiece model.
@@ -31,7 +31,7 @@ class Text:
 
     @classmethod
     def of(cls, data: str | Path, source: str, target: str, *, tokenised: bool = False) -> "Text":
-        """What a data folder says.
+        """The encoding of a data folder.
 
         Raises:
             InputError: its sentencepiece model is missing or damaged.
@@ -41,7 +41,7 @@ class Text:
             raise InputError(f"{data} has no {MODEL_NAME}; copy the model that encoded its text there")
         try:
             pieces = SentencePieceProcessor(model_file=str(path))
-        except Exception as error:  # whatever reading garbage leads to
+        except Exception as error:  # whatever reading garbage raises
             raise InputError(f"{path} is not a sentencepiece model: {error}") from error
         return cls(pieces, source, target, tokenised)
 
@@ -51,7 +51,7 @@ class Text:
         return [self.pieces.encode(line, out_type=str) for line in tokens]
 
     def decode(self, pieces: str) -> str:
-        """The sentence that these pieces, parted by spaces, spell."""
+        """The sentence that these pieces, separated by spaces, spell."""
         tokens = self.pieces.decode(pieces.split())
         return tokens if self.tokenised else MosesDetokenizer(self.target).detokenize(tokens.split())
 

@@ -109,7 +109,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("sentences", nargs="*", metavar="SENTENCE", help="what to translate; default: the lines of standard input")
     add("--path", required=True, metavar="CKPT.pt", help="checkpoint: ours or fairseq's transformer*")
-    add("--compare", metavar="OTHER.pt", help="print its translations beside, after a tab")
+    add("--compare", metavar="OTHER.pt", help="print its translations as well, after a tab")
     add("--data", metavar="DATA", help="data folder with sentencepiece.bpe.model; default: that of the training")
     add("--beam", type=int, default=5, metavar="N", help="default: %(default)s")
     add_device_argument(parser)
@@ -120,9 +120,7 @@ def run(args: Namespace) -> int:
     """Translate line by line on a terminal, in batches elsewhere; with ``--compare`` a header says which is which."""
     paths = [path for path in (args.path, args.compare) if path is not None]
     device = choose_device(args.device)
-    models = [
-        Translator(path, args.data, beam=args.beam, tokenised=args.tokenised, device=device) for path in paths
-    ]
+    models = [Translator(path, args.data, beam=args.beam, tokenised=args.tokenised, device=device) for path in paths]
     if args.compare is not None:
         print(*paths, sep="\t")
     typed = not args.sentences and sys.stdin.isatty()
@@ -133,7 +131,7 @@ def run(args: Namespace) -> int:
         except InputError as error:
             if not typed:
                 raise
-            print(error, file=sys.stderr)  # a typing person may try again
+            print(error, file=sys.stderr)  # a person who types may try again
             columns = []
         for translations in zip(*columns, strict=True):
             print(*translations, sep="\t", flush=True)

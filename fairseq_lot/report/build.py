@@ -9,7 +9,7 @@ from fairseq_lot.attention.options import SITES
 from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation.results import Row
 from fairseq_lot.evaluation.systems import read_systems
-from fairseq_lot.output.figures import as_bytes
+from fairseq_lot.output.figures import write_figure
 from fairseq_lot.output.files import atomic_write, read_lines
 from fairseq_lot.pretrained.device import add_device_argument, choose_device
 from fairseq_lot.pretrained.translate import Translator
@@ -38,7 +38,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Write the page, and the figures; say where it is and how large."""
-    with atomic_write(args.out, "wb") as file:  # opened first: what cannot be written is known at once
+    with atomic_write(args.out, "wb") as file:  # opened first: an unwritable path fails at once
         rows = read_systems(args.results)
         maps = _maps(args)
         logs = args.logs or _logs_beside([args.path, *args.compare] if args.path else [])
@@ -49,7 +49,9 @@ def run(args: Namespace) -> int:
         data = page(rows, figures, maps).encode("utf-8")
         file.write(data)
         if args.figures is not None:
-            _write(figures, Path(args.figures))
+            for name, figure in figures.items():
+                for form in ("svg", "png"):
+                    write_figure(figure, Path(args.figures, f"{name}.{form}"))
     print(f"{args.out}: {len(data) / 1e6:.2f} MB", file=sys.stderr)
     return 0
 
@@ -94,14 +96,6 @@ def _logs_beside(paths) -> list[str]:
     """The logs of the trainings that made the checkpoints, where they lie in the same folder."""
     logs = dict.fromkeys(Path(path).parent / "train.log" for path in paths)
     return [str(log) for log in logs if log.is_file()]
-
-
-def _write(figures, folder):
-    """One svg and one png of each figure."""
-    for name, figure in figures.items():
-        for form in ("svg", "png"):
-            with atomic_write(folder / f"{name}.{form}", "wb") as file:
-                file.write(as_bytes(figure, form))
 
 
 def _figures(rows: list[Row], curves: dict[str, Curves], maps: dict | None) -> Iterator[tuple]:

@@ -3,7 +3,6 @@
 import base64
 import html
 import json
-import re
 import zlib
 from collections.abc import Sequence
 from importlib.resources import files
@@ -12,7 +11,7 @@ from string import Template
 from matplotlib.figure import Figure
 
 from fairseq_lot.evaluation.results import Row
-from fairseq_lot.evaluation.table import render
+from fairseq_lot.evaluation.table import result_tables
 from fairseq_lot.output.figures import as_bytes
 
 _TITLES = {"bleu": "BLEU of each system", "loss": "Training and validation loss"}
@@ -28,7 +27,8 @@ def page(rows: Sequence[Row], figures: dict[str, Figure], maps: dict | None) -> 
     """
     parts = files(__package__) / "assets"
     static = {name: _image(name, figure) for name, figure in figures.items()}
-    scores = [f"<section><h2>Results</h2>{markdown(render(rows))}</section>"] if rows else []
+    tables = "\n".join(table.html() for table in result_tables(rows))
+    scores = [f"<section><h2>Results</h2>{tables}</section>"] if rows else []
     charts = [f"<section><h2>{title}</h2>{static[name]}</section>" for name, title in _TITLES.items() if name in static]
     explorer, still = "", ""
     if maps:
@@ -50,45 +50,3 @@ def _image(name, figure):
     data = base64.b64encode(as_bytes(figure, form, dpi=90)).decode("ascii")
     title = _TITLES.get(name, name.replace("-", " "))
     return f'<figure class="still wide" tabindex="0"><img alt="{title}" src="data:image/{kind};base64,{data}"></figure>'
-
-
-def markdown(text: str) -> str:
-    """HTML of the paragraphs, tables and lists that ``fairseq-lot table`` prints."""
-    blocks = []
-    for block in re.split(r"\n{2,}", text.strip()):
-        # a list may follow the next table's title without a blank line between
-        for lines in _alike(block.split("\n")):
-            if lines[0].startswith("|"):
-                head, _, *body = (_cells(line) for line in lines)
-                rows = [_row("th", head), *(_row("td", cells) for cells in body)]
-                blocks.append(f'<div class="wide" tabindex="0"><table>{"".join(rows)}</table></div>')
-            elif lines[0].startswith("- "):
-                blocks.append("<ul>" + "".join(f"<li>{_inline(line[2:])}</li>" for line in lines) + "</ul>")
-            else:
-                blocks.append(f"<p>{_inline(' '.join(lines))}</p>")
-    return "\n".join(blocks)
-
-
-def _alike(lines):
-    """Runs of lines that start with the same of ``|``, ``- `` and text."""
-    runs: list[list[str]] = []
-    for line in lines:
-        kind = re.match(r"\||- |", line)[0]
-        if not runs or kind != re.match(r"\||- |", runs[-1][0])[0]:
-            runs.append([])
-        runs[-1].append(line)
-    return runs
-
-
-def _cells(line):
-    return [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-
-
-def _row(tag, cells):
-    return "<tr>" + "".join(f"<{tag}>{_inline(cell)}</{tag}>" for cell in cells) + "</tr>"
-
-
-def _inline(text):
-    """Escaped text with its bold and code parts."""
-    text = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", html.escape(text))
-    return re.sub(r"`(.+?)`", r"<code>\1</code>", text)

@@ -1,5 +1,7 @@
 """Marginals: the mass that each token sends or receives."""
 
+from typing import overload
+
 import torch
 
 
@@ -8,8 +10,12 @@ def at_least_float32(x: torch.Tensor) -> torch.Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
+@overload
+def without_empty(padding_mask: torch.Tensor) -> torch.Tensor: ...
+@overload
+def without_empty(padding_mask: None) -> None: ...
 def without_empty(padding_mask: torch.Tensor | None) -> torch.Tensor | None:
-    """The padding mask with sentences of pads alone opened, so that no sum over real tokens is empty.
+    """The padding mask, cleared for sentences that are all padding, so that no sum over real tokens is empty.
 
     Their values are zero anyway; what matters is that nothing becomes NaN.
     """

@@ -6,7 +6,6 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from fairseq_lot.kernels import choice as kernels
-from fairseq_lot.transport.marginals import marginal_error
 from fairseq_lot.transport.sinkhorn import Plan, sinkhorn
 
 
@@ -27,24 +26,9 @@ class Coupling:
         """``n·Γ``, ``(..., n, m)``, rows sum to 1; costs n·m memory."""
         return self.from_queries.conditional @ self.to_keys.conditional
 
-    @property
-    def plan(self) -> torch.Tensor:
-        """Γ itself, ``(..., n, m)``, total mass 1; costs n·m memory."""
-        return self.from_queries.log_a.exp().unsqueeze(-1) * self.conditional
-
     def apply(self, v: torch.Tensor) -> torch.Tensor:
         """``n·Γ v`` in O((n + m) r d): ``(..., m, d) -> (..., n, d)``."""
         return self.from_queries.apply(self.to_keys.apply(v))
-
-    @property
-    def marginal_error(self) -> torch.Tensor:
-        """``(...)``: how far Γ is from a and b, in units of mass; costs n·m memory."""
-        return marginal_error(self.plan, self.from_queries.log_a.exp(), self.to_keys.log_b.exp())
-
-
-def query_side(query_scores, log_a, log_masses, *, num_updates: int) -> Plan:
-    """Γ1 in U(a, σ), exact on a; arguments as in :func:`pivot_coupling`."""
-    return sinkhorn(query_scores, log_a, log_masses, num_updates=num_updates)
 
 
 def key_side(key_scores, log_b, log_masses, *, num_updates: int) -> Plan:
@@ -72,9 +56,19 @@ def pivot_coupling(
 
     Returns:
         The coupling; its rows are exact for any number of updates, its columns converge.
+
+    Examples:
+        >>> queries, keys, pivots = torch.eye(3), torch.eye(3)[:2], torch.eye(3)
+        >>> log_a, log_b, log_masses = (torch.full((n,), 1 / n).log() for n in (3, 2, 3))
+        >>> updates = {"query_updates": 15, "key_updates": 15}
+        >>> coupling = pivot_coupling(queries @ pivots.T, keys @ pivots.T, log_a, log_b, log_masses, **updates)
+        >>> coupling.conditional.sum(1), coupling.conditional.sum(0)  # rows spend 1, columns receive n/m
+        (tensor([1.0000, 1.0000, 1.0000]), tensor([1.5000, 1.5000]))
+        >>> coupling.apply(torch.ones(2, 4)).shape  # through the pivots, without the plan
+        torch.Size([3, 4])
     """
     return Coupling(
-        from_queries=query_side(query_scores, log_a, log_masses, num_updates=query_updates),
+        from_queries=sinkhorn(query_scores, log_a, log_masses, num_updates=query_updates),
         to_keys=key_side(key_scores, log_b, log_masses, num_updates=key_updates),
     )
 

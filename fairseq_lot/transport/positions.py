@@ -1,4 +1,4 @@
-"""Where tokens stand in their sentence, and priors made of that."""
+"""Positions of tokens in their sentence, and priors built on them."""
 
 import torch
 
@@ -32,6 +32,16 @@ def alibi_slopes(num_heads: int) -> list[float]:
     return slopes + [2 ** (-4 * h / below) for h in range(1, 2 * (num_heads - below), 2)]
 
 
+def _slopes(num_heads, **kind):
+    """:func:`alibi_slopes` as a tensor, made where it is used: to copy numbers to a GPU the host would wait for it."""
+    below = 2 ** (num_heads.bit_length() - 1)
+    exponents = torch.arange(1, below + 1, **kind) * (8 / below)
+    if below < num_heads:
+        between = torch.arange(1, 2 * (num_heads - below), 2, **kind) * (4 / below)
+        exponents = torch.cat([exponents, between])
+    return torch.exp2(-exponents)
+
+
 def alibi_log_prior(padding_mask: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     """``log π_ij = -slope·|position of i - position of j|`` up to a constant per row, one slope per head [ALiBi].
 
@@ -54,7 +64,7 @@ def alibi_log_prior(padding_mask: torch.Tensor | None, q: torch.Tensor, k: torch
     of_keys = positions(padding_mask, k)
     of_queries = of_keys[:, src_len - tgt_len :]
     distance = (of_queries.unsqueeze(-1) - of_keys.unsqueeze(-2)).abs()  # (bsz or 1, tgt_len, src_len)
-    slopes = q.new_tensor(alibi_slopes(q.size(1)), dtype=torch.promote_types(q.dtype, torch.float32))
+    slopes = _slopes(q.size(1), dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
     return -slopes[:, None, None] * distance.unsqueeze(1)
 
 

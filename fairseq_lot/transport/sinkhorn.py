@@ -90,6 +90,15 @@ def sinkhorn(
 
     Returns:
         The plan, rows exact.
+
+    Examples:
+        >>> scores = torch.tensor([[2.0, 0.0], [1.0, 0.0]])
+        >>> half = torch.tensor([0.5, 0.5]).log()
+        >>> sinkhorn(scores, half, half, num_updates=1).conditional  # the softmax of each row
+        tensor([[0.8808, 0.1192],
+                [0.7311, 0.2689]])
+        >>> sinkhorn(scores, half, half, num_updates=15).plan.sum(0)  # each column receives its share
+        tensor([0.5000, 0.5000])
     """
     if num_updates > 1 and log_factor is None and tolerance is None and kernels.wanted(scores):
         conditional = kernels.sinkhorn(scores, log_a, log_b, num_updates=num_updates)

@@ -66,7 +66,7 @@ class _Solution:
 
 
 def _solve(scores, log_a, log_b, num_updates, tolerance):
-    """Alternate between columns and rows, the rows last; None when the first sums tell that others will be extreme."""
+    """Alternate between columns and rows, the rows last; None when the first sums show that others would be extreme."""
     *lead, n, m = scores.shape
     kernel = _exp(scores)
     a, b = _flat(log_a.exp(), lead), _flat(log_b.exp(), lead)

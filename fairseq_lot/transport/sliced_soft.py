@@ -181,7 +181,7 @@ class _Chunk:
 
 def _chunks(q, k, slices):
     """The chunks of a problem, each a cache's worth."""
-    bsz, num_heads, num_slices = *q.shape[:2], slices.size(1)
+    bsz, num_heads, num_slices = q.size(0), q.size(1), slices.size(1)
     chunk = _CHUNKS.get(q.device.type, _CHUNKS["other"])
     size = max(q.size(-2), k.size(-2)) ** 2
     lines = max(1, chunk // size)

@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fairseq_lot.attention import reference
 from fairseq_lot.attention.differential import build_differential
 from fairseq_lot.attention.registry import build_mechanism
+from tests.conftest import close
 from tests.variants import draw, padding_mask
 
 HEADS, DIM = 2, 4
@@ -22,10 +21,6 @@ def esp(kind="soft", dtype=torch.float64, **options):
     return build_mechanism("esp", num_heads=HEADS, head_dim=DIM, **KINDS[kind], **options).to(dtype)
 
 
-def close(actual, expected, tolerance=1e-12):
-    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=0)
-
-
 def slices_alone(mechanism, q, k):
     """``n·U_l`` and ``D_l`` of every slice, ``(L, heads, n, m)`` and ``(L, heads)``, of one sentence."""
     plans, costs = [], []
@@ -36,20 +31,6 @@ def slices_alone(mechanism, q, k):
         plans.append(len(x) * torch.stack(u))
         costs.append(torch.stack(d))
     return torch.stack(plans, 1), torch.stack(costs, 1)
-
-
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(
-    n=st.integers(1, 9), num_slices=st.integers(1, 6), inverse_temperature=st.floats(0, 100), seed=st.integers(0, 99)
-)
-def test_hard_g_is_in_the_birkhoff_polytope(n, num_slices, inverse_temperature, seed):
-    options = {"slicer": "frozen", "num_slices": num_slices, "slice_inverse_temperature": inverse_temperature}
-    q, k, v = draw(2, n, n, num_heads=HEADS, head_dim=DIM, seed=seed)
-    plan = esp("hard", **options, seed=seed)(q, k, v, need_weights=True).weights
-    assert plan.ge(0).all()
-    ones = torch.ones(2, HEADS, n, dtype=torch.float64)
-    close(plan.sum(-1), ones)
-    close(plan.sum(-2), ones)
 
 
 @pytest.mark.parametrize("sizes", [(5, 6), (6, 5), (1, 7), (7, 1), (4, 8)])
@@ -151,11 +132,22 @@ def test_equal_tokens_keep_their_order_when_hard(slicer):
 @every_slicer
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_ties_do_not_depend_on_the_batch(kind, slicer, dtype):
-    """Duplicated tokens of a sentence alone, and among longer ones with pads on either side."""
-    mechanism = esp(kind, dtype, **slicer)
+    """Duplicated tokens of a sentence alone, and among longer ones with pads on either side.
+
+    Rounding may put equal tokens in either order. Their gradients depend on the order, the sum of these does not: it is
+    how the loss follows the token that they all are.
+    """
+    # in float32 the rounding of a sort at the default, 1e-3, is as large as its gradients
+    temperature = 1e-3 if dtype == torch.float64 else 0.1
+    mechanism = esp(kind, dtype, **slicer, sort_temperature=temperature)
     kinds = torch.tensor([0, 1, 2, 1, 0, 0, 2, 1, 0, 1, 2])
+    equal = (kinds[:, None] == kinds).to(dtype)
     alone = [x[:1, :, kinds] for x in draw(dtype=dtype)]
     values, of_leaves = gradients(mechanism, alone)
+    # A soft sort of lines x has the gradients 2 Σ_j pull_j (place - x_j)/t, differences of numbers up to |x|/t < 2.5/t
+    # times a pull, which is at most the gradient of an entry of A, |w·v| < 6; there are 11 tokens. An exact sort has
+    # those of the costs: sums over the tokens of squared distances up to 10 times |w·v|.
+    rounding = torch.finfo(dtype).eps * 11 * 6 * (10 if kind == "hard" else 2 * 2.5 / temperature)
     for bsz, length, first in ((2, 11, 0), (3, 19, 0), (5, 40, 29), (7, 67, 13)):
         batch = draw(bsz, length, length, dtype=dtype, seed=9)
         for x, real in zip(batch, alone, strict=True):
@@ -164,13 +156,11 @@ def test_ties_do_not_depend_on_the_batch(kind, slicer, dtype):
         mask[1, :first] = mask[1, first + 11 :] = True
         inputs = [x.requires_grad_() for x in batch]
         together = mechanism(*inputs, mask, mask).values[1, :, first : first + 11]
-        tolerance = 1e-10 if dtype == torch.float64 else 2e-4 if kind == "soft" else 1e-5
-        close(together, values[0], tolerance)
+        close(together, values[0], 1e-10 if dtype == torch.float64 else 1e-5)
         weights = torch.linspace(-1, 1, values.numel(), dtype=dtype).view(values.shape)[0]
         of_inputs = torch.autograd.grad((weights * together).sum(), inputs)
         for gradient, expected in zip(of_inputs, of_leaves, strict=False):
-            scale = expected.abs().max()
-            close(gradient[1, :, first : first + 11] / scale, expected[0] / scale, 50 * tolerance)
+            close(equal @ gradient[1, :, first : first + 11], equal @ expected[0], rounding)
 
 
 def test_learnable_slices_learn_from_soft_sorts():

@@ -10,6 +10,7 @@ from fairseq_lot.attention import softmax as softmax_file
 from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.errors import InputError
 from fairseq_lot.transport.positions import alibi_log_prior, alibi_slopes, positions
+from fairseq_lot.transport.sinkhorn import sinkhorn
 from tests.variants import draw, padding_mask
 
 
@@ -155,7 +156,8 @@ def test_gradient_of_one_row_is_a_covariance(epsilon, prior):
     values = torch.randn(7, 3, generator=generator, dtype=torch.float64)
     q = k = torch.zeros(1, 1, 7, 1)
     log_prior = 0.0 if prior is None else alibi_log_prior(None, q, k)[0, 0, 2].double()
-    u = torch.softmax(-cost / epsilon + log_prior, -1)
+    whole, shares = torch.zeros(1).double(), torch.full((7,), 1 / 7).double().log()
+    u = sinkhorn((-cost / epsilon + log_prior)[None], whole, shares, num_updates=1).conditional[0]
     loss = (u @ values).square().sum()
     (of_u,) = torch.autograd.grad(loss, u, retain_graph=True)
     (of_cost,) = torch.autograd.grad(loss, cost)

@@ -13,6 +13,8 @@ import torch
 from tests.end_to_end.conftest import BIN, contents, fairseq_lot, train, weights_of
 from tests.end_to_end.deadly import finish, kill_when, killed, refused, starter
 
+SWAP = (BIN / "fairseq-lot", "swap", "--attention", "lot", "--no-calibrate")
+
 
 @pytest.fixture
 def start(tmp_path_factory):
@@ -51,7 +53,7 @@ def test_training_goes_on_as_if_it_had_not_been_killed(script, start, data, tmp_
         settings["SWAPPED"] = differential_esp(data, tmp_path / "base")
 
     def training(save, die_at="", **more):
-        return start("bash", f"scripts/{script}.sh", SAVE=tmp_path / save, die_at=die_at, **settings | more)
+        return start("bash", f"scripts/stages/{script}.sh", SAVE=tmp_path / save, die_at=die_at, **settings | more)
 
     finish(training("whole"))
     killed(training("killed", die_at="write:2"))  # the second epoch's checkpoint is half written
@@ -88,7 +90,7 @@ def test_scoring_goes_on_and_follows_its_checkpoint(start, data, tmp_path):
     settings = {"CKPT": checkpoint, "DATA": folder, "OUT": out, "RESULTS": results, "SIZE": "small", "DEVICE": "cpu"}
 
     def score(die_at="", **more):
-        return start("bash", "scripts/score.sh", die_at=die_at, BEAM=1, BATCH=8, **settings | more)
+        return start("bash", "scripts/stages/score.sh", die_at=die_at, BEAM=1, BATCH=8, **settings | more)
 
     part = out.with_name("test.out.part")
     kill_when(score(), lambda: part.exists() and part.stat().st_size > 0)
@@ -113,7 +115,7 @@ def test_scoring_goes_on_and_follows_its_checkpoint(start, data, tmp_path):
 
 def test_scripts_say_what_is_missing_from_any_folder(start):
     for script in ("finetune", "plug_and_play", "score"):
-        output = refused(start("bash", "-c", f"cd tests && bash ../scripts/{script}.sh"))
+        output = refused(start("bash", "-c", f"cd tests && bash ../scripts/stages/{script}.sh"))
         assert "is not set" in output and output.count("\n") == 1
 
 
@@ -123,7 +125,7 @@ def test_a_swap_follows_its_base_and_keeps_to_its_options(start, stock_checkpoin
     shutil.copy(stock_checkpoint, base)
 
     def swap(options=""):
-        return start("bash", "scripts/plug_and_play.sh", BASE=base, OUT=out, OPTIONS=options)
+        return start("bash", "scripts/stages/plug_and_play.sh", BASE=base, OUT=out, OPTIONS=options)
 
     finish(swap())
     first = out.stat().st_mtime_ns
@@ -142,7 +144,7 @@ def unhidden(folder):
 @pytest.mark.parametrize("die_at", ["fsync", "replace"])
 def test_swap(die_at, start, stock_checkpoint, tmp_path):
     out = tmp_path / "out" / "lot.pt"
-    words = (BIN / "fairseq-lot", "swap", "--path", stock_checkpoint, "--attention", "lot", "--out", out)
+    words = (*SWAP, "--path", stock_checkpoint, "--out", out)
     killed(start(*words, die_at=die_at))
     assert unhidden(out.parent) == {}
     finish(start(*words))
@@ -155,7 +157,7 @@ def test_swap(die_at, start, stock_checkpoint, tmp_path):
 @pytest.mark.slow
 def test_calibrate(start, data, stock_checkpoint, tmp_path):
     swapped, folder = tmp_path / "lot.pt", tmp_path / "out"
-    finish(start(BIN / "fairseq-lot", "swap", "--path", stock_checkpoint, "--attention", "lot", "--out", swapped))
+    finish(start(*SWAP, "--path", stock_checkpoint, "--out", swapped))
     words = [BIN / "fairseq-lot", "calibrate", data / "bin", "--path", swapped, "--held-out", 8, "--joint-steps", 3]
     terminal, end = os.openpty()  # where progress is shown
     termios.tcsetwinsize(end, (24, 200))

@@ -6,7 +6,7 @@ import torch
 
 from fairseq_lot.attention.registry import MECHANISMS, build_mechanism
 from fairseq_lot.report.charts import map_grid
-from fairseq_lot.report.html import markdown, page
+from fairseq_lot.report.html import page
 from fairseq_lot.report.maps import clusterings, quantise, restore
 
 
@@ -86,10 +86,3 @@ def test_tokens_of_long_sentences_stay_legible(length):
         names = axis.get_ticklabels()
         assert [tokens[round(at)] for at in axis.get_ticklocs()] == [name.get_text() for name in names]
         assert len(names) <= 60 and all(name.get_fontsize() >= 2.5 for name in names)
-
-
-def test_markdown_is_escaped():
-    html = markdown("**A<b**, x\n\n| a | b\\|c |\n| --- | --- |\n| `d` | <e> |\n\n- f & g\n- h\n**next**\n")
-    assert "<strong>A&lt;b</strong>, x" in html
-    assert "<th>b|c</th>" in html and "<td><code>d</code></td><td>&lt;e&gt;</td>" in html
-    assert "<li>f &amp; g</li><li>h</li></ul>" in html and "<p><strong>next</strong></p>" in html

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from scipy.optimize import linprog
 
 from fairseq_lot.transport.pivots_causal import absorb, empty_prefix, prefix_apply
+from tests.conftest import close
 
 BSZ, HEADS, LENGTH, PIVOTS, WIDTH = 2, 2, 11, 3, 4
 
@@ -35,8 +35,9 @@ def twin(weights, scores, v):
     return torch.stack(rows)
 
 
-def close(actual, expected, tolerance):
-    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
+def same_state(actual, expected, tolerance):
+    close(actual.log_sums, expected.log_sums, tolerance)
+    close(actual.means, expected.means, tolerance)
 
 
 @pytest.mark.parametrize("early", [0, 3])
@@ -77,7 +78,7 @@ def test_chunk_size_changes_nothing():
     for chunk_len in (1, 2, 7, 16, 64):
         values, after = prefix_apply(*inputs, chunk_len=chunk_len)
         close(values, expected, 1e-12)
-        close(after.sums, state.sums, 1e-12)
+        same_state(after, state, 1e-12)
 
 
 def plan_of(weights, scores, **options):
@@ -109,12 +110,11 @@ def test_moderate_scores_give_what_peaks_give(early, pads):
     values, state = prefix_apply(*inputs)
     with_peaks, expected = prefix_apply(*inputs, empty_prefix(*inputs[1:]))
     close(values, with_peaks, 1e-12)
-    close(state.sums, expected.sums, 1e-12)
-    assert torch.equal(state.peak, expected.peak)
+    same_state(state, expected, 1e-12)
     probe = torch.randn_like(values)
     for actual, of_twin in zip(
-        torch.autograd.grad((values * probe).sum() + state.sums.sum(), inputs),
-        torch.autograd.grad((with_peaks * probe).sum() + expected.sums.sum(), inputs),
+        torch.autograd.grad((values * probe).sum() + state.means.sum() + state.log_sums.sum(), inputs),
+        torch.autograd.grad((with_peaks * probe).sum() + expected.means.sum() + expected.log_sums.sum(), inputs),
         strict=True,
     ):
         close(actual, of_twin, 1e-10)
@@ -126,7 +126,7 @@ def test_extreme_scores_and_leading_pads_are_finite(dtype, pads):
     for scale in (1e4, 1e-4):
         inputs = [x.requires_grad_() for x in draw(40, scale=scale, pads=pads, dtype=dtype)]
         values, state = prefix_apply(*inputs)
-        assert values.isfinite().all() and state.sums.isfinite().all()
+        assert values.isfinite().all() and state.means.isfinite().all() and state.log_sums.isfinite().all()
         assert all(x.isfinite().all() for x in torch.autograd.grad(values.square().sum(), inputs))
         plan = plan_of(*inputs[:2])
         rows = torch.ones_like(plan[..., 0])
@@ -148,15 +148,31 @@ def test_a_peak_that_rises_and_falls_over_a_long_sentence():
 def test_step_by_step_with_a_state_of_constant_size(pads):
     weights, scores, v = draw(pads=pads)
     expected, last = prefix_apply(weights, scores, v)
-    state = empty_prefix(scores, v)
+    state = absorbed = empty_prefix(scores, v)
     for i in range(LENGTH):
         step = slice(i, i + 1)
         values, state = prefix_apply(weights[..., step, :], scores[..., step, :], v[..., step, :], state)
         close(values, expected[..., step, :], 1e-12)
-        assert state.peak.shape == (BSZ, HEADS, PIVOTS) and state.sums.shape == (BSZ, HEADS, PIVOTS, WIDTH + 1)
-    close(state.sums, last.sums, 1e-12)
-    absorbed = absorb(empty_prefix(scores, v), scores, v)
-    close(absorbed.sums, last.sums, 1e-12)
+        assert state.log_sums.shape == (BSZ, HEADS, PIVOTS) and state.means.shape == (BSZ, HEADS, PIVOTS, WIDTH)
+        absorbed = absorb(absorbed, scores[..., i, :], v[..., i, :])
+        same_state(absorbed, state, 1e-12)
+        close(weights[..., step, :] @ absorbed.means, values, 1e-12)
+    same_state(state, last, 1e-12)
+
+
+def test_a_state_without_a_real_key_leaves_no_trace():
+    """Even a key whose scores are far below all others is all that is seen, when it is the first."""
+    weights, scores, v = draw(pads=(0, 1))
+    scores[:, :, 2] = -1e5
+    state = prefix_apply(weights[..., :2, :], scores[..., :2, :], v[..., :2, :])[1]
+    assert state.means[0].eq(0).all() and state.log_sums[0].eq(torch.finfo(torch.float64).min).all()
+    expected = v[0, :, 2].unsqueeze(-2).expand(-1, PIVOTS, -1)
+    for after in (
+        absorb(state, scores[..., 2, :], v[..., 2, :]),
+        prefix_apply(weights[..., 2:3, :], scores[..., 2:3, :], v[..., 2:3, :], state)[1],
+    ):
+        close(after.means[0], expected, 1e-12)
+        close(after.log_sums[0], scores[0, :, 2], 1e-12)
 
 
 def test_more_queries_than_keys_are_refused():
@@ -175,19 +191,3 @@ def test_memory_is_linear_in_the_length():
             prefix_apply(*inputs)
         largest.append(max(sizes))
     assert largest[1] == 4 * largest[0]
-
-
-@pytest.mark.parametrize("n", [2, 3, 5])
-def test_causal_and_doubly_stochastic_is_the_identity(n):
-    """The most off-diagonal mass of a lower-triangular plan with unit rows and columns is zero ([12], §8)."""
-    places = [(i, j) for i in range(n) for j in range(i + 1)]
-    cost = [0.0 if i == j else -1.0 for i, j in places]
-    sums = [[float(i == row) for i, _ in places] for row in range(n)]
-    sums += [[float(j == column) for _, j in places] for column in range(n)]
-    best = linprog(cost, A_eq=sums, b_eq=[1.0] * (2 * n), bounds=(0, None))
-    assert best.success and abs(best.fun) < 1e-9
-    for (i, j), mass in zip(places, best.x, strict=True):
-        assert abs(mass - (i == j)) < 1e-9
-    # without the condition on the columns there is room
-    rows_only = linprog(cost, A_eq=sums[:n], b_eq=[1.0] * n, bounds=(0, None))
-    assert rows_only.fun == pytest.approx(-(n - 1))

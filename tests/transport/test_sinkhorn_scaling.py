@@ -7,10 +7,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from fairseq_lot.transport.pivots import pivot_scores
 from fairseq_lot.transport.sinkhorn import log_domain_conditional, sinkhorn
 from fairseq_lot.transport.sinkhorn_scaling import scaled_conditional
-
-
-def random(*shape, seed=1):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from tests.conftest import random
 
 
 def problem(lead, n, m, *, pads=False, size=3.0):

@@ -1,4 +1,4 @@
-"""Sliced plans: the line, the sorting, the limits, and the chunks that must not show."""
+"""Sliced plans: the line, the sorting, and the chunks that must not show."""
 
 import ot
 import pytest
@@ -9,14 +9,10 @@ from hypothesis import strategies as st
 from fairseq_lot.attention import reference
 from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.transport import sliced_soft as sliced
-from fairseq_lot.transport.sliced_hard import hard_sliced_plan
+from tests.conftest import close, random
 
 BSZ, HEADS, DIM, SLICES = 3, 4, 3, 5
 LENGTHS = {"queries": (6, 4, 2), "keys": (5, 7, 3)}
-
-
-def random(*shape, seed=1):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def problem(kind="plain", *, temperature=0.2, inverse_temperature=1.0):
@@ -56,10 +52,6 @@ def one_sentence(arguments, sentence, head):
     n = len(q) if for_queries is None else int((~for_queries[sentence]).sum())
     m = len(k) if for_keys is None else int((~for_keys[sentence]).sum())
     return q[:n], k[:m], arguments["slices"][head]
-
-
-def close(actual, expected, tolerance=1e-12):
-    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=0)
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
@@ -131,52 +123,6 @@ def test_agrees_with_the_slow_twin(kind, temperature):
             close(ours[sentence, head, : len(q), : len(k)], expected, 1e-10)
             assert ours[sentence, head, : len(q), len(k) :].eq(0).all()
             close(ours[sentence, head, : len(q)].sum() / len(q), torch.tensor(1.0, dtype=torch.float64))
-
-
-def each_slice(arguments):
-    """``n·U_l`` of every slice by itself, ``(L, bsz, heads, n, m)``."""
-    return torch.stack([soft({**arguments, "slices": arguments["slices"][:, [index]]}) for index in range(SLICES)])
-
-
-@pytest.mark.parametrize("kind", ["plain", "self", "cross"])
-def test_zero_inverse_temperature_is_the_mean_of_the_slices(kind):
-    arguments = problem(kind, inverse_temperature=0.0)
-    close(soft(arguments), each_slice(arguments).mean(0))
-
-
-@pytest.mark.parametrize("kind", ["plain", "self", "cross"])
-def test_large_inverse_temperature_is_the_best_slice(kind):
-    arguments = problem(kind, inverse_temperature=1e6)
-    ours, slices = soft(arguments), each_slice(arguments)
-    for sentence in range(BSZ):
-        for head in range(HEADS):
-            q, k, directions = one_sentence(arguments, sentence, head)
-            _, costs = reference.sliced_plans(q, k, directions, sort_temperature=arguments["temperature"])
-            best = min(range(SLICES), key=lambda index: costs[index])
-            close(ours[sentence, head, : len(q)], slices[best, sentence, head, : len(q)])
-
-
-def hard_values(arguments, v):
-    """``n·G v`` of exact sorts."""
-    soft_only = ("temperature", "rank_plan")
-    problem = {name: x for name, x in arguments.items() if name not in soft_only}
-    return hard_sliced_plan(**problem, same_number=arguments["rank_plan"] is None).apply(v)
-
-
-@pytest.mark.parametrize("kind", ["plain", "self", "cross"])
-def test_soft_sorting_becomes_hard_sorting(kind):
-    distances = []
-    for temperature in (1.0, 1e-1, 1e-2, 1e-14):
-        arguments = problem(kind, temperature=temperature)
-        mask = arguments["key_padding_mask"]
-        v = random(BSZ, HEADS, arguments["k"].size(-2), 2, seed=4)
-        v = v if mask is None else v.masked_fill(mask[:, None, :, None], 0.0)
-        difference = soft(arguments, v) - hard_values(arguments, v)
-        if arguments["query_padding_mask"] is not None:
-            difference = difference.masked_fill(arguments["query_padding_mask"][:, None, :, None], 0.0)
-        distances.append(difference.abs().max().item())
-    assert distances == sorted(distances, reverse=True)
-    assert distances[0] > 1e-2 and distances[-1] < 1e-9
 
 
 @pytest.mark.parametrize("hard", [False, True])

@@ -1,0 +1,49 @@
+# Shared by the scripts that train and score, after common.sh: what the variables of an experiment may be.
+
+MECHANISM_NAMES=(esp lot set sinkhorn softmax) # the package's own list, which a fresh clone cannot be asked for
+
+# one_of NAME VALUE CHOICE...: the VALUE of the variable NAME is one of the choices.
+one_of() {
+    local name=$1 value=$2 choice
+    shift 2
+    for choice in "$@"; do
+        [ "$value" != "$choice" ] || return 0
+    done
+    die "$name: there is no '$value'; use $(sed 's/ /, /g' <<<"$*")"
+}
+
+# each_of NAME CHOICE...: the words of the variable NAME, up to a colon, are among the choices, and none is there twice.
+each_of() {
+    local name=$1 words word seen=" "
+    shift
+    read -rd '' -a words <<<"${!name:-$1}" || true
+    [ ${#words[@]} -gt 0 ] || die "$name is blank; use $(sed 's/ /, /g' <<<"$*")"
+    for word in "${words[@]}"; do
+        one_of "$name" "${word%%:*}" "$@"
+        [[ $word =~ ^[a-z_]+(:[A-Za-z0-9_]+)?$ ]] || die "$name: '$word' is neither NAME nor NAME:VARIANT"
+        [[ $seen != *" $word "* ]] || die "$name: '$word' is there twice"
+        [[ $word != @(softmax|sinkhorn):calibrated ]] || die "$name: ${word%%:*} has nothing to calibrate"
+        seen+="$word "
+    done
+}
+
+# check_settings: the variables of an experiment, as far as they are set, make sense.
+check_settings() {
+    local name
+    each_of MECHANISMS "${MECHANISM_NAMES[@]}"
+    each_of BACKBONES transformer diff_transformer
+    [[ ${BACKBONES:-} != *:* ]] || die "BACKBONES: a backbone has no variants, as in '$BACKBONES'"
+    one_of BACKBONE "${BACKBONE:-transformer}" transformer diff_transformer
+    one_of ATTENTION "${ATTENTION:-softmax}" "${MECHANISM_NAMES[@]}"
+    one_of SIZE "${SIZE:-small}" small iwslt_de_en
+    one_of DEVICE "${DEVICE:-cpu}" cpu cuda
+    one_of PRECISION "${PRECISION:-fp32}" fp32 fp16 bf16
+    [ "${DEVICE:-}" != cpu ] || [ "${PRECISION:-fp32}" = fp32 ] || die "PRECISION is $PRECISION; on a CPU use fp32"
+    for name in SEED EPOCHS FINETUNE_EPOCHS MAX_TOKENS WARMUP GPUS BEAM BATCH JOBS; do
+        [ -z "${!name:-}" ] || require_numbers "$name"
+        [ "$name" = SEED ] || [[ ! ${!name:-} =~ ^0+$ ]] || die "$name=${!name} is too small; give at least 1"
+    done
+    for name in LR FINETUNE_LR DROPOUT; do
+        [[ ${!name:-0} =~ ^[0-9]*\.?[0-9]+(e-?[0-9]+)?$ ]] || die "$name=${!name} is not a number"
+    done
+}

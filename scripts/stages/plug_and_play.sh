@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Swaps the attention of a pretrained checkpoint: the column "plug-and-play" of the result table.
+#
+#   BASE         pretrained checkpoint, ours or any fairseq transformer*
+#   ATTENTION    softmax, sinkhorn, esp, lot or set
+#   OPTIONS      flat options of the mechanism, e.g. "--lot-num-pivots 64"
+#   CALIBRATE    yes: fit what the mechanism added to the training sources of DATA; empty: leave it as it is
+#   CALIBRATE_OPTIONS  options of the fit, e.g. "--steps 400 --joint-steps 200"
+#   DATA         folder made by prepare_*.sh
+#   OUT          the new checkpoint
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/../lib/common.sh"
+source scripts/lib/settings.sh
+
+check_settings
+ATTENTION=${ATTENTION:-lot}
+OPTIONS=${OPTIONS:-}
+CALIBRATE=${CALIBRATE:-}
+CALIBRATE_OPTIONS=${CALIBRATE_OPTIONS:-}
+DATA=${DATA:-data-bin/iwslt14.de-en}
+[ -n "${BASE:-}" ] || die "BASE is not set; give the pretrained checkpoint"
+OUT=${OUT:-${BASE%.pt}.$ATTENTION.pt}
+
+settings="$ATTENTION $OPTIONS ${CALIBRATE:+--calibrate${CALIBRATE_OPTIONS:+ $CALIBRATE_OPTIONS}}"
+same_settings "$OUT" "$settings"
+if [ -f "$OUT" ] && [ ! "$BASE" -nt "$OUT" ]; then
+    echo "$OUT exists; remove it to swap again"
+    exit 0
+fi
+activate
+read -ra options <<<"$OPTIONS"
+read -ra fit <<<"$CALIBRATE_OPTIONS"
+put "$settings" "$OUT.settings"
+fairseq-lot swap --path "$BASE" --attention "$ATTENTION" ${options[@]+"${options[@]}"} \
+    ${CALIBRATE:+--calibrate "$DATA" ${fit[@]+"${fit[@]}"}} --out "$OUT"

@@ -1,0 +1,100 @@
+"""What the variables of an experiment may be: a wrong one stops both commands before anything is set up or trained."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fairseq_lot.attention.registry import MECHANISMS
+from fairseq_lot.models.pluggable_transformer import SIZES
+
+ROOT = Path(__file__).resolve().parents[2]
+WRONG = {
+    "BACKBONES=diff": "BACKBONES: there is no 'diff'; use transformer, diff_transformer",
+    "BACKBONES=transformer:calibrated": "BACKBONES: a backbone has no variants, as in 'transformer:calibrated'",
+    "BACKBONES= ": "BACKBONES is blank; use transformer, diff_transformer",
+    "MECHANISMS=lot lto": "MECHANISMS: there is no 'lto'; use esp, lot, set, sinkhorn, softmax",
+    "MECHANISMS=lot\nlto": "MECHANISMS: there is no 'lto'",
+    "MECHANISMS=*": "MECHANISMS: there is no '*'",
+    "MECHANISMS=lot:../x": "MECHANISMS: 'lot:../x' is neither NAME nor NAME:VARIANT",
+    "MECHANISMS=esp lot esp": "MECHANISMS: 'esp' is there twice",
+    "MECHANISMS=sinkhorn:calibrated": "MECHANISMS: sinkhorn has nothing to calibrate",
+    "SIZE=large": "SIZE: there is no 'large'; use small, iwslt_de_en",
+    "DEVICE=gpu": "DEVICE: there is no 'gpu'; use cpu, cuda",
+    "PRECISION=half": "PRECISION: there is no 'half'; use fp32, fp16, bf16",
+    "DEVICE=cpu PRECISION=fp16": "PRECISION is fp16; on a CPU use fp32",
+    "SEED=one": "SEED=one is not a whole number",
+    "EPOCHS=-1": "EPOCHS=-1 is not a whole number",
+    "EPOCHS=0": "EPOCHS=0 is too small; give at least 1",
+    "FINETUNE_EPOCHS=1.5": "FINETUNE_EPOCHS=1.5 is not a whole number",
+    "MAX_TOKENS=4k": "MAX_TOKENS=4k is not a whole number",
+    "JOBS=all": "JOBS=all is not a whole number",
+    "LR=fast": "LR=fast is not a number",
+}
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory):
+    """The scripts and nothing else: whatever they would set up or train cannot be."""
+    folder = tmp_path_factory.mktemp("scratch")
+    shutil.copytree(ROOT / "scripts", folder / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+    tools = folder / "bin"
+    tools.mkdir()
+    for name in ("basename", "bash", "cat", "dirname", "nproc", "sed"):
+        (tools / name).symlink_to(shutil.which(name))
+    return folder
+
+
+def run(scratch, script, **variables):
+    command = [shutil.which("bash"), str(scratch / "scripts" / script)]
+    environment = {"PATH": str(scratch / "bin"), **variables}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+
+
+def split(assignments):
+    """NAME=VALUE NAME=VALUE as a dictionary; the last value may hold spaces."""
+    first, _, rest = assignments.partition(" PRECISION=")
+    return dict([first.split("=", 1)] + ([("PRECISION", rest)] if rest else []))
+
+
+@pytest.mark.parametrize("script", ["quickstart.sh", "reproduce_table.sh"])
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_variable_is_one_line_before_anything_is_done(wrong, script, scratch):
+    result = run(scratch, script, **split(wrong))
+    assert result.returncode == 2, result.stderr
+    assert result.stdout == "" and len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith(f"{script}: error: {WRONG[wrong]}")
+    assert sorted(path.name for path in scratch.iterdir()) == ["bin", "scripts"]
+
+
+@pytest.mark.parametrize(
+    "script, variables, expected",
+    [
+        ("pretrain.sh", {"BACKBONE": "lstm"}, "BACKBONE: there is no 'lstm'"),
+        ("finetune.sh", {"SWAPPED": "a.pt", "ATTENTION": "lto"}, "ATTENTION: there is no 'lto'"),
+        ("score.sh", {"CKPT": "a.pt", "BEAM": "0"}, "BEAM=0 is too small"),
+        ("plug_and_play.sh", {"BASE": "a.pt", "ATTENTION": "lto"}, "ATTENTION: there is no 'lto'"),
+    ],
+)
+def test_a_stage_alone_refuses_them_too(script, variables, expected, scratch):
+    result = run(scratch, f"stages/{script}", **variables)
+    assert result.returncode == 2 and result.stderr.startswith(f"{script}: error: {expected}")
+
+
+def test_right_ones_are_let_through(scratch):
+    """The next thing that is missing then is the environment."""
+    right = {
+        "BACKBONES": "diff_transformer transformer", "SIZE": "iwslt_de_en", "SEED": "0", "LR": "5e-4", "EPOCHS": "08",
+        "MECHANISMS": "softmax set:wide lot lot:calibrated lot:released", "PRECISION": "bf16", "DROPOUT": ".1",
+    }  # fmt: skip
+    result = run(scratch, "reproduce_table.sh", **right)
+    assert result.stderr == "reproduce_table.sh: error: there is no .venv here; run 'bash scripts/setup.sh' first\n"
+
+
+def test_names_are_those_of_the_package(scratch):
+    command = "source scripts/lib/common.sh; source scripts/lib/settings.sh; echo ${MECHANISM_NAMES[@]}; check_settings"
+    done = subprocess.run(["bash", "-c", command], cwd=scratch, capture_output=True, text=True, check=True)
+    assert sorted(done.stdout.split()) == sorted(MECHANISMS)
+    offered = WRONG["SIZE=large"].partition("use ")[2].split(", ")
+    assert sorted(offered) == sorted(size.removeprefix("_") for size in SIZES if size)

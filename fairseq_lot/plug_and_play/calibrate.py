@@ -188,7 +188,7 @@ def _sentences(state, path, data, fitting: FitOptions, paired, teacher: nn.Modul
     if data is not None:
         task, dataset = load_data(state, path, data, fitting.split, needs_target=False)
         return TextSentences(Loaded(teacher, task, dataset, str(path)), f"{data}, {fitting.split}", **shared)
-    task = saved_task(state)
+    task = saved_task(state, path)
     sizes = tuple(len(side.dictionary) for side in (teacher.encoder, teacher.decoder))
     counted = dictionaries_in(task.get("data") or "", (task.get("source_lang"), task.get("target_lang")), sizes)
     return RandomPieces(teacher, *(counted or ()), with_target=not encoder_only(paired), **shared)

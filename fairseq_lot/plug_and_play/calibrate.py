@@ -16,6 +16,7 @@ from fairseq_lot.attention.options import Options, option
 from fairseq_lot.attention.registry import DEFAULT
 from fairseq_lot.errors import InputError
 from fairseq_lot.output.files import atomic_write
+from fairseq_lot.output.tables import Table
 from fairseq_lot.plug_and_play.distillation import (
     Fit,
     Pair,
@@ -90,7 +91,7 @@ def run(args: Namespace) -> int:
     for out in filter(None, (args.out, args.json)):
         if Path(out).resolve() == Path(args.path).resolve():
             raise InputError(f"--out is the checkpoint itself, {args.path}; give another file")
-    with atomic_write(args.out, "wb") as file:  # opened first: what cannot be written is known at once
+    with atomic_write(args.out, "wb") as file:  # opened first: an unwritable path fails at once
         done = calibrate(args.path, args.data, device=device, **dataclasses.asdict(options))
         file.write(serialised(done.state))
     if args.json is not None:
@@ -287,18 +288,18 @@ def as_dict(done: Calibrated) -> dict:
 
 def render(done: Calibrated) -> str:
     """The errors as a table: a line for each attention, a column for each head, before → after."""
-    heads = range(done.before.size(1))
-    lines = [
-        "relative squared errors on held-out sentences, before → after; of the heads:",
-        "| site    | layer | " + " | ".join(f"{f'head {head}':14}" for head in heads) + " |",
-        "| :------ | ----: | " + " | ".join("-------------:" for _ in heads) + " |",
-    ]
-    for pair, before, after in zip(done.paired, done.before.tolist(), done.after.tolist(), strict=True):
-        cells = [f"{x:6.3f} → {y:5.3f}" for x, y in zip(before, after, strict=True)]
-        lines.append(f"| {pair.site:7} | {pair.layer:5} | " + " | ".join(cells) + " |")
-    together = done.together
-    lines.append(
-        f"of the output, after {done.apart.steps} steps on the heads and {together.steps} on the output: "
-        f"{together.before.item():.4f} → {together.after.item():.4f}"
-    )
-    return "\n".join(lines)
+    num_heads, together = done.before.size(1), done.together
+    errors = zip(done.paired, done.before.tolist(), done.after.tolist(), strict=True)
+    return Table(
+        ["site", "layer", *(f"head {head}" for head in range(num_heads))],
+        [
+            [pair.site, pair.layer, *(f"{x:.3f} → {y:.3f}" for x, y in zip(before, after, strict=True))]
+            for pair, before, after in errors
+        ],
+        heading="relative squared errors of the heads on held-out sentences, before → after",
+        notes=[
+            f"of the output, after {done.apart.steps} steps on the heads and {together.steps} on the output: "
+            f"{together.before.item():.4f} → {together.after.item():.4f}"
+        ],
+        align="<" + ">" * (1 + num_heads),
+    ).markdown(padded=True)

@@ -11,7 +11,7 @@
 #   SINKHORN_OPTIONS, ESP_OPTIONS, LOT_OPTIONS: flat options, e.g. LOT_OPTIONS="--lot-num-pivots 64"; those of a variant
 #                in NAME_VARIANT_OPTIONS (LOT_RELEASED_OPTIONS="--lot-pivot-std 0.02"), otherwise those of NAME
 #   SEED, EPOCHS, FINETUNE_EPOCHS, LR, FINETUNE_LR, and the other variables of the scripts in stages/
-#   JOBS         backbones, then mechanisms, that run side by side (1); above 1 the cores are shared among them
+#   JOBS         backbones, then mechanisms, that run side by side (1); above 1 give each its share in OMP_NUM_THREADS
 #   WORK         folder for the checkpoints and the logs;  RESULTS: results file
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"

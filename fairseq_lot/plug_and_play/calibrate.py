@@ -38,10 +38,10 @@ from fairseq_lot.pretrained.loading import Loaded, build, load_data, saved_task
 class FitOptions(Options):
     """How a calibration fits; docs/calibration.md says what was tried."""
 
-    steps: int = option(1600, "updates that fit the heads one by one", minimum=1)
-    joint_steps: int = option(800, "updates that then fit the output of all together", minimum=0)
+    steps: int = option(800, "updates that fit the heads one by one", minimum=1)
+    joint_steps: int = option(400, "updates that then fit the output of all together", minimum=0)
     learning_rate: float = option(0.2, "Adam's at the start; it falls to 0", above=0)
-    max_tokens: int = option(1024, "source pieces in a batch", minimum=1)
+    max_tokens: int = option(512, "source pieces in a batch", minimum=1)
     held_out: int = option(64, "sentences to measure the errors on", minimum=1)
     split: str = option("train", "split of DATA, where DATA is given")
     seed: int = option(1, "seed of the sentences drawn", minimum=0)

@@ -298,7 +298,8 @@ def test_two_launches_each_and_no_matrix_of_tokens_and_pivots(monkeypatch):
     assert 0 < sizes.largest < 2 * 40 * 32 * torch.float32.itemsize
 
 
-def test_seven_launches_forward_where_tokens_are_split(monkeypatch):
+@pytest.mark.slow
+def test_six_launches_forward_where_tokens_are_split(monkeypatch):
     split_from(monkeypatch, 64)
     names = ["key_forward", "query_forward"]
     for name in names:
@@ -372,6 +373,7 @@ MECHANISMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_mechanisms_give_the_same_through_kernels(name, monkeypatch):
     mechanism = build_mechanism(name.split("-")[0], num_heads=2, head_dim=4, **MECHANISMS[name])
@@ -446,6 +448,7 @@ def test_a_broken_solver_is_replaced_after_one_warning(untested, monkeypatch):
         assert choice.sinkhorn(torch.randn(2, 2, 5, 4), log_a, log_b, num_updates=5) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_a_sound_kernel_passes_its_test(dtype, dropout):

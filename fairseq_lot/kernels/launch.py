@@ -67,8 +67,11 @@ def backward_passes(kernel, programs, parts, length, passes, top, begin, grad_h,
 
 
 def merged(reaches: torch.Tensor) -> torch.Tensor:
-    """Reaches of parts, ``(programs, passes, parts, R)``, as those of whole sentences, ``(programs, passes, R)``."""
+    """Reaches of parts, ``(programs, passes, parts, 2, R)``, as those of sentences, ``(programs, passes, 2, R)``."""
     if reaches.size(2) == 1:
         return reaches.squeeze(2)
-    whole = reaches.logsumexp(2)
-    return torch.where(whole.isneginf(), 0.0, whole)
+    tops, log_totals = reaches.unbind(-2)
+    top = tops.amax(2, keepdim=True)
+    top = torch.where(top.isneginf(), 0.0, top)
+    log_total = (tops - top + log_totals).logsumexp(2)
+    return torch.stack([top.squeeze(2), torch.where(log_total.isneginf(), 0.0, log_total)], -2)

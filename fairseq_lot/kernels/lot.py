@@ -26,10 +26,12 @@ from fairseq_lot.kernels.launch import (
 from fairseq_lot.kernels.tiles import (
     NEG_INF,
     add_tokens,
+    load_reach,
     pivot_potential,
     potential_before,
-    reach_of,
+    store_reach,
     token_potential,
+    token_shares,
     undo_pass,
     undo_tokens,
 )
@@ -85,7 +87,7 @@ def _passes(X, z, log_masses, PADS, reaches, stride, d, scale, first, last, star
             s = _scores(_rows(X, i, stride, e, d, log_mass == 0.0), z, scale, PRECISION)
             f, _ = token_potential(s, h, log_mass, updated)
             top, total, _, _ = add_tokens(top, total, s + f[:, None])
-        tl.store(reaches + (number * parts + part) * R + t, reach_of(top, total, parts))
+        store_reach(reaches + (number * parts + part) * 2 * R, t, top, total, parts, R)
         tl.debug_barrier()  # other threads of this program read it in the next pass
 
 
@@ -101,7 +103,7 @@ def key_forward(K, V, Z, MASSES, PADS, REACHES, A, n, r, d, dv, skb, skh, skn, s
     K += b * skb + head * skh
     V += b * svb + head * svh
     PADS += b * spb
-    reaches = REACHES + g * passes * parts * R
+    reaches = REACHES + g * passes * parts * 2 * R
     z = _rows(Z + head * r * d, t, d, e, d, t < r)
     log_masses = tl.load(MASSES + head * r + t, mask=t < r, other=NEG_INF)
     start = part * length
@@ -123,7 +125,7 @@ def key_forward(K, V, Z, MASSES, PADS, REACHES, A, n, r, d, dv, skb, skh, skn, s
             top, total, fade, terms = add_tokens(top, total, s + f[:, None])
             v = _rows(V, j, svn, ev, dv, real).to(tl.float32)
             values = tl.dot(tl.trans(terms), v, values * fade[:, None], input_precision=PRECISION)
-        tl.store(reaches + ((passes - 1) * parts + part) * R + t, reach_of(top, total, parts))
+        store_reach(reaches + ((passes - 1) * parts + part) * 2 * R, t, top, total, parts, R)
         values = values / tl.where(total == 0.0, 1.0, total)[:, None]
         at = ((g * parts + part) * r + t)[:, None] * dv + ev[None, :]
         tl.store(A + at, values, mask=(t < r)[:, None] & (ev < dv)[None, :])
@@ -141,7 +143,7 @@ def query_forward(Q, Z, MASSES, PADS, REACHES, A, OUT, n, r, d, dv, sqb, sqh, sq
     t, e, ev = tl.arange(0, R), tl.arange(0, D), tl.arange(0, DV)
     Q += b * sqb + head * sqh
     PADS += b * spb
-    reaches = REACHES + g * passes * parts * R
+    reaches = REACHES + g * passes * parts * 2 * R
     z = _rows(Z + head * r * d, t, d, e, d, t < r)
     log_masses = tl.load(MASSES + head * r + t, mask=t < r, other=NEG_INF)
     start = part * length
@@ -156,8 +158,8 @@ def query_forward(Q, Z, MASSES, PADS, REACHES, A, OUT, n, r, d, dv, sqb, sqh, sq
             log_mass = _log_mass(PADS, i, end, HAS_PADS)
             real = log_mass == 0.0
             s = _scores(_rows(Q, i, sqn, e, d, real), z, scale, PRECISION)
-            _, total = token_potential(s, h, log_mass, 1.0)
-            w = tl.where(real[:, None], tl.exp(s + h[None, :] - total[:, None]), 0.0)
+            _, w = token_potential(s, h, log_mass, 1.0)
+            w = tl.where(real[:, None], w, 0.0)
             if DROPS:
                 w = w * _kept(seed, dropout, g, n, i, t, R)
             out = tl.dot(w, a, input_precision=PRECISION).to(OUT.dtype.element_ty)
@@ -189,8 +191,8 @@ def _levels(X, z, log_masses, PADS, REACHES, GRAD_H, OUT, stride, d, scale, pass
 @triton.jit
 def _of_last_tokens(s, do, a, h, log_mass, kept, PRECISION: tl.constexpr):
     """The query side's last update: its softmax, and what the values' gradient is for the scores."""
-    _, total = token_potential(s, h, log_mass, 1.0)
-    w = tl.where((log_mass == 0.0)[:, None], tl.exp(s + h[None, :] - total[:, None]), 0.0)
+    _, w = token_potential(s, h, log_mass, 1.0)
+    w = tl.where((log_mass == 0.0)[:, None], w, 0.0)
     grad = w * kept * tl.dot(do, tl.trans(a), input_precision=PRECISION)
     return w, grad - w * tl.sum(grad, 1)[:, None]
 
@@ -212,8 +214,8 @@ def query_backward(Q, Z, MASSES, PADS, REACHES, A, GRAD_O, GRAD_H, OUT, GRAD_Q, 
     z = _rows(Z + head * r * d, t, d, e, d, t < r)
     log_masses = tl.load(MASSES + head * r + t, mask=t < r, other=NEG_INF)
     a = _rows(A + g * r * dv, t, dv, ev, dv, t < r)
-    reach = tl.load(REACHES + (g * passes + top) * R + t, mask=(t < R) & (top >= 0), other=0.0)
-    h = pivot_potential(log_masses, reach, top)
+    before, log_before = load_reach(REACHES + (g * passes + top) * 2 * R, t, top >= 0, R)
+    h = pivot_potential(log_masses, before, log_before, top)
     start = part * length
     end = tl.minimum(start + length, n)
     if BEGIN:
@@ -261,13 +263,13 @@ def query_backward(Q, Z, MASSES, PADS, REACHES, A, GRAD_O, GRAD_H, OUT, GRAD_Q, 
 
 
 @triton.jit
-def _of_last_pivots(s, v, da, delta, h, log_mass, reach, updated, PRECISION: tl.constexpr):
+def _of_last_pivots(s, v, da, delta, h, log_mass, peak, log_total, updated, PRECISION: tl.constexpr):
     """The key side's last pass: its softmax over tokens, what the values' gradient is for the scores and what the
     update of the tokens takes from it."""
-    f, total = token_potential(s, h, log_mass, updated)
-    share = tl.exp(s + f[:, None] - reach[None, :])
+    f, shares = token_potential(s, h, log_mass, updated)
+    share = token_shares(s, f, peak, log_total)
     grad = share * (tl.dot(v, tl.trans(da), input_precision=PRECISION) - delta[None, :])
-    return share, grad, undo_tokens(s, h, log_mass, total, tl.sum(grad, 1) * updated)
+    return share, grad, undo_tokens(shares, tl.sum(grad, 1) * updated)
 
 
 @triton.jit(do_not_specialize=RUNTIME)
@@ -289,9 +291,9 @@ def key_backward(K, V, Z, MASSES, PADS, REACHES, A, GRAD_A, GRAD_H, OUT, GRAD_K,
     log_masses = tl.load(MASSES + head * r + t, mask=t < r, other=NEG_INF)
     da = _rows(GRAD_A + g * r * dv, t, dv, ev, dv, t < r)
     delta = tl.sum(da * _rows(A + g * r * dv, t, dv, ev, dv, t < r), 1)
-    reach = tl.load(REACHES + (g * passes + passes - 1) * R + t)
-    before = tl.load(REACHES + (g * passes + top) * R + t, mask=(t < R) & (top >= 0), other=0.0)
-    h = pivot_potential(log_masses, before, top)
+    peak, log_total = load_reach(REACHES + (g * passes + passes - 1) * 2 * R, t, True, R)
+    before, log_before = load_reach(REACHES + (g * passes + top) * 2 * R, t, top >= 0, R)
+    h = pivot_potential(log_masses, before, log_before, top)
     updated = tl.where((top >= 0) | TOKENS_FIRST, 1.0, 0.0)
     start = part * length
     end = tl.minimum(start + length, n)
@@ -302,7 +304,7 @@ def key_backward(K, V, Z, MASSES, PADS, REACHES, A, GRAD_A, GRAD_H, OUT, GRAD_K,
             log_mass = _log_mass(PADS, j, end, HAS_PADS)
             s = _scores(_rows(K, j, skn, e, d, log_mass == 0.0), z, scale, PRECISION)
             v = _rows(V, j, svn, ev, dv, log_mass == 0.0).to(tl.float32)
-            _, _, of_tokens = _of_last_pivots(s, v, da, delta, h, log_mass, reach, updated, PRECISION)
+            _, _, of_tokens = _of_last_pivots(s, v, da, delta, h, log_mass, peak, log_total, updated, PRECISION)
             grad_h -= tl.sum(of_tokens, 0)
         tl.store(OUT + top * slot + (g * parts + part) * R + t, grad_h)
         tl.debug_barrier()
@@ -316,7 +318,7 @@ def key_backward(K, V, Z, MASSES, PADS, REACHES, A, GRAD_A, GRAD_H, OUT, GRAD_K,
             x = _rows(K, j, skn, e, d, log_mass == 0.0)
             s = _scores(x, z, scale, PRECISION)
             v = _rows(V, j, svn, ev, dv, log_mass == 0.0).to(tl.float32)
-            share, grad, of_tokens = _of_last_pivots(s, v, da, delta, h, log_mass, reach, updated, PRECISION)
+            share, grad, of_tokens = _of_last_pivots(s, v, da, delta, h, log_mass, peak, log_total, updated, PRECISION)
             grad_v = tl.dot(share, da, input_precision=PRECISION).to(GRAD_V.dtype.element_ty)
             tl.store(GRAD_V + (g * n + j)[:, None] * dv + ev[None, :], grad_v,
                      mask=(j < end)[:, None] & (ev < dv)[None, :])  # fmt: skip
@@ -355,19 +357,20 @@ class _Lot(torch.autograd.Function):
 
         passes = (key_updates + 1) // 2
         parts, length = num_parts(programs, m, q.device)
-        reaches = torch.empty(programs, passes, parts, R, **empty)
+        reaches = torch.empty(programs, passes, parts, 2, R, **empty)
         at_pivots = torch.empty(programs, parts, r, dv, **empty)
         forward_passes(
             key_forward, programs, parts, length, passes, passes - 1, REACHES=reaches, A=at_pivots, **key_side
         )
         key_reaches = merged(reaches)
         if parts > 1:
-            share = (reaches[:, -1] - key_reaches[:, -1:]).exp()[..., :r]
+            top, log_total = (reaches[:, -1] - key_reaches[:, -1, None]).unbind(-2)
+            share = (top + log_total).exp()[..., :r]
             at_pivots = (share.unsqueeze(-1) * at_pivots).sum(1)
 
         passes = query_updates // 2
         parts, length = num_parts(programs, n, q.device)
-        reaches = torch.empty(programs, passes, parts, R, **empty)
+        reaches = torch.empty(programs, passes, parts, 2, R, **empty)
         values = torch.empty(bsz, heads, n, dv, dtype=v.dtype, device=q.device)
         forward_passes(
             query_forward, programs, parts, length, passes, passes,

@@ -14,11 +14,13 @@ from fairseq_lot.kernels.launch import RUNTIME, backward_passes, forward_passes,
 from fairseq_lot.kernels.tiles import (
     NEG_INF,
     add_tokens,
-    log_sum,
+    load_reach,
+    merged_reach,
     pivot_potential,
     potential_before,
-    reach_of,
+    store_reach,
     token_potential,
+    token_shares,
     undo_pass,
     undo_tokens,
 )
@@ -43,7 +45,7 @@ def solve_forward(S, TOKENS, PIVOTS, REACHES, C, n, m, ssb, ssh, ssn, ssm, stb, 
     t = tl.arange(0, R)
     S += b * ssb + head * ssh
     TOKENS += b * stb + head * sth
-    reaches = REACHES + g * passes * parts * R
+    reaches = REACHES + g * passes * parts * 2 * R
     log_masses = tl.load(PIVOTS + b * spb + head * sph + t * spm, mask=t < m, other=NEG_INF)
     start = part * length
     end = tl.minimum(start + length, n)
@@ -58,25 +60,25 @@ def solve_forward(S, TOKENS, PIVOTS, REACHES, C, n, m, ssb, ssh, ssn, ssm, stb, 
             s = _tile(S, i, t, ssn, ssm, end, m)
             f, _ = token_potential(s, h, log_mass, updated)
             top, total, _, _ = add_tokens(top, total, s + f[:, None])
-        tl.store(reaches + (number * parts + part) * R + t, reach_of(top, total, parts))
+        store_reach(reaches + (number * parts + part) * 2 * R, t, top, total, parts, R)
         tl.debug_barrier()
     if VALUES:
         C += b * scb + head * sch
-        reach = tl.zeros([R], tl.float32)
+        # the pass that pivots are exact by is the last one, and their shares are the tokens' in it
+        h = potential_before(reaches, log_masses, passes - 1 if PIVOTS_EXACT else passes, parts, t, R)
+        top, log_total = tl.zeros([R], tl.float32), tl.zeros([R], tl.float32)
         if PIVOTS_EXACT:
-            h = potential_before(reaches, log_masses, passes - 1, parts, t, R)
-            reach = log_sum(reaches + (passes - 1) * parts * R, parts, t, R)
-        else:
-            h = potential_before(reaches, log_masses, passes, parts, t, R)
+            top, log_total = merged_reach(reaches + (passes - 1) * parts * 2 * R, parts, t, R)
         updated = tl.where((passes > 1) | TOKENS_FIRST, 1.0, 0.0)
         for c in range(start, end, BLOCK):
             i = c + tl.arange(0, BLOCK)
             log_mass = tl.load(TOKENS + i * stn, mask=i < end, other=NEG_INF)
             s = _tile(S, i, t, ssn, ssm, end, m)
-            f, total = token_potential(s, h, log_mass, updated)
-            out = s + f[:, None] - reach[None, :] if PIVOTS_EXACT else s + h[None, :] - total[:, None]
+            f, out = token_potential(s, h, log_mass, updated)
+            if PIVOTS_EXACT:
+                out = token_shares(s, f, top, log_total)
             at = i[:, None].to(tl.int64) * scn + t[None, :] * scm
-            tl.store(C + at, tl.exp(out), mask=(i < end)[:, None] & (t < m)[None, :])
+            tl.store(C + at, out, mask=(i < end)[:, None] & (t < m)[None, :])
 
 
 @triton.jit
@@ -89,9 +91,9 @@ def _start(S, C, GRAD_C, TOKENS, i, t, n, m, end, ssn, ssm, scn, scm, sgn, sgm, 
     grad = share * _tile(GRAD_C, i, t, sgn, sgm, end, m)
     if PIVOTS_EXACT:
         grad -= share * delta[None, :]
-        _, total = token_potential(s, h, log_mass, updated)
+        _, shares = token_potential(s, h, log_mass, updated)
         grad_f = tl.sum(grad, 1) * updated
-        of_tokens = undo_tokens(s, h, log_mass, total, grad_f)
+        of_tokens = undo_tokens(shares, grad_f)
     else:
         grad -= share * tl.sum(grad, 1)[:, None]
         grad_f = tl.sum(grad, 1) * 0.0
@@ -119,8 +121,8 @@ def solve_backward(S, TOKENS, PIVOTS, REACHES, C, GRAD_C, DELTA, GRAD_H, OUT, GR
     delta = tl.zeros([R], tl.float32)
     if PIVOTS_EXACT:
         delta = tl.load(DELTA + g * m + t, mask=t < m, other=0.0)
-    before = tl.load(REACHES + (g * passes + top) * R + t, mask=(t < R) & (top >= 0), other=0.0)
-    h = pivot_potential(log_masses, before, top)
+    before, log_before = load_reach(REACHES + (g * passes + top) * 2 * R, t, top >= 0, R)
+    h = pivot_potential(log_masses, before, log_before, top)
     updated = tl.where((top >= 0) | TOKENS_FIRST, 1.0, 0.0)
     start = part * length
     end = tl.minimum(start + length, n)
@@ -193,7 +195,7 @@ class _Sinkhorn(torch.autograd.Function):
         strides |= {"spb": pivots.stride(0), "sph": pivots.stride(1), "spm": pivots.stride(2)}
         same = {**sizes, **strides, "n": n, "m": m, "heads": heads, "PIVOTS_EXACT": exact}
         same["TOKENS_FIRST"] = num_updates % 2 == (0 if exact else 1)
-        reaches = torch.empty(bsz * heads, passes, parts, R, dtype=torch.float32, device=s.device)
+        reaches = torch.empty(bsz * heads, passes, parts, 2, R, dtype=torch.float32, device=s.device)
         forward_passes(
             solve_forward, bsz * heads, parts, length, passes, passes,
             S=s, TOKENS=tokens, PIVOTS=pivots, REACHES=reaches, C=c, **same,

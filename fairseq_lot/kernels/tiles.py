@@ -13,34 +13,63 @@ NEG_INF = tl.constexpr(float("-inf"))
 
 
 @triton.jit
-def log_sum(reaches, parts, t, R: tl.constexpr):
-    """The reach over all tokens from those over parts of them, ``(parts, R)``; 0 where there is no token at all."""
-    top = tl.full([R], NEG_INF, tl.float32)
-    total = tl.zeros([R], tl.float32)
-    for part in range(0, parts):
-        reach = tl.load(reaches + part * R + t)
-        new = tl.maximum(top, reach)
-        safe = tl.where(new == NEG_INF, 0.0, new)
-        total = total * tl.exp(top - safe) + tl.exp(reach - safe)
-        top = new
-    return tl.where(top == NEG_INF, 0.0, top + tl.log(tl.where(total == 0.0, 1.0, total)))
+def load_reach(reaches, t, there, R: tl.constexpr):
+    """One reach, as its maximum and the log of the sum over that; 0 where there is none."""
+    mask = (t < R) & there
+    return tl.load(reaches + t, mask=mask, other=0.0), tl.load(reaches + R + t, mask=mask, other=0.0)
 
 
 @triton.jit
-def pivot_potential(log_masses, reach, number):
-    """h after pass ``number``; after pass -1, that is before the first one, 0 wherever there is mass."""
-    h = tl.where(number < 0, 0.0, log_masses - reach)
+def store_reach(reaches, t, top, total, parts, R: tl.constexpr):
+    """The reach of a running maximum and sum; of no token at all -inf in a part, 0 in a whole sentence."""
+    nothing = total == 0.0
+    tl.store(reaches + t, tl.where(nothing & (parts == 1), 0.0, top))
+    tl.store(reaches + R + t, tl.log(tl.where(nothing, 1.0, total)))
+
+
+@triton.jit
+def merged_reach(reaches, parts, t, R: tl.constexpr):
+    """The reach over all tokens from those over parts of them, ``(parts, 2, R)``; 0 where there is no token at all."""
+    top, log_total = load_reach(reaches, t, True, R)
+    for part in range(1, parts):
+        other, log_other = load_reach(reaches + part * 2 * R, t, True, R)
+        new = tl.maximum(top, other)
+        safe = tl.where(new == NEG_INF, 0.0, new)
+        total = tl.exp(top - safe + log_total) + tl.exp(other - safe + log_other)
+        top, log_total = new, tl.log(tl.where(total == 0.0, 1.0, total))
+    return tl.where(top == NEG_INF, 0.0, top), log_total
+
+
+@triton.jit
+def pivot_potential(log_masses, top, log_total, number):
+    """h after pass ``number`` with that reach; after pass -1, before the first one, 0 wherever there is mass."""
+    h = tl.where(number < 0, 0.0, log_masses - (top + log_total))
     return tl.where(log_masses == NEG_INF, NEG_INF, h)
 
 
 @triton.jit
+def potential_before(reaches, log_masses, number, parts, t, R: tl.constexpr):
+    """The pivots' potential that pass ``number`` starts from."""
+    top = tl.zeros([R], tl.float32)
+    log_total = tl.zeros([R], tl.float32)
+    if number > 0:
+        top, log_total = merged_reach(reaches + (number - 1) * parts * 2 * R, parts, t, R)
+    return pivot_potential(log_masses, top, log_total, number - 1)
+
+
+@triton.jit
 def token_potential(s, h, log_mass, updated):
-    """f made from h (``updated`` is 1), or 0 (``updated`` is 0); -inf for tokens without mass. And the log sums."""
+    """f made from h (``updated`` is 1), or 0 (``updated`` is 0); -inf for tokens without mass.
+
+    And the shares of the pivots in each token: its softmax, divided, so that they sum to 1 however large the scores.
+    """
     y = s + h[None, :]
     top = tl.max(y, 1)
-    total = top + tl.log(tl.sum(tl.exp(y - top[:, None]), 1))
+    shares = tl.exp(y - top[:, None])
+    total = tl.sum(shares, 1)
     massless = log_mass == NEG_INF
-    return tl.where(massless, NEG_INF, (tl.where(massless, 0.0, log_mass) - total) * updated), total
+    f = (tl.where(massless, 0.0, log_mass) - (top + tl.log(total))) * updated
+    return tl.where(massless, NEG_INF, f), shares / total[:, None]
 
 
 @triton.jit
@@ -54,32 +83,15 @@ def add_tokens(top, total, x):
 
 
 @triton.jit
-def reach_of(top, total, parts):
-    """The reach from its running maximum and sum; of no token at all -inf in a part, 0 in a whole sentence."""
-    nothing = tl.where(parts == 1, 0.0, NEG_INF)
-    return tl.where(total == 0.0, nothing, top + tl.log(tl.where(total == 0.0, 1.0, total)))
+def token_shares(s, f, top, log_total):
+    """The shares of the tokens in each pivot; a large maximum goes first, so that they sum to 1 as well."""
+    return tl.exp((s + f[:, None] - top[None, :]) - log_total[None, :])
 
 
 @triton.jit
-def undo_pivots(s, f, reach, grad_h):
-    """What an update of the pivots takes from the gradient of the scores; its rows, summed, from that of f."""
-    return tl.exp(s + f[:, None] - reach[None, :]) * grad_h[None, :]
-
-
-@triton.jit
-def undo_tokens(s, h, log_mass, total, grad_f):
+def undo_tokens(shares, grad_f):
     """What an update of the tokens takes from the gradient of the scores; its columns, summed, from that of h."""
-    share = tl.where((log_mass == NEG_INF)[:, None], 0.0, tl.exp(s + h[None, :] - total[:, None]))
-    return share * grad_f[:, None]
-
-
-@triton.jit
-def potential_before(reaches, log_masses, number, parts, t, R: tl.constexpr):
-    """The pivots' potential that pass ``number`` starts from."""
-    reach = tl.zeros([R], tl.float32)
-    if number > 0:
-        reach = log_sum(reaches + (number - 1) * parts * R, parts, t, R)
-    return pivot_potential(log_masses, reach, number - 1)
+    return shares * grad_f[:, None]
 
 
 @triton.jit
@@ -91,13 +103,14 @@ def undo_pass(s, REACHES, GRAD_H, log_masses, log_mass, u, g, passes, all_progra
         what it takes from the gradient of the scores; the part of it that the update of the tokens takes, whose column
         sums it takes from the gradient of the potential before; and the gradient of the tokens' potential.
     """
-    before = tl.load(REACHES + (g * passes + u - 1) * R + t, mask=(t < R) & (u > 0), other=0.0)
-    h = pivot_potential(log_masses, before, u - 1)
+    reaches = REACHES + (g * passes + u) * 2 * R
+    top, log_total = load_reach(reaches - 2 * R, t, u > 0, R)
+    h = pivot_potential(log_masses, top, log_total, u - 1)
     updated = tl.where((u > 0) | TOKENS_FIRST, 1.0, 0.0)
-    f, total = token_potential(s, h, log_mass, updated)
-    reach = tl.load(REACHES + (g * passes + u) * R + t)
+    f, shares = token_potential(s, h, log_mass, updated)
+    top, log_total = load_reach(reaches, t, True, R)
     grad_h = tl.load(GRAD_H + (u * all_programs + g) * R + t)
-    of_pivots = undo_pivots(s, f, reach, grad_h)
+    of_pivots = token_shares(s, f, top, log_total) * grad_h[None, :]
     grad_f = -tl.sum(of_pivots, 1) * updated
-    of_tokens = undo_tokens(s, h, log_mass, total, grad_f)
+    of_tokens = undo_tokens(shares, grad_f)
     return of_pivots + of_tokens, of_tokens, grad_f

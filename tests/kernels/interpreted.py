@@ -87,15 +87,31 @@ def twin(q, k, v, pivots, log_masses, query_pads, key_pads, *, scale, query_upda
     return values
 
 
-def check(results, exact, names, *, scores, updates, dtypes):
-    """Every potential knows the scores to float32's eps, once for each update; a half precision rounds the results."""
+def opened(*inputs, **options):
+    """``naive.lot``, whose sentences all need a token; the values of those of pads alone are zero."""
+    *tensors, query_pads, key_pads = inputs
+    bsz, _, n, _ = tensors[0].shape
+    query_pads = torch.zeros(bsz, n, dtype=torch.bool) if query_pads is None else query_pads
+    key_pads = torch.zeros(bsz, tensors[1].size(2), dtype=torch.bool) if key_pads is None else key_pads
+    some_query, some_key = (~mask.all(-1, keepdim=True) for mask in (query_pads, key_pads))
+    values = naive.lot(*tensors, query_pads & some_query, key_pads & some_key, **options)
+    return values.masked_fill((query_pads | ~some_key)[:, None, :, None], 0.0)
+
+
+def check(results, exact, plain, names, *, scores, updates, dtypes):
+    """No further from float64 than float32 allows.
+
+    Every potential knows the scores to eps, once for each update; where a gradient all but vanishes, or huge factors
+    cancel in it, four times the error of plain torch in float32, ``plain``. A half precision rounds the results.
+    """
     eps = torch.finfo(torch.float32).eps * (1 + scores) * updates
     whole = torch.cat([x.flatten() for x in exact[1:]]).norm()
-    for name, result, wish, dtype in zip(names, results, exact, dtypes, strict=True):
+    for name, result, wish, other, dtype in zip(names, results, exact, plain, dtypes, strict=True):
         rounding = 0.0 if dtype == torch.float32 else torch.finfo(dtype).eps
         floor = 0.1 * whole if name.startswith("grad") else 0.0  # a gradient that is zero has errors of the others
+        allowed = eps * max(wish.norm(), floor) + rounding * wish.norm() + 4 * (other.double() - wish).norm()
         error = (result.double() - wish).norm()
-        assert error <= eps * max(wish.norm(), floor) + rounding * wish.norm(), (name, error, wish.norm())
+        assert error <= allowed, (name, error, allowed, wish.norm())
 
 
 def check_lot(T, Tq, n, m, r, d, query_pads=None, key_pads=None, *, expected=twin, scale=None, **drawing):
@@ -106,10 +122,13 @@ def check_lot(T, Tq, n, m, r, d, query_pads=None, key_pads=None, *, expected=twi
     results = with_gradients(lambda *x: run(*x, query_pads, key_pads, **options), inputs, weights)
     doubles = [x.double() for x in inputs]
     exact = with_gradients(lambda *x: expected(*x, query_pads, key_pads, **options), doubles, weights.double())
+    plain = with_gradients(
+        lambda *x: opened(*x, query_pads, key_pads, **options), [x.float() for x in inputs], weights.float()
+    )
     q, k, pivots = doubles[0], doubles[1], doubles[3]
     scores = max((options["scale"] * x @ pivots.transpose(-1, -2)).abs().max() for x in (q, k))
     dtypes = [inputs[2].dtype, *(x.dtype for x in inputs)]
-    check(results, exact, LOT_NAMES, scores=scores, updates=T + Tq, dtypes=dtypes)
+    check(results, exact, plain, LOT_NAMES, scores=scores, updates=T + Tq, dtypes=dtypes)
 
 
 def test_values_and_gradients():
@@ -165,6 +184,15 @@ def test_extreme_scores(T, Tq, size):
     check_lot(T, Tq, 6, 7, 5, 16, pads(6, (4, 6), (0, 0)), pads(7, (0, 0), (0, 3)), size=size)
 
 
+@pytest.mark.parametrize("size", [1.0, 1e4])
+def test_rows_sum_to_one_however_large_the_scores(size):
+    q, k, v, *held = draw(6, 7, 5, 16, size=size)
+    options = {"scale": 0.25, "query_updates": 5, "key_updates": 4}
+    values = lot_kernels.lot(q, k, torch.ones_like(v), *held, None, None, **options)
+    # sums of at most 7 products, each with a few roundings
+    assert (values - 1).abs().max() <= 32 * torch.finfo(torch.float32).eps
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("T", "Tq"), [(1, 1), (2, 3), (5, 5), (6, 4)])
 def test_tokens_split_among_programs(T, Tq, monkeypatch):
@@ -173,14 +201,6 @@ def test_tokens_split_among_programs(T, Tq, monkeypatch):
     # a part without a real token, on either side, and a sentence of pads alone
     query_pads, key_pads = pads(150, (120, 150), (0, 150)), pads(200, (0, 130), (150, 200))
     check_lot(T, Tq, 150, 200, 6, 16, query_pads, key_pads, expected=opened)
-
-
-def opened(*inputs, **options):
-    """``naive.lot``, whose sentences all need a token; the values of those of pads alone are zero."""
-    *tensors, query_pads, key_pads = inputs
-    some_query, some_key = (~mask.all(-1, keepdim=True) for mask in (query_pads, key_pads))
-    values = naive.lot(*tensors, query_pads & some_query, key_pads & some_key, **options)
-    return values.masked_fill((query_pads | ~some_key)[:, None, :, None], 0.0)
 
 
 def test_what_stands_in_pads_is_never_read():
@@ -223,10 +243,11 @@ def test_dropout_is_of_the_query_side_and_the_same_in_the_gradient(Tq):
         none = torch.zeros(1, dtype=q.dtype)
         first = naive.sinkhorn(query_scores, none.expand(n), log_masses, num_updates=Tq)
         second = naive.sinkhorn(key_scores.transpose(-1, -2), log_masses, none.expand(4), num_updates=3)
-        return (first * kept[..., :r].double()) @ (second @ v)
+        return (first * kept[..., :r].to(q.dtype)) @ (second @ v)
 
     exact = with_gradients(dropped, [x.double() for x in inputs], weights.double())
-    check(results, exact, LOT_NAMES, scores=5.0, updates=Tq + 3, dtypes=[torch.float32] * 6)
+    plain = with_gradients(dropped, inputs, weights)
+    check(results, exact, plain, LOT_NAMES, scores=5.0, updates=Tq + 3, dtypes=[torch.float32] * 6)
 
 
 def test_dropout_keeps_as_much_as_it_should():
@@ -277,7 +298,8 @@ def test_two_launches_each_and_no_matrix_of_tokens_and_pivots(monkeypatch):
     assert 0 < sizes.largest < 2 * 40 * 32 * torch.float32.itemsize
 
 
-def test_seven_launches_forward_where_tokens_are_split(monkeypatch):
+@pytest.mark.slow
+def test_six_launches_forward_where_tokens_are_split(monkeypatch):
     split_from(monkeypatch, 64)
     names = ["key_forward", "query_forward"]
     for name in names:
@@ -309,7 +331,8 @@ def check_sinkhorn(T, n, m, *, row_pads=None, size=1.0, transposed=False):
     # the loops know no massless rows: these are compared with the plain operations of torch
     expected = plain if row_pads is None else lambda *x: naive.sinkhorn(*x, num_updates=T)
     exact = with_gradients(expected, [x.double() for x in inputs], weights.double())
-    check(results, exact, SINKHORN_NAMES, scores=scores.abs().max(), updates=T, dtypes=[torch.float32] * 4)
+    float32 = with_gradients(lambda *x: naive.sinkhorn(*x, num_updates=T), inputs, weights)
+    check(results, exact, float32, SINKHORN_NAMES, scores=scores.abs().max(), updates=T, dtypes=[torch.float32] * 4)
 
 
 @pytest.mark.parametrize(("n", "m"), [(6, 3), (3, 6)])
@@ -350,6 +373,7 @@ MECHANISMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_mechanisms_give_the_same_through_kernels(name, monkeypatch):
     mechanism = build_mechanism(name.split("-")[0], num_heads=2, head_dim=4, **MECHANISMS[name])
@@ -377,13 +401,13 @@ OPTIONS = {"scale": 0.25, "query_updates": 3, "key_updates": 3}
 
 
 @triton.jit
-def _without_log_masses(log_masses, reach, number):
-    return tl.where(number < 0, 0.0, -reach)
+def _without_log_masses(log_masses, top, log_total, number):
+    return tl.where(number < 0, 0.0, -(top + log_total))
 
 
 @triton.jit
-def _without_the_tokens_part(s, h, log_mass, total, grad_f):
-    return s * 0.0
+def _without_the_tokens_part(shares, grad_f):
+    return shares * 0.0
 
 
 def _raises(*_):
@@ -424,6 +448,7 @@ def test_a_broken_solver_is_replaced_after_one_warning(untested, monkeypatch):
         assert choice.sinkhorn(torch.randn(2, 2, 5, 4), log_a, log_b, num_updates=5) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_a_sound_kernel_passes_its_test(dtype, dropout):

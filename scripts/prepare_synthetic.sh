@@ -16,6 +16,6 @@ VOCAB_SIZE=${VOCAB_SIZE:-1000}
 require_numbers VOCAB_SIZE WORKERS
 activate
 make_work "$OUT"
-fairseq-lot synthetic --out "$WORK/raw"
+fairseq-lot synthetic --out "$WORK/raw" --train 6000 --valid 300 --test 300
 fairseq-lot tokenise --raw "$WORK/raw" --out "$WORK/text" --no-clean
 binarise "$WORK/text" "$OUT"

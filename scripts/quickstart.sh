@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # From a bare machine to a result table and a report page: sets up, then runs the whole experiment on the embedded
-# synthetic corpus. At most five minutes on two CPU cores after set-up; a second call goes on where the first one stopped.
+# synthetic corpus. At most five minutes on two CPU cores after set-up; a second call goes on where the first stopped.
 #
 #   BACKBONES    transformer; "transformer diff_transformer" for both
 #   MECHANISMS   "softmax sinkhorn esp lot lot:calibrated"
@@ -22,9 +22,11 @@ export FINETUNE_EPOCHS=${FINETUNE_EPOCHS:-1}
 # a quarter of the axes, and of the steps: ESP and the fit would otherwise take half of the time of everything together
 export ESP_OPTIONS=${ESP_OPTIONS:---esp-num-slices 8}
 export CALIBRATE_OPTIONS=${CALIBRATE_OPTIONS:---steps 400 --joint-steps 200}
+# one thread each: two were ten times slower on cores that others used as well
+JOBS=${JOBS:-$(nproc)}
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 BACKBONES=${BACKBONES:-transformer}
 MECHANISMS=${MECHANISMS:-softmax sinkhorn esp lot lot:calibrated}
-JOBS=${JOBS:-$(nproc)}
 WORK=${WORK:-checkpoints/quickstart}
 RESULTS=${RESULTS:-$WORK/results.jsonl}
 source scripts/reproduce_table.sh

@@ -35,7 +35,8 @@ check_python() {
     # fairseq has no wheels for current Python, so that pip compiles it
     command -v g++ >/dev/null || die "there is no g++, which fairseq is compiled with; install the Debian package g++"
     "$1" -c 'import pathlib, sysconfig; pathlib.Path(sysconfig.get_path("include"), "Python.h").read_bytes()' \
-        2>/dev/null || die "there is no Python.h, which fairseq is compiled with; install the Debian package python3.$minor-dev"
+        2>/dev/null \
+        || die "there is no Python.h, which fairseq is compiled with; install the Debian package python3.$minor-dev"
     [ -n "${VIRTUAL_ENV:-}" ] || "$1" -c 'import ensurepip, venv' 2>/dev/null \
         || die "$1 has no module venv; install the Debian package python3.$minor-venv"
 }

@@ -18,9 +18,11 @@ tests() {
   python -m pytest -n 2 --dist worksteal "$@"
 }
 
-echo "ruff check ."
-python -m ruff check .
 if [ -z "$slow" ]; then
+  for form in "ruff check ." "ruff format --check ." mypy; do
+    echo "$form"
+    python -m $form
+  done
   tests "${arguments[@]}"
 else
   tests -m slow "${arguments[@]}"

@@ -72,8 +72,3 @@ def _inline(text):
     """Escaped text with its bold and code parts."""
     text = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", html.escape(_one_line(text)))
     return re.sub(r"`(.+?)`", r"<code>\1</code>", text)
-
-
-def markdown_row(cells) -> str:
-    """One row of a Markdown table."""
-    return f"| {' | '.join(_cell(cell) for cell in cells)} |"

@@ -16,6 +16,7 @@ from fairseq_lot.attention.options import Options, option
 from fairseq_lot.attention.registry import DEFAULT
 from fairseq_lot.errors import InputError
 from fairseq_lot.output.files import atomic_write
+from fairseq_lot.output.tables import Table
 from fairseq_lot.plug_and_play.distillation import (
     Fit,
     Pair,
@@ -37,10 +38,10 @@ from fairseq_lot.pretrained.loading import Loaded, build, load_data, saved_task
 class FitOptions(Options):
     """How a calibration fits; docs/calibration.md says what was tried."""
 
-    steps: int = option(1600, "updates that fit the heads one by one", minimum=1)
-    joint_steps: int = option(800, "updates that then fit the output of all together", minimum=0)
+    steps: int = option(800, "updates that fit the heads one by one", minimum=1)
+    joint_steps: int = option(400, "updates that then fit the output of all together", minimum=0)
     learning_rate: float = option(0.2, "Adam's at the start; it falls to 0", above=0)
-    max_tokens: int = option(1024, "source pieces in a batch", minimum=1)
+    max_tokens: int = option(512, "source pieces in a batch", minimum=1)
     held_out: int = option(64, "sentences to measure the errors on", minimum=1)
     split: str = option("train", "split of DATA, where DATA is given")
     seed: int = option(1, "seed of the sentences drawn", minimum=0)
@@ -90,7 +91,7 @@ def run(args: Namespace) -> int:
     for out in filter(None, (args.out, args.json)):
         if Path(out).resolve() == Path(args.path).resolve():
             raise InputError(f"--out is the checkpoint itself, {args.path}; give another file")
-    with atomic_write(args.out, "wb") as file:  # opened first: what cannot be written is known at once
+    with atomic_write(args.out, "wb") as file:  # opened first: an unwritable path fails at once
         done = calibrate(args.path, args.data, device=device, **dataclasses.asdict(options))
         file.write(serialised(done.state))
     if args.json is not None:
@@ -187,7 +188,7 @@ def _sentences(state, path, data, fitting: FitOptions, paired, teacher: nn.Modul
     if data is not None:
         task, dataset = load_data(state, path, data, fitting.split, needs_target=False)
         return TextSentences(Loaded(teacher, task, dataset, str(path)), f"{data}, {fitting.split}", **shared)
-    task = saved_task(state)
+    task = saved_task(state, path)
     sizes = tuple(len(side.dictionary) for side in (teacher.encoder, teacher.decoder))
     counted = dictionaries_in(task.get("data") or "", (task.get("source_lang"), task.get("target_lang")), sizes)
     return RandomPieces(teacher, *(counted or ()), with_target=not encoder_only(paired), **shared)
@@ -287,18 +288,18 @@ def as_dict(done: Calibrated) -> dict:
 
 def render(done: Calibrated) -> str:
     """The errors as a table: a line for each attention, a column for each head, before → after."""
-    heads = range(done.before.size(1))
-    lines = [
-        "relative squared errors on held-out sentences, before → after; of the heads:",
-        "| site    | layer | " + " | ".join(f"{f'head {head}':14}" for head in heads) + " |",
-        "| :------ | ----: | " + " | ".join("-------------:" for _ in heads) + " |",
-    ]
-    for pair, before, after in zip(done.paired, done.before.tolist(), done.after.tolist(), strict=True):
-        cells = [f"{x:6.3f} → {y:5.3f}" for x, y in zip(before, after, strict=True)]
-        lines.append(f"| {pair.site:7} | {pair.layer:5} | " + " | ".join(cells) + " |")
-    together = done.together
-    lines.append(
-        f"of the output, after {done.apart.steps} steps on the heads and {together.steps} on the output: "
-        f"{together.before.item():.4f} → {together.after.item():.4f}"
-    )
-    return "\n".join(lines)
+    num_heads, together = done.before.size(1), done.together
+    errors = zip(done.paired, done.before.tolist(), done.after.tolist(), strict=True)
+    return Table(
+        ["site", "layer", *(f"head {head}" for head in range(num_heads))],
+        [
+            [pair.site, pair.layer, *(f"{x:.3f} → {y:.3f}" for x, y in zip(before, after, strict=True))]
+            for pair, before, after in errors
+        ],
+        heading="relative squared errors of the heads on held-out sentences, before → after",
+        notes=[
+            f"of the output, after {done.apart.steps} steps on the heads and {together.steps} on the output: "
+            f"{together.before.item():.4f} → {together.after.item():.4f}"
+        ],
+        align="<" + ">" * (1 + num_heads),
+    ).markdown(padded=True)

@@ -54,7 +54,7 @@ def run(args: Namespace) -> int:
     options = {name: value for name in option_names() if (value := getattr(args, name, None)) is not None}
     state = swap(args.path, **options)
     reason = "not calibrated: as drawn" if args.no_calibrate else why_not_calibrated(state, args.path)
-    with atomic_write(args.out, "wb") as file:  # opened first: what cannot be written is known at once
+    with atomic_write(args.out, "wb") as file:  # opened first: an unwritable path fails at once
         if args.calibrate is not None or reason is None:
             done = calibrate(state, args.calibrate, device=device, **dataclasses.asdict(fitting))
             if not done.finished:

@@ -8,12 +8,11 @@ from matplotlib.figure import Figure
 from fairseq_lot.attention.registry import DEFAULT
 from fairseq_lot.evaluation.bootstrap import LEVEL
 from fairseq_lot.evaluation.results import MetricScore
-from fairseq_lot.output.figures import as_bytes
-from fairseq_lot.output.files import atomic_write
-from fairseq_lot.output.tables import markdown_row
+from fairseq_lot.output.figures import write_figure
+from fairseq_lot.output.tables import MISSING, Table
 from fairseq_lot.plug_and_play.sweep_points import DRAWN, PIECES, TEXT, Point
 
-_CALIBRATED = {DRAWN: "–", PIECES: "without data", TEXT: "on text"}
+_CALIBRATED = {DRAWN: MISSING, PIECES: "without data", TEXT: "on text"}
 
 
 def render(points: list[Point]) -> str:
@@ -27,27 +26,25 @@ def render(points: list[Point]) -> str:
         return attentions.index(point.attention), ways.index(way), list(_CALIBRATED).index(point.calibration)
 
     several = {point.calibration for point in points} >= {PIECES, TEXT}
-    lines = [
-        "| Mechanism | Options | Calibrated | Validation loss | Δ | BLEU | Δ |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    rows = []
     for point in sorted(points, key=order):
         calibrated = _CALIBRATED[point.calibration]
         if point.calibrated:
             seconds = f"{point.calibration_seconds:.0f} s"
             calibrated = f"{calibrated}, {seconds}" if several or point.calibration == PIECES else seconds
-        change = "–" if base in (point, None) else f"{point.loss - base.loss:+.4f}"
-        cells = [point.attention, point.options or "–", calibrated, f"{point.loss:.4f}", change, *_bleu(point.bleu)]
-        lines.append(markdown_row(cells))
-    return "\n".join([*lines, "", *notes(points)])
+        change = MISSING if base in (point, None) else f"{point.loss - base.loss:+.4f}"
+        cells = [point.attention, point.options or MISSING, calibrated, f"{point.loss:.4f}", change]
+        rows.append([*cells, *_bleu(point.bleu)])
+    head = ["Mechanism", "Options", "Calibrated", "Validation loss", "Δ", "BLEU", "Δ"]
+    return Table(head, rows, notes=notes(points)).markdown()
 
 
 def _bleu(bleu: MetricScore | None):
     if bleu is None:
-        return "–", "–"
+        return MISSING, MISSING
     score = f"{bleu.score:.2f} [{bleu.low:.2f}, {bleu.high:.2f}]"
     if bleu.delta is None:
-        return score, "–"
+        return score, MISSING
     return score, f"{bleu.delta:+.2f}{'*' if bleu.p < LEVEL else ''} (p = {bleu.p:.4f})"
 
 
@@ -59,11 +56,11 @@ def notes(points: list[Point]) -> list[str]:
 
     signatures = dict.fromkeys(point.bleu.signature for point in points if point.bleu)
     return [
-        f"- Validation loss: nats per target token, teacher-forced, {all_of('tokens')} tokens. Δ: against the base.",
-        "- BLEU: tokenised, with 95 % bootstrap interval; "
+        f"Validation loss: nats per target token, teacher-forced, {all_of('tokens')} tokens. Δ: against the base.",
+        "BLEU: tokenised, with 95 % bootstrap interval; "
         f"p: paired bootstrap test against the base, * where p < {LEVEL}.",
-        *(f"- Signature: `{signature}`" for signature in signatures),
-        f"- Device: {all_of('device')}, threads: {all_of('threads')}. Commit: {all_of('commit')}. "
+        *(f"Signature: `{signature}`" for signature in signatures),
+        f"Device: {all_of('device')}, threads: {all_of('threads')}. Commit: {all_of('commit')}. "
         f"Calibration seed: {all_of('seed')}.",
     ]
 
@@ -89,8 +86,7 @@ def draw(points: list[Point], path: Path) -> None:
         axes.set_xlabel("number of pivots r")
     # every point has a loss, so the first panel has every curve
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", fontsize="small", frameon=False)
-    with atomic_write(path, "wb") as file:
-        file.write(as_bytes(figure, "svg"))
+    write_figure(figure, path)
 
 
 def _curves(points):

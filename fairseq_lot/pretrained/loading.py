@@ -1,5 +1,6 @@
 """A trained model, alone or together with the sentences it is to run on."""
 
+import contextlib
 import copy
 import dataclasses
 import logging
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from fairseq.data import Dictionary, LanguagePairDataset
+from fairseq.data.data_utils import infer_language_pair
 from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from fairseq.utils import apply_to_sample
@@ -141,29 +143,61 @@ def load_data(
     Raises:
         InputError: the folder is missing or damaged, or does not fit the checkpoint.
     """
-    logging.getLogger("fairseq").setLevel(logging.WARNING)  # its notes on every file that it reads
-    saved = saved_task(state)
-    source, target = saved["source_lang"], saved["target_lang"]
+    saved = saved_task(state, path)
     if data is None:
-        data = saved["data"]
-        if not Path(data).is_dir():
+        data = saved.get("data")
+        if not isinstance(data, str) or not Path(data).is_dir():
             raise InputError(f"{path} was trained on {data}, which is not here; name its folder with --data")
+    source, target = languages(saved, data, path)
     if split is not None:
         check_data(data, split=split, source=source, target=target, needs_target=needs_target)
     check_dictionary(data, source, state, path)
     known = {field.name for field in dataclasses.fields(TranslationConfig)}
-    options = {name: value for name, value in saved.items() if name in known} | {"data": str(data)}
+    options = {name: value for name, value in saved.items() if name in known} | {
+        "data": str(data),
+        "source_lang": source,
+        "target_lang": target,
+    }
     try:
-        task = TranslationTask.setup_task(TranslationConfig(**options))
-        if split is not None:
-            task.load_dataset(split)
+        with _without_notes():
+            task = TranslationTask.setup_task(TranslationConfig(**options))
+            if split is not None:
+                task.load_dataset(split)
     except Exception as error:  # whatever a folder of other options or another time leads to
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(f"{path} cannot be loaded with the data in {data}: {reason}") from error
     return task, None if split is None else task.dataset(split)
 
 
-def saved_task(state: dict) -> dict:
+@contextlib.contextmanager
+def _without_notes():
+    """Leave out fairseq's notes on every file that it reads."""
+    logger = logging.getLogger("fairseq")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def saved_task(state: dict, path: str | Path) -> dict:
     """Options of the task that the checkpoint was trained on."""
-    task = state["cfg"]["task"] if state.get("cfg") is not None else vars(state["args"])
+    task = state["cfg"].get("task") if state.get("cfg") is not None else state.get("args")
+    if not isinstance(task, (dict, Namespace)):
+        raise InputError(f"{path} cannot be loaded: it does not say which task it was trained on")
     return dict(task) if isinstance(task, dict) else vars(task)
+
+
+def languages(saved: dict, data: str | Path, path: str | Path) -> tuple[str, str]:
+    """Source and target language: those of the checkpoint, or as fairseq infers them from the names in a data folder.
+
+    Raises:
+        InputError: neither says.
+    """
+    pair = saved.get("source_lang"), saved.get("target_lang")
+    if None in pair and Path(data).is_dir():
+        pair = infer_language_pair(str(data))
+    if None in pair:
+        raise InputError(f"{path} does not say its languages, and nor do the names of the files in {data}")
+    return pair

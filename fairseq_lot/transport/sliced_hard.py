@@ -132,7 +132,7 @@ class _Costs(torch.autograd.Function):
     def forward(ctx, q, k, slices, entries, n, m):
         ctx.save_for_backward(q, k, slices, *entries, n, m)
         costs = q.new_empty(entries.columns.shape[:2])
-        for groups, lines in _chunks(entries.columns, q.size(-1)):
+        for groups, lines in _parts(entries, q.size(-1)):
             difference = _take(k[groups], entries.columns[groups, lines])
             if entries.rows is None:
                 squares = difference.sub_(q[groups].unsqueeze(1)).square_().flatten(2)
@@ -175,7 +175,7 @@ class _Apply(torch.autograd.Function):
 def _combine(weights, entries, x, length):
     """``Σ_l weights_l (n·U_l) x``, ``(G, L), (G, m, c) -> (G, length, c)``."""
     combined = x.new_zeros(x.size(0), length, x.size(-1))
-    for groups, lines in _chunks(entries.columns, x.size(-1)):
+    for groups, lines in _parts(entries, x.size(-1)):
         taken, weight, out = _take(x[groups], entries.columns[groups, lines]), weights[groups, lines], combined[groups]
         if entries.rows is None:
             out.view(len(out), 1, -1).baddbmm_(weight.unsqueeze(1), taken.flatten(2))
@@ -189,7 +189,7 @@ def _combine(weights, entries, x, length):
 def _inner(entries, x, y):
     """``⟨x yᵀ, n·U_l⟩`` of every slice, ``(G, n, c), (G, m, c) -> (G, L)``."""
     products = x.new_empty(entries.columns.shape[:2])
-    for groups, lines in _chunks(entries.columns, x.size(-1)):
+    for groups, lines in _parts(entries, x.size(-1)):
         taken = _take(y[groups], entries.columns[groups, lines])
         if entries.rows is None:
             inner = torch.bmm(x[groups].flatten(1).unsqueeze(1), taken.flatten(2).transpose(1, 2)).squeeze(1)
@@ -200,15 +200,20 @@ def _inner(entries, x, y):
     return products
 
 
-def _chunks(index, width) -> Iterator[tuple[slice, slice]]:
-    """Parts of the first two axes of ``(G, L, S)`` for which S rows of this width each are a chunk together."""
-    num_groups, num_lines, size = index.shape
-    chunk = _CHUNKS.get(index.device.type, _CHUNKS["other"])
-    lines = max(1, min(num_lines, chunk // (size * width)))
-    groups = max(1, chunk // (size * width * num_lines))
+def _chunks(num_groups, num_lines, size, device) -> Iterator[tuple[slice, slice]]:
+    """Parts of two axes that are a chunk together, when each place on them has ``size`` elements."""
+    chunk = _CHUNKS.get(device.type, _CHUNKS["other"])
+    lines = max(1, min(num_lines, chunk // size))
+    groups = max(1, chunk // (size * num_lines))
     for i in range(0, num_groups, groups):
         for line in range(0, num_lines, lines):
             yield slice(i, i + groups), slice(line, line + lines)
+
+
+def _parts(entries, width):
+    """Chunks of the groups and the slices; each entry takes a row of this width."""
+    num_groups, num_lines, size = entries.columns.shape
+    return _chunks(num_groups, num_lines, size * width, entries.columns.device)
 
 
 def _for_each_head(x, num_heads):
@@ -231,7 +236,7 @@ def _project(x, slices):
     """
     tokens, slices = x.transpose(-1, -2).unsqueeze(-2).contiguous(), slices.transpose(-1, -2).unsqueeze(-1)
     lines = x.new_empty((*x.shape[:2], slices.size(-2), x.size(-2)))
-    for sentences, part in _chunks(lines.flatten(1, 2)[:, :: lines.size(1)], x.size(1) * x.size(-1)):
+    for sentences, part in _chunks(len(x), lines.size(2), x[0].numel(), x.device):
         sums = tokens[sentences] * slices[..., part, :]  # (bsz, num_heads, d, L, n)
         while (width := sums.size(2)) > 1:
             half = (width + 1) // 2

@@ -27,7 +27,6 @@ _UPDATES = re.compile(r"epoch (\d+): +(\d+) / (\d+) .*\bnum_updates=(\d+)")
 _EPOCH_END = re.compile(r"\| train \| epoch (\d+) .*\bnum_updates (\d+)")
 
 SHOWN_EVERY = 0.5  # seconds
-MAX_THREADS = 4  # of models that are small enough to run side by side, more only get into each other's way
 SKIPPED = 3  # seconds; a stage that ends sooner was found finished, and says nothing about the pace
 # The stage dies with this process, however that ends: its guard waits for an end of file.
 GUARDED = "(read -r _ <&{pipe}; kill -KILL 0) & exec {command}"
@@ -70,18 +69,15 @@ class Stage:
             return 0.0
         return self.weight * ((1.0 if self.ended else self.done) - self.start)
 
-    def run(self, guard: int, threads: int | None) -> int:
+    def run(self, guard: int) -> int:
         """Run the command, in a process group of its own; return its exit code."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        environment = dict(os.environ)
-        if threads is not None:
-            environment.setdefault("OMP_NUM_THREADS", str(threads))
         with open(self.log, "ab") as log:
             log.write(f"== {self.title}\n".encode())
             log.flush()
             self.offset, self.began = log.tell(), time.monotonic()
             process = subprocess.Popen(
-                ["bash", "-c", GUARDED.format(pipe=guard, command=self.command)], env=environment, pass_fds=[guard],
+                ["bash", "-c", GUARDED.format(pipe=guard, command=self.command)], pass_fds=[guard],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
             self.code = process.wait()
@@ -154,8 +150,7 @@ class Experiment:
         with ThreadPoolExecutor(self.jobs) as pool:
             try:
                 for chains in self.blocks:
-                    threads = self._threads(len(chains))
-                    runs = [pool.submit(self._run_chain, chain, threads) for chain in chains.values()]
+                    runs = [pool.submit(self._run_chain, chain) for chain in chains.values()]
                     while not all(run.done() for run in runs):
                         wait(runs, timeout=SHOWN_EVERY)
                         for stage in self.running:
@@ -171,15 +166,9 @@ class Experiment:
                 os.close(self.held)  # ends what still runs
                 pool.shutdown(cancel_futures=True)
 
-    def _threads(self, chains):
-        """The share of the cores that each of the chains gets that run at once; None: as many as it likes."""
-        if self.jobs == 1:
-            return None
-        return max(1, min(MAX_THREADS, len(os.sched_getaffinity(0)) // max(1, min(self.jobs, chains))))
-
-    def _run_chain(self, chain, threads):
+    def _run_chain(self, chain):
         """Run the stages of a chain; return the one that failed, if one did."""
-        return next((stage for stage in chain if stage.run(self.guard, threads)), None)
+        return next((stage for stage in chain if stage.run(self.guard)), None)
 
     @property
     def running(self) -> list[Stage]:

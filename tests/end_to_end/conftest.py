@@ -115,10 +115,10 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def stock_checkpoint(data, tmp_path_factory):
-    """fairseq's own ``transformer``."""
+    """fairseq's own ``transformer``, trained until its translations differ."""
     save = tmp_path_factory.mktemp("stock")
     flags = ("--arch", "transformer_tiny", "--share-decoder-input-output-embed")
-    return train(data / "bin", save, *flags, updates=30)
+    return train(data / "bin", save, *flags, updates=150)
 
 
 @pytest.fixture(scope="session")

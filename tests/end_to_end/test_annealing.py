@@ -10,7 +10,7 @@ from tests.end_to_end.conftest import generate, hypotheses, train
 
 # 300 sentences make about 10 updates an epoch
 FLAGS = ("--arch", "esp_transformer_small", "--esp-sort-temperature", 0.1, "--esp-anneal", 0.5, "--max-tokens", 4000)
-FLAGS += ("--encoder-layers", 2, "--decoder-layers", 1)
+FLAGS += ("--encoder-layers", 2, "--decoder-layers", 1, "--esp-num-slices", 4)
 
 
 def epochs(checkpoint):

@@ -106,8 +106,7 @@ WRONG_WHEN_BUILT = {
     "weight-missing": lambda state: state["model"].pop("encoder.layers.0.fc1.weight"),
     "weight-unknown": set_weight("encoder.layers.0.magic", torch.ones(2)),
     "task-none": lambda state: state["cfg"].update(task=None),
-    "task-without-languages": lambda state: state["cfg"].update(task=Namespace(_name="translation")),
-    "task-of-no-kind": lambda state: state["cfg"].update(task={"source_lang": "de", "target_lang": "en"}),
+    "task-number": lambda state: state["cfg"].update(task=7),
 }
 
 

@@ -41,13 +41,13 @@ def test_model_overrides_give_the_same_model_as_swap(data, stock_checkpoint, tmp
     assert hypotheses(generate(data / "bin", ours, "--model-overrides", overrides)) == hypotheses(by_overrides)
 
 
-def test_every_fairseq_command_takes_the_swapped_file(data, stock_checkpoint, tmp_path):
+def test_every_fairseq_command_takes_the_swapped_file(data, stock_checkpoint, tmp_path, caplog):
     swapped = swapped_file(stock_checkpoint, tmp_path / "lot.pt", "lot")
     common = ("--user-dir", "fairseq_lot", "--path", swapped, "--cpu", "--max-tokens", 400)
-    log = tmp_path / "valid.log"
-    words = ("--task", "translation", "--valid-subset", "valid", "--log-file", log)
+    caplog.set_level("INFO")
+    words = ("--task", "translation", "--valid-subset", "valid")
     in_this_process(fairseq_validate, data / "bin", *common, *words)
-    assert "| loss " in log.read_text()
+    assert "| loss " in caplog.text
     (tmp_path / "lines").write_text("▁sie ▁singt ▁.\n▁wo ▁ist ▁er ▁?\n")
     words = ("-s", "de", "-t", "en", "--remove-bpe", "sentencepiece", "--input", tmp_path / "lines")
     output = in_this_process(fairseq_interactive, data / "bin", *common, *words)

@@ -71,7 +71,7 @@ BROKEN = [
     ({"seconds": float("nan")}, "seconds must be"),
     ({"stage": "later"}, "stage must be one of base, plug-and-play, fine-tuned"),
     ({"tokenised": 30.0}, "tokenised is not a JSON object"),
-    ({"tokenised": {"score": 1}}, "tokenised lacks base, delta, high, low, p, signature"),
+    ({"tokenised": {"score": 1}}, "tokenised lacks high, low, signature"),
     ({"colour": "red"}, "unknown colour"),
 ]
 

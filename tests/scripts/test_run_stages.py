@@ -77,14 +77,6 @@ def test_chains_run_side_by_side_after_what_stands_above(tmp_path):
     assert (tmp_path / "logs" / "b" / "c.log").read_text() == "== b 1\n"
 
 
-@pytest.mark.parametrize("jobs, expected", [(1, "all"), (2, str(max(1, min(4, len(os.sched_getaffinity(0)) // 2))))])
-def test_cores_are_shared(jobs, expected, tmp_path, monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    plan = [[name, name, shell("echo ${OMP_NUM_THREADS:-all}")] for name in "ab"]
-    assert start(plan, tmp_path, "--jobs", jobs).wait(60) == 0
-    assert (tmp_path / "a.log").read_text() == f"== a\n{expected}\n"
-
-
 def test_lines_say_how_far_a_training_is_and_how_long_it_will_take(tmp_path):
     """Of four epochs two were done before this call, and a quarter of the rest is done."""
     training = write(tmp_path / "train.sh", TRAINING + " sleep 2")

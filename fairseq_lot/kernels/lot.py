@@ -249,7 +249,7 @@ def query_backward(Q, Z, MASSES, PADS, REACHES, A, GRAD_O, GRAD_H, OUT, GRAD_Q, 
             kept = tl.full([BLOCK, R], 1.0, tl.float32)
             if DROPS:
                 kept = _kept(seed, dropout, g, n, i, t, R)
-            _, grad = _of_last_tokens(s, do, a, h, log_mass, kept, PRECISION)
+            w, grad = _of_last_tokens(s, do, a, h, log_mass, kept, PRECISION)
             for back in range(0, top + 1):
                 taken, _, _ = undo_pass(s, REACHES, GRAD_H, log_masses, log_mass, top - back, g, passes, all_programs,
                                         t, TOKENS_FIRST, R)  # fmt: skip

@@ -13,6 +13,7 @@ import torch
 from tests.end_to_end.conftest import BIN, contents, fairseq_lot, train, weights_of
 from tests.end_to_end.deadly import finish, kill_when, killed, refused, starter
 
+pytestmark = pytest.mark.slow
 SWAP = (BIN / "fairseq-lot", "swap", "--attention", "lot", "--no-calibrate")
 
 
@@ -44,7 +45,6 @@ def differential_esp(data, folder):
     return folder / "swapped.pt"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("script", TRAININGS)
 def test_training_goes_on_as_if_it_had_not_been_killed(script, start, data, tmp_path):
     settings = {"DATA": data / "bin", "SIZE": "small", "EPOCHS": 3, "MAX_TOKENS": 1000, "DEVICE": "cpu"}
@@ -78,7 +78,6 @@ def test_training_goes_on_as_if_it_had_not_been_killed(script, start, data, tmp_
         assert "was trained from an earlier" in refused(training("killed"))
 
 
-@pytest.mark.slow
 def test_scoring_goes_on_and_follows_its_checkpoint(start, data, tmp_path):
     """score.sh, killed while it translates and before it has scored; then again, after its checkpoint has changed."""
     base, folder = tmp_path / "base", tmp_path / "data"
@@ -119,7 +118,6 @@ def test_scripts_say_what_is_missing_from_any_folder(start):
         assert "is not set" in output and output.count("\n") == 1
 
 
-@pytest.mark.slow
 def test_a_swap_follows_its_base_and_keeps_to_its_options(start, stock_checkpoint, tmp_path):
     base, out = tmp_path / "base.pt", tmp_path / "lot.pt"
     shutil.copy(stock_checkpoint, base)
@@ -154,7 +152,6 @@ def test_swap(die_at, start, stock_checkpoint, tmp_path):
     assert unhidden(out.parent) == {out: before}
 
 
-@pytest.mark.slow
 def test_calibrate(start, data, stock_checkpoint, tmp_path):
     swapped, folder = tmp_path / "lot.pt", tmp_path / "out"
     finish(start(*SWAP, "--path", stock_checkpoint, "--out", swapped))

@@ -29,7 +29,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a teacher's mechanism, its pads taken out, to be repeated by the student's.
+    """One call of a teacher's mechanism, to be repeated by the student's.
 
     Attributes:
         args, kwargs: of the call; the first is q, ``(bsz, num_heads, tgt_len, head_dim)``.
@@ -45,7 +45,7 @@ class Call:
     def error(self, student: Mechanism) -> torch.Tensor:
         """``‖student - teacher‖² / ‖teacher‖²`` of every head over the batch, ``(num_heads,)``."""
         real = ~self.query_pads[:, None, :, None]
-        difference = (student.attend_masked(*self.args, **self.kwargs).values - self.values) * real
+        difference = (student(*self.args, **self.kwargs).values - self.values) * real
         scale = (self.values * real).square().sum((0, 2, 3))
         return difference.square().sum((0, 2, 3)) / scale.clamp(min=torch.finfo(scale.dtype).tiny)
 
@@ -82,18 +82,10 @@ def teacher_calls(teacher: nn.Module, paired: list[Pair], sample: dict) -> list[
     source = sample["net_input"]
     pads = {"encoder": source["src_tokens"].eq(teacher.encoder.padding_idx)}
 
-    def record(module):
-        attend = module.attend_masked
+    def keep(module, args, kwargs, output):
+        calls[module] = Call(args, kwargs, output.values, pads[site_of[module]])
 
-        def attend_and_keep(*args, **kwargs):
-            output = attend(*args, **kwargs)
-            calls[module] = Call(args, kwargs, output.values, pads[site_of[module]])
-            return output
-
-        module.attend_masked = attend_and_keep
-
-    for module in site_of:
-        record(module)  # not a hook: the differential form calls this method of the mechanism inside it
+    handles = [module.register_forward_hook(keep, with_kwargs=True) for module in site_of]
     try:
         with torch.no_grad():
             if encoder_only(paired):
@@ -102,8 +94,8 @@ def teacher_calls(teacher: nn.Module, paired: list[Pair], sample: dict) -> list[
                 pads["cross"] = pads["decoder"] = source["prev_output_tokens"].eq(teacher.decoder.padding_idx)
                 teacher(**source)
     finally:
-        for module in site_of:
-            del module.attend_masked
+        for handle in handles:
+            handle.remove()
     return [calls[pair.teacher] for pair in paired]
 
 

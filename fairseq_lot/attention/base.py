@@ -86,6 +86,7 @@ class Mechanism(nn.Module):
         need_weights: bool = False,
         *,
         causal: bool = False,
+        masked: bool = False,
     ) -> AttentionOutput:
         """Attend: ``values = A v``.
 
@@ -98,23 +99,20 @@ class Mechanism(nn.Module):
             key_padding_mask: ``(bsz, src_len)`` bool, True = pad.
             need_weights: also return A.
             causal: query i sees keys 0 .. i + src_len - tgt_len only.
+            masked: the padded slots of q, k and v hold zeros already.
 
         Raises:
             InputError: ``causal`` with a mechanism that does not support it, or queries that are not the keys' tokens
                 with a mechanism that ties them.
         """
-        q, k, v = (
-            without_pads(x, mask) for x, mask in ((q, query_padding_mask), (k, key_padding_mask), (v, key_padding_mask))
-        )
-        return self.attend_masked(q, k, v, query_padding_mask, key_padding_mask, need_weights, causal=causal)
-
-    def attend_masked(self, q, k, v, query_padding_mask, key_padding_mask, need_weights=False, *, causal=False):
-        """:meth:`forward` of inputs whose padded slots are zero already."""
         name = type(self).__name__.lower()
         if self.tied_tokens and q.size(-2) != k.size(-2):
             raise InputError(f"{name} attention ties queries to keys; got {q.size(-2)} queries and {k.size(-2)} keys")
         if causal and not self.supports_causal:
             raise InputError(f"{name} attention cannot be causal")
+        if not masked:
+            q = without_pads(q, query_padding_mask)
+            k, v = without_pads(k, key_padding_mask), without_pads(v, key_padding_mask)
         masks = {"query_padding_mask": query_padding_mask, "key_padding_mask": key_padding_mask}
         with torch.autocast(q.device.type, enabled=False):  # each mechanism chooses its own precision
             output = self.attend(q, k, v, **masks, need_weights=need_weights, causal=causal)
@@ -160,7 +158,7 @@ class Mechanism(nn.Module):
     ) -> AttentionOutput:
         """:meth:`forward` on summarised keys; no weights if the summary was made without."""
         mask = summary.get("key_padding_mask")
-        return self.attend_masked(q, summary["key"], summary["value"], None, mask, need_weights)
+        return self(q, summary["key"], summary["value"], None, mask, need_weights, masked=True)
 
     def causal_step(
         self,
@@ -191,7 +189,7 @@ class Mechanism(nn.Module):
                 key_padding_mask = torch.cat(
                     [no_pads[:, :length] if mask is None else mask for mask, length in masks], 1
                 )
-        output = self.attend_masked(q, k, v, None, key_padding_mask, need_weights, causal=True)
+        output = self(q, k, v, None, key_padding_mask, need_weights, causal=True, masked=True)
         return output, self._keep_all(k, v, key_padding_mask)
 
     def drop(self, weights: torch.Tensor) -> torch.Tensor:

@@ -59,7 +59,7 @@ class Differential(Mechanism):
 
     def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_weights, causal):
         masks = (query_padding_mask, key_padding_mask)
-        return self._subtract(self.inner(q, k, self._widen(v), *masks, need_weights, causal=causal))
+        return self._subtract(self.inner(q, k, self._widen(v), *masks, need_weights, causal=causal, masked=True))
 
     @property
     def summarises(self):

@@ -113,6 +113,19 @@ def test_pads_are_taken_from_keys_and_values_once(differential, monkeypatch):
     assert set(masked) == {1}  # each new token, not those before it
 
 
+@torch.no_grad()
+def test_hooks_see_the_mechanism_inside_a_differential_one():
+    """Calibration and diagnosis read heads there, in one pass and step by step."""
+    mechanism = build_differential("softmax", num_heads=HEADS, head_dim=DIM)
+    seen = []
+    mechanism.inner.register_forward_hook(lambda module, args, output: seen.append(output.values.size(2)))
+    q, k, v = (x.float() for x in draw())
+    mechanism(q, k, v, pads(), pads())
+    mechanism.attend_summary(q[:, :, :1], mechanism.summarise(k, v, pads()))
+    mechanism.causal_step(q[:, :, :2], k[:, :, :2], v[:, :, :2])
+    assert seen == [LENGTH, 1, 2]
+
+
 def attentions(monkeypatch):
     """What the fused kernel is called with."""
     calls = []

@@ -52,5 +52,5 @@ if [ -n "${BASELINE:-}" ]; then references+=(--baseline-generated "$BASELINE"); 
 fairseq-lot score --generated "$OUT" "${references[@]}" --results "$RESULTS" \
     --dataset "$(cat "$DATA/description.txt")" --architecture "$(architecture "$BACKBONE" "$SIZE")" \
     --backbone "$BACKBONE" --mechanism "$ATTENTION" --options="$(label)" --stage "$STAGE" --seed "$SEED" \
-    --device "$(device_name)" --seconds "$(cat "$OUT.seconds")" --command="${generate[*]}"
+    --precision "$PRECISION" --device "$(device_name)" --seconds "$(cat "$OUT.seconds")" --command="${generate[*]}"
 echo "$RESULTS" >>"$OUT.scored"

@@ -2,7 +2,7 @@
 
 ``fairseq_lot_bootstrap.pth`` imports this module at interpreter start; all that happens then is that one
 finder goes onto ``sys.meta_path``. When somebody imports ``fairseq``, the finder lets the normal loaders do
-their work and mends seven modules before, while or after they execute. No file of fairseq is edited.
+their work and patches seven modules before, while or after they execute. No file of fairseq is edited.
 
 It is a top-level module because fairseq skips ``<user-dir>/models`` once ``fairseq_lot`` itself is imported.
 """
@@ -31,7 +31,7 @@ _KNOWN_WARNINGS = (
 def _with_hashable_configs(module, execute):
     """Execute a config module whose dataclasses nest instances of each other as defaults.
 
-    Python >= 3.11 takes an unhashable default for a mutable one and refuses it, so every dataclass
+    Python >= 3.11 treats an unhashable default as mutable and refuses it, so every dataclass
     that the module defines gets the identity hash.
     """
     import dataclasses
@@ -103,8 +103,8 @@ def _with_installed_user_dirs(module, execute):
 def _with_atomic_copies(module, execute):
     """Let a checkpoint that is copied to another name appear there when it is complete.
 
-    fairseq writes ``checkpoint_best.pt`` so, but copies it to ``checkpoint_last.pt`` in place: a kill meanwhile
-    leaves half a file, from which the next call cannot go on.
+    fairseq writes ``checkpoint_best.pt`` so, but copies it to ``checkpoint_last.pt`` in place: a kill during the
+    copy leaves half a file, from which the next call cannot resume.
     """
     execute(module)
     original = module.PathManager.copy
@@ -122,7 +122,7 @@ def _with_atomic_copies(module, execute):
 def _with_bf16_on_gpus(module, execute):
     """Let ``--bf16`` mean a GPU where torch_xla is not installed.
 
-    fairseq 0.12.2 takes it for a wish for a TPU, and fails without torch_xla, although the rest of it is ready.
+    fairseq 0.12.2 reads it as a request for a TPU and fails without torch_xla, although GPUs are supported too.
     """
     from importlib.util import find_spec
 
@@ -140,7 +140,7 @@ def _with_bf16_on_gpus(module, execute):
 
 
 def _with_safe_checkpoint_types(module, execute):
-    """Execute fairseq itself after torch's safe loader and the warning filters know what to let pass."""
+    """Execute fairseq itself after torch's safe loader and the warning filters know what to let through."""
     _allow_checkpoint_types()
     _silence_known_notes()
     execute(module)
@@ -177,7 +177,7 @@ def _alias(function, module_name):
 
 
 def _silence_known_notes():
-    """Filter, by message, the notes that nobody who runs fairseq 0.12.2 can act upon."""
+    """Filter, by message, the warnings that nobody who runs fairseq 0.12.2 can act on."""
     import logging
     import warnings
 
@@ -187,7 +187,7 @@ def _silence_known_notes():
         warnings.filterwarnings("ignore", message=message)
 
 
-_MENDED_MODULES = {
+_PATCHED_MODULES = {
     "fairseq": _with_safe_checkpoint_types,
     "fairseq.dataclass.configs": _with_hashable_configs,
     "fairseq.file_io": _with_atomic_copies,
@@ -203,13 +203,13 @@ class Finder:
 
     @classmethod
     def find_spec(cls, name, path=None, target=None):
-        if name not in _MENDED_MODULES:
+        if name not in _PATCHED_MODULES:
             return None
         others = (finder for finder in sys.meta_path if finder is not cls and hasattr(finder, "find_spec"))
         spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
         if spec is not None and hasattr(spec.loader, "exec_module"):
-            mend, execute = _MENDED_MODULES[name], spec.loader.exec_module
-            spec.loader.exec_module = lambda module: mend(module, execute)
+            patch, execute = _PATCHED_MODULES[name], spec.loader.exec_module
+            spec.loader.exec_module = lambda module: patch(module, execute)
         return spec
 
 

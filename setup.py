@@ -36,7 +36,11 @@ setup(
     license="MIT",
     python_requires=">=3.10",
     packages=find_packages(include=["fairseq_lot", "fairseq_lot.*"]),
-    package_data={"fairseq_lot.plug_and_play": ["page/*"]},
+    package_data={
+        "fairseq_lot": ["py.typed"],
+        "fairseq_lot.corpus.synthetic": ["words/*.tsv"],
+        "fairseq_lot.report": ["assets/*"],
+    },
     py_modules=[HOOK],
     cmdclass={"build_py": build_py_with_pth},
     # fairseq==0.12.2 itself is installed afterwards with --no-deps: its own pins are unsatisfiable today.
@@ -53,6 +57,10 @@ setup(
         "torch>=2.6",
         "tqdm>=4.60",
     ],
-    extras_require={"test": ["hypothesis", "pot>=0.9", "pytest>=8", "pytest-xdist", "ruff", "scipy"]},
+    extras_require={
+        "test": ["hypothesis", "mypy", "pot>=0.9", "pytest>=8", "pytest-xdist", "ruff", "scipy"],
+        # CUDA builds of torch bring it along; here it is for tests on machines without a GPU
+        "kernels-test": ["triton>=3.7"],
+    },
     entry_points={"console_scripts": ["fairseq-lot = fairseq_lot.cli:main"]},
 )

@@ -12,19 +12,19 @@ from fairseq_lot.errors import InputError, is_out_of_memory
 COMMANDS = {
     "bench": ("fairseq_lot.benchmark.bench", "time and memory of the attention mechanisms against sentence length"),
     "calibrate": ("fairseq_lot.plug_and_play.calibrate", "fit a swapped attention to softmax, without labels"),
-    "check": ("fairseq_lot.plug_and_play.check", "check a checkpoint and a data folder before a long run"),
+    "check": ("fairseq_lot.pretrained.check", "check a checkpoint and a data folder before a long run"),
     "compare": ("fairseq_lot.evaluation.compare", "test the differences between several systems, pair by pair"),
-    "diagnose": ("fairseq_lot.plug_and_play.diagnose", "measure the attention of a checkpoint, head by head"),
+    "diagnose": ("fairseq_lot.inspection.diagnose", "measure the attention of a checkpoint, head by head"),
     "encode": ("fairseq_lot.corpus.encode", "learn a joint sentencepiece BPE on a tokenised folder and apply it"),
     "iwslt14": ("fairseq_lot.corpus.iwslt14", "extract the raw IWSLT'14 De-En archive into plain text"),
-    "report": ("fairseq_lot.plug_and_play.report", "results, curves and attention maps as one page to look at"),
+    "report": ("fairseq_lot.report.build", "results, curves and attention maps as one page to look at"),
     "score": ("fairseq_lot.evaluation.score", "score the output of fairseq-generate with sacreBLEU, as one JSON line"),
     "sweep": ("fairseq_lot.plug_and_play.sweep", "swap one model's attention in many ways and compare"),
     "swap": ("fairseq_lot.plug_and_play.swap", "swap the attention of a pretrained checkpoint (plug-and-play)"),
+    "synthetic": ("fairseq_lot.corpus.synthetic.generate", "write the synthetic German-English corpus"),
     "table": ("fairseq_lot.evaluation.table", "print scored systems as a Markdown table"),
     "tokenise": ("fairseq_lot.corpus.tokenise", "Moses-tokenise and lower-case a folder of raw text"),
-    "toy-corpus": ("fairseq_lot.corpus.toy", "write the synthetic German-English corpus"),
-    "translate": ("fairseq_lot.plug_and_play.translate", "translate typed or piped sentences, with one model or two"),
+    "translate": ("fairseq_lot.pretrained.translate", "translate typed or piped sentences, with one model or two"),
 }
 
 

@@ -2,10 +2,18 @@
 
 
 class InputError(ValueError):
-    """Input that a person can mend: the message names the value and the way out.
+    """Input that a person can fix: the message names the value and the way out.
 
     ``fairseq-lot`` prints it as one line on stderr and exits with code 2.
     """
+
+
+def check_least(args, **least: int) -> None:
+    """Refuse options below their least values; an option that is None was not given."""
+    for name, value in least.items():
+        given = getattr(args, name)
+        if given is not None and given < value:
+            raise InputError(f"--{name.replace('_', '-')} must be at least {value}, got {given}")
 
 
 def is_out_of_memory(error: Exception) -> bool:

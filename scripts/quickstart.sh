@@ -14,7 +14,7 @@ source scripts/lib/settings.sh
 check_settings
 bash scripts/setup.sh
 activate
-bash scripts/prepare_toy.sh
+bash scripts/prepare_synthetic.sh
 
 export DATA=data-bin/synthetic SIZE=small
 export EPOCHS=${EPOCHS:-4} MAX_TOKENS=${MAX_TOKENS:-1024} WARMUP=${WARMUP:-200}

@@ -7,7 +7,8 @@
 #   SIZE         iwslt_de_en or small
 #   BACKBONES    "transformer diff_transformer"
 #   MECHANISMS   "softmax sinkhorn esp lot"; softmax is the control: the base, fine-tuned for as long. NAME:VARIANT is
-#                NAME once more, with other options; NAME:calibrated is also calibrated, on DATA, before it is scored
+#                NAME once more, with other options; NAME:pieces is also calibrated, on random pieces, and
+#                NAME:calibrated on the text of DATA, before it is scored
 #   SINKHORN_OPTIONS, ESP_OPTIONS, LOT_OPTIONS: flat options, e.g. LOT_OPTIONS="--lot-num-pivots 64"; those of a variant
 #                in NAME_VARIANT_OPTIONS (LOT_RELEASED_OPTIONS="--lot-pivot-std 0.02"), otherwise those of NAME
 #   SEED, EPOCHS, FINETUNE_EPOCHS, LR, FINETUNE_LR, and the other variables of the scripts in stages/
@@ -58,7 +59,11 @@ plan() {
             settings=("BACKBONE=$backbone" "ATTENTION=$mechanism" "OPTIONS=$options" "BASELINE=$home/base/test.out"
                 CHECKED=yes) # by the base's stages
             plug_in=0.2
-            if [ "$entry" = "$mechanism:calibrated" ]; then settings+=(CALIBRATE=yes) plug_in=1; fi
+            case $entry in
+                *:pieces) settings+=(CALIBRATE=pieces) plug_in=1 ;;
+                *:calibrated) settings+=(CALIBRATE=text) plug_in=1 ;;
+                *) settings+=(CALIBRATE=no) ;;
+            esac
             swapped=$home/base/checkpoint_best.pt
             if [ "$mechanism" != softmax ]; then
                 swapped=$home/$system/swapped.pt

@@ -1,12 +1,50 @@
-"""What every test runs under: one thread and the same random numbers."""
+"""What every test runs under, and what many of them use: random numbers, and fairseq in float64."""
+
+import contextlib
 
 import pytest
 import torch
+from fairseq import utils
 
 torch.set_num_threads(1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """``fast_if``: of a large grid only some cases are fast, the others are slow."""
+    for item in items:
+        for marker in item.iter_markers("fast_if"):
+            if not marker.args[0](**item.callspec.params):
+                item.add_marker("slow")
 
 
 @pytest.fixture(autouse=True)
 def same_random_numbers():
     """Every test draws the same numbers, alone or among others."""
     torch.manual_seed(0)
+
+
+def random(*shape, seed=1, dtype=torch.float64):
+    """Normal numbers that depend on the seed and the shape alone."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def close(actual, expected, tolerance=1e-12, *, relative=0.0):
+    """The same dtype, and no entry further away than the tolerance."""
+    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=relative)
+
+
+@contextlib.contextmanager
+def softmax_in_its_own_dtype():
+    """fairseq's attention takes its softmax in float32, whatever the model's dtype; here in the input's.
+
+    Then a model of float64 computes in float64 throughout, and what is compared there differs by float64 rounding: on
+    one processor products of different batch sizes agree bit for bit, on the next they differ in the last bit.
+    """
+
+    def softmax(x, dim, onnx_trace=False):
+        return torch.softmax(x, dim)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(utils, "softmax", softmax)
+        yield

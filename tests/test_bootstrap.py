@@ -1,4 +1,4 @@
-"""The hook: what it costs at interpreter start, and what it mends once fairseq is imported."""
+"""The hook: what it costs at interpreter start, and what it patches once fairseq is imported."""
 
 import dataclasses
 import os

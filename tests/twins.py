@@ -1,53 +1,14 @@
-"""The slow twin of every case, from the functions of ``reference``."""
+"""The naive twin of every case, inside the differential wrapper too."""
 
 import torch
 
-from tests import reference
-from tests.variants import HEAD_DIM, NUM_HEADS
+from fairseq_lot.attention import reference
+from tests.variants import NUM_HEADS
 
 
 def inner(mechanism):
     """The mechanism that makes the plans."""
     return getattr(mechanism, "inner", mechanism)
-
-
-def slices_of(mechanism, head):
-    axes = torch.eye(mechanism.num_slices, HEAD_DIM, dtype=torch.float64)
-    return axes if mechanism.slices is None else mechanism.slices[head]
-
-
-TWINS = {
-    "esp": lambda m, head, q, k: reference.esp_plan(
-        q,
-        k,
-        slices_of(m, head),
-        sort_temperature=m.options.sort_temperature,
-        slice_inverse_temperature=m.options.slice_inverse_temperature,
-        hard=m.options.hard,
-    ),
-    "lot": lambda m, head, q, k: reference.lot_plan(
-        q,
-        k,
-        m.pivots[head],
-        m.mass_logits[head] / m.options.mass_temperature,
-        epsilon=m.options.epsilon,
-        num_updates=m.options.num_updates,
-        query_updates=m.options.query_updates,
-    ),
-    "set": lambda m, head, q, k: reference.set_plan(
-        (q + k) / 2,
-        m.pivots[head],
-        epsilon=m.options.epsilon,
-        num_updates=m.options.num_updates,
-        positional_temperature=m.options.positional_temperature,
-    ),
-    "sinkhorn": lambda m, head, q, k: reference.sinkhorn_plan(
-        q, k, epsilon=m.options.epsilon, num_updates=m.options.num_updates
-    ),
-    "softmax": lambda m, head, q, k: reference.softmax_plan(
-        q, k, slope=reference.alibi_slopes(NUM_HEADS)[head] if m.options.prior == "alibi" else 0.0
-    ),
-}
 
 
 def mixed(mechanism, v):
@@ -60,8 +21,8 @@ def mixed(mechanism, v):
 
 def twin(case, mechanism, q, k, v):
     """Values and A of one sentence from the slow twin: ``(heads, n, d)`` and ``(heads or pairs, n, m)``."""
-    assert case.name in TWINS, f"{case.name} attention has no slow twin: add one to tests/reference.py and to TWINS"
-    plans = [TWINS[case.name](inner(mechanism), head, q[head], k[head]) for head in range(NUM_HEADS)]
+    assert case.name in reference.TWINS, f"{case.name} attention has no twin: add one to attention/reference.py"
+    plans = [reference.TWINS[case.name](inner(mechanism), head, q[head], k[head]) for head in range(NUM_HEADS)]
     if not case.differential:
         attention = torch.stack([q.size(1) * plan for plan in plans])
         return attention @ mixed(mechanism, v), attention

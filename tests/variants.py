@@ -29,13 +29,13 @@ VARIANTS = {
         "fixed": {"num_pivots": 6, "learn_pivots": False, "learn_masses": False},
         "tempered": {"num_pivots": 6, "mass_temperature": 0.3},
         "convolution": {"num_pivots": 6, "conv_kernel": 3},
-        **{f"updates-{n}": {"num_pivots": 6, "num_updates": n, "epsilon": 0.5} for n in range(1, 7)},
+        **{f"updates-{n}": {"num_pivots": 6, "num_updates": n, "epsilon": 0.5} for n in (1, 5)},
     },
     "set": {
         "default": {},
         "one-pivot": {"num_pivots": 1},
         "positional": {"num_pivots": 6, "epsilon": 0.7, "num_updates": 4, "positional_temperature": 0.4},
-        **{f"updates-{n}": {"num_pivots": 6, "num_updates": n, "epsilon": 0.5} for n in (1, 2, 6)},
+        "updates-1": {"num_pivots": 6, "num_updates": 1, "epsilon": 0.5},
     },
     "sinkhorn": {
         "default": {},

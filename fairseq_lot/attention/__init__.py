@@ -1,1 +1,1 @@
-"""Attention mechanisms: one per file, each sees (q, k, v, masks) and nothing of fairseq."""
+"""Attention mechanisms, one a file, that see q, k, v and masks and nothing of fairseq."""

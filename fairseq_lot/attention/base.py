@@ -1,69 +1,13 @@
 """The contract that every attention mechanism fulfils."""
 
-import dataclasses
-import math
-import typing
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
+from fairseq_lot.attention.options import Options
 from fairseq_lot.errors import InputError
-
-
-def option(
-    default: Any,
-    help: str,
-    *,
-    minimum: float | None = None,
-    above: float | None = None,
-    maximum: float | None = None,
-    choices=None,
-):
-    """A field of an options dataclass: its default, its ``--help`` text and its allowed range."""
-    return dataclasses.field(
-        default=default,
-        metadata={"help": help, "minimum": minimum, "above": above, "maximum": maximum, "choices": choices},
-    )
-
-
-@dataclass(frozen=True)
-class Options:
-    """Options of a mechanism; subclasses declare fields with :func:`option`, values are checked here."""
-
-    def __post_init__(self):
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            keys = ("minimum", "above", "maximum", "choices")
-            minimum, above, maximum, choices = (field.metadata[key] for key in keys)
-            if value is None and field.default is None:
-                continue
-            _check_kind(field.name, value, field.type)
-            if minimum is not None and not value >= minimum:
-                raise InputError(f"{field.name} must be at least {minimum}, got {value}")
-            if above is not None and not above < value < float("inf"):
-                raise InputError(f"{field.name} must be a finite number greater than {above}, got {value}")
-            if maximum is not None and not value <= maximum:
-                raise InputError(f"{field.name} must be at most {maximum}, got {value}")
-            if choices is not None and value not in choices:
-                raise InputError(f"{field.name} must be one of {', '.join(choices)}, got {value!r}")
-
-    def at_site(self, site: str) -> "Options":
-        """These options as they apply at the ``encoder``, ``cross`` or ``decoder`` site."""
-        return self
-
-
-def _check_kind(name: str, value: Any, kind: Any) -> None:
-    """Refuse a value that is not of the annotated type; whole numbers count as float."""
-    kinds = [one for one in (typing.get_args(kind) or (kind,)) if one is not type(None)]
-    is_bool, number = isinstance(value, bool), isinstance(value, (int, float))
-    if bool in kinds and not is_bool:
-        raise InputError(f"{name} must be true or false, got {value!r}")
-    if int in kinds and (is_bool or not isinstance(value, int)):
-        raise InputError(f"{name} must be a whole number, got {value!r}")
-    if float in kinds and (is_bool or not number or not math.isfinite(value)):
-        raise InputError(f"{name} must be a finite number, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -72,17 +16,22 @@ class AttentionOutput:
 
     Attributes:
         values: ``(bsz, num_heads, tgt_len, head_dim)``; zero at padded queries.
-        plan: ``A = n·plan``, ``(bsz, num_heads, tgt_len, src_len)``, when it was asked for; zero rows at
+        weights: ``A = n·plan``, ``(bsz, num_heads, tgt_len, src_len)``, when it was asked for; zero rows at
             padded queries and zero columns at padded keys.
     """
 
     values: torch.Tensor
-    plan: torch.Tensor | None = None
+    weights: torch.Tensor | None = None
 
 
 def without_pads(x: torch.Tensor, padding_mask: torch.Tensor | None) -> torch.Tensor:
     """``x``, ``(bsz, num_heads, len, c)``, with zeros in the padded slots, whatever stood there."""
     return x if padding_mask is None else x.masked_fill(padding_mask[:, None, :, None], 0.0)
+
+
+def draw_normal(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """Standard normal numbers of a generator on the CPU, on torch's default device: the same ones on any."""
+    return torch.randn(shape, generator=generator, device="cpu").to(torch.get_default_device())
 
 
 class Mechanism(nn.Module):
@@ -102,7 +51,7 @@ class Mechanism(nn.Module):
     options_class: ClassVar[type[Options]] = Options
     #: row i of A depends on the other queries, so the mechanism cannot decode step by step
     couples_queries: bool = True
-    #: A depends on where queries and keys stand, so both must be tokens of one sentence
+    #: A depends on the positions of queries and keys, so both must be tokens of one sentence
     positional: bool = False
     #: queries and keys are the same tokens, so their numbers must agree
     tied_tokens: bool = False
@@ -123,8 +72,8 @@ class Mechanism(nn.Module):
         self.layer, self.dropout = layer, dropout
         self.scaling = head_dim**-0.5
 
-    def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_plan, causal) -> AttentionOutput:
-        """Compute ``A v`` (and A when ``need_plan``); see :meth:`forward` for the shapes."""
+    def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_weights, causal) -> AttentionOutput:
+        """Compute ``A v`` (and A when ``need_weights``); see :meth:`forward` for the shapes."""
         raise NotImplementedError
 
     def forward(
@@ -134,9 +83,10 @@ class Mechanism(nn.Module):
         v: torch.Tensor,
         query_padding_mask: torch.Tensor | None = None,
         key_padding_mask: torch.Tensor | None = None,
-        need_plan: bool = False,
+        need_weights: bool = False,
         *,
         causal: bool = False,
+        masked: bool = False,
     ) -> AttentionOutput:
         """Attend: ``values = A v``.
 
@@ -147,8 +97,9 @@ class Mechanism(nn.Module):
             query_padding_mask: ``(bsz, tgt_len)`` bool, True = pad; padded slots may hold anything, NaN included.
                 In self-attention pass the same object as ``key_padding_mask``.
             key_padding_mask: ``(bsz, src_len)`` bool, True = pad.
-            need_plan: also return A.
+            need_weights: also return A.
             causal: query i sees keys 0 .. i + src_len - tgt_len only.
+            masked: the padded slots of q, k and v hold zeros already.
 
         Raises:
             InputError: ``causal`` with a mechanism that does not support it, or queries that are not the keys' tokens
@@ -159,14 +110,16 @@ class Mechanism(nn.Module):
             raise InputError(f"{name} attention ties queries to keys; got {q.size(-2)} queries and {k.size(-2)} keys")
         if causal and not self.supports_causal:
             raise InputError(f"{name} attention cannot be causal")
-        q, k, v = (
-            without_pads(x, mask) for x, mask in ((q, query_padding_mask), (k, key_padding_mask), (v, key_padding_mask))
-        )
+        if not masked:
+            q = without_pads(q, query_padding_mask)
+            k, v = without_pads(k, key_padding_mask), without_pads(v, key_padding_mask)
         masks = {"query_padding_mask": query_padding_mask, "key_padding_mask": key_padding_mask}
         with torch.autocast(q.device.type, enabled=False):  # each mechanism chooses its own precision
-            output = self.attend(q, k, v, **masks, need_plan=need_plan, causal=causal)
-        values, plan = without_pads(output.values.to(v.dtype), query_padding_mask), output.plan
-        return AttentionOutput(values, None if plan is None else without_pads(plan.to(v.dtype), query_padding_mask))
+            output = self.attend(q, k, v, **masks, need_weights=need_weights, causal=causal)
+        values, weights = without_pads(output.values.to(v.dtype), query_padding_mask), output.weights
+        if weights is not None:
+            weights = without_pads(weights.to(v.dtype), query_padding_mask)
+        return AttentionOutput(values, weights)
 
     def factors(self, q, k, query_padding_mask=None, key_padding_mask=None) -> tuple[torch.Tensor, torch.Tensor] | None:
         """``p(pivot | query)`` and ``p(key | pivot)``, whose product is A; None where there are no pivots.
@@ -180,25 +133,32 @@ class Mechanism(nn.Module):
         k: torch.Tensor,
         v: torch.Tensor,
         key_padding_mask: torch.Tensor | None = None,
-        need_plan: bool = False,
+        need_weights: bool = False,
     ) -> dict[str, torch.Tensor]:
         """All that :meth:`attend_summary` needs of the keys, computed once; for mechanisms that couple no queries.
 
         Args:
             k, v, key_padding_mask: as for :meth:`forward`.
-            need_plan: A will be asked for.
+            need_weights: A will be asked for.
 
         Returns:
             Tensors by name, batch first, so that a beam is followed with ``index_select(0, order)``.
         """
-        summary = {"key": k, "value": v}
-        return summary if key_padding_mask is None else {**summary, "key_padding_mask": key_padding_mask}
+        k, v = (without_pads(x, key_padding_mask).contiguous() for x in (k, v))
+        return self._keep_all(k, v, key_padding_mask)
+
+    @staticmethod
+    def _keep_all(k, v, key_padding_mask):
+        """Keys and values themselves, zero at pads, by name."""
+        kept = {"key": k, "value": v}
+        return kept if key_padding_mask is None else {**kept, "key_padding_mask": key_padding_mask}
 
     def attend_summary(
-        self, q: torch.Tensor, summary: dict[str, torch.Tensor], need_plan: bool = False
+        self, q: torch.Tensor, summary: dict[str, torch.Tensor], need_weights: bool = False
     ) -> AttentionOutput:
-        """:meth:`forward` on summarised keys; no plan if the summary was made without."""
-        return self(q, summary["key"], summary["value"], None, summary.get("key_padding_mask"), need_plan)
+        """:meth:`forward` on summarised keys; no weights if the summary was made without."""
+        mask = summary.get("key_padding_mask")
+        return self(q, summary["key"], summary["value"], None, mask, need_weights, masked=True)
 
     def causal_step(
         self,
@@ -207,37 +167,39 @@ class Mechanism(nn.Module):
         v: torch.Tensor,
         key_padding_mask: torch.Tensor | None = None,
         state: dict[str, torch.Tensor] | None = None,
-        need_plan: bool = False,
+        need_weights: bool = False,
     ) -> tuple[AttentionOutput, dict[str, torch.Tensor]]:
         """Causal :meth:`forward` for the next tokens.
 
         Args:
             q, k, v, key_padding_mask: as for :meth:`forward`, of the new tokens alone.
-            state: what the step before returned, None for a start.
-            need_plan: also return A over all keys so far; ask from the first step on, or never.
+            state: what the previous step returned; None at the start.
+            need_weights: also return A over all keys so far; ask from the first step on, or never.
 
         Returns:
             The output for the new queries, and the next state: tensors by name, batch first.
         """
+        k, v = without_pads(k, key_padding_mask), without_pads(v, key_padding_mask)
         if state:
             seen, new = state["key"].size(2), k.size(2)
             k, v = torch.cat([state["key"], k], 2), torch.cat([state["value"], v], 2)
             masks = (state.get("key_padding_mask"), seen), (key_padding_mask, new)
             if any(mask is not None for mask, _ in masks):
                 no_pads = torch.zeros(k.size(0), seen + new, dtype=torch.bool, device=k.device)
-                masks = [no_pads[:, :length] if mask is None else mask for mask, length in masks]
-                key_padding_mask = torch.cat(masks, 1)
-        output = self(q, k, v, None, key_padding_mask, need_plan, causal=True)
-        return output, Mechanism.summarise(self, k, v, key_padding_mask)
+                key_padding_mask = torch.cat(
+                    [no_pads[:, :length] if mask is None else mask for mask, length in masks], 1
+                )
+        output = self(q, k, v, None, key_padding_mask, need_weights, causal=True, masked=True)
+        return output, self._keep_all(k, v, key_padding_mask)
 
     def drop(self, weights: torch.Tensor) -> torch.Tensor:
         """Attention dropout, active in training only."""
         return nn.functional.dropout(weights, self.dropout, self.training) if self.dropout else weights
 
     def set_epoch(self, epoch: int) -> None:
-        """Epoch ``epoch`` of the training begins, counted from 1; for mechanisms that change in its course.
+        """Called when an epoch of training begins, counted from 1; for mechanisms that change during training.
 
-        What they need later, to translate as they were trained, belongs into a buffer.
+        State that they need to translate as they were trained belongs in a buffer.
         """
 
     def extra_repr(self) -> str:

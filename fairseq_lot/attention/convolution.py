@@ -1,5 +1,8 @@
 """Depthwise convolution of the values over the tokens."""
 
+from functools import reduce
+from operator import add
+
 import torch
 from torch import nn
 
@@ -40,7 +43,7 @@ class TokenConvolution(nn.Module):
         num_heads, head_dim, kernel = self.weight.shape
         n, width = v.shape[-2:]
         if width % head_dim:
-            raise InputError(f"a convolution of {head_dim} channels a head cannot take values of width {width}")
+            raise InputError(f"a convolution of {head_dim} channels per head cannot take values of width {width}")
         weight = self.weight.to(v.dtype).repeat(1, width // head_dim, 1).unsqueeze(-2)  # (num_heads, width, 1, kernel)
         around = nn.functional.pad(v, (0, 0, kernel // 2, kernel // 2))
-        return sum(around[..., o : o + n, :] * weight[..., o].transpose(-1, -2) for o in range(kernel))
+        return reduce(add, (around[..., o : o + n, :] * weight[..., o].transpose(-1, -2) for o in range(kernel)))

@@ -5,19 +5,20 @@ import math
 import torch
 from torch import nn
 
-from fairseq_lot.attention.base import AttentionOutput, Mechanism, Options
+from fairseq_lot.attention.base import AttentionOutput, Mechanism, draw_normal
+from fairseq_lot.attention.options import Options
 from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.errors import InputError
-from fairseq_lot.transport.measures import at_least_float32
+from fairseq_lot.transport.marginals import at_least_float32
 
 
 def scheduled_lambda_init(layer: int) -> float:
-    """``0.8 - 0.6 exp(-0.3·layer)`` for the 0-based layer ([5], Eq. 3)."""
+    """``0.8 - 0.6 exp(-0.3·layer)`` for the 0-based layer ([DiffTransformer], Eq. 3)."""
     return 0.8 - 0.6 * math.exp(-0.3 * layer)
 
 
 class Differential(Mechanism):
-    """``A = A1 - λ A2``, where A1 and A2 are plans of the same mechanism on two halves of q and k [5].
+    """``A = A1 - λ A2``, where A1 and A2 are plans of the same mechanism on two halves of q and k [DiffTransformer].
 
     Heads 2h and 2h+1 of q and k are the halves; the values of both heads, side by side, are what the pair
     attends to, so inputs and outputs have the shapes of a plain mechanism with ``num_heads`` heads. The
@@ -32,7 +33,11 @@ class Differential(Mechanism):
             ``λ = exp(λq1·λk1) - exp(λq2·λk2) + λ_init``.
     """
 
-    supports_causal = True  # as far as the inner mechanism does, which checks for itself
+    lambda_q1: nn.Parameter
+    lambda_k1: nn.Parameter
+    lambda_q2: nn.Parameter
+    lambda_k2: nn.Parameter
+    supports_causal = True  # if the inner mechanism does, which checks for itself
 
     def __init__(self, inner: Mechanism, *, lambda_init: float | None = None):
         super().__init__(num_heads=inner.num_heads, head_dim=inner.head_dim, options=Options(), layer=inner.layer)
@@ -42,9 +47,9 @@ class Differential(Mechanism):
         for flag in ("couples_queries", "uncoupling_options", "positional", "tied_tokens", "mixes_values"):
             setattr(self, flag, getattr(inner, flag))
         self.lambda_init = scheduled_lambda_init(inner.layer) if lambda_init is None else lambda_init
-        generator = torch.Generator().manual_seed(inner.layer)
+        generator = torch.Generator("cpu").manual_seed(inner.layer)
         for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
-            setattr(self, name, nn.Parameter(0.1 * torch.randn(inner.head_dim, generator=generator)))
+            setattr(self, name, nn.Parameter(0.1 * draw_normal((inner.head_dim,), generator)))
         self.norm = nn.RMSNorm(2 * inner.head_dim, eps=1e-5)
 
     def difference_weight(self) -> torch.Tensor:
@@ -52,28 +57,28 @@ class Differential(Mechanism):
         q1, k1, q2, k2 = map(at_least_float32, (self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2))
         return torch.exp(q1 @ k1) - torch.exp(q2 @ k2) + self.lambda_init
 
-    def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_plan, causal):
+    def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_weights, causal):
         masks = (query_padding_mask, key_padding_mask)
-        return self._subtract(self.inner(q, k, self._widen(v), *masks, need_plan, causal=causal))
+        return self._subtract(self.inner(q, k, self._widen(v), *masks, need_weights, causal=causal, masked=True))
 
     @property
     def summarises(self):
         return self.inner.summarises
 
-    def summarise(self, k, v, key_padding_mask=None, need_plan=False):
+    def summarise(self, k, v, key_padding_mask=None, need_weights=False):
         if not self.summarises:  # plain keys and values are kept once, not widened
-            return super().summarise(k, v, key_padding_mask, need_plan)
-        return self.inner.summarise(k, self._widen(v), key_padding_mask, need_plan)
+            return super().summarise(k, v, key_padding_mask, need_weights)
+        return self.inner.summarise(k, self._widen(v), key_padding_mask, need_weights)
 
-    def attend_summary(self, q, summary, need_plan=False):
+    def attend_summary(self, q, summary, need_weights=False):
         if not self.summarises:
-            return super().attend_summary(q, summary, need_plan)
-        return self._subtract(self.inner.attend_summary(q, summary, need_plan), q.dtype)
+            return super().attend_summary(q, summary, need_weights)
+        return self._subtract(self.inner.attend_summary(q, summary, need_weights), q.dtype)
 
-    def causal_step(self, q, k, v, key_padding_mask=None, state=None, need_plan=False):
+    def causal_step(self, q, k, v, key_padding_mask=None, state=None, need_weights=False):
         if not self.summarises:
-            return super().causal_step(q, k, v, key_padding_mask, state, need_plan)
-        output, state = self.inner.causal_step(q, k, self._widen(v), key_padding_mask, state, need_plan)
+            return super().causal_step(q, k, v, key_padding_mask, state, need_weights)
+        output, state = self.inner.causal_step(q, k, self._widen(v), key_padding_mask, state, need_weights)
         return self._subtract(output, q.dtype), state
 
     @staticmethod
@@ -84,18 +89,18 @@ class Differential(Mechanism):
 
     def _subtract(self, output, dtype=None):
         """``A1 - λ A2`` of the inner mechanism's output, normalised; as ``(bsz, num_heads, tgt_len, value_dim)``."""
-        weight = self.difference_weight()
+        lambda_ = self.difference_weight()
 
         def subtract(x):  # (bsz, num_heads, ...) -> (bsz, num_heads / 2, ...)
             first, second = at_least_float32(x).unflatten(1, (-1, 2)).unbind(2)
-            return first - weight * second
+            return first - lambda_ * second
 
         values = self.norm(subtract(output.values).to(self.norm.weight.dtype)) * (1 - self.lambda_init)
         values = values.unflatten(-1, (2, -1)).transpose(2, 3).flatten(1, 2)
-        plan = None if output.plan is None else subtract(output.plan)
+        weights = None if output.weights is None else subtract(output.weights)
         if dtype is not None:
-            values, plan = values.to(dtype), None if plan is None else plan.to(dtype)
-        return AttentionOutput(values, plan)
+            values, weights = values.to(dtype), None if weights is None else weights.to(dtype)
+        return AttentionOutput(values, weights)
 
 
 def build_differential(name: str, *, lambda_init: float | None = None, **context_and_options) -> Differential:

@@ -6,16 +6,17 @@ from functools import partial
 import torch
 from torch import nn
 
-from fairseq_lot.attention.base import AttentionOutput, Mechanism, Options, option
+from fairseq_lot.attention.base import AttentionOutput, Mechanism, draw_normal
+from fairseq_lot.attention.options import Options, option
 from fairseq_lot.errors import InputError
-from fairseq_lot.transport.measures import at_least_float32, num_real, without_empty
-from fairseq_lot.transport.sliced import soft_sliced_apply, staircase
+from fairseq_lot.transport.marginals import at_least_float32, num_real, without_empty
 from fairseq_lot.transport.sliced_hard import hard_sliced_plan
+from fairseq_lot.transport.sliced_soft import soft_sliced_apply, staircase
 
 
 @dataclass(frozen=True)
 class EspOptions(Options):
-    """Defaults are those of ESPFormer's translation experiment (its Table 12) [3]."""
+    """Defaults are those of ESPFormer's translation experiment (its Table 12) [ESPFormer]."""
 
     sort_temperature: float = option(1e-3, "temperature t of the soft sort", minimum=1e-30)
     anneal: float = option(1.0, "t is multiplied by this after every epoch; the paper has 0.8", above=0, maximum=1)
@@ -23,7 +24,7 @@ class EspOptions(Options):
         1e-8, "annealing stops here: in float32 the gradients of colder sorts are rounding errors", minimum=1e-30
     )
     slice_inverse_temperature: float = option(
-        10.0, "τ: how much cheaper slices weigh more; 0 is the mean of all slices", minimum=0
+        10.0, "τ: how strongly cheaper slices are preferred; 0 is the mean of all slices", minimum=0
     )
     hard: bool = option(
         False, "sort exactly: doubly stochastic, O(n log n); gradients through v and the slice weights, none to slices"
@@ -37,19 +38,23 @@ class EspOptions(Options):
 
 
 class Esp(Mechanism):
-    """``A = n·Σ_l σ_l U_l``: the 1-D plans U_l of L slices, cheaper ones weighted more ([3], Alg. 1).
+    """``A = n·Σ_l σ_l U_l``: the 1-D plans U_l of L slices, cheaper ones weighted more ([ESPFormer], Alg. 1).
 
     q and k are scaled by ``head_dim^-1/2`` before they are projected and compared. With ``hard`` A is doubly
     stochastic when queries and keys are equally many; otherwise both marginals are approximate.
 
+    :func:`~fairseq_lot.attention.reference.esp_plan` computes the same in plain loops.
+
     Attributes:
         slices: ``(num_heads, L, head_dim)`` for frozen (buffer) and learnable (parameter) slices, normalised
             when used; None for axes.
-        epoch: the epoch of the training, a buffer, for annealed sorting only. It is the epoch that is kept and not t,
-            because a cold t is no number in half precision.
+        epoch: the epoch of the training, a buffer, for annealed sorting only. The epoch is kept rather than t, because
+            a small t underflows in half precision.
     """
 
     options_class = EspOptions
+    options: EspOptions
+    epoch: torch.Tensor
 
     def __init__(self, **context):
         super().__init__(**context)
@@ -65,8 +70,8 @@ class Esp(Mechanism):
                 )
             self.slices = None
             return
-        generator = torch.Generator().manual_seed(options.seed * 1_000 + self.layer)
-        slices = torch.randn((self.num_heads, self.num_slices, self.head_dim), generator=generator)
+        generator = torch.Generator("cpu").manual_seed(options.seed * 1_000 + self.layer)
+        slices = draw_normal((self.num_heads, self.num_slices, self.head_dim), generator)
         if options.slicer == "learnable":
             self.slices = nn.Parameter(slices)
         else:
@@ -84,7 +89,7 @@ class Esp(Mechanism):
             self.epoch.fill_(epoch)
 
     def sort_temperature(self, like: torch.Tensor) -> float | torch.Tensor:
-        """t of this epoch: ``t(1) = sort_temperature``, ``t(e) = anneal·t(e-1)``, ``min_sort_temperature`` at least.
+        """t of this epoch: ``t(1) = sort_temperature``, ``t(e) = anneal·t(e-1)``, never below ``min_sort_temperature``.
 
         A number, or with annealing a scalar tensor in the dtype and on the device of ``like``. A
         ``sort_temperature`` below the minimum stays what it is.
@@ -95,7 +100,7 @@ class Esp(Mechanism):
         epochs_before = (self.epoch - 1).to(like)
         return (t * self.options.anneal**epochs_before).clamp(min=min(t, self.options.min_sort_temperature))
 
-    def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_plan, causal):
+    def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_weights, causal):
         q, k = at_least_float32(q) * self.scaling, at_least_float32(k) * self.scaling
         v = v.to(q.dtype)
         same_number = query_padding_mask is key_padding_mask and q.size(-2) == k.size(-2)
@@ -111,10 +116,10 @@ class Esp(Mechanism):
         else:
             if not same_number:
                 n, m = num_real(query_padding_mask, q), num_real(key_padding_mask, k)
-                problem["place_plan"] = staircase(n, m, q.size(-2), k.size(-2), q.dtype)
+                problem["rank_plan"] = staircase(n, m, q.size(-2), k.size(-2), q.dtype)
             temperature = self.sort_temperature(q)
             apply = partial(soft_sliced_apply, q, k, slices=self.directions(q), temperature=temperature, **problem)
-        values, plan = apply(self.drop(v.new_ones(*v.shape[:-1], 1)) * v), None
-        if need_plan:
-            plan = apply(torch.eye(k.size(-2), dtype=q.dtype, device=q.device).expand(*k.shape[:-2], -1, -1))
-        return AttentionOutput(values, plan)
+        values, weights = apply(self.drop(v.new_ones(*v.shape[:-1], 1)) * v), None
+        if need_weights:
+            weights = apply(torch.eye(k.size(-2), dtype=q.dtype, device=q.device).expand(*k.shape[:-2], -1, -1))
+        return AttentionOutput(values, weights)

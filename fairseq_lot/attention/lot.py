@@ -5,17 +5,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from fairseq_lot.attention.base import AttentionOutput, Mechanism, Options, option, without_pads
+from fairseq_lot.attention.base import AttentionOutput, Mechanism, draw_normal, without_pads
 from fairseq_lot.attention.convolution import TokenConvolution
+from fairseq_lot.attention.options import Options, option
 from fairseq_lot.errors import InputError
-from fairseq_lot.transport.measures import at_least_float32, uniform_log_mass
-from fairseq_lot.transport.pivots import key_side, pivot_coupling, pivot_scores
-from fairseq_lot.transport.prefix import PrefixState, prefix_apply
+from fairseq_lot.transport.marginals import at_least_float32, uniform_log_mass
+from fairseq_lot.transport.pivots import fusable, fused_values, key_side, pivot_coupling, pivot_scores
+from fairseq_lot.transport.pivots_causal import PrefixState, absorb, empty_prefix, prefix_apply
 
 
 @dataclass(frozen=True)
 class LotOptions(Options):
-    """Defaults are those of LOTFormer: r = 32 pivots, T = 5 half-updates, ε = 1 [4]."""
+    """Defaults are those of LOTFormer: r = 32 pivots, T = 5 half-updates, ε = 1 [LOTFormer]."""
 
     num_pivots: int = option(32, "pivots per head, r in the paper: the rank of A", minimum=1)
     epsilon: float = option(1.0, "entropic regularisation, in the unit of the scores", above=0)
@@ -50,7 +51,7 @@ class LotOptions(Options):
 
 
 class Lot(Mechanism):
-    """``A = n·Γ1 diag(1/σ) Γ2ᵀ``: queries and keys meet in r pivots of masses σ [4].
+    """``A = n·Γ1 diag(1/σ) Γ2ᵀ``: queries and keys meet in r pivots of masses σ [LOTFormer].
 
     Rows of A sum to 1 for any number of updates; columns converge to n/m.
 
@@ -61,7 +62,9 @@ class Lot(Mechanism):
 
     With ``query_updates=1`` row i depends on query i alone. The causal form is then the one-marginal relative,
     ``A_ij = Σ_t softmax(s·q_i·z/ε)_t exp(s·k_j·z_t/ε) / Σ_{j' ≤ i} exp(s·k_j'·z_t/ε)`` for j ≤ i: exact double
-    stochasticity and causality together force the identity ([12], §8). Masses and num_updates play no part in it.
+    stochasticity and causality together force the identity ([CETA], §8). Masses and num_updates play no part in it.
+
+    :func:`~fairseq_lot.attention.reference.lot_plan` computes the same in plain loops.
 
     Attributes:
         pivots: ``(num_heads, r, head_dim)``, learnt (else a buffer), in the space of q and k.
@@ -71,6 +74,9 @@ class Lot(Mechanism):
     """
 
     options_class = LotOptions
+    options: LotOptions
+    pivots: torch.Tensor
+    mass_logits: torch.Tensor
     summarises = True
     uncoupling_options = {"query_updates": 1}
 
@@ -83,9 +89,9 @@ class Lot(Mechanism):
         self.supports_causal = not (self.couples_queries or self.mixes_values)
         std = self.head_dim**0.25 if options.pivot_std is None else options.pivot_std
         # A generator of its own: a swap draws the same pivots wherever the model is built.
-        generator = torch.Generator().manual_seed(options.seed * 1_000 + self.layer)
+        generator = torch.Generator("cpu").manual_seed(options.seed * 1_000 + self.layer)
         shape = (self.num_heads, options.num_pivots, self.head_dim)
-        self._keep("pivots", std * torch.randn(shape, generator=generator), learn=options.learn_pivots)
+        self._keep("pivots", std * draw_normal(shape, generator), learn=options.learn_pivots)
         has_masses = max(options.num_updates, self.query_updates) > 1  # one update of either plan is a softmax
         self._keep("mass_logits", torch.zeros(shape[:2]), learn=options.learn_masses and has_masses)
         self.convolution = None
@@ -131,46 +137,91 @@ class Lot(Mechanism):
         coupling = self.coupling(q, k, query_padding_mask, key_padding_mask)
         return coupling.from_queries.conditional, coupling.to_keys.conditional
 
-    def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_plan, causal):
+    def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_weights, causal):
         if causal:
-            return self._attend_prefix(q, k, v, key_padding_mask, None, need_plan)[0]
+            return self._attend_prefix(q, k, v, key_padding_mask, None, need_weights)[0]
+        if not need_weights and fusable(q):
+            values = self._fused(q, k, v, query_padding_mask, key_padding_mask)
+            if values is not None:
+                return AttentionOutput(values)
         coupling = self.coupling(q, k, query_padding_mask, key_padding_mask)
         v = self._mixed(v.to(coupling.to_keys.conditional.dtype))
         at_pivots = coupling.to_keys.apply(v)  # (bsz, num_heads, r, value_dim)
         values = self.drop(coupling.from_queries.conditional) @ at_pivots
-        return AttentionOutput(values, coupling.conditional if need_plan else None)
+        return AttentionOutput(values, coupling.conditional if need_weights else None)
 
-    def summarise(self, k, v, key_padding_mask=None, need_plan=False):
-        """``Γ2ᵀV/σ``, ``(bsz, num_heads, r, value_dim)``, and for a plan ``Γ2ᵀ/σ``."""
+    def _fused(self, q, k, v, query_padding_mask, key_padding_mask):
+        """The values from one kernel, or None."""
+        return fused_values(
+            q,
+            k,
+            v if self.convolution is None else self._mixed(at_least_float32(v)),
+            self.pivots,
+            self.log_masses(),
+            query_padding_mask,
+            key_padding_mask,
+            scale=self.scaling / self.options.epsilon,
+            query_updates=self.query_updates,
+            key_updates=self.options.num_updates,
+            dropout=self.dropout if self.training else 0.0,
+        )
+
+    def summarise(self, k, v, key_padding_mask=None, need_weights=False):
+        """``Γ2ᵀV/σ``, ``(bsz, num_heads, r, value_dim)``, and for weights ``Γ2ᵀ/σ``."""
         k, v = without_pads(k, key_padding_mask), without_pads(v, key_padding_mask)
         scores = self.scores(k)
         log_b = uniform_log_mass(key_padding_mask, scores).unsqueeze(-2)
         to_keys = key_side(scores, log_b, self.log_masses(), num_updates=self.options.num_updates)
         summary = {"value": to_keys.apply(self._mixed(v.to(scores.dtype)))}
-        return {**summary, "plan": to_keys.conditional} if need_plan else summary
+        return {**summary, "to_keys": to_keys.conditional} if need_weights else summary
 
-    def attend_summary(self, q, summary, need_plan=False):
-        weights = torch.softmax(self.scores(q), -1)  # Γ1/a after one half-update
-        plan = (weights @ summary["plan"]).to(q.dtype) if need_plan and "plan" in summary else None
-        return AttentionOutput((self.drop(weights) @ summary["value"]).to(q.dtype), plan)
+    def attend_summary(self, q, summary, need_weights=False):
+        to_pivots = torch.softmax(self.scores(q), -1)  # Γ1/a after one half-update
+        weights = (to_pivots @ summary["to_keys"]).to(q.dtype) if need_weights and "to_keys" in summary else None
+        return AttentionOutput((self.drop(to_pivots) @ summary["value"]).to(q.dtype), weights)
 
-    def causal_step(self, q, k, v, key_padding_mask=None, state=None, need_plan=False):
-        """Carries a :class:`PrefixState`, of constant size, and for a plan the scores of all keys so far."""
+    def causal_step(self, q, k, v, key_padding_mask=None, state=None, need_weights=False):
+        """Carries a :class:`PrefixState`, of constant size, and for weights the scores of all keys so far."""
+        if q.size(2) == k.size(2) == 1 and not need_weights:
+            return self._next_token(q, k, v, key_padding_mask, state)
         k, v = without_pads(k, key_padding_mask), without_pads(v, key_padding_mask)
-        output, state = self._attend_prefix(q, k, v, key_padding_mask, state, need_plan)
-        plan = None if output.plan is None else output.plan.to(q.dtype)
-        return AttentionOutput(output.values.to(q.dtype), plan), state
+        output, state = self._attend_prefix(q, k, v, key_padding_mask, state, need_weights)
+        weights = None if output.weights is None else output.weights.to(q.dtype)
+        return AttentionOutput(output.values.to(q.dtype), weights), state
 
-    def _attend_prefix(self, q, k, v, key_padding_mask, state, need_plan):
-        weights, scores = torch.softmax(self.scores(q), -1), self.scores(k)
+    def _next_token(self, q, k, v, key_padding_mask, state):
+        """:meth:`causal_step` for one token, without weights: a step of decoding is as slow as its kernels are many."""
+        both = torch.cat([x.permute(1, 2, 0, 3) for x in (q, k)], 1)  # (num_heads, 2, bsz, head_dim)
+        both, pivots = at_least_float32(both), at_least_float32(self.pivots)
+        scores = torch.baddbmm(
+            both.new_empty(()),
+            both.flatten(1, 2),
+            pivots.transpose(-1, -2),
+            beta=0,
+            alpha=self.scaling / self.options.epsilon,
+        )
+        scores = scores.unflatten(1, (2, -1)).permute(2, 0, 1, 3)  # (bsz, num_heads, 2, r)
+        v = v.squeeze(2).to(scores.dtype, copy=key_padding_mask is not None)
+        if key_padding_mask is not None:
+            pads = key_padding_mask.unsqueeze(-1)
+            scores[:, :, 1].masked_fill_(pads, -torch.inf)
+            v.masked_fill_(pads, 0.0)
+        before = PrefixState(state["key"], state["value"]) if state else empty_prefix(scores, v)
+        after = absorb(before, scores[:, :, 1], v)
+        to_pivots = torch.softmax(scores, -1)[:, :, :1]  # that of the key, unused, costs less than a kernel of its own
+        values = self.drop(to_pivots) @ after.means
+        return AttentionOutput(values.to(q.dtype)), {"key": after.log_sums, "value": after.means}
+
+    def _attend_prefix(self, q, k, v, key_padding_mask, state, need_weights):
+        to_pivots, scores = torch.softmax(self.scores(q), -1), self.scores(k)
         if key_padding_mask is not None:
             scores = scores.masked_fill(key_padding_mask[:, None, :, None], -torch.inf)
         before = PrefixState(state["key"], state["value"]) if state else None
-        values, after = prefix_apply(self.drop(weights), scores, v.to(scores.dtype), before)
-        following = {"key": after.peak, "value": after.sums}
-        if not need_plan or (state and "scores" not in state):
+        values, after = prefix_apply(self.drop(to_pivots), scores, v.to(scores.dtype), before)
+        following = {"key": after.log_sums, "value": after.means}
+        if not need_weights or (state and "scores" not in state):
             return AttentionOutput(values), following
         scores = torch.cat([state["scores"], scores], 2) if state else scores
         identity = torch.eye(scores.size(2), dtype=scores.dtype, device=scores.device)
-        plan, _ = prefix_apply(weights, scores, identity.expand(*scores.shape[:2], -1, -1))
-        return AttentionOutput(values, plan), {**following, "scores": scores}
+        weights, _ = prefix_apply(to_pivots, scores, identity.expand(*scores.shape[:2], -1, -1))
+        return AttentionOutput(values, weights), {**following, "scores": scores}

@@ -2,9 +2,10 @@
 
 import dataclasses
 
-from fairseq_lot.attention.base import Mechanism, Options
+from fairseq_lot.attention.base import Mechanism
 from fairseq_lot.attention.esp import Esp
 from fairseq_lot.attention.lot import Lot
+from fairseq_lot.attention.options import Options
 from fairseq_lot.attention.set import Set
 from fairseq_lot.attention.sinkhorn import Sinkhorn
 from fairseq_lot.attention.softmax import Softmax
@@ -18,7 +19,7 @@ MECHANISMS: dict[str, type[Mechanism]] = {
     "softmax": Softmax,
 }
 
-# what stands wherever no other is asked for
+# the mechanism of every site for which no other is asked
 DEFAULT = "softmax"
 
 
@@ -58,7 +59,21 @@ def build_mechanism(
 
     Raises:
         InputError (a ValueError): unknown mechanism, unknown option, or a value outside its range.
+
+    Examples:
+        >>> attention = build_mechanism("lot", num_heads=2, head_dim=8, num_pivots=16)
+        >>> q, k, v = torch.randn(3, 1, 2, 5, 8)  # one sentence of 5 tokens
+        >>> output = attention(q, k, v, need_weights=True)
+        >>> output.values.shape, output.weights.shape
+        (torch.Size([1, 2, 5, 8]), torch.Size([1, 2, 5, 5]))
     """
     return mechanism_class(name)(
         num_heads=num_heads, head_dim=head_dim, layer=layer, dropout=dropout, options=build_options(name, **options)
     )
+
+
+def describe(name: str, options: dict) -> str:
+    """The mechanism with those of its options that differ from their defaults: ``softmax (prior=alibi)``."""
+    defaults = {field.name: field.default for field in dataclasses.fields(mechanism_class(name).options_class)}
+    changed = [f"{key}={value}" for key, value in options.items() if value != defaults[key]]
+    return f"{name} ({', '.join(changed)})" if changed else name

@@ -5,21 +5,22 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from fairseq_lot.attention.base import AttentionOutput, Mechanism, Options, option
-from fairseq_lot.transport.measures import at_least_float32, uniform_log_mass
+from fairseq_lot.attention.base import AttentionOutput, Mechanism, draw_normal
+from fairseq_lot.attention.options import Options, option
+from fairseq_lot.transport.marginals import at_least_float32, uniform_log_mass
 from fairseq_lot.transport.pivots import gaussian_scores, tied_coupling
 from fairseq_lot.transport.positions import linear_log_factor
 
 
 @dataclass(frozen=True)
 class SetOptions(Options):
-    """The sizes are those of LOT; the position factor is off unless its temperature is given [10]."""
+    """The sizes are those of LOT; the position factor is off unless its temperature is given [SeTformer]."""
 
     num_pivots: int = option(32, "pivots per head: the rank of A", minimum=1)
     epsilon: float = option(1.0, "entropic regularisation, in the unit of the scores", above=0)
     num_updates: int = option(5, "half-updates of either plan", minimum=1)
     positional_temperature: float | None = option(
-        None, "τ: tokens prefer pivots as far along, exp(-(i/n - t/r)²/τ²); default: no such factor", above=0
+        None, "τ: tokens prefer pivots at the same fraction, exp(-(i/n - t/r)²/τ²); default: no such factor", above=0
     )
     pivot_std: float | None = option(
         None, "standard deviation of the initial pivots; default: head_dim^(1/4)", minimum=0
@@ -28,15 +29,17 @@ class SetOptions(Options):
 
 
 class Set(Mechanism):
-    """``A = n·Γ1 diag(r) Γ2ᵀ``: the tokens x of a sentence are transported to r equal pivots and back [10].
+    """``A = n·Γ1 diag(r) Γ2ᵀ``: the tokens x of a sentence are transported to r equal pivots and back [SeTformer].
 
     Scores are ``-s·‖x_i - z_t‖²/2``. Queries and keys are tied: both are ``x = (q + k)/2``, which is the projection
     itself when q = k, and leaves no projection without a gradient when they differ. So A is an attention of a
     sentence to itself.
 
-    The way there is exact on the tokens, the way back on the pivots. With ``positional_temperature`` τ both plans are
-    multiplied by ``exp(-(i/n - t/r)²/τ²)``, i and t counted from 1 over real tokens and over pivots, and their rows
-    are normalised again: rows of A sum to 1, its columns are no longer exact in the limit.
+    The plan to the pivots is exact on the tokens, the plan back on the pivots. With ``positional_temperature`` τ both
+    plans are multiplied by ``exp(-(i/n - t/r)²/τ²)``, i and t counted from 1 over real tokens and over pivots, and
+    their rows are normalised again: rows of A sum to 1, its columns are no longer exact in the limit.
+
+    :func:`~fairseq_lot.attention.reference.set_plan` computes the same in plain loops.
 
     Attributes:
         pivots: ``(num_heads, r, head_dim)``, learnt, in the space of q and k.
@@ -50,9 +53,9 @@ class Set(Mechanism):
         options = self.options
         self.positional = options.positional_temperature is not None
         std = self.head_dim**0.25 if options.pivot_std is None else options.pivot_std
-        generator = torch.Generator().manual_seed(options.seed * 1_000 + self.layer)
+        generator = torch.Generator("cpu").manual_seed(options.seed * 1_000 + self.layer)
         shape = (self.num_heads, options.num_pivots, self.head_dim)
-        self.pivots = nn.Parameter(std * torch.randn(shape, generator=generator))
+        self.pivots = nn.Parameter(std * draw_normal(shape, generator))
 
     def coupling(self, q, k, query_padding_mask=None, key_padding_mask=None):
         """The coupling of the tokens with themselves, as two factors; shapes as in :meth:`forward`."""
@@ -77,8 +80,8 @@ class Set(Mechanism):
         coupling = self.coupling(q, k, query_padding_mask, key_padding_mask)
         return coupling.from_queries.conditional, coupling.to_keys.conditional
 
-    def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_plan, causal):
+    def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_weights, causal):
         coupling = self.coupling(q, k, query_padding_mask, key_padding_mask)
         at_pivots = coupling.to_keys.apply(v.to(coupling.to_keys.conditional.dtype))  # (bsz, num_heads, r, value_dim)
         values = self.drop(coupling.from_queries.conditional) @ at_pivots
-        return AttentionOutput(values, coupling.conditional if need_plan else None)
+        return AttentionOutput(values, coupling.conditional if need_weights else None)

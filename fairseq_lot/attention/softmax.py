@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from fairseq_lot.attention.base import AttentionOutput, Mechanism, Options, option
-from fairseq_lot.transport.measures import at_least_float32, without_empty
+from fairseq_lot.attention.base import AttentionOutput, Mechanism
+from fairseq_lot.attention.options import Options, option
+from fairseq_lot.transport.marginals import at_least_float32, without_empty
 from fairseq_lot.transport.positions import alibi_log_prior
 
 
@@ -20,10 +21,12 @@ class SoftmaxOptions(Options):
 
 
 class Softmax(Mechanism):
-    """``A = softmax(s·q·k + log π)``: each query spends mass 1, keys receive what they get [6].
+    """``A = softmax(s·q·k + log π)``: each query spends mass 1, keys receive what they get [Transformer].
 
-    A maximises ``⟨A, s·q·k⟩ - KL(A‖π)`` over the matrices whose rows sum to 1. The prior π is uniform, or
-    ``alibi``: ``π_ij ∝ exp(-slope·|i - j|)`` with one slope per head [11], symmetric unless causal.
+    A maximises ``⟨A, s·q·k⟩ - KL(A‖π)`` over the matrices whose rows sum to 1 [AttentionOT]. The prior π is uniform, or
+    ``alibi``: ``π_ij ∝ exp(-slope·|i - j|)`` with one slope per head [ALiBi], symmetric unless causal.
+
+    :func:`~fairseq_lot.attention.reference.softmax_plan` computes the same in plain loops.
     """
 
     options_class = SoftmaxOptions
@@ -34,23 +37,26 @@ class Softmax(Mechanism):
         super().__init__(**context)
         self.positional = self.options.prior is not None
 
-    def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_plan, causal):
-        bias = _additive_mask(q, k, key_padding_mask, causal)
+    def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_weights, causal):
+        # the flash kernel of a GPU knows no other mask than this
+        is_triangle = key_padding_mask is None and self.options.prior is None and q.size(-2) == k.size(-2)
+        is_causal = causal and is_triangle and not need_weights
+        bias = _additive_mask(q, k, key_padding_mask, causal and not is_causal)
         if self.options.prior == "alibi":
             log_prior = alibi_log_prior(key_padding_mask, q, k)
             bias = log_prior if bias is None else log_prior + bias
-        dropout = self.dropout if self.training else 0.0
-        if not need_plan:
+        if not need_weights:
             # scale = head_dim^-1/2 by default; the same kernel as in fairseq's own attention
-            bias = None if bias is None else bias.to(q.dtype)
-            return AttentionOutput(scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout))
+            bias, dropout = None if bias is None else bias.to(q.dtype), self.dropout if self.training else 0.0
+            values = scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, is_causal=is_causal)
+            return AttentionOutput(values)
         scores = (self.scaling * at_least_float32(q)) @ at_least_float32(k).transpose(-1, -2)
         if bias is None:
-            plan = torch.softmax(scores, -1)
+            weights = torch.softmax(scores, -1)
         else:
             nothing = bias.isneginf().all(-1, keepdim=True)  # a row of zeros, as the kernel above gives it
-            plan = torch.softmax(scores + bias.masked_fill(nothing, 0.0), -1).masked_fill(nothing, 0.0)
-        return AttentionOutput(self.drop(plan) @ v.to(plan.dtype), plan)
+            weights = torch.softmax(scores + bias.masked_fill(nothing, 0.0), -1).masked_fill(nothing, 0.0)
+        return AttentionOutput(self.drop(weights) @ v.to(weights.dtype), weights)
 
 
 def _additive_mask(q, k, key_padding_mask, causal):

@@ -11,9 +11,9 @@ from tqdm import tqdm
 from fairseq_lot.attention.registry import MECHANISMS
 from fairseq_lot.benchmark.contenders import mechanisms, peer, products, torch_attention
 from fairseq_lot.benchmark.measure import first_seconds, measure
-from fairseq_lot.benchmark.page import write
-from fairseq_lot.errors import InputError
-from fairseq_lot.evaluation.score import current_commit
+from fairseq_lot.benchmark.render import write
+from fairseq_lot.errors import InputError, check_least
+from fairseq_lot.output.provenance import current_commit
 
 _DTYPES = ("float32", "float64", "bfloat16", "float16")
 
@@ -58,8 +58,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=float,
         default=2.0,
         metavar="SECONDS",
-        help="what takes longer for one forward and backward pass is left out at longer lengths, "
-        "what does not fit in memory at once (default: %(default)s)",
+        help="a contender whose forward and backward pass takes longer is left out at longer lengths, "
+        "one that does not fit in memory at once (default: %(default)s)",
     )
     add("--device", help="cpu, cuda, ... (default: cuda if there is one)")
     add("--dtype", default="float32", choices=_DTYPES, help="default: %(default)s")
@@ -68,11 +68,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Measure length by length, write the files after each, print the Markdown."""
-    for name in ("tokens", "num_heads", "head_dim", "repeats", "threads"):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            raise InputError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
-    if min(*args.lengths, *args.num_pivots, 1) < 1 or args.warm_up < 0:
-        raise InputError("--lengths and --num-pivots must be at least 1, and --warm-up at least 0")
+    check_least(args, tokens=1, num_heads=1, head_dim=1, repeats=1, threads=1, warm_up=0)
+    if min(*args.lengths, *args.num_pivots) < 1:
+        raise InputError("--lengths and --num-pivots must be at least 1")
     if args.threads:
         torch.set_num_threads(args.threads)
     try:

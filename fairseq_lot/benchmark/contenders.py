@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -67,24 +68,30 @@ def mechanisms(texts: Iterable[str] | None, num_heads: int, head_dim: int, ranks
     Raises:
         InputError: unknown mechanism or option, or a value outside its range.
     """
+    shape = {"num_heads": num_heads, "head_dim": head_dim}
     found = []
-    for text in list(MECHANISMS) if texts is None else texts:
+    for text in MECHANISMS if texts is None else texts:
         name, _, rest = text.partition(":")
-        options = dict(map(_option, rest.split(","))) if rest else {}
-        ranked = any(field.name == "num_pivots" for field in dataclasses.fields(mechanism_class(name).options_class))
-        for rank in ranks if ranked and "num_pivots" not in options else [options.pop("num_pivots", None)]:
-            given = options if rank is None else {**options, "num_pivots": rank}
-            shape = {"num_heads": num_heads, "head_dim": head_dim}
-            build_mechanism(name, **shape, **given)  # what is wrong is known before anything is measured
-            label = " ".join([name, *(f"{key}={value}" for key, value in options.items())])
-            found.append(Contender(label, rank, lambda *to, name=name, all_=shape | given: _mechanism(name, all_, to)))
+        given = dict(map(_option, rest.split(","))) if rest else {}
+        label = " ".join([name, *(f"{key}={value}" for key, value in given.items() if key != "num_pivots")])
+        for options in _at_ranks(name, given, ranks):
+            build_mechanism(name, **shape, **options)  # what is wrong is known before anything is measured
+            found.append(Contender(label, options.get("num_pivots"), partial(_build, name, shape | options)))
     return found
+
+
+def _at_ranks(name, options, ranks):
+    """The options once for every rank where a mechanism has pivots; as they are where it has none, or has its rank."""
+    known = [field.name for field in dataclasses.fields(mechanism_class(name).options_class)]
+    if "num_pivots" not in known or "num_pivots" in options:
+        return [options]
+    return [options | {"num_pivots": rank} for rank in ranks]
 
 
 def _option(text):
     name, equals, value = text.partition("=")
     if not equals:
-        raise InputError(f"{text!r} is no option=value")
+        raise InputError(f"{text!r} is not option=value")
     value = {"true": "True", "false": "False"}.get(value, value)
     try:
         return name.replace("-", "_"), ast.literal_eval(value)
@@ -92,8 +99,8 @@ def _option(text):
         return name.replace("-", "_"), value
 
 
-def _mechanism(name, options, to):
-    mechanism = build_mechanism(name, **options).to(*to)
+def _build(name, options, device, dtype):
+    mechanism = build_mechanism(name, **options).to(device, dtype)
     return lambda q, k, v: mechanism(q, k, v).values
 
 

@@ -90,7 +90,7 @@ def first_seconds(attend: Attention, inputs: Sequence[torch.Tensor], gradient: t
 def measure(
     attends: dict[str, Attention], inputs: Sequence[torch.Tensor], gradient: torch.Tensor, *, warm_up: int, repeats: int
 ) -> dict[str, Figures]:
-    """Measure all contenders on the same q, k, v in turns, so that what else the machine does hits all alike.
+    """Measure all contenders on the same q, k, v in turns, so that whatever else the machine does affects all alike.
 
     Args:
         attends: contenders by name.

@@ -17,7 +17,7 @@ from fairseq_lot.corpus.parallel import (
     write_lines,
 )
 from fairseq_lot.errors import InputError
-from fairseq_lot.files import read_lines
+from fairseq_lot.output.files import read_lines
 
 MODEL_NAME = "sentencepiece.bpe.model"
 CHUNK = 2000  # lines per call into sentencepiece, so that the progress bar moves

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fairseq_lot.errors import InputError
-from fairseq_lot.files import read_lines
+from fairseq_lot.output.files import read_lines
 
 SPLITS = ("train", "valid", "test")
 

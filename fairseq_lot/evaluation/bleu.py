@@ -1,5 +1,7 @@
 """BLEU as sacreBLEU computes it, also on resamples of the test set, from statistics of its sentences."""
 
+from typing import Any
+
 import numpy as np
 from sacrebleu.metrics import BLEU
 from sacremoses import MosesDetokenizer
@@ -8,8 +10,8 @@ from fairseq_lot.evaluation.bootstrap import SAMPLES, SEED, interval, paired_p_v
 from fairseq_lot.evaluation.results import MetricScore
 
 # The data is lower-cased, so that case must not count; "none" keeps the Moses tokens as they are.
-SACREBLEU = {"lowercase": True}
-TOKENISED = {"tokenize": "none", "force": True}
+SACREBLEU: dict[str, Any] = {"lowercase": True}
+TOKENISED: dict[str, Any] = {"tokenize": "none", "force": True}
 _ORDER = 4
 _BATCH = 64
 

@@ -4,7 +4,7 @@ import argparse
 
 import numpy as np
 
-from fairseq_lot.errors import InputError
+from fairseq_lot.errors import check_least
 
 SAMPLES = 1000
 SEED = 12345
@@ -24,10 +24,7 @@ def settings(args: argparse.Namespace) -> dict[str, int]:
     Raises:
         InputError: one of the options is not as it must be.
     """
-    if args.bootstrap_samples < 1:
-        raise InputError(f"--bootstrap-samples must be at least 1, not {args.bootstrap_samples}")
-    if args.bootstrap_seed < 0:
-        raise InputError(f"--bootstrap-seed must not be negative, not {args.bootstrap_seed}")
+    check_least(args, bootstrap_samples=1, bootstrap_seed=0)
     return {"samples": args.bootstrap_samples, "seed": args.bootstrap_seed}
 
 

@@ -10,8 +10,8 @@ from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation import bootstrap
 from fairseq_lot.evaluation.bleu import TOKENISED, resampled_scores, sentence_statistics
 from fairseq_lot.evaluation.hypotheses import read_matching
-from fairseq_lot.evaluation.markdown import markdown_row
-from fairseq_lot.files import read_lines
+from fairseq_lot.output.files import read_lines
+from fairseq_lot.output.tables import Table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,15 +40,15 @@ def run(args: argparse.Namespace) -> int:
         name: [read_matching(path, references, args.tokenised_reference) for path in paths]
         for name, paths in files.items()
     }
-    print(compare(hypotheses, references, **resampling), end="")
+    print(compare(hypotheses, references, **resampling).markdown())
     return 0
 
 
-def compare(hypotheses: dict[str, list[list[str]]], references: list[str], *, samples: int, seed: int) -> str:
-    """Return the Markdown: one row for each pair of systems, the mean over seeds of their difference in tokenised BLEU.
+def compare(hypotheses: dict[str, list[list[str]]], references: list[str], *, samples: int, seed: int) -> Table:
+    """Return a row for each pair of systems: the mean over seeds of their difference in tokenised BLEU.
 
     All systems and seeds are scored on the same resamples of the test set, so the interval and p speak of other
-    sentences, not of other seeds; how far those differ stands beside it.
+    sentences, not of other seeds; the differences by seed stand beside them.
 
     Args:
         hypotheses: for each system the sentences of each seed; equally many seeds, in the same order.
@@ -68,10 +68,7 @@ def compare(hypotheses: dict[str, list[list[str]]], references: list[str], *, sa
     ]
     resampled = resampled_scores(statistics, samples=samples, seed=seed).reshape(len(hypotheses), -1, samples).mean(1)
     resampled = dict(zip(hypotheses, resampled, strict=True))
-    lines = [
-        "| A | B | BLEU of A | of B | A - B, mean of the seeds | by seed | p |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    rows = []
     for one, other in combinations(hypotheses, 2):
         by_seed, differences = scores[one] - scores[other], resampled[one] - resampled[other]
         low, high = bootstrap.interval(differences)
@@ -79,17 +76,15 @@ def compare(hypotheses: dict[str, list[list[str]]], references: list[str], *, sa
         cells = [one, other, f"{scores[one].mean():.2f}", f"{scores[other].mean():.2f}"]
         cells += [f"{by_seed.mean():+.2f}{'*' if p < bootstrap.LEVEL else ''} [{low:+.2f}, {high:+.2f}]"]
         cells += [", ".join(f"{difference:+.2f}" for difference in by_seed), f"{p:.4f}"]
-        lines.append(markdown_row(cells))
-    num_pairs = len(lines) - 2
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"- Tokenised BLEU, {len(references)} sentences, `{bleu.get_signature().format()}`.",
-            f"- [low, high]: 95 % interval, p: paired test, both by bootstrap of the sentences ({samples} resamples, "
-            f"seed {seed}); * where p < {bootstrap.LEVEL}; pairs that are compared: {num_pairs}.",
-            "",
-        ]
+        rows.append(cells)
+    return Table(
+        ["A", "B", "BLEU of A", "of B", "A - B, mean of the seeds", "by seed", "p"],
+        rows,
+        notes=[
+            f"Tokenised BLEU, {len(references)} sentences, `{bleu.get_signature().format()}`.",
+            f"[low, high]: 95 % interval, p: paired test, both by bootstrap of the sentences ({samples} resamples, "
+            f"seed {seed}); * where p < {bootstrap.LEVEL}; pairs that are compared: {len(rows)}.",
+        ],
     )
 
 
@@ -100,7 +95,7 @@ def _parse(systems):
         name, equals, paths = text.partition("=")
         paths = paths.split(",")
         if not (equals and name and all(paths)):
-            raise InputError(f"{text!r} is no NAME=FILE[,FILE...]")
+            raise InputError(f"{text!r} is not NAME=FILE[,FILE...]")
         if name in files:
             raise InputError(f"{name!r} is given twice; put its seeds into one list, separated by commas")
         files[name] = paths

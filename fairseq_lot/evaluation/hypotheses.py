@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from fairseq_lot.errors import InputError
-from fairseq_lot.files import read_lines
+from fairseq_lot.output.files import read_lines
 
 _KINDS = ("H", "D", "P", "S", "T")
 _LINE = re.compile(r"([A-Z])-([0-9]{1,9})\t(.*)")
@@ -57,7 +57,7 @@ def read_matching(path: str | Path, references: list[str], reference_path: str |
         problem = "is cut off" if len(hypotheses) < len(references) else "belongs to another test set"
         raise InputError(
             f"{path} ends with sentence {len(hypotheses) - 1}, but {reference_path} has {len(references)} lines: "
-            f"the output {problem}, or the reference does"
+            f"the output {problem}, or the reference is the wrong one"
         )
     return hypotheses
 

@@ -5,14 +5,15 @@ import fcntl
 import json
 import math
 import os
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from fairseq_lot.errors import InputError
-from fairseq_lot.files import atomic_write, read_lines
+from fairseq_lot.output.files import atomic_write, read_lines
 
 BASE, PLUG_AND_PLAY, FINE_TUNED = STAGES = ("base", "plug-and-play", "fine-tuned")
+PRECISIONS = ("fp32", "fp16", "bf16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,7 @@ class Row:
     bootstrap_samples: int
     bootstrap_seed: int
     device: str
+    precision: str = "unknown"  # of the translations; older rows do not say
     seconds: float | None
     commit: str
     command: str
@@ -82,7 +84,7 @@ def parse_row(line: str) -> Row:
     """Return the row in one line of JSON.
 
     Raises:
-        ValueError: the line is no JSON object with exactly the fields of a row and their types.
+        ValueError: the line is not a JSON object with exactly the fields of a row and their types.
     """
     return parse(Row, line, "row")
 
@@ -91,7 +93,8 @@ def parse(kind: type, line: str, name: str) -> Any:
     """Return an instance of a dataclass from one line of JSON, every field checked.
 
     Raises:
-        ValueError: the line is no JSON object with exactly the fields of ``kind`` and their types.
+        ValueError: the line is not a JSON object with the fields of ``kind`` (those with a default may be missing)
+            and their types.
     """
     try:
         values = json.loads(line)
@@ -101,7 +104,7 @@ def parse(kind: type, line: str, name: str) -> Any:
 
 
 def read_rows(path: str | Path) -> list[Row]:
-    """Return the rows of a results file; blank lines are passed over.
+    """Return the rows of a results file; blank lines are skipped.
 
     Raises:
         InputError: the file is missing, or a line is broken (the message gives its number).
@@ -144,18 +147,19 @@ def _parse_lines(path):
         try:
             rows.append(parse_row(line) if line.strip() else None)
         except ValueError as error:
-            raise InputError(f"{path}, line {number}: {error}; mend or remove the line") from error
+            raise InputError(f"{path}, line {number}: {error}; fix or remove the line") from error
     return rows
 
 
 def _build(kind, values, name):
     if not isinstance(values, dict):
-        raise ValueError(f"the {name} is no JSON object")
+        raise ValueError(f"the {name} is not a JSON object")
     hints = get_type_hints(kind)
-    for problem, names in (("lacks", hints.keys() - values.keys()), ("has the unknown", values.keys() - hints.keys())):
+    required = {field.name for field in fields(kind) if field.default is MISSING}
+    for problem, names in (("lacks", required - values.keys()), ("has the unknown", values.keys() - hints.keys())):
         if names:
             raise ValueError(f"the {name} {problem} {', '.join(sorted(names))}")
-    built = {key: _convert(values[key], hint, key) for key, hint in hints.items()}
+    built = {key: _convert(values[key], hints[key], key) for key in hints if key in values}
     if built.get("stage", BASE) not in STAGES:
         raise ValueError(f"stage must be one of {', '.join(STAGES)}, not {built['stage']!r}")
     return kind(**built)

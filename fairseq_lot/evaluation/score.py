@@ -2,18 +2,15 @@
 
 import argparse
 import math
-import subprocess
 from pathlib import Path
 
 from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation import bootstrap
 from fairseq_lot.evaluation.bleu import SACREBLEU, TOKENISED, detokenise, measure
 from fairseq_lot.evaluation.hypotheses import read_matching
-from fairseq_lot.evaluation.results import STAGES, MetricScore, Row, put_row, read_rows
-from fairseq_lot.files import read_lines
-
-# A change elsewhere, in a README or in the results themselves, does not change the scores.
-_CODE = ("fairseq_lot", "scripts", "setup.py", "constraints.txt")
+from fairseq_lot.evaluation.results import PRECISIONS, STAGES, MetricScore, Row, put_row, read_rows
+from fairseq_lot.output.files import read_lines
+from fairseq_lot.output.provenance import current_commit
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     origin = parser.add_argument_group("where the translations come from")
     origin.add_argument("--device", default="unknown", metavar="TEXT")
+    origin.add_argument("--precision", default=Row.precision, choices=PRECISIONS, help="of the translations")
     origin.add_argument("--seconds", type=float, metavar="FLOAT", help="generation time")
     # The parser of fairseq-lot keeps the subcommand under the name "command".
     origin.add_argument(
@@ -105,36 +103,11 @@ def score(args: argparse.Namespace) -> Row:
         bootstrap_samples=resampling["samples"],
         bootstrap_seed=resampling["seed"],
         device=args.device,
+        precision=args.precision,
         seconds=args.seconds,
         commit=current_commit() if args.commit is None else args.commit,
         command=args.made_with,
     )
-
-
-def current_commit(folder: str | Path | None = None) -> str:
-    """Return the short commit of this code, with ``-dirty`` when the code has changes.
-
-    Args:
-        folder: the root of the checkout; by default the folder that holds this package.
-
-    Returns:
-        The commit, or ``unknown`` outside a checkout, also when installed inside that of another project.
-    """
-    root = Path(__file__).resolve().parents[2] if folder is None else Path(folder).resolve()
-    top = _git(root, "rev-parse", "--show-toplevel")
-    commit = _git(root, "rev-parse", "--short", "HEAD")
-    if not commit or not top or Path(top).resolve() != root:
-        return "unknown"
-    return f"{commit}-dirty" if _git(root, "status", "--porcelain", "--", *_CODE) else commit
-
-
-def _git(folder, *words):
-    """Return what git prints, or None when there is no git or it fails."""
-    try:
-        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return done.stdout.strip()
 
 
 def _check_options(args):

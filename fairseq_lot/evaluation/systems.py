@@ -5,8 +5,9 @@ from collections.abc import Iterable
 from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation.results import BASE, Row, read_rows
 
-BACKBONES = ("transformer", "diff_transformer")
-MECHANISMS = ("softmax", "sinkhorn", "esp", "lot")
+# in the order of the tables; others follow
+_BACKBONES = ("transformer", "diff_transformer")
+_MECHANISMS = ("softmax", "sinkhorn", "esp", "lot")
 
 Key = tuple[str, str, str]  # backbone, mechanism, options
 
@@ -40,7 +41,7 @@ def by_system(rows: Iterable[Row]) -> dict[Key, list[Row]]:
     for row in rows:
         if row.stage != BASE or row.mechanism == "softmax":
             found.setdefault((row.backbone, row.mechanism, row.options), []).append(row)
-    return {key: found[key] for key in sorted(found, key=_place)}
+    return {key: found[key] for key in sorted(found, key=table_order)}
 
 
 def label(key: Key, systems: Iterable[Key]) -> str:
@@ -57,9 +58,10 @@ def _size(architecture):
     return size.strip("_") if name else architecture
 
 
-def _place(key):
+def table_order(key: Key) -> tuple:
+    """What the systems of a table are sorted by."""
     backbone, mechanism, options = key
-    return (_rank(BACKBONES, backbone), backbone, _rank(MECHANISMS, mechanism), mechanism, options)
+    return (_rank(_BACKBONES, backbone), backbone, _rank(_MECHANISMS, mechanism), mechanism, options)
 
 
 def _rank(known, name):

@@ -7,10 +7,11 @@ from statistics import median
 
 from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation.bootstrap import LEVEL
-from fairseq_lot.evaluation.markdown import MISSING, cell, markdown_row
-from fairseq_lot.evaluation.papers import render_beside_papers
+from fairseq_lot.evaluation.medians import median_table
+from fairseq_lot.evaluation.papers import beside_papers
 from fairseq_lot.evaluation.results import BASE, FINE_TUNED, PLUG_AND_PLAY, MetricScore, Row
 from fairseq_lot.evaluation.systems import by_system, label, read_systems, tables
+from fairseq_lot.output.tables import MISSING, Table
 
 METRICS = {"tokenised": "tokenised BLEU", "sacrebleu": "sacreBLEU"}
 
@@ -19,7 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("results", nargs="+", metavar="RESULTS.jsonl", help="files written by fairseq-lot score")
     parser.add_argument("--metric", choices=METRICS, default="tokenised", help="default: %(default)s, as the papers")
-    parser.add_argument("--papers", action="store_true", help="show medians only, beside what the papers report")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--medians", action="store_true", help="show medians only, the backbones side by side")
+    shown.add_argument("--papers", action="store_true", help="show medians only, beside what the papers report")
     parser.add_argument("--dataset", metavar="LABEL", help="only this dataset")
 
 
@@ -39,39 +42,51 @@ def run(args: argparse.Namespace) -> int:
             raise InputError(f"no row of dataset {args.dataset!r}; there are: {', '.join(known) or 'none'}")
     if not rows:
         raise InputError(f"no row in {', '.join(args.results)}; score a system first with fairseq-lot score")
-    print(render(rows, metric=args.metric, papers=args.papers), end="")
+    print(render(rows, metric=args.metric, papers=args.papers, medians=args.medians))
     return 0
 
 
-def render(rows: Iterable[Row], *, metric: str = "tokenised", papers: bool = False) -> str:
-    """Return the Markdown of all tables, parted by blank lines.
+def render(rows: Iterable[Row], **options) -> str:
+    """Return the Markdown of all tables; arguments as for :func:`result_tables`."""
+    return "\n\n".join(table.markdown() for table in result_tables(rows, **options))
+
+
+def result_tables(
+    rows: Iterable[Row], *, metric: str = "tokenised", papers: bool = False, medians: bool = False
+) -> list[Table]:
+    """Return the tables, one for each dataset and size of the architecture.
 
     Args:
         rows: scored systems; those of one dataset and size share a table.
         metric: ``tokenised`` or ``sacrebleu``.
         papers: medians of tokenised BLEU beside the papers' instead.
+        medians: medians of both backbones side by side instead.
     """
-    of_rows = render_beside_papers if papers else lambda rows: _render_one(rows, metric)
-    return "\n".join(f"{_heading(rows, metric)}\n\n{of_rows(rows)}" for rows in tables(rows))
+
+    def table(part):
+        heading = _heading(part, metric)
+        if papers:
+            return beside_papers(part, heading)
+        return median_table(part, heading, metric) if medians else _result_table(part, metric)
+
+    return [table(part) for part in tables(rows)]
 
 
 def _heading(rows, metric):
     sentences = _listed(row.sentences for row in rows)
     return (
-        f"**{cell(rows[0].dataset)}**, {_listed(row.architecture for row in rows)}, {sentences} sentences, "
-        f"{METRICS[metric]}"
+        f"**{rows[0].dataset}**, {_listed(row.architecture for row in rows)}, {sentences} sentences, {METRICS[metric]}"
     )
 
 
-def _render_one(rows, metric):
-    lines = [
-        "| Backbone | Mechanism | Plug-and-play | Δ vs. base | Fine-tuned | Δ vs. base |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
+def _result_table(rows, metric):
     systems = by_system(rows)
-    for key, found in systems.items():
-        lines.append(markdown_row([key[0], label(key, systems), *_cells(found, metric)]))
-    return "\n".join([*lines, "", *_notes(rows, metric)]) + "\n"
+    return Table(
+        ["Backbone", "Mechanism", "Plug-and-play", "Δ vs. base", "Fine-tuned", "Δ vs. base"],
+        [[key[0], label(key, systems), *_cells(found, metric)] for key, found in systems.items()],
+        heading=_heading(rows, metric),
+        notes=_notes(rows, metric),
+    )
 
 
 def _cells(rows, metric):
@@ -102,21 +117,21 @@ def _score(found: list[MetricScore]) -> str:
 
 
 def _difference(found: list[MetricScore]) -> str:
-    compared = [metric for metric in found if metric.delta is not None and metric.p is not None]
+    compared = [(metric.delta, metric.p) for metric in found if metric.delta is not None and metric.p is not None]
     if not compared:
         return MISSING
-    significant = sum(metric.p < LEVEL for metric in compared)
-    deltas = [metric.delta for metric in compared]
+    deltas, ps = zip(*compared, strict=True)
+    significant = sum(p < LEVEL for p in ps)
     text = f"{median(deltas):+.2f}"
     if significant == len(compared) and min(deltas) * max(deltas) > 0:
         text += "*"
     if len(compared) == 1:
-        return f"{text} (p = {compared[0].p:.4f})"
+        return f"{text} (p = {ps[0]:.4f})"
     return f"{text} ({min(deltas):+.2f} to {max(deltas):+.2f}; p < {LEVEL} in {significant} of {len(compared)})"
 
 
 def _notes(rows, metric):
-    """Return the lines below the table: how to read it and where it comes from."""
+    """Return the notes below the table: how to read it and where it comes from."""
     scratch = sorted({row.mechanism for row in rows if row.stage == BASE and row.mechanism != "softmax"})
     shown = [row for row in rows if row.stage != BASE or row.mechanism == "softmax"]
     runs = Counter((row.backbone, row.mechanism, row.options, row.stage) for row in shown)
@@ -145,7 +160,7 @@ def _notes(rows, metric):
         f"Commit: {_listed(row.commit for row in rows)}",
         f"Seeds: {_listed(row.seed for row in rows)}",
     ]
-    return [f"- {' '.join(note.split())}" for note in notes]
+    return notes
 
 
 def _listed(values):

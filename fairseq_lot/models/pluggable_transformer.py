@@ -1,7 +1,5 @@
 """The pluggable Transformer and its architectures, registered with fairseq."""
 
-import sys
-
 from fairseq.models import register_model, register_model_architecture
 from fairseq.models.transformer import TransformerConfig, TransformerModel
 from fairseq.models.transformer.transformer_legacy import base_architecture, transformer_iwslt_de_en
@@ -9,7 +7,8 @@ from fairseq.models.transformer.transformer_legacy import base_architecture, tra
 from fairseq_lot.attention.base import Mechanism
 from fairseq_lot.attention.registry import MECHANISMS
 from fairseq_lot.errors import InputError
-from fairseq_lot.modules.options import add_attention_args, spell_out
+from fairseq_lot.models.fairseq_hooks import announce_epochs, install
+from fairseq_lot.modules.flat_options import add_attention_args, spell_out
 from fairseq_lot.modules.transformer import Decoder, Encoder
 
 
@@ -40,14 +39,31 @@ class PluggableTransformerModel(TransformerModel):
                     f"{heads} attention heads do not divide the {side}'s width {width}; "
                     f"change --{side}-attention-heads or --{side}-embed-dim"
                 )
-        _announce_epochs(task)
+        announce_epochs(task)
         return super().build_model(args, task)
 
     def set_epoch(self, epoch):
-        """Tell all mechanisms that an epoch of the training begins, counted from 1."""
+        """Tell all mechanisms that an epoch of the training begins, counted from 1.
+
+        Raises:
+            InputError: what they learn would be rounded away.
+        """
+        self._refuse_half_masters()
         for module in self.modules():
             if isinstance(module, Mechanism):
                 module.set_epoch(epoch)
+
+    def _refuse_half_masters(self):
+        """Memory-efficient training keeps parameters in half precision alone, where pivots lose their updates."""
+        for flag in ("memory_efficient_fp16", "memory_efficient_bf16"):
+            if getattr(self.args, flag, False):
+                learnt = [name for name, _ in self.named_parameters() if ".mechanism." in name]
+                if learnt:
+                    raise InputError(
+                        f"--{flag.replace('_', '-')} keeps no float32 copy of the parameters, so that most updates of "
+                        f"those of the attention, such as {learnt[0]}, would be lost in rounding; "
+                        f"use --{flag.removeprefix('memory_efficient_')}"
+                    )
 
     @classmethod
     def build_encoder(cls, args, src_dict, embed_tokens):
@@ -99,48 +115,4 @@ for _family, _defaults in _FAMILIES.items():
     for _suffix, _size in SIZES.items():
         _register(_family + _suffix, _defaults, _size)
 
-
-def _announce_epochs(task):
-    """Let the task tell its model of every epoch that begins: fairseq 0.12.2 gives the epoch to tasks alone.
-
-    The trainer calls the hook at the start of an epoch and when a training is resumed within one.
-    """
-    if getattr(task, "_announces_epochs", False) or not hasattr(task, "begin_epoch"):
-        return
-    begin_epoch = task.begin_epoch
-
-    def announce(epoch, model):
-        begin_epoch(epoch, model)
-        if hasattr(model, "set_epoch"):
-            model.set_epoch(epoch)
-
-    task.begin_epoch, task._announces_epochs = announce, True
-
-
-def _build_named_attention(stock_build_model):
-    """Let a stock ``transformer`` whose arguments name an attention (--model-overrides) be the pluggable one."""
-
-    def build_model(cls, args, task):
-        if cls is TransformerModel and getattr(args, "attention", None) is not None:
-            return PluggableTransformerModel.build_model(args, task)
-        return stock_build_model.__func__(cls, args, task)
-
-    return classmethod(build_model)
-
-
-def _exit_with_one_line(previous_hook):
-    """End a fairseq command with one line and exit code 2, not a traceback, when the input was wrong."""
-
-    def hook(kind, error, traceback):
-        if issubclass(kind, InputError):
-            print(f"fairseq_lot: error: {error}", file=sys.stderr)
-            raise SystemExit(2)
-        previous_hook(kind, error, traceback)
-
-    return hook
-
-
-if not hasattr(TransformerModel, "_takes_attention"):
-    TransformerModel._takes_attention = True
-    TransformerModel.build_model = _build_named_attention(vars(TransformerModel)["build_model"])
-    sys.excepthook = _exit_with_one_line(sys.excepthook)
+install(PluggableTransformerModel)

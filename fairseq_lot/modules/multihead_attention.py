@@ -9,7 +9,7 @@ from fairseq_lot.attention.base import Mechanism
 
 
 def _exactly(method, first: torch.Tensor, *others):
-    """Call a method of a mechanism outside of autocast, as its ``forward`` sees to by itself."""
+    """Call a method of a mechanism outside of autocast, as its ``forward`` does itself."""
     with torch.autocast(first.device.type, enabled=False):
         return method(first, *others)
 
@@ -32,7 +32,7 @@ class PluggableMultiheadAttention(nn.Module):
         if stock.bias_k is not None or stock.add_zero_attn:
             raise NotImplementedError("add_bias_kv and add_zero_attn are not supported by pluggable attention")
         self.embed_dim, self.num_heads, self.head_dim = stock.embed_dim, stock.num_heads, stock.head_dim
-        # in fairseq's order, which the optimiser's saved state goes by
+        # in fairseq's order, on which the optimiser's saved state depends
         self.k_proj, self.v_proj, self.q_proj, self.out_proj = stock.k_proj, stock.v_proj, stock.q_proj, stock.out_proj
         self.mechanism = mechanism
         self.site = site
@@ -56,10 +56,10 @@ class PluggableMultiheadAttention(nn.Module):
             query: ``(tgt_len, bsz, embed_dim)``.
             key, value: ``(src_len, bsz, kdim)``; ignored once a static cache holds what is needed.
             key_padding_mask: ``(bsz, src_len)``, true = pad.
-            incremental_state: fairseq's cache; what the mechanism keeps of keys and values stands in it.
+            incremental_state: fairseq's cache; what the mechanism keeps of keys and values is stored there.
             need_weights, need_head_weights: also return A, averaged over heads or ``(num_heads, bsz, tgt, src)``.
             static_kv: keys and values never change (cross-attention while decoding).
-            attn_mask: only the decoder's future mask is known; its presence means causal.
+            attn_mask: only the decoder's future mask is supported; its presence means causal.
 
         Returns:
             ``(tgt_len, bsz, embed_dim)`` and A or None.
@@ -70,23 +70,23 @@ class PluggableMultiheadAttention(nn.Module):
             raise NotImplementedError(f"an attention mask is not supported at the {self.site!r} site")
         if key_padding_mask is not None:
             key_padding_mask = key_padding_mask.bool()
-        q, need_plan = self._split_heads(self.q_proj(query)), need_weights or need_head_weights
+        q, need_weights = self._split_heads(self.q_proj(query)), need_weights or need_head_weights
         if incremental_state is None:
             output = self.mechanism(
                 q,
                 *self._keys_and_values(key, value),
                 query_padding_mask=key_padding_mask if self.site == "encoder" else None,
                 key_padding_mask=key_padding_mask,
-                need_plan=need_plan,
+                need_weights=need_weights,
                 causal=attn_mask is not None,
             )
         else:
             attend = self._attend_static if static_kv else self._attend_next
-            output = attend(q, key, value, key_padding_mask, incremental_state, need_plan)
-        values, plan = output.values.permute(2, 0, 1, 3).flatten(2), output.plan
-        if plan is not None:
-            plan = plan.transpose(0, 1) if need_head_weights else plan.mean(1)
-        return self.out_proj(values), plan
+            output = attend(q, key, value, key_padding_mask, incremental_state, need_weights)
+        values, weights = output.values.permute(2, 0, 1, 3).flatten(2), output.weights
+        if weights is not None:
+            weights = weights.transpose(0, 1) if need_head_weights else weights.mean(1)
+        return self.out_proj(values), weights
 
     def _split_heads(self, x: torch.Tensor) -> torch.Tensor:
         """``(len, bsz, embed_dim) -> (bsz, num_heads, len, head_dim)``, a view."""
@@ -96,22 +96,22 @@ class PluggableMultiheadAttention(nn.Module):
     def _keys_and_values(self, key, value):
         return self._split_heads(self.k_proj(key)), self._split_heads(self.v_proj(value))
 
-    def _attend_static(self, q, key, value, key_padding_mask, incremental_state, need_plan):
-        """Keys that never change are summarised once, or again when a plan is first asked for later on."""
+    def _attend_static(self, q, key, value, key_padding_mask, incremental_state, need_weights):
+        """Keys that never change are summarised once, or again when weights are first asked for later on."""
         summary = self._kept(incremental_state)
         if summary:
-            output = _exactly(self.mechanism.attend_summary, q, summary, need_plan)
-            if key is None or not need_plan or output.plan is not None:
+            output = _exactly(self.mechanism.attend_summary, q, summary, need_weights)
+            if key is None or not need_weights or output.weights is not None:
                 return output
-        summary = _exactly(self.mechanism.summarise, *self._keys_and_values(key, value), key_padding_mask, need_plan)
+        summary = _exactly(self.mechanism.summarise, *self._keys_and_values(key, value), key_padding_mask, need_weights)
         self._keep(incremental_state, summary)
-        return _exactly(self.mechanism.attend_summary, q, summary, need_plan)
+        return _exactly(self.mechanism.attend_summary, q, summary, need_weights)
 
-    def _attend_next(self, q, key, value, key_padding_mask, incremental_state, need_plan):
+    def _attend_next(self, q, key, value, key_padding_mask, incremental_state, need_weights):
         """Causal attention to the new keys and to what is kept of earlier ones."""
         state = self._kept(incremental_state)
         k, v = self._keys_and_values(key, value)
-        output, state = _exactly(self.mechanism.causal_step, q, k, v, key_padding_mask, state, need_plan)
+        output, state = _exactly(self.mechanism.causal_step, q, k, v, key_padding_mask, state, need_weights)
         self._keep(incremental_state, state)
         return output
 
@@ -124,9 +124,13 @@ class PluggableMultiheadAttention(nn.Module):
         self._set_input_buffer(incremental_state, {f"prev_{name}": x for name, x in tensors.items()})
 
     def reorder_incremental_state(self, incremental_state, new_order):
-        """Follow the beam: reorder the cache along the batch axis."""
+        """Follow the beam: reorder the cache along the batch axis.
+
+        What is kept of the source is the same for all hypotheses of a sentence, and hypotheses never leave theirs. So
+        at the cross site, as in fairseq's own attention, only a batch that loses sentences is reordered.
+        """
         saved = self._get_input_buffer(incremental_state)
-        if saved:
+        if saved and not (self.site == "cross" and saved["prev_value"].size(0) == new_order.size(0)):
             reordered = {name: None if x is None else x.index_select(0, new_order) for name, x in saved.items()}
             self._set_input_buffer(incremental_state, reordered)
         return incremental_state

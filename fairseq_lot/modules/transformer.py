@@ -6,7 +6,7 @@ from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
 
 from fairseq_lot.modules.multihead_attention import PluggableMultiheadAttention
-from fairseq_lot.modules.options import build_site_mechanism
+from fairseq_lot.modules.sites import build_site_mechanism
 
 
 def plug(stock, cfg, *, site: str, layer: int):

@@ -1,1 +1,1 @@
-"""Tools on checkpoints of pretrained models; models never import them."""
+"""Another attention in a trained model: swapped, calibrated, swept."""

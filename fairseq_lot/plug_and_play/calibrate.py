@@ -1,86 +1,106 @@
 """``fairseq-lot calibrate``: fit a swapped attention to the softmax attention that it replaced, without labels."""
 
+import copy
+import dataclasses
 import json
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
+from torch import nn
 from tqdm import tqdm
 
+from fairseq_lot.attention.options import Options, option
 from fairseq_lot.attention.registry import DEFAULT
 from fairseq_lot.errors import InputError
-from fairseq_lot.files import atomic_write
-from fairseq_lot.plug_and_play.calibration import (
+from fairseq_lot.output.files import atomic_write
+from fairseq_lot.output.tables import Table
+from fairseq_lot.plug_and_play.distillation import (
     Fit,
-    Place,
+    Pair,
     encoder_only,
     fit,
     head_errors,
     output_error,
-    places,
-    random_batches,
-    sample_for,
+    pairs,
     teacher_calls,
+    with_target,
 )
-from fairseq_lot.plug_and_play.checkpoint import load_checkpoint, model_args, serialised
-from fairseq_lot.plug_and_play.loading import load
+from fairseq_lot.plug_and_play.sentences import RandomPieces, Sentences, TextSentences, dictionaries_in
+from fairseq_lot.pretrained.checkpoint import Checkpoint, model_args, read, serialised
+from fairseq_lot.pretrained.device import add_device_argument, choose_device
+from fairseq_lot.pretrained.loading import Loaded, build, load_data, saved_task
+
+
+@dataclass(frozen=True)
+class FitOptions(Options):
+    """How a calibration fits; docs/calibration.md says what was tried."""
+
+    steps: int = option(800, "updates that fit the heads one by one", minimum=1)
+    joint_steps: int = option(400, "updates that then fit the output of all together", minimum=0)
+    learning_rate: float = option(0.2, "Adam's at the start; it falls to 0", above=0)
+    max_tokens: int = option(512, "source pieces in a batch", minimum=1)
+    held_out: int = option(64, "sentences to measure the errors on", minimum=1)
+    split: str = option("train", "split of DATA, where DATA is given")
+    seed: int = option(1, "seed of the sentences drawn", minimum=0)
+
+    @classmethod
+    def of(cls, args: Namespace) -> "FitOptions":
+        """The options of a command line; InputError names the flag whose value has no meaning."""
+        try:
+            return cls(**{field.name: getattr(args, field.name) for field in dataclasses.fields(cls)})
+        except InputError as error:
+            name, rest = str(error).split(" ", 1)
+            raise InputError(f"--{name.replace('_', '-')} {rest}") from None
+
+
+def add_fit_arguments(parser) -> None:
+    """Add the options of the fit, which other commands share."""
+    for field in dataclasses.fields(FitOptions):
+        parser.add_argument(
+            f"--{field.name.replace('_', '-')}",
+            type=field.type,
+            default=field.default,
+            metavar=field.type.__name__.upper(),
+            help=f"{field.metadata['help']} (default: %(default)s)",
+        )
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of the command."""
     add = parser.add_argument
-    add("data", metavar="DATA", help="folder made by fairseq-preprocess; encoder sites need its source side only")
+    add(
+        "data",
+        nargs="?",
+        metavar="DATA",
+        help="folder made by fairseq-preprocess, to calibrate on its text; encoder sites need its source side only. "
+        "Default: random pieces, for which no data is needed",
+    )
     add("--path", required=True, metavar="SWAPPED.pt", help="checkpoint whose attention was swapped")
     add("--out", required=True, metavar="CALIBRATED.pt", help="the new checkpoint; never half-written")
     add("--json", metavar="OUT.json", help="also write the errors of every head here")
+    add_device_argument(parser)
     add_fit_arguments(parser)
-
-
-def add_fit_arguments(parser) -> None:
-    """Add the options of the fit, which other commands share."""
-    add = parser.add_argument
-    add("--split", default="train", help="train, valid or test (default: %(default)s)")
-    add("--steps", type=int, default=1600, help="updates that fit the heads one by one (default: %(default)s)")
-    add("--joint-steps", type=int, default=800, help="then, that fit the output of all (default: %(default)s)")
-    add("--learning-rate", type=float, default=0.2, help="Adam's, falls to 0 (default: %(default)s)")
-    add("--max-tokens", type=int, default=1024, metavar="N", help="source pieces in a batch (default: %(default)s)")
-    add(
-        "--held-out",
-        type=int,
-        default=64,
-        metavar="N",
-        help="sentences to measure the errors on (default: %(default)s)",
-    )
-    add("--seed", type=int, default=1, help="of the sentences drawn (default: %(default)s)")
 
 
 def run(args: Namespace) -> int:
     """Calibrate, print the errors, write the checkpoint."""
-    check_fit_arguments(args)
+    options, device = FitOptions.of(args), choose_device(args.device)
     for out in filter(None, (args.out, args.json)):
         if Path(out).resolve() == Path(args.path).resolve():
             raise InputError(f"--out is the checkpoint itself, {args.path}; give another file")
-    with atomic_write(args.out, "wb") as file:  # opened first: what cannot be written is known at once
-        done = calibrate(args.path, args.data, args)
+    with atomic_write(args.out, "wb") as file:  # opened first: an unwritable path fails at once
+        done = calibrate(args.path, args.data, device=device, **dataclasses.asdict(options))
         file.write(serialised(done.state))
     if args.json is not None:
         with atomic_write(args.json) as file:
-            json.dump({"path": str(args.path), "data": str(args.data), **as_dict(done)}, file, indent=1)
+            json.dump({"path": str(args.path), "data": args.data, **as_dict(done)}, file, indent=1)
             file.write("\n")
     print(render(done))
-    print(f"{args.out}: calibrated from {args.path}")
+    print(f"{args.out}: {done.description}, from {args.path}")
     return 0
-
-
-def check_fit_arguments(args: Namespace) -> None:
-    """Refuse values without a meaning."""
-    for name, least in {"steps": 1, "joint_steps": 0, "max_tokens": 1, "held_out": 1, "seed": 0}.items():
-        if getattr(args, name) < least:
-            raise InputError(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(args, name)}")
-    if not 0 < args.learning_rate < float("inf"):
-        raise InputError(f"--learning-rate must be a finite number greater than 0, got {args.learning_rate}")
 
 
 @dataclass(frozen=True)
@@ -88,103 +108,176 @@ class Calibrated:
     """What a calibration gave.
 
     Attributes:
-        where: the places that were fitted.
-        before, after: relative squared error of every head on held-out sentences, ``(number of places, num_heads)``.
-        apart, together: the two fits, on the heads and then on the output of the encoder (or of the decoder).
         state: the calibrated checkpoint.
+        description: what was done, as it stands in the checkpoint.
+        paired: the attentions that were fitted.
+        before, after: relative squared error of every head on held-out sentences, ``(number of pairs, num_heads)``.
+        apart, together: the two fits, on the heads and then on the output of the encoder (or of the decoder).
         finished: all steps were made; else Ctrl-C ended the fit.
     """
 
-    where: list[Place]
+    state: dict
+    description: str
+    paired: list[Pair]
     before: torch.Tensor
     after: torch.Tensor
     apart: Fit
     together: Fit
-    state: dict
     finished: bool
 
 
-def calibrate(path: str | Path, data: str | Path, options: Namespace) -> Calibrated:
+def calibrate(
+    checkpoint: Checkpoint,
+    data: str | Path | None = None,
+    *,
+    device: str | torch.device | None = None,
+    **options,
+) -> Calibrated:
     """Fit the parameters that a mechanism has added; the teacher is the same model with softmax in its place.
 
     First every attention by itself, on the teacher's own queries, keys and values, to the outputs of the heads; then
     all together, each on what the ones before it give, to the output of the stack.
 
     Args:
-        path: a checkpoint with swapped attention.
-        data: folder made by fairseq-preprocess; targets are read for decoder sites only, and if there are any.
-        options: ``split``, ``steps``, ``joint_steps``, ``learning_rate``, ``max_tokens``, ``held_out`` and ``seed``, as
-            on the command line.
+        checkpoint: with swapped attention: its path, or what ``swap`` returned, which is not changed.
+        data: folder made by fairseq-preprocess, whose sentences to use; targets are read for decoder sites only, and if
+            there are any. None: random pieces, drawn by the counts of the dictionaries that the model was trained with
+            if they are still there, else all equally likely.
+        device: to run on; None: a GPU when there is one.
+        **options: of :class:`FitOptions`.
 
     Raises:
         InputError: nothing to fit, a model that was not trained with softmax, or a checkpoint or data folder that
             cannot be used.
     """
-    state = load_checkpoint(path)
-    trained = getattr(model_args(state, path), "trained_attention", DEFAULT)
+    fitting = FitOptions(**options)
+    device = choose_device() if device is None else device
+    state, path = read(checkpoint)
+    trained = trained_attention(state, path)
     if trained != DEFAULT:
         raise InputError(f"{path} was trained with {trained} attention; calibration fits to {DEFAULT}: fine-tune it")
-    student = load(path, data, options.split, needs_target=False)
-    teacher = load(path, data, options.split, needs_target=False, attention=DEFAULT)
-    for model in (student.model, teacher.model):
-        model.requires_grad_(False)
-    where = places(student.model, teacher.model)
-    parameters = [parameter for place in where for parameter in place.student.requires_grad_(True).parameters()]
-    drawn = teacher.draw(None, options.seed)
-    if len(drawn) < 2 * options.held_out:
-        raise InputError(f"{data}: {options.split} has {len(drawn)} sentences; --held-out takes half of them at most")
-    chosen = teacher.draw(options.held_out, options.seed)
-    batches = random_batches(teacher, drawn[~np.isin(drawn, chosen)], options.max_tokens, options.seed)
-    held_out = sample_for(teacher, where, chosen)
-    held_out_calls = teacher_calls(teacher, where, held_out)
-
-    def next_sample():
-        return sample_for(teacher, where, next(batches))
-
-    def output(sample):
-        return output_error(student, teacher, sample, encoder_only=encoder_only(where))
-
-    with tqdm(total=options.steps + options.joint_steps, unit="step", disable=None) as bar:
-
-        def progress(step, errors):
-            shown = errors.mean(1).tolist() if errors.dim() == 2 else [errors.item()]
-            what = "error per layer" if errors.dim() == 2 else "error of the output"
-            bar.set_postfix_str(f"{what} " + " ".join(f"{error:.3f}" for error in shown), False)
-            bar.update()
-
-        apart = fit(
-            parameters,
-            lambda step: head_errors(where, teacher_calls(teacher, where, next_sample())).sum(),
-            lambda: head_errors(where, held_out_calls),
-            steps=options.steps,
-            learning_rate=options.learning_rate,
-            progress=progress,
-        )
-        together = fit(
-            parameters,
-            lambda step: output(next_sample()),
-            lambda: output(held_out),
-            steps=options.joint_steps if apart.steps == options.steps else 0,  # Ctrl-C ends both
-            learning_rate=options.learning_rate / 2,
-            progress=progress,
-        )
+    student = build(state, path, device=device).requires_grad_(False)
+    teacher = build(state, path, device=device, attention=DEFAULT).requires_grad_(False)
+    paired = pairs(student, teacher)
+    sentences = _sentences(state, path, data, fitting, paired, teacher)
+    parameters = [parameter for pair in paired for parameter in pair.student.requires_grad_(True).parameters()]
+    samples = (_complete(sample, teacher, paired) for sample in sentences.batches())
+    held_out = _complete(sentences.held_out, teacher, paired)
+    with tqdm(total=fitting.steps + fitting.joint_steps, unit="step", disable=None) as bar:
+        apart = fit_heads(paired, parameters, teacher, samples, held_out, fitting, _Progress(bar, "error per layer"))
+        if apart.steps < fitting.steps:  # Ctrl-C ends both
+            fitting = dataclasses.replace(fitting, joint_steps=0)
+        progress = _Progress(bar, "error of the output")
+        together = fit_output(paired, parameters, student, teacher, samples, held_out, fitting, progress)
     with torch.no_grad():
-        after = head_errors(where, held_out_calls)
+        after = head_errors(paired, teacher_calls(teacher, paired, held_out))
+    finished = apart.steps + together.steps == bar.total
+    description = f"calibrated on {sentences.description} ({apart.steps} + {together.steps} steps, seed {fitting.seed})"
+    state = write_back(state, path, student, parameters, description)
+    return Calibrated(state, description, paired, apart.before, after, apart, together, finished)
+
+
+def trained_attention(state: dict, path: str | Path) -> str:
+    """The attention that a swapped checkpoint was trained with."""
+    return getattr(model_args(state, path), "trained_attention", DEFAULT)
+
+
+def _sentences(state, path, data, fitting: FitOptions, paired, teacher: nn.Module) -> Sentences:
+    """What to run on."""
+    shared = {"max_tokens": fitting.max_tokens, "held_out": fitting.held_out, "seed": fitting.seed}
+    if data is not None:
+        task, dataset = load_data(state, path, data, fitting.split, needs_target=False)
+        return TextSentences(Loaded(teacher, task, dataset, str(path)), f"{data}, {fitting.split}", **shared)
+    task = saved_task(state, path)
+    sizes = tuple(len(side.dictionary) for side in (teacher.encoder, teacher.decoder))
+    counted = dictionaries_in(task.get("data") or "", (task.get("source_lang"), task.get("target_lang")), sizes)
+    return RandomPieces(teacher, *(counted or ()), with_target=not encoder_only(paired), **shared)
+
+
+def _complete(sample, teacher, paired):
+    """The sample with all that the fit runs on."""
+    return sample if encoder_only(paired) else with_target(sample, teacher)
+
+
+class _Progress:
+    """A line that says how far a fit is, and how well it fits."""
+
+    def __init__(self, bar: tqdm, what: str):
+        self._bar, self._what = bar, what
+
+    def __call__(self, step: int, errors: torch.Tensor) -> None:
+        shown = errors.mean(1).tolist() if errors.dim() == 2 else [errors.item()]
+        self._bar.set_postfix_str(f"{self._what} " + " ".join(f"{error:.3f}" for error in shown), refresh=False)
+        self._bar.update()
+
+
+def fit_heads(
+    paired: list[Pair],
+    parameters: list[nn.Parameter],
+    teacher: nn.Module,
+    samples: Iterator[dict],
+    held_out: dict,
+    options: FitOptions,
+    progress: _Progress,
+) -> Fit:
+    """Fit every attention by itself, on the teacher's queries, keys and values, to the outputs of its heads."""
+    held_out_calls = teacher_calls(teacher, paired, held_out)
+    return fit(
+        parameters,
+        lambda step: head_errors(paired, teacher_calls(teacher, paired, next(samples))).sum(),
+        lambda: head_errors(paired, held_out_calls),
+        steps=options.steps,
+        learning_rate=options.learning_rate,
+        progress=progress,
+    )
+
+
+def fit_output(
+    paired: list[Pair],
+    parameters: list[nn.Parameter],
+    student: nn.Module,
+    teacher: nn.Module,
+    samples: Iterator[dict],
+    held_out: dict,
+    options: FitOptions,
+    progress: _Progress,
+) -> Fit:
+    """Fit all attentions together, each on what those before it give, to the output of the stack."""
+
+    def error(sample):
+        return output_error(student, teacher, sample, encoder_only=encoder_only(paired))
+
+    return fit(
+        parameters,
+        lambda step: error(next(samples)),
+        lambda: error(held_out),
+        steps=options.joint_steps,
+        learning_rate=options.learning_rate / 2,
+        progress=progress,
+    )
+
+
+def write_back(state: dict, path: str | Path, student: nn.Module, parameters: list[nn.Parameter], description) -> dict:
+    """A checkpoint like ``state`` with these parameters of the student, which says what was done."""
+    state = {**state, "model": dict(state["model"])}
     added = set(map(id, parameters))
-    for name, parameter in student.model.named_parameters():
+    for name, parameter in student.named_parameters():
         if id(parameter) in added:
-            state["model"][name] = parameter.detach().to(state["model"][name].dtype)
-    finished = (apart.steps, together.steps) == (options.steps, options.joint_steps)
-    return Calibrated(where, apart.before, after, apart, together, state, finished)
+            state["model"][name] = parameter.detach().to("cpu", state["model"][name].dtype)
+    for holder in ("cfg", "args"):
+        state[holder] = copy.deepcopy(state.get(holder))
+    model_args(state, path).calibration = description
+    return state
 
 
 def as_dict(done: Calibrated) -> dict:
     """The errors of every head, and of the output."""
-    rows = zip(done.where, done.before.tolist(), done.after.tolist(), strict=True)
+    rows = zip(done.paired, done.before.tolist(), done.after.tolist(), strict=True)
     return {
+        "description": done.description,
         "heads": [
-            {"site": place.site, "layer": place.layer, "head": head, "before": before, "after": after}
-            for place, befores, afters in rows
+            {"site": pair.site, "layer": pair.layer, "head": head, "before": before, "after": after}
+            for pair, befores, afters in rows
             for head, (before, after) in enumerate(zip(befores, afters, strict=True))
         ],
         "output": {"before": done.together.before.item(), "after": done.together.after.item()},
@@ -195,18 +288,18 @@ def as_dict(done: Calibrated) -> dict:
 
 def render(done: Calibrated) -> str:
     """The errors as a table: a line for each attention, a column for each head, before → after."""
-    heads = range(done.before.size(1))
-    lines = [
-        "relative squared errors on held-out sentences, before → after; of the heads:",
-        "| site    | layer | " + " | ".join(f"{f'head {head}':14}" for head in heads) + " |",
-        "| :------ | ----: | " + " | ".join("-------------:" for _ in heads) + " |",
-    ]
-    for place, before, after in zip(done.where, done.before.tolist(), done.after.tolist(), strict=True):
-        cells = [f"{x:6.3f} → {y:5.3f}" for x, y in zip(before, after, strict=True)]
-        lines.append(f"| {place.site:7} | {place.layer:5} | " + " | ".join(cells) + " |")
-    together = done.together
-    lines.append(
-        f"of the output, after {done.apart.steps} steps on the heads and {together.steps} on the output: "
-        f"{together.before.item():.4f} → {together.after.item():.4f}"
-    )
-    return "\n".join(lines)
+    num_heads, together = done.before.size(1), done.together
+    errors = zip(done.paired, done.before.tolist(), done.after.tolist(), strict=True)
+    return Table(
+        ["site", "layer", *(f"head {head}" for head in range(num_heads))],
+        [
+            [pair.site, pair.layer, *(f"{x:.3f} → {y:.3f}" for x, y in zip(before, after, strict=True))]
+            for pair, before, after in errors
+        ],
+        heading="relative squared errors of the heads on held-out sentences, before → after",
+        notes=[
+            f"of the output, after {done.apart.steps} steps on the heads and {together.steps} on the output: "
+            f"{together.before.item():.4f} → {together.after.item():.4f}"
+        ],
+        align="<" + ">" * (1 + num_heads),
+    ).markdown(padded=True)

@@ -1,25 +1,28 @@
 """``fairseq-lot swap``: plug another attention into a pretrained model."""
 
 import copy
-import tempfile
+import dataclasses
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
 from pathlib import Path
 
+from fairseq_lot.attention.base import Mechanism
+from fairseq_lot.attention.options import SITES
+from fairseq_lot.attention.registry import DEFAULT, describe
 from fairseq_lot.errors import InputError
-from fairseq_lot.files import atomic_write
 from fairseq_lot.models.pluggable_transformer import SIZES, base_architecture
-from fairseq_lot.modules.options import (
+from fairseq_lot.modules.flat_options import (
     DEFAULTS,
-    SITES,
     add_attention_args,
-    attention_sites,
-    build_site_mechanism,
+    mechanism_options,
     option_names,
     spell_out,
 )
-from fairseq_lot.plug_and_play.calibrate import add_fit_arguments, calibrate, check_fit_arguments, render
-from fairseq_lot.plug_and_play.checkpoint import load_checkpoint, model_args, serialised
-from fairseq_lot.plug_and_play.sites import PLACES
+from fairseq_lot.modules.sites import ATTENTION_AT, attention_sites, build_site_mechanism, inner
+from fairseq_lot.output.files import atomic_write
+from fairseq_lot.plug_and_play.calibrate import FitOptions, add_fit_arguments, calibrate, render, trained_attention
+from fairseq_lot.pretrained.checkpoint import Checkpoint, model_args, read, serialised
+from fairseq_lot.pretrained.device import add_device_argument, choose_device
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -28,44 +31,56 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--path", required=True, metavar="BASE.pt", help="pretrained checkpoint: ours or fairseq's transformer*"
     )
     parser.add_argument("--out", required=True, metavar="SWAPPED.pt", help="the new checkpoint; never half-written")
+    add_device_argument(parser)
     add_attention_args(parser.add_argument_group("attention"), differential=False)
-    group = parser.add_argument_group("calibration", "fit the new attention at once, as fairseq-lot calibrate does")
-    group.add_argument("--calibrate", metavar="DATA", help="folder made by fairseq-preprocess")
+    group = parser.add_argument_group(
+        "calibration",
+        "What the new attention adds is fitted to softmax's outputs, on random pieces unless DATA is given; "
+        "fairseq-lot calibrate does the same with a swapped checkpoint.",
+    )
+    choice = group.add_mutually_exclusive_group()
+    choice.add_argument("--calibrate", metavar="DATA", help="fit on the text of a folder made by fairseq-preprocess")
+    choice.add_argument("--no-calibrate", action="store_true", help="leave the new parameters as they were drawn")
     add_fit_arguments(group)
 
 
 def run(args: Namespace) -> int:
-    """Swap and say in one line what was done."""
+    """Swap, calibrate unless told not to, and say in one line what was done."""
     if args.attention is None:
         raise InputError("--attention is missing: name the mechanism to plug in")
     if Path(args.out).resolve() == Path(args.path).resolve():
         raise InputError(f"--out is the base itself, {args.path}; give another file")
+    fitting, device = FitOptions.of(args), choose_device(args.device)
     options = {name: value for name in option_names() if (value := getattr(args, name, None)) is not None}
-    check_fit_arguments(args)
-    state = swap(load_checkpoint(args.path), path=args.path, **options)
-    with atomic_write(args.out, "wb") as file:  # opened first: what cannot be written is known at once
-        if args.calibrate is not None:
-            with tempfile.NamedTemporaryFile(suffix=".pt") as swapped:
-                swapped.write(serialised(state))
-                swapped.flush()
-                done = calibrate(swapped.name, args.calibrate, args)
+    state = swap(args.path, **options)
+    reason = "not calibrated: as drawn" if args.no_calibrate else why_not_calibrated(state, args.path)
+    with atomic_write(args.out, "wb") as file:  # opened first: an unwritable path fails at once
+        if args.calibrate is not None or reason is None:
+            done = calibrate(state, args.calibrate, device=device, **dataclasses.asdict(fitting))
             if not done.finished:
                 raise KeyboardInterrupt  # scripts go by the file's name, which tells nothing of missing steps
-            state = done.state
+            state, reason = done.state, done.description
             print(render(done))
         file.write(serialised(state))
     swapped = model_args(state, args.out)
-    calibrated = "" if args.calibrate is None else f", calibrated on {args.calibrate}"
-    print(f"{args.out}: {swapped.attention} attention at {swapped.attention_sites}, from {args.path}{calibrated}")
+    print(f"{args.out}: {swapped.attention} attention at {swapped.attention_sites}, from {args.path}; {reason}")
     return 0
 
 
-def swap(state: dict, *, path: str | Path = "checkpoint", attention: str, **flat_options) -> dict:
+def why_not_calibrated(state: dict, path: str | Path) -> str | None:
+    """Why a swapped checkpoint is left as it is when nobody asked for a calibration; None: it is to be calibrated."""
+    if not _has_own_parameters(model_args(state, path)):
+        return "not calibrated: this attention has no parameters of its own"
+    trained = trained_attention(state, path)
+    return None if trained == DEFAULT else f"not calibrated: the model was trained with {trained} attention"
+
+
+def swap(checkpoint: Checkpoint, *, attention: str, **flat_options) -> dict:
     """Return a checkpoint whose attention is another one; everything that both share is kept bit for bit.
 
     Args:
-        state: a checkpoint of :func:`~fairseq_lot.plug_and_play.checkpoint.load_checkpoint`; it is not changed.
-        path: where it came from, for messages.
+        checkpoint: its path, or what :func:`~fairseq_lot.pretrained.checkpoint.load_checkpoint` returned, which is not
+            changed.
         attention: the new mechanism.
         **flat_options: flat options, as on the command line (``attention_sites``, ``lot_num_pivots``, ...).
 
@@ -77,6 +92,7 @@ def swap(state: dict, *, path: str | Path = "checkpoint", attention: str, **flat
     Raises:
         InputError: an unknown mechanism or option, or a site where the mechanism cannot stand.
     """
+    state, path = read(checkpoint)
     was_trained = state.get("last_optimizer_state") is not None
     state = {**state, "last_optimizer_state": None, "model": dict(state["model"])}
     for holder in ("cfg", "args"):
@@ -84,20 +100,22 @@ def swap(state: dict, *, path: str | Path = "checkpoint", attention: str, **flat
     args = model_args(state, path)
     # old checkpoints may lack arguments that have a default today
     base_architecture(args)
-    previous = getattr(args, "attention", None) or "softmax"
+    previous = getattr(args, "attention", None) or DEFAULT
     if was_trained:  # with the attention that it has
-        prior = getattr(args, "softmax_prior", None) if previous == "softmax" else None
-        args.trained_attention = previous if prior is None else f"{previous} ({prior})"
+        args.trained_attention = describe(previous, mechanism_options(args, previous))
     _set_attention(args, attention, flat_options)
-    weights = state["model"]
-    plugged = _new_parameters(args)
-    for key in [key for key in weights if ".mechanism." in key and key not in plugged]:
+    weights, new = state["model"], _new_parameters(args)
+
+    def keeps_value(key):
+        """λ and the norm of the differential form stay; what is a mechanism's own stays with the same mechanism."""
+        if key not in weights:
+            return False
+        of_wrapper = getattr(args, "differential", None) and ".mechanism.inner." not in key
+        return of_wrapper or (previous == attention and weights[key].shape == new[key].shape)
+
+    weights.update({key: value for key, value in new.items() if not keeps_value(key)})
+    for key in [key for key in weights if ".mechanism." in key and key not in new]:
         del weights[key]
-    for key, value in plugged.items():
-        own = ".mechanism.inner." in key or not getattr(args, "differential", None)
-        kept = weights.get(key)
-        if kept is None or (own and (previous != attention or kept.shape != value.shape)):
-            weights[key] = value
     return state
 
 
@@ -123,11 +141,22 @@ def _set_attention(args: Namespace, attention: str, flat_options: dict) -> None:
 
 
 def _new_parameters(args: Namespace) -> dict:
-    """Parameters of all mechanisms of a model with these arguments, by their names in its checkpoint."""
+    """Parameters and buffers of all mechanisms of a model with these arguments, by their names in its checkpoint."""
+    return {
+        prefix + key: value for prefix, mechanism in _mechanisms(args) for key, value in mechanism.state_dict().items()
+    }
+
+
+def _has_own_parameters(args: Namespace) -> bool:
+    """The mechanism itself, without the differential form around it, has something to learn."""
+    return any(list(inner(mechanism).parameters()) for _, mechanism in _mechanisms(args))
+
+
+def _mechanisms(args: Namespace) -> Iterator[tuple[str, Mechanism]]:
+    """The mechanisms of a model with these arguments, each with the start of its parameters' names."""
     attention_sites(args)
-    parameters = {}
     for site in SITES:
-        stack, attention = PLACES[site]
+        stack, attention = ATTENTION_AT[site]
         if site == "cross" and getattr(args, "no_cross_attention", False):
             continue
         num_heads = getattr(args, f"{stack}_attention_heads")
@@ -141,6 +170,4 @@ def _new_parameters(args: Namespace) -> dict:
                 dropout=args.attention_dropout,
             )
             if mechanism is not None:
-                prefix = f"{stack}.layers.{layer}.{attention}.mechanism."
-                parameters.update({prefix + key: value for key, value in mechanism.state_dict().items()})
-    return parameters
+                yield f"{stack}.layers.{layer}.{attention}.mechanism.", mechanism

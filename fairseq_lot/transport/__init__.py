@@ -1,1 +1,1 @@
-"""Transport plans between the tokens of a sentence: pure functions on ``(..., n, m)`` tensors."""
+"""Transport plans between the tokens of a sentence."""

@@ -1,10 +1,11 @@
 """How far a doubly stochastic plan can move when its scores are perturbed: measured against proven bounds."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from fairseq_lot.transport.measures import uniform_log_mass
+from fairseq_lot.transport.marginals import uniform_log_mass
 from fairseq_lot.transport.sinkhorn import sinkhorn
 
 
@@ -13,7 +14,7 @@ class Certificate:
     """Measured change over its bound, one entry per perturbation; at most 1 where the theorem holds.
 
     Attributes:
-        plan_ratio: ``‖P_τ(S) - P_τ(T)‖₁`` over ``(n/τ) ‖S - T‖_∞``, inequality (31) of CETA [12]; ``(k, ...)``.
+        plan_ratio: ``‖P_τ(S) - P_τ(T)‖₁`` over ``(n/τ) ‖S - T‖_∞``, inequality (31) of [CETA]; ``(k, ...)``.
         output_ratio: ``Σ_i ‖((P_τ(S) - P_τ(T)) V)_i‖₂`` over ``(n/τ) ‖S - T‖_∞ max_j ‖V_j - mean V‖₂``: the output
             certificate derived from (31), ``(k, ...)``.
         marginal_error: ``(...)``, the largest that was left in any of the plans, in units of mass: P_τ is the
@@ -31,7 +32,6 @@ def perturbation_certificate(
     noise: torch.Tensor,
     *,
     epsilon: float,
-    num_updates: int = 2001,
     tolerance: float = 1e-10,
 ) -> Certificate:
     """Perturb scores and compare the change of the plan and of the output with what is certified.
@@ -49,11 +49,11 @@ def perturbation_certificate(
         v: ``(..., m, d)``.
         noise: ``(k, ..., n, m)``, T - S, nowhere all zero.
         epsilon: τ, in the unit of the scores.
-        num_updates, tolerance: how long to look for the exact plans.
+        tolerance: the marginal error at which a plan counts as exact.
     """
     n = scores.size(-2)
     log_a, log_b = uniform_log_mass(None, scores), uniform_log_mass(None, scores.transpose(-1, -2))
-    budget = {"num_updates": num_updates, "tolerance": tolerance}
+    budget: dict[str, Any] = {"num_updates": 2001, "tolerance": tolerance}
     base = sinkhorn(scores / epsilon, log_a, log_b, **budget)
     # log P_τ(S) differs from S/τ by row and column constants alone, which change no plan: a start near the solution
     start = base.conditional.clamp(min=torch.finfo(scores.dtype).tiny).log()

@@ -7,6 +7,8 @@ signed (differential attention); what that means is said where it matters.
 
 import torch
 
+from fairseq_lot.transport.marginals import marginal_error
+
 
 def _real(attention, query_padding_mask, key_padding_mask):
     """A with zeros at the pads, and 1 = real for rows ``(..., n)`` and columns ``(..., m)``."""
@@ -34,8 +36,7 @@ def attention_marginal_error(
     """``‖P1 - a‖₁ + ‖Pᵀ1 - b‖₁`` of ``P = A/n`` with uniform a and b, in units of mass, ``(...)``."""
     attention, rows, columns = _real(attention, query_padding_mask, key_padding_mask)
     n, m = _count(rows).unsqueeze(-1), _count(columns).unsqueeze(-1)
-    row_error = (attention.sum(-1) - rows).abs() / n
-    return row_error.sum(-1) + (attention.sum(-2) / n - columns / m).abs().sum(-1)
+    return marginal_error(attention / n.unsqueeze(-1), rows / n, columns / m)
 
 
 def receiver_mass(

@@ -1,11 +1,11 @@
-"""Low-rank couplings: two plans composed through a pivot measure [4, 7]."""
+"""Low-rank couplings: two plans composed through a pivot measure [LOTFormer, LowRankSinkhorn]."""
 
 from dataclasses import dataclass
 
 import torch
 from torch.autograd.function import once_differentiable
 
-from fairseq_lot.transport.measures import marginal_error
+from fairseq_lot.kernels import choice as kernels
 from fairseq_lot.transport.sinkhorn import Plan, sinkhorn
 
 
@@ -26,24 +26,9 @@ class Coupling:
         """``n·Γ``, ``(..., n, m)``, rows sum to 1; costs n·m memory."""
         return self.from_queries.conditional @ self.to_keys.conditional
 
-    @property
-    def plan(self) -> torch.Tensor:
-        """Γ itself, ``(..., n, m)``, total mass 1; costs n·m memory."""
-        return self.from_queries.log_a.exp().unsqueeze(-1) * self.conditional
-
     def apply(self, v: torch.Tensor) -> torch.Tensor:
         """``n·Γ v`` in O((n + m) r d): ``(..., m, d) -> (..., n, d)``."""
         return self.from_queries.apply(self.to_keys.apply(v))
-
-    @property
-    def marginal_error(self) -> torch.Tensor:
-        """``(...)``: how far Γ is from a and b, in units of mass; costs n·m memory."""
-        return marginal_error(self.plan, self.from_queries.log_a.exp(), self.to_keys.log_b.exp())
-
-
-def query_side(query_scores, log_a, log_masses, *, num_updates: int) -> Plan:
-    """Γ1 in U(a, σ), exact on a; arguments as in :func:`pivot_coupling`."""
-    return sinkhorn(query_scores, log_a, log_masses, num_updates=num_updates)
 
 
 def key_side(key_scores, log_b, log_masses, *, num_updates: int) -> Plan:
@@ -71,11 +56,25 @@ def pivot_coupling(
 
     Returns:
         The coupling; its rows are exact for any number of updates, its columns converge.
+
+    Examples:
+        >>> queries, keys, pivots = torch.eye(3), torch.eye(3)[:2], torch.eye(3)
+        >>> log_a, log_b, log_masses = (torch.full((n,), 1 / n).log() for n in (3, 2, 3))
+        >>> updates = {"query_updates": 15, "key_updates": 15}
+        >>> coupling = pivot_coupling(queries @ pivots.T, keys @ pivots.T, log_a, log_b, log_masses, **updates)
+        >>> coupling.conditional.sum(0)  # rows spend 1, columns receive n/m
+        tensor([1.5000, 1.5000])
+        >>> coupling.apply(torch.ones(2, 4)).shape  # through the pivots, without the plan
+        torch.Size([3, 4])
     """
     return Coupling(
-        from_queries=query_side(query_scores, log_a, log_masses, num_updates=query_updates),
+        from_queries=sinkhorn(query_scores, log_a, log_masses, num_updates=query_updates),
         to_keys=key_side(key_scores, log_b, log_masses, num_updates=key_updates),
     )
+
+
+#: whether a kernel may make the values of LOT at once, and what tries it
+fusable, fused_values = kernels.wanted, kernels.lot
 
 
 class _PivotScores(torch.autograd.Function):
@@ -89,14 +88,14 @@ class _PivotScores(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradient):
-        (x, pivots), gradient = ctx.saved_tensors, gradient.flatten(0, 1)
-        of_x, of_pivots = None, None
+    def backward(ctx, grad_scores):
+        (x, pivots), grad_scores = ctx.saved_tensors, grad_scores.flatten(0, 1)
+        grad_x, grad_pivots = None, None
         if ctx.needs_input_grad[0]:
-            of_x = torch.bmm(gradient, _for_each(pivots, x.size(0))).view(x.shape)
+            grad_x = torch.bmm(grad_scores, _for_each(pivots, x.size(0))).view(x.shape)
         if ctx.needs_input_grad[1]:
-            of_pivots = torch.bmm(gradient.transpose(-1, -2), x.flatten(0, 1)).unflatten(0, x.shape[:2]).sum(0)
-        return of_x, of_pivots
+            grad_pivots = torch.bmm(grad_scores.transpose(-1, -2), x.flatten(0, 1)).unflatten(0, x.shape[:2]).sum(0)
+        return grad_x, grad_pivots
 
 
 def _for_each(pivots, bsz):
@@ -111,8 +110,8 @@ def pivot_scores(x: torch.Tensor, pivots: torch.Tensor) -> torch.Tensor:
 
 def gaussian_scores(x: torch.Tensor, pivots: torch.Tensor) -> torch.Tensor:
     """``-‖x_i - z_t‖²/2``: ``(..., n, d), (..., r, d) -> (..., n, r)``."""
-    of_x, of_pivots = x.square().sum(-1).unsqueeze(-1), pivots.square().sum(-1).unsqueeze(-2)
-    return pivot_scores(x, pivots) - (of_x + of_pivots) / 2
+    norms = x.square().sum(-1).unsqueeze(-1) + pivots.square().sum(-1).unsqueeze(-2)
+    return pivot_scores(x, pivots) - norms / 2
 
 
 def tied_coupling(

@@ -1,9 +1,9 @@
-"""Where tokens stand in their sentence, and priors made of that."""
+"""Positions of tokens in their sentence, and priors built on them."""
 
 import torch
 
 from fairseq_lot.errors import InputError
-from fairseq_lot.transport.measures import without_empty
+from fairseq_lot.transport.marginals import without_empty
 
 
 def positions(padding_mask: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
@@ -23,7 +23,7 @@ def positions(padding_mask: torch.Tensor | None, like: torch.Tensor) -> torch.Te
 
 
 def alibi_slopes(num_heads: int) -> list[float]:
-    """The slopes of Press et al. [11]: ``2^(-8h/H)`` for h = 1 .. H, when H is a power of two.
+    """The slopes of Press et al. [ALiBi]: ``2^(-8h/H)`` for h = 1 .. H, when H is a power of two.
 
     Otherwise the slopes for the power of two below H, then every other slope for the power above it.
     """
@@ -32,8 +32,18 @@ def alibi_slopes(num_heads: int) -> list[float]:
     return slopes + [2 ** (-4 * h / below) for h in range(1, 2 * (num_heads - below), 2)]
 
 
+def _slopes(num_heads, **kind):
+    """:func:`alibi_slopes` as a tensor, made where it is used: to copy numbers to a GPU the host would wait for it."""
+    below = 2 ** (num_heads.bit_length() - 1)
+    exponents = torch.arange(1, below + 1, **kind) * (8 / below)
+    if below < num_heads:
+        between = torch.arange(1, 2 * (num_heads - below), 2, **kind) * (4 / below)
+        exponents = torch.cat([exponents, between])
+    return torch.exp2(-exponents)
+
+
 def alibi_log_prior(padding_mask: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """``log π_ij = -slope·|position of i - position of j|`` up to a constant per row, one slope per head [11].
+    """``log π_ij = -slope·|position of i - position of j|`` up to a constant per row, one slope per head [ALiBi].
 
     Queries are the last ``tgt_len`` tokens of the keys' sentence, so query i stands where key
     ``i + src_len - tgt_len`` does.
@@ -54,14 +64,14 @@ def alibi_log_prior(padding_mask: torch.Tensor | None, q: torch.Tensor, k: torch
     of_keys = positions(padding_mask, k)
     of_queries = of_keys[:, src_len - tgt_len :]
     distance = (of_queries.unsqueeze(-1) - of_keys.unsqueeze(-2)).abs()  # (bsz or 1, tgt_len, src_len)
-    slopes = q.new_tensor(alibi_slopes(q.size(1)), dtype=torch.promote_types(q.dtype, torch.float32))
+    slopes = _slopes(q.size(1), dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
     return -slopes[:, None, None] * distance.unsqueeze(1)
 
 
 def linear_log_factor(
     padding_mask: torch.Tensor | None, x: torch.Tensor, num_pivots: int, temperature: float
 ) -> torch.Tensor:
-    """``-(i/n - t/r)²/τ²``: large where token i of n is as far along as pivot t of r, both counted from 1 [10].
+    """``-(i/n - t/r)²/τ²``: large where token i of n is as far along as pivot t of r, both counted from 1 [SeTformer].
 
     Args:
         padding_mask: ``(bsz, n)`` bool, True = pad; or None. Only real tokens count.
@@ -72,7 +82,7 @@ def linear_log_factor(
     Returns:
         ``(bsz or 1, n, r)``, at most 0.
     """
-    place = positions(padding_mask, x) + 1
-    along = place.to(x.dtype) / place[:, -1:]  # the last slot holds the number of real tokens
+    number = positions(padding_mask, x) + 1
+    along = number.to(x.dtype) / number[:, -1:]  # the last slot holds the number of real tokens
     pivots = torch.arange(1, num_pivots + 1, dtype=x.dtype, device=x.device) / num_pivots
     return -((along.unsqueeze(-1) - pivots) / temperature).square()

@@ -1,12 +1,13 @@
-"""Entropic optimal transport by alternating half-updates [1, 2]."""
+"""Entropic optimal transport by alternating half-updates [Sinkformer, Cuturi13]."""
 
 from dataclasses import dataclass
 
 import torch
 from torch.autograd.function import once_differentiable
 
-from fairseq_lot.transport.measures import marginal_error
-from fairseq_lot.transport.scaling import scaled_conditional
+from fairseq_lot.kernels import choice as kernels
+from fairseq_lot.transport.marginals import marginal_error
+from fairseq_lot.transport.sinkhorn_scaling import scaled_conditional
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,10 @@ class _TransposedProduct(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradient):
+    def backward(ctx, grad_values):
         conditional, v = ctx.saved_tensors
-        of_conditional = (v @ gradient.transpose(-1, -2)).transpose(-1, -2)
-        return of_conditional, conditional.transpose(-1, -2) @ gradient
+        grad_conditional = (v @ grad_values.transpose(-1, -2)).transpose(-1, -2)
+        return grad_conditional, conditional.transpose(-1, -2) @ grad_values
 
 
 def sinkhorn(
@@ -72,15 +73,16 @@ def sinkhorn(
     ``num_updates=1`` is the softmax of the scores.
 
     On the CPU the updates scale the rows and columns of ``exp(scores)``
-    (:func:`~fairseq_lot.transport.scaling.scaled_conditional`), unless the scores are too extreme for that or there is
-    a factor. Then, and on other devices, they are made in the log domain: to know whether the scores are too extreme
-    the host would have to wait for the device, and this is where a fused kernel for it would be called.
+    (:func:`~fairseq_lot.transport.sinkhorn_scaling.scaled_conditional`), unless the scores are too extreme for that or
+    there is a factor. Then, and on other devices, they are made in the log domain: to know whether the scores are too
+    extreme the host would have to wait for the device. On CUDA one kernel makes all of them
+    (:mod:`~fairseq_lot.kernels.choice` says when).
 
     Args:
         scores: ``(..., n, m)``, already divided by epsilon; at least float32.
         log_a: ``(..., n)`` log row masses, -inf = no mass (padding).
         log_b: ``(..., m)`` log column masses, likewise.
-        num_updates: half-updates, S in [1], T in [4].
+        num_updates: half-updates, S in [Sinkformer], T in [LOTFormer].
         tolerance: stop as soon as the largest marginal error in the batch is at most this (one host sync
             per pair of half-updates); ``num_updates`` stays the bound.
         log_factor: ``(..., n, m)``, log of a factor by which the finished plan is multiplied before its rows are made
@@ -88,7 +90,20 @@ def sinkhorn(
 
     Returns:
         The plan, rows exact.
+
+    Examples:
+        >>> scores = torch.tensor([[2.0, 0.0], [1.0, 0.0]])
+        >>> half = torch.tensor([0.5, 0.5]).log()
+        >>> sinkhorn(scores, half, half, num_updates=1).conditional  # the softmax of each row
+        tensor([[0.8808, 0.1192],
+                [0.7311, 0.2689]])
+        >>> sinkhorn(scores, half, half, num_updates=15).plan.sum(0)  # each column receives its share
+        tensor([0.5000, 0.5000])
     """
+    if num_updates > 1 and log_factor is None and tolerance is None and kernels.wanted(scores):
+        conditional = kernels.sinkhorn(scores, log_a, log_b, num_updates=num_updates)
+        if conditional is not None:
+            return Plan(conditional, log_a, log_b)
     if num_updates > 1 and log_factor is None and scores.device.type == "cpu":
         conditional = scaled_conditional(scores, log_a, log_b, num_updates=num_updates, tolerance=tolerance)
         if conditional is not None:

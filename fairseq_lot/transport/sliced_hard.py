@@ -1,12 +1,18 @@
-"""Expected sliced plans from exact sorts: nothing of size n×m is made, forward or backward [3]."""
+"""Expected sliced plans from exact sorts: nothing of size n×m is made, forward or backward [ESPFormer]."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch.autograd.function import once_differentiable
 
-from fairseq_lot.transport.measures import num_real
-from fairseq_lot.transport.sliced import sort_real
+from fairseq_lot.transport.marginals import num_real
+from fairseq_lot.transport.sliced_soft import sort_real
+
+# Elements of one tensor that is alive at a time beside the inputs and outputs: on the CPU about a cache's worth,
+# elsewhere enough that all slices of a batch are worked on at once, or nearly so.
+_CHUNKS = {"cpu": 2**17, "other": 2**26}
 
 
 def segments(
@@ -14,7 +20,7 @@ def segments(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The exact plan between two sorted uniform measures, as the pieces into which i/n and j/m cut [0, 1].
 
-    It has the entries of :func:`~fairseq_lot.transport.sliced.staircase`, ``n + m - 1`` at most. Whole numbers of
+    It has the entries of :func:`~fairseq_lot.transport.sliced_soft.staircase`, ``n + m - 1`` at most. Whole numbers of
     ``1/(n·m)`` are merged, so that no rounding decides which piece belongs to whom.
 
     Args:
@@ -22,7 +28,7 @@ def segments(
         tgt_len, src_len: padded sizes.
 
     Returns:
-        ``(bsz, tgt_len + src_len - 1)`` each: place of the query and of the key of every piece, and its length in
+        ``(bsz, tgt_len + src_len - 1)`` each: rank of the query and of the key of every piece, and its length in
         units of ``1/(n·m)``; superfluous pieces have length 0.
     """
     n, m = n[:, None], m[:, None]
@@ -33,27 +39,44 @@ def segments(
     return (starts // m).clamp(max=tgt_len - 1), (starts // n).clamp(max=src_len - 1), ends - starts
 
 
+class Entries(NamedTuple):
+    """The plans ``n·U_l`` of all slices as lists of S entries; G is the product of the leading sizes.
+
+    Attributes:
+        rows: ``(G, L, S)`` query of each entry; None when entry i belongs to query i, once, and S is their number.
+        columns: ``(G, L, S)`` key of each entry.
+        share: ``(G, S)`` the entries themselves, the same in every slice; None (with rows None) when all are 1.
+    """
+
+    rows: torch.Tensor | None
+    columns: torch.Tensor
+    share: torch.Tensor | None
+
+    def transposed(self) -> "Entries":
+        """Those of the transposed plans."""
+        if self.rows is None:
+            return Entries(None, _inverse(self.columns), None)
+        return Entries(self.columns, self.rows, self.share)
+
+
 @dataclass(frozen=True)
 class HardSlicedPlan:
-    """``G = Σ_l σ_l U_l``, each U_l a list of entries.
+    """``G = Σ_l σ_l U_l``.
 
     Attributes:
         weights: σ, ``(bsz, num_heads, L)``.
-        rows, columns: ``(bsz, num_heads, L, S)`` query and key of the S entries of each U_l; rows is None when entry
-            i belongs to query i.
-        share: ``(bsz, 1, S)``, the entries of n·U_l; None when all are 1.
+        entries: of n·U_l, with sentences and heads as one axis.
         tgt_len: number of queries.
     """
 
     weights: torch.Tensor
-    rows: torch.Tensor | None
-    columns: torch.Tensor
-    share: torch.Tensor | None
+    entries: Entries
     tgt_len: int
 
     def apply(self, v: torch.Tensor) -> torch.Tensor:
         """``n·G v``: ``(bsz, num_heads, src_len, c) -> (bsz, num_heads, tgt_len, c)``, v zero at pads."""
-        return _Apply.apply(self.weights, v.contiguous(), self.rows, self.columns, self.share, self.tgt_len)
+        values = _Apply.apply(self.weights.flatten(0, 1), v.flatten(0, 1).contiguous(), self.entries, self.tgt_len)
+        return values.unflatten(0, v.shape[:2])
 
 
 def hard_sliced_plan(
@@ -68,9 +91,10 @@ def hard_sliced_plan(
 ) -> HardSlicedPlan:
     """Sort both sides exactly along every slice, weigh the slices by the cost of their plans.
 
-    Time is O(L n log n + L n d) and memory O(n d + L n), backward too: a slice's rows are gathered again rather than
-    kept. Equal values keep the order of their tokens. Gradients go through v and through the weights to q and k; the
-    plans are piecewise constant in the slices, whose gradient is 0.
+    Time is O(L n log n + L n d) and memory O(n d + L n) and a chunk, backward too: the tokens in the order of a slice
+    are gathered again rather than kept. As many slices as fill a chunk are worked on at once. Equal values keep the
+    order of their tokens. Gradients go through v and through the weights to q and k; the plans are piecewise constant
+    in the slices, whose gradient is 0.
 
     Args:
         q: ``(bsz, num_heads, tgt_len, d)`` and k: ``(bsz, num_heads, src_len, d)``, zero at pads.
@@ -79,126 +103,160 @@ def hard_sliced_plan(
         query_padding_mask, key_padding_mask: ``(bsz, len)`` bool, True = pad; or None.
         inverse_temperature: τ of ``σ_l ∝ exp(-τ ⟨C, U_l⟩)``, C the squared distances.
     """
-    q, k = q.contiguous(), k.contiguous()
-    tgt_len, src_len = q.size(-2), k.size(-2)
+    lead, tgt_len, src_len = q.shape[:2], q.size(-2), k.size(-2)
     query_order, key_order = _order(q, slices, query_padding_mask), _order(k, slices, key_padding_mask)
     n = num_real(query_padding_mask, q)
     if same_number:  # pads stand last on both sides and are zero, so they add nothing
-        rows, share, columns = None, None, key_order.gather(-1, _inverse(query_order))
-        mass = (1 / n.to(q.dtype))[:, None, None]
+        m = n
+        entries = Entries(None, key_order.gather(-1, _inverse(query_order)), None)
     else:
         m = num_real(key_padding_mask, k)
-        row, column, length = segments(n, m, tgt_len, src_len)
+        row, column, length = (_for_each_head(x, lead[1]) for x in segments(n, m, tgt_len, src_len))
         shape = (*query_order.shape[:-1], length.size(-1))
-        rows = query_order.gather(-1, row[:, None, None].expand(shape))
-        columns = key_order.gather(-1, column[:, None, None].expand(shape))
-        share = (length / m[:, None].to(q.dtype))[:, None]
-        mass = share / n[:, None, None]
-    costs = _Costs.apply(q, k, None if isinstance(slices, int) else slices, rows, columns, mass)
-    return HardSlicedPlan(torch.softmax(-inverse_temperature * costs, -1), rows, columns, share, tgt_len)
+        entries = Entries(
+            query_order.gather(-1, row.unsqueeze(1).expand(shape)),
+            key_order.gather(-1, column.unsqueeze(1).expand(shape)),
+            length / _for_each_head(m, lead[1]).unsqueeze(-1).to(q.dtype),
+        )
+    numbers = [_for_each_head(x.to(q.dtype), lead[1])[:, None, None] for x in (n, m)]
+    directions = None if isinstance(slices, int) else slices
+    costs = _Costs.apply(*(x.flatten(0, 1).contiguous() for x in (q, k)), directions, entries, *numbers)
+    weights = torch.softmax(-inverse_temperature * costs, -1).unflatten(0, lead)
+    return HardSlicedPlan(weights, entries, tgt_len)
 
 
 class _Costs(torch.autograd.Function):
-    """``⟨C, U_l⟩`` of every slice, ``(bsz, num_heads, L)``."""
+    """``⟨C, U_l⟩`` of every slice, ``(G, L)``; q and k are ``(G, n, d)`` and ``(G, m, d)``."""
 
     @staticmethod
-    def forward(ctx, q, k, slices, rows, columns, mass):
-        ctx.save_for_backward(q, k, slices, rows, columns, mass)
-        differences = (_take(q, row) - _take(k, column) for row, column in _each_slice(rows, columns))
-        return torch.stack([(x.square_().sum(-1) * mass).sum(-1) for x in differences], -1)
+    def forward(ctx, q, k, slices, entries, n, m):
+        ctx.save_for_backward(q, k, slices, *entries, n, m)
+        costs = q.new_empty(entries.columns.shape[:2])
+        for groups, lines in _parts(entries, q.size(-1)):
+            difference = _take(k[groups], entries.columns[groups, lines])
+            if entries.rows is None:
+                squares = difference.sub_(q[groups].unsqueeze(1)).square_().flatten(2)
+            else:
+                squares = difference.sub_(_take(q[groups], entries.rows[groups, lines])).square_().sum(-1)
+                squares *= entries.share[groups].unsqueeze(1)
+            torch.sum(squares, -1, out=costs[groups, lines])
+        return costs / n.squeeze(-1)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradient):
-        q, k, slices, rows, columns, mass = ctx.saved_tensors
-        of_q, of_k = torch.zeros_like(q), torch.zeros_like(k)
-        for index, (row, column) in enumerate(_each_slice(rows, columns)):
-            pull = _take(q, row) - _take(k, column)
-            pull *= (2 * gradient[..., index, None] * mass).unsqueeze(-1)
-            _add(of_q, row, pull)
-            _add(of_k, column, pull.neg_())
-        return of_q, of_k, None if slices is None else torch.zeros_like(slices), None, None, None
+    def backward(ctx, grad_costs):
+        q, k, slices, rows, columns, share, n, m = ctx.saved_tensors
+        entries = Entries(rows, columns, share)
+        # U_l has the marginals 1/n and 1/m: -⟨C, U_l⟩/2 is ⟨q kᵀ, U_l⟩ less half of the mean squares of q and of k
+        total = grad_costs.sum(-1)[:, None, None]
+        grad_q = q * total - _combine(grad_costs, entries, k, q.size(1))
+        grad_k = k * (total * n / m) - _combine(grad_costs, entries.transposed(), q, k.size(1))
+        grad_slices = None if slices is None else torch.zeros_like(slices)
+        return grad_q * (2 / n), grad_k * (2 / n), grad_slices, None, None, None
 
 
 class _Apply(torch.autograd.Function):
-    """``Σ_l σ_l (n·U_l) v``."""
+    """``Σ_l σ_l (n·U_l) v``, ``(G, L), (G, m, c) -> (G, n, c)``."""
 
     @staticmethod
-    def forward(ctx, weights, v, rows, columns, share, tgt_len):
-        ctx.save_for_backward(weights, v, rows, columns, share)
-        values = v.new_zeros((*v.shape[:2], tgt_len, v.size(-1)))
-        for index, (row, column) in enumerate(_each_slice(rows, columns)):
-            _add(values, row, _take(v, column).mul_(_entries(weights, index, share)))
-        return values
+    def forward(ctx, weights, v, entries, tgt_len):
+        ctx.save_for_backward(weights, v, *entries)
+        return _combine(weights, entries, v, tgt_len)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradient):
-        weights, v, rows, columns, share = ctx.saved_tensors
-        gradient, of_v, of_weights = gradient.contiguous(), torch.zeros_like(v), []
-        for index, (row, column) in enumerate(_each_slice(rows, columns)):
-            arriving = _take(gradient, row)
-            inner = (arriving * _take(v, column)).sum(-1)
-            of_weights.append((inner if share is None else inner * share).sum(-1))
-            _add(of_v, column, arriving * _entries(weights, index, share))
-        return torch.stack(of_weights, -1), of_v, None, None, None, None
+    def backward(ctx, grad_values):
+        weights, v, *entries = ctx.saved_tensors
+        entries, grad_values = Entries(*entries), grad_values.contiguous()
+        grad_v = _combine(weights, entries.transposed(), grad_values, v.size(1))
+        return _inner(entries, grad_values, v), grad_v, None, None
 
 
-def _entries(weights, index, share):
-    """σ_l n·U_l of slice l, to be multiplied with rows, ``(bsz, num_heads, S or 1, 1)``."""
-    weight = weights[..., index, None]
-    return (weight if share is None else weight * share).unsqueeze(-1)
+def _combine(weights, entries, x, length):
+    """``Σ_l weights_l (n·U_l) x``, ``(G, L), (G, m, c) -> (G, length, c)``."""
+    combined = x.new_zeros(x.size(0), length, x.size(-1))
+    for groups, lines in _parts(entries, x.size(-1)):
+        taken, weight, out = _take(x[groups], entries.columns[groups, lines]), weights[groups, lines], combined[groups]
+        if entries.rows is None:
+            out.view(len(out), 1, -1).baddbmm_(weight.unsqueeze(1), taken.flatten(2))
+        else:
+            taken *= (weight.unsqueeze(-1) * entries.share[groups].unsqueeze(1)).unsqueeze(-1)
+            index = _flat(entries.rows[groups, lines], length)
+            out.view(-1, out.size(-1)).index_add_(0, index, taken.flatten(0, 2))
+    return combined
 
 
-def _each_slice(rows, columns):
-    """Pairs of ``(bsz, num_heads, S)``, one a slice."""
-    columns = columns.unbind(2)
-    return zip([None] * len(columns) if rows is None else rows.unbind(2), columns, strict=True)
+def _inner(entries, x, y):
+    """``⟨x yᵀ, n·U_l⟩`` of every slice, ``(G, n, c), (G, m, c) -> (G, L)``."""
+    products = x.new_empty(entries.columns.shape[:2])
+    for groups, lines in _parts(entries, x.size(-1)):
+        taken = _take(y[groups], entries.columns[groups, lines])
+        if entries.rows is None:
+            inner = torch.bmm(x[groups].flatten(1).unsqueeze(1), taken.flatten(2).transpose(1, 2)).squeeze(1)
+        else:
+            taken *= _take(x[groups], entries.rows[groups, lines])
+            inner = (taken.sum(-1) * entries.share[groups].unsqueeze(1)).sum(-1)
+        products[groups, lines] = inner
+    return products
+
+
+def _chunks(num_groups, num_lines, size, device) -> Iterator[tuple[slice, slice]]:
+    """Parts of two axes that are a chunk together, when each place on them has ``size`` elements."""
+    chunk = _CHUNKS.get(device.type, _CHUNKS["other"])
+    lines = max(1, min(num_lines, chunk // size))
+    groups = max(1, chunk // (size * num_lines))
+    for i in range(0, num_groups, groups):
+        for line in range(0, num_lines, lines):
+            yield slice(i, i + groups), slice(line, line + lines)
+
+
+def _parts(entries, width):
+    """Chunks of the groups and the slices; each entry takes a row of this width."""
+    num_groups, num_lines, size = entries.columns.shape
+    return _chunks(num_groups, num_lines, size * width, entries.columns.device)
+
+
+def _for_each_head(x, num_heads):
+    """``(bsz, ...) -> (bsz·num_heads, ...)``."""
+    return x.repeat_interleave(num_heads, 0)
 
 
 def _order(x, slices, padding_mask):
-    """Place -> token along every slice, ``(bsz, num_heads, L, n)``, pads last, equals in the order of tokens."""
+    """Rank -> token along every slice, ``(G, L, n)``, pads last, equals in the order of tokens."""
     with torch.no_grad():
         lines = x[..., :slices].transpose(-1, -2) if isinstance(slices, int) else _project(x, slices)
-        return sort_real(lines, None if padding_mask is None else padding_mask[:, None, None, :])[1]
+        return sort_real(lines, None if padding_mask is None else padding_mask[:, None, None, :])[1].flatten(0, 1)
 
 
 def _project(x, slices):
-    """``(bsz, num_heads, L, n)`` projections, the same for equal tokens in any place of any batch.
+    """``(bsz, num_heads, L, n)`` projections, the same for equal tokens anywhere in any batch.
 
-    A matrix product has no fixed order of its sums, and a last bit would decide between equal tokens.
+    A matrix product has no fixed order of its sums, and a last bit would decide between equal tokens. Here the
+    products are added in pairs, and the sums in pairs again.
     """
-    tokens = x.transpose(-1, -2).contiguous()
-    lines = torch.zeros((*x.shape[:2], slices.size(-2), x.size(-2)), dtype=x.dtype, device=x.device)
-    product = torch.empty_like(lines)
-    for axis in range(x.size(-1)):
-        torch.mul(slices[..., axis, None], tokens[:, :, axis, None], out=product)
-        lines += product
+    tokens, slices = x.transpose(-1, -2).unsqueeze(-2).contiguous(), slices.transpose(-1, -2).unsqueeze(-1)
+    lines = x.new_empty((*x.shape[:2], slices.size(-2), x.size(-2)))
+    for sentences, part in _chunks(len(x), lines.size(2), x[0].numel(), x.device):
+        sums = tokens[sentences] * slices[..., part, :]  # (bsz, num_heads, d, L, n)
+        while (width := sums.size(2)) > 1:
+            half = (width + 1) // 2
+            sums[:, :, : width - half] += sums[:, :, half:]
+            sums = sums[:, :, :half]
+        lines[sentences, :, part] = sums.squeeze(2)
     return lines
 
 
 def _inverse(permutation):
-    places = torch.arange(permutation.size(-1), device=permutation.device).expand_as(permutation)
-    return torch.empty_like(permutation).scatter_(-1, permutation, places)
+    ranks = torch.arange(permutation.size(-1), device=permutation.device).expand_as(permutation)
+    return torch.empty_like(permutation).scatter_(-1, permutation, ranks)
 
 
 def _flat(index, length):
-    """``(bsz, num_heads, S)`` tokens of a sentence and head -> rows of the flattened ``(bsz·num_heads·length, c)``."""
-    bsz, num_heads, _ = index.shape
-    start = length * torch.arange(bsz * num_heads, device=index.device).view(bsz, num_heads, 1)
+    """``(G, L, S)`` tokens of a group -> rows of the flattened ``(G·length, c)``."""
+    start = length * torch.arange(index.size(0), device=index.device).view(-1, 1, 1)
     return (index + start).flatten()
 
 
 def _take(x, index):
-    """Rows of ``(bsz, num_heads, n, c)`` in the order of ``(bsz, num_heads, S)``; all of them for None."""
-    if index is None:
-        return x
-    return x.flatten(0, 2).index_select(0, _flat(index, x.size(2))).view(*index.shape, x.size(-1))
-
-
-def _add(total, index, x):
-    """Add ``(bsz, num_heads, S, c)`` to these rows of ``total``, in place."""
-    if index is None:
-        total += x
-    else:
-        total.view(-1, total.size(-1)).index_add_(0, _flat(index, total.size(2)), x.flatten(0, 2))
+    """``(G, n, c)`` in the order of ``(G, L, S)``: ``(G, L, S, c)``."""
+    return x.flatten(0, 1).index_select(0, _flat(index, x.size(1))).view(*index.shape, x.size(-1))

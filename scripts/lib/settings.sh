@@ -22,7 +22,7 @@ each_of() {
         one_of "$name" "${word%%:*}" "$@"
         [[ $word =~ ^[a-z_]+(:[A-Za-z0-9_]+)?$ ]] || die "$name: '$word' is neither NAME nor NAME:VARIANT"
         [[ $seen != *" $word "* ]] || die "$name: '$word' is there twice"
-        [[ $word != @(softmax|sinkhorn):calibrated ]] || die "$name: ${word%%:*} has nothing to calibrate"
+        [[ $word != @(softmax|sinkhorn):@(pieces|calibrated) ]] || die "$name: ${word%%:*} has nothing to calibrate"
         seen+="$word "
     done
 }
@@ -35,6 +35,7 @@ check_settings() {
     [[ ${BACKBONES:-} != *:* ]] || die "BACKBONES: a backbone has no variants, as in '$BACKBONES'"
     one_of BACKBONE "${BACKBONE:-transformer}" transformer diff_transformer
     one_of ATTENTION "${ATTENTION:-softmax}" "${MECHANISM_NAMES[@]}"
+    one_of CALIBRATE "${CALIBRATE:-no}" pieces text no
     one_of SIZE "${SIZE:-small}" small iwslt_de_en
     one_of DEVICE "${DEVICE:-cpu}" cpu cuda
     one_of PRECISION "${PRECISION:-fp32}" fp32 fp16 bf16
@@ -46,4 +47,15 @@ check_settings() {
     for name in LR FINETUNE_LR DROPOUT; do
         [[ ${!name:-0} =~ ^[0-9]*\.?[0-9]+(e-?[0-9]+)?$ ]] || die "$name=${!name} is not a number"
     done
+}
+
+# label: OPTIONS and how the mechanism was calibrated, as results name a system.
+label() {
+    local how=
+    case ${CALIBRATE:-no} in
+        pieces) how="calibrated without data" ;;
+        text) how=--calibrate ;;
+        no) echo "${OPTIONS:-}" && return ;;
+    esac
+    echo "${OPTIONS:+$OPTIONS }$how${CALIBRATE_OPTIONS:+ $CALIBRATE_OPTIONS}"
 }

@@ -4,7 +4,8 @@
 #   BASE         pretrained checkpoint, ours or any fairseq transformer*
 #   ATTENTION    softmax, sinkhorn, esp, lot or set
 #   OPTIONS      flat options of the mechanism, e.g. "--lot-num-pivots 64"
-#   CALIBRATE    yes: fit what the mechanism added to the training sources of DATA; empty: leave it as it is
+#   CALIBRATE    what to fit the mechanism's own parameters on: pieces (random ones, no data needed), text (the
+#                training sources of DATA) or no (they stay as drawn)
 #   CALIBRATE_OPTIONS  options of the fit, e.g. "--steps 400 --joint-steps 200"
 #   DATA         folder made by prepare_*.sh
 #   OUT          the new checkpoint
@@ -15,13 +16,13 @@ source scripts/lib/settings.sh
 check_settings
 ATTENTION=${ATTENTION:-lot}
 OPTIONS=${OPTIONS:-}
-CALIBRATE=${CALIBRATE:-}
+CALIBRATE=${CALIBRATE:-pieces}
 CALIBRATE_OPTIONS=${CALIBRATE_OPTIONS:-}
 DATA=${DATA:-data-bin/iwslt14.de-en}
 [ -n "${BASE:-}" ] || die "BASE is not set; give the pretrained checkpoint"
 OUT=${OUT:-${BASE%.pt}.$ATTENTION.pt}
 
-settings="$ATTENTION $OPTIONS ${CALIBRATE:+--calibrate${CALIBRATE_OPTIONS:+ $CALIBRATE_OPTIONS}}"
+settings="$ATTENTION $(label)"
 same_settings "$OUT" "$settings"
 if [ -f "$OUT" ] && [ ! "$BASE" -nt "$OUT" ]; then
     echo "$OUT exists; remove it to swap again"
@@ -30,6 +31,11 @@ fi
 activate
 read -ra options <<<"$OPTIONS"
 read -ra fit <<<"$CALIBRATE_OPTIONS"
+case $CALIBRATE in
+    pieces) ;;
+    text) fit+=(--calibrate "$DATA") ;;
+    no) fit=(--no-calibrate) ;;
+esac
 put "$settings" "$OUT.settings"
 fairseq-lot swap --path "$BASE" --attention "$ATTENTION" ${options[@]+"${options[@]}"} \
-    ${CALIBRATE:+--calibrate "$DATA" ${fit[@]+"${fit[@]}"}} --out "$OUT"
+    ${fit[@]+"${fit[@]}"} --out "$OUT"

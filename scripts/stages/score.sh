@@ -49,9 +49,8 @@ fi
 references=(--tokenised-reference "$DATA/text/test.en")
 if [ -f "$DATA/raw/test.en" ]; then references+=(--raw-reference "$DATA/raw/test.en"); fi
 if [ -n "${BASELINE:-}" ]; then references+=(--baseline-generated "$BASELINE"); fi
-label=$OPTIONS${CALIBRATE:+${OPTIONS:+ }--calibrate${CALIBRATE_OPTIONS:+ $CALIBRATE_OPTIONS}}
 fairseq-lot score --generated "$OUT" "${references[@]}" --results "$RESULTS" \
     --dataset "$(cat "$DATA/description.txt")" --architecture "$(architecture "$BACKBONE" "$SIZE")" \
-    --backbone "$BACKBONE" --mechanism "$ATTENTION" --options="$label" --stage "$STAGE" --seed "$SEED" \
-    --device "$(device_name)" --seconds "$(cat "$OUT.seconds")" --command="${generate[*]}"
+    --backbone "$BACKBONE" --mechanism "$ATTENTION" --options="$(label)" --stage "$STAGE" --seed "$SEED" \
+    --precision "$PRECISION" --device "$(device_name)" --seconds "$(cat "$OUT.seconds")" --command="${generate[*]}"
 echo "$RESULTS" >>"$OUT.scored"

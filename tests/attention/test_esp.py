@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from fairseq_lot.attention import reference
 from fairseq_lot.attention.differential import build_differential
 from fairseq_lot.attention.registry import build_mechanism
-from tests import reference
+from tests.conftest import close
 from tests.variants import draw, padding_mask
 
 HEADS, DIM = 2, 4
@@ -22,10 +21,6 @@ def esp(kind="soft", dtype=torch.float64, **options):
     return build_mechanism("esp", num_heads=HEADS, head_dim=DIM, **KINDS[kind], **options).to(dtype)
 
 
-def close(actual, expected, tolerance=1e-12):
-    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=0)
-
-
 def slices_alone(mechanism, q, k):
     """``n·U_l`` and ``D_l`` of every slice, ``(L, heads, n, m)`` and ``(L, heads)``, of one sentence."""
     plans, costs = [], []
@@ -38,24 +33,10 @@ def slices_alone(mechanism, q, k):
     return torch.stack(plans, 1), torch.stack(costs, 1)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(
-    n=st.integers(1, 9), num_slices=st.integers(1, 6), inverse_temperature=st.floats(0, 100), seed=st.integers(0, 99)
-)
-def test_hard_g_is_in_the_birkhoff_polytope(n, num_slices, inverse_temperature, seed):
-    options = {"slicer": "frozen", "num_slices": num_slices, "slice_inverse_temperature": inverse_temperature}
-    q, k, v = draw(2, n, n, num_heads=HEADS, head_dim=DIM, seed=seed)
-    plan = esp("hard", **options, seed=seed)(q, k, v, need_plan=True).plan
-    assert plan.ge(0).all()
-    ones = torch.ones(2, HEADS, n, dtype=torch.float64)
-    close(plan.sum(-1), ones)
-    close(plan.sum(-2), ones)
-
-
 @pytest.mark.parametrize("sizes", [(5, 6), (6, 5), (1, 7), (7, 1), (4, 8)])
 def test_hard_rows_sum_to_one_and_columns_to_n_over_m(sizes):
     n, m = sizes
-    plan = esp("hard")(*draw(2, n, m, num_heads=HEADS, head_dim=DIM), need_plan=True).plan
+    plan = esp("hard")(*draw(2, n, m, num_heads=HEADS, head_dim=DIM), need_weights=True).weights
     close(plan.sum(-1), torch.ones(2, HEADS, n, dtype=torch.float64))
     close(plan.sum(-2), torch.full((2, HEADS, m), n / m, dtype=torch.float64))
 
@@ -66,7 +47,7 @@ def test_hard_rows_sum_to_one_and_columns_to_n_over_m(sizes):
 def test_zero_inverse_temperature_is_the_mean(kind, slicer, src_len):
     mechanism = esp(kind, **slicer, slice_inverse_temperature=0.0, sort_temperature=0.1)
     q, k, v = draw(1, src_len=src_len)
-    close(mechanism(q, k, v, need_plan=True).plan[0], slices_alone(mechanism, q, k)[0].mean(0))
+    close(mechanism(q, k, v, need_weights=True).weights[0], slices_alone(mechanism, q, k)[0].mean(0))
 
 
 @every_kind
@@ -76,7 +57,7 @@ def test_infinite_inverse_temperature_is_the_best_slice(kind, slicer, src_len):
     mechanism = esp(kind, **slicer, slice_inverse_temperature=1e7, sort_temperature=0.1)
     q, k, v = draw(1, src_len=src_len)
     plans, costs = slices_alone(mechanism, q, k)
-    plan = mechanism(q, k, v, need_plan=True).plan[0]
+    plan = mechanism(q, k, v, need_weights=True).weights[0]
     for head in range(HEADS):
         close(plan[head], plans[costs[:, head].argmin(), head])
 
@@ -86,11 +67,12 @@ def test_infinite_inverse_temperature_is_the_best_slice(kind, slicer, src_len):
 def test_soft_becomes_hard_as_the_temperature_falls(slicer, src_len):
     inputs = draw(src_len=src_len)
     masks = padding_mask((5, 3, 1), 5, "scattered"), padding_mask((4, 5, 2), src_len, "left")
-    exact = esp("hard", **slicer)(*inputs, *masks, need_plan=True)
+    exact = esp("hard", **slicer)(*inputs, *masks, need_weights=True)
     errors = []
     for temperature in (1e-1, 1e-4, 1e-12):
-        output = esp(**slicer, sort_temperature=temperature)(*inputs, *masks, need_plan=True)
-        errors.append(max((output.values - exact.values).abs().max(), (output.plan - exact.plan).abs().max()).item())
+        output = esp(**slicer, sort_temperature=temperature)(*inputs, *masks, need_weights=True)
+        differences = output.values - exact.values, output.weights - exact.weights
+        errors.append(max(difference.abs().max() for difference in differences).item())
     assert errors == sorted(errors, reverse=True)
     assert errors[0] > 1e-2 and errors[-1] < 1e-9
 
@@ -105,9 +87,9 @@ def test_hard_inference_is_soft_in_training_and_hard_outside(slicer, src_len, wr
 
     inputs, mechanism = draw(src_len=src_len), build(hard_inference=True)
     for training, options in ((True, {}), (False, {"hard": True}), (True, {})):
-        output = mechanism.train(training)(*inputs, need_plan=True)
-        expected = build(**options)(*inputs, need_plan=True)
-        assert torch.equal(output.values, expected.values) and torch.equal(output.plan, expected.plan)
+        output = mechanism.train(training)(*inputs, need_weights=True)
+        expected = build(**options)(*inputs, need_weights=True)
+        assert torch.equal(output.values, expected.values) and torch.equal(output.weights, expected.weights)
     assert mechanism.state_dict().keys() == build().state_dict().keys()
 
 
@@ -140,9 +122,9 @@ def test_ties_are_finite_and_repeatable(kind, slicer, src_len, dtype, distinct):
 @every_slicer
 def test_equal_tokens_keep_their_order_when_hard(slicer):
     q, k, v = (x[:, :, :1].expand(-1, -1, 6, -1) for x in draw())
-    plan = esp("hard", **slicer)(q, k, v, need_plan=True).plan
+    plan = esp("hard", **slicer)(q, k, v, need_weights=True).weights
     close(plan, torch.eye(6, dtype=torch.float64).expand_as(plan))
-    plan = esp("hard", **slicer)(q[:, :, :4], k, v, need_plan=True).plan
+    plan = esp("hard", **slicer)(q[:, :, :4], k, v, need_weights=True).weights
     close(plan, 4 * reference.overlap_plan(4, 6).expand_as(plan))
 
 
@@ -150,11 +132,22 @@ def test_equal_tokens_keep_their_order_when_hard(slicer):
 @every_slicer
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_ties_do_not_depend_on_the_batch(kind, slicer, dtype):
-    """Duplicated tokens of a sentence alone, and among longer ones with pads on either side."""
-    mechanism = esp(kind, dtype, **slicer)
+    """Duplicated tokens of a sentence alone, and among longer ones with pads on either side.
+
+    Rounding may put equal tokens in either order. Their gradients depend on the order, the sum of these does not: it is
+    how the loss follows the token that they all are.
+    """
+    # in float32 the rounding of a sort at the default, 1e-3, is as large as its gradients
+    temperature = 1e-3 if dtype == torch.float64 else 0.1
+    mechanism = esp(kind, dtype, **slicer, sort_temperature=temperature)
     kinds = torch.tensor([0, 1, 2, 1, 0, 0, 2, 1, 0, 1, 2])
+    equal = (kinds[:, None] == kinds).to(dtype)
     alone = [x[:1, :, kinds] for x in draw(dtype=dtype)]
     values, of_leaves = gradients(mechanism, alone)
+    # A soft sort of lines x has the gradients 2 Σ_j pull_j (place - x_j)/t, differences of numbers up to |x|/t < 2.5/t
+    # times a pull, which is at most the gradient of an entry of A, |w·v| < 6; there are 11 tokens. An exact sort has
+    # those of the costs: sums over the tokens of squared distances up to 10 times |w·v|.
+    rounding = torch.finfo(dtype).eps * 11 * 6 * (10 if kind == "hard" else 2 * 2.5 / temperature)
     for bsz, length, first in ((2, 11, 0), (3, 19, 0), (5, 40, 29), (7, 67, 13)):
         batch = draw(bsz, length, length, dtype=dtype, seed=9)
         for x, real in zip(batch, alone, strict=True):
@@ -163,13 +156,11 @@ def test_ties_do_not_depend_on_the_batch(kind, slicer, dtype):
         mask[1, :first] = mask[1, first + 11 :] = True
         inputs = [x.requires_grad_() for x in batch]
         together = mechanism(*inputs, mask, mask).values[1, :, first : first + 11]
-        tolerance = 1e-10 if dtype == torch.float64 else 2e-4 if kind == "soft" else 1e-5
-        close(together, values[0], tolerance)
+        close(together, values[0], 1e-10 if dtype == torch.float64 else 1e-5)
         weights = torch.linspace(-1, 1, values.numel(), dtype=dtype).view(values.shape)[0]
         of_inputs = torch.autograd.grad((weights * together).sum(), inputs)
         for gradient, expected in zip(of_inputs, of_leaves, strict=False):
-            scale = expected.abs().max()
-            close(gradient[1, :, first : first + 11] / scale, expected[0] / scale, 50 * tolerance)
+            close(equal @ gradient[1, :, first : first + 11], equal @ expected[0], rounding)
 
 
 def test_learnable_slices_learn_from_soft_sorts():
@@ -227,7 +218,7 @@ def test_large_scores_are_safe_in_float32(kind, slicer, src_len, temperature):
         x.sign_().mul_(1e3 / DIM**-0.5)
         x[:, :, 1] *= 1 + 1e-7
     mechanism = esp(kind, torch.float32, **slicer, sort_temperature=temperature)
-    output = mechanism(*inputs, need_plan=True)
-    close(output.plan.sum((-1, -2)), torch.full((3, HEADS), 5.0), 1e-4)
+    output = mechanism(*inputs, need_weights=True)
+    close(output.weights.sum((-1, -2)), torch.full((3, HEADS), 5.0), 1e-4)
     values, of_leaves = gradients(mechanism, inputs)
     assert values.isfinite().all() and all(x.isfinite().all() for x in of_leaves)

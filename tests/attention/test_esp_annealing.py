@@ -40,10 +40,10 @@ def test_epochs_may_be_skipped_and_repeated():
 def test_annealed_sort_is_the_sort_at_that_temperature():
     mechanism = esp(anneal=0.5, sort_temperature=0.8)
     mechanism.set_epoch(4)
-    expected = esp(sort_temperature=0.1)(*draw(), need_plan=True)
-    output = mechanism(*draw(), need_plan=True)
+    expected = esp(sort_temperature=0.1)(*draw(), need_weights=True)
+    output = mechanism(*draw(), need_weights=True)
     torch.testing.assert_close(output.values, expected.values)
-    torch.testing.assert_close(output.plan, expected.plan)
+    torch.testing.assert_close(output.weights, expected.weights)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -7,9 +7,10 @@ import torch
 
 from fairseq_lot.attention.registry import MECHANISMS
 from tests.twins import has_a_twin, inner, twin
-from tests.variants import CASES, HEAD_DIM, Case, draw
+from tests.variants import CASES, HEAD_DIM, PLAIN_CASES, Case, draw
 
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
+DEFAULTS = [str(case) for case in PLAIN_CASES if case.variant == "default"]
 WITH_EPSILON = [name for name, kind in MECHANISMS.items() if hasattr(kind.options_class, "epsilon")]
 WITH_PIVOTS = [name for name, kind in MECHANISMS.items() if hasattr(kind.options_class, "num_pivots")]
 # how much of its mass a row may miss: what rounding the entries of A costs
@@ -21,13 +22,13 @@ FROM_TWIN = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 1e-3, torc
 def check(case, mechanism, q, k, v):
     """All is finite, A is not negative, rows have their mass; so has every head, and columns if sorting is exact."""
     inputs = [x.detach().clone().requires_grad_() for x in (q, k, v)]
-    output = mechanism(*inputs, need_plan=True)
+    output = mechanism(*inputs, need_weights=True)
     gradients = torch.autograd.grad(
         output.values.float().square().sum(), [*inputs, *mechanism.parameters()], allow_unused=True
     )
-    assert output.values.isfinite().all() and output.plan.isfinite().all()
+    assert output.values.isfinite().all() and output.weights.isfinite().all()
     assert all(gradient.isfinite().all() for gradient in gradients if gradient is not None)
-    plan, tolerance = output.plan.double(), MISSING[q.dtype]
+    plan, tolerance = output.weights.double(), MISSING[q.dtype]
     whole = 1 - mechanism.difference_weight().item() if case.differential else 1.0
     assert case.differential or plan.ge(0).all()
     assert (plan.mean(-2).sum(-1) - whole).abs().max() <= tolerance, "mass is lost or made"
@@ -40,7 +41,7 @@ def check(case, mechanism, q, k, v):
 
 def check_with_twin(case, mechanism, *inputs, tolerance):
     """The same, and A is the slow twin's."""
-    plan = check(case, mechanism, *inputs).plan.double()
+    plan = check(case, mechanism, *inputs).weights.double()
     exact = copy.deepcopy(mechanism).double()
     for sentence in range(len(plan)):
         _, expected = twin(case, exact, *(x[sentence].double() for x in inputs))
@@ -59,12 +60,14 @@ def of_size(size, case, dtype):
     return mechanism.to(dtype), (scale * q).to(dtype), (scale * k).to(dtype), v.to(dtype)
 
 
+@pytest.mark.fast_if(lambda case, dtype: dtype == torch.float32 or str(case) in DEFAULTS)
 @pytest.mark.parametrize("case", [case for case in CASES if has_a_twin(case)], ids=str)
 @pytest.mark.parametrize("dtype", MISSING, ids=str)
 def test_scores_of_ten_thousand(case, dtype):
     check_with_twin(case, *of_size(1e4, case, dtype), tolerance=FROM_TWIN[dtype])
 
 
+@pytest.mark.fast_if(lambda size, epsilon, differential, **_: epsilon != 1.0 and (size == 1.0) == differential)
 @pytest.mark.parametrize("differential", [False, True], ids=["plain", "differential"])
 @pytest.mark.parametrize("epsilon", [1e-3, 1e-2, 1.0, 1e2, 1e3])
 @pytest.mark.parametrize("size", [1.0, 1e4])
@@ -84,6 +87,7 @@ def test_temperatures_of_slices(size, temperature, inverse):
     check(case, *of_size(size, case, torch.float32))
 
 
+@pytest.mark.fast_if(lambda case, dtype: dtype == torch.float32 or str(case) in DEFAULTS)
 @every_case
 @pytest.mark.parametrize("dtype", MISSING, ids=str)
 def test_sentences_of_one_token(case, dtype):
@@ -109,6 +113,7 @@ def test_equal_tokens_get_equal_rows(case):
         torch.testing.assert_close(output.values, v, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.fast_if(lambda case, dtype: dtype == torch.float32 and str(case) in DEFAULTS)
 @pytest.mark.parametrize(
     ("case", "dtype"),
     [(case, torch.float32) for case in CASES] + [(case, torch.bfloat16) for case in CASES if case.variant == "default"],
@@ -118,9 +123,7 @@ def test_sentences_of_1024_tokens(case, dtype):
     """Every token has a thousandth of the mass, which the tolerance must not hide."""
     q, k, v = draw(1, 1024, 1024, dtype=dtype)
     mechanism = case.build(dtype)
-    check(case, mechanism, q, k, v)
-    if case.name == "esp":
-        return  # two tokens that are as good as level may change places in a sort
-    exact = copy.deepcopy(mechanism).double()(q.double(), k.double(), v.double()).values
-    scale = exact.abs().max()
-    assert (mechanism(q, k, v).values - exact).abs().max() <= 10 * MISSING[dtype] * scale
+    values = check(case, mechanism, q, k, v).values
+    if case.name != "esp":  # two tokens that are as good as level may change places in a sort
+        exact = copy.deepcopy(mechanism).double()(q.double(), k.double(), v.double()).values
+        assert (values - exact).abs().max() <= 10 * MISSING[dtype] * exact.abs().max()

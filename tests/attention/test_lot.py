@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from fairseq_lot.attention import reference
 from fairseq_lot.attention.differential import build_differential
 from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.errors import InputError
-from tests import reference
 from tests.variants import HEAD_DIM, NUM_HEADS, draw, padding_mask
 
 CONTEXT = {"num_heads": NUM_HEADS, "head_dim": HEAD_DIM}
@@ -28,17 +28,17 @@ def move(mechanism, seed=7):
 @pytest.mark.parametrize("r", [1, 2, 3, 5, 6, 9])
 def test_rank_of_attention_is_at_most_the_number_of_pivots(r):
     q, k, v = draw(2, 6, 7)
-    output = move(build(num_pivots=r))(q, k, v, need_plan=True)
-    singular = torch.linalg.svdvals(output.plan)
+    output = move(build(num_pivots=r))(q, k, v, need_weights=True)
+    singular = torch.linalg.svdvals(output.weights)
     assert (singular[..., r:] < 1e-12).all()
     assert (singular[..., min(r, 6) - 1] > 1e-8).all()
-    torch.testing.assert_close(output.plan.sum(-1), torch.ones_like(output.plan[..., 0]), atol=1e-12, rtol=0)
+    torch.testing.assert_close(output.weights.sum(-1), torch.ones_like(output.weights[..., 0]), atol=1e-12, rtol=0)
 
 
 def test_one_pivot_gives_every_query_the_same_mean():
     q, k, v = draw(2, 6, 6)
-    output = build(num_pivots=1)(q, k, v, need_plan=True)
-    torch.testing.assert_close(output.plan, torch.full_like(output.plan, 1 / 6), atol=1e-14, rtol=0)
+    output = build(num_pivots=1)(q, k, v, need_weights=True)
+    torch.testing.assert_close(output.weights, torch.full_like(output.weights, 1 / 6), atol=1e-14, rtol=0)
     torch.testing.assert_close(output.values, v.mean(2, keepdim=True).expand_as(output.values), atol=1e-12, rtol=0)
 
 
@@ -47,7 +47,7 @@ def test_attention_is_soft_clustering(num_updates):
     """``A_ij = Σ_t p(t|i) p(j|t)`` with the two plans' conditionals, p(t|i) = n Γ1_it and p(j|t) = Γ2_jt / σ_t."""
     q, k, v = draw(1, 5, 6)
     mechanism = move(build(num_pivots=4, num_updates=num_updates))
-    a = mechanism(q, k, v, need_plan=True).plan[0]
+    a = mechanism(q, k, v, need_weights=True).weights[0]
     sigma = mechanism.log_masses().exp()
     for head in range(NUM_HEADS):
         to_pivots = reference.scores(q[0, head], mechanism.pivots[head])
@@ -74,7 +74,7 @@ def test_converged_clusters_obey_bayes():
     of_key = 6 * joint  # p(t|j), as p(j) = 1/6
     torch.testing.assert_close(of_key.sum(-2), torch.ones(NUM_HEADS, 6, dtype=torch.float64), atol=1e-9, rtol=0)
     shared = torch.einsum("hit,htj,ht->hij", coupling.from_queries.conditional[0], of_key, 1 / sigma) / 6
-    torch.testing.assert_close(mechanism(q, k, v, need_plan=True).plan[0], shared, atol=1e-9, rtol=0)
+    torch.testing.assert_close(mechanism(q, k, v, need_weights=True).weights[0], shared, atol=1e-9, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["pivots", "mass_logits"])
@@ -139,7 +139,7 @@ def test_convolution_wider_than_the_sentence_sees_no_pad(n, layout):
 def test_halves_of_differential_attention_convolve_with_their_own_weights():
     mechanism = move(build_differential("lot", **CONTEXT, conv_kernel=3).double())
     q, k, v = draw(1, 5, 5)
-    plans = mechanism.inner(q, k, v, need_plan=True).plan[0]
+    plans = mechanism.inner(q, k, v, need_weights=True).weights[0]
     halves = []
     for plan, weight in zip(plans, mechanism.inner.convolution.weight, strict=True):
         halves.append(torch.cat([plan @ reference.convolution(half, weight) for half in v[0]], -1))

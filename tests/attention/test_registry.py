@@ -7,8 +7,9 @@ import math
 import pytest
 import torch
 
-from fairseq_lot.attention.base import Mechanism, Options
+from fairseq_lot.attention.base import Mechanism
 from fairseq_lot.attention.differential import Differential, build_differential, scheduled_lambda_init
+from fairseq_lot.attention.options import Options
 from fairseq_lot.attention.registry import MECHANISMS, build_mechanism, build_options, mechanism_class
 from fairseq_lot.errors import InputError
 from tests.variants import HEAD_DIM, NUM_HEADS, PLAIN_CASES, draw
@@ -209,7 +210,7 @@ def test_initial_pivots_have_the_asked_deviation():
 
 def test_small_pivots_start_at_uniform_attention():
     mechanism = build_mechanism("lot", **CONTEXT, pivot_std=1e-4)
-    plan = mechanism(*draw(dtype=torch.float32), need_plan=True).plan
+    plan = mechanism(*draw(dtype=torch.float32), need_weights=True).weights
     torch.testing.assert_close(plan, torch.full_like(plan, 1 / 6), atol=1e-3, rtol=0)
 
 

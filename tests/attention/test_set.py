@@ -45,7 +45,7 @@ def test_other_keys_than_the_queries_are_refused(build_one):
 def test_converged_attention_is_doubly_stochastic_and_symmetric():
     """There and back by the same plan: A is r·n·Γ Γᵀ, so it is symmetric and positive semi-definite."""
     q, k, v = tokens()
-    plan = build(num_pivots=4, num_updates=2_001)(q, k, v, need_plan=True).plan
+    plan = build(num_pivots=4, num_updates=2_001)(q, k, v, need_weights=True).weights
     for axis in (-1, -2):
         torch.testing.assert_close(plan.sum(axis), torch.ones_like(plan[..., 0]), atol=1e-9, rtol=0)
     torch.testing.assert_close(plan, plan.transpose(-1, -2), atol=1e-9, rtol=0)
@@ -55,7 +55,7 @@ def test_converged_attention_is_doubly_stochastic_and_symmetric():
 @pytest.mark.parametrize("r", [1, 3, 9])
 @pytest.mark.parametrize("tau", [None, 0.3])
 def test_rank_is_at_most_the_number_of_pivots(r, tau):
-    plan = build(num_pivots=r, positional_temperature=tau)(*tokens(), need_plan=True).plan
+    plan = build(num_pivots=r, positional_temperature=tau)(*tokens(), need_weights=True).weights
     assert (torch.linalg.svdvals(plan)[..., r:] < 1e-12).all()
     torch.testing.assert_close(plan.sum(-1), torch.ones_like(plan[..., 0]), atol=1e-12, rtol=0)
 
@@ -72,7 +72,7 @@ def test_factor_counts_real_tokens_from_one(layout):
 
 def test_small_temperature_keeps_to_the_diagonal_and_large_one_changes_nothing():
     q, k, v = tokens()
-    near = build(num_pivots=6, positional_temperature=1e-3)(q, k, v, need_plan=True).plan
+    near = build(num_pivots=6, positional_temperature=1e-3)(q, k, v, need_weights=True).weights
     torch.testing.assert_close(near, torch.eye(6, dtype=torch.float64).expand_as(near), atol=1e-9, rtol=0)
     far = build(num_pivots=6, positional_temperature=1e6)(q, k, v).values
     torch.testing.assert_close(far, build(num_pivots=6)(q, k, v).values, atol=1e-9, rtol=0)

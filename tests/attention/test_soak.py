@@ -36,7 +36,7 @@ def test_soak(case):
     generator = torch.Generator().manual_seed(11)
     for number in range(BATCHES):
         inputs, mask = batch(generator)
-        values = mechanism(*inputs, mask, mask, need_plan=number % 4 == 0).values
+        values = mechanism(*inputs, mask, mask, need_weights=number % 4 == 0).values
         values.square().sum().backward()
         leaves = [*inputs, *mechanism.parameters()]
         assert values.isfinite().all() and all(x.grad.isfinite().all() for x in leaves)

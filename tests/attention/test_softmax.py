@@ -5,11 +5,12 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
+from fairseq_lot.attention import reference
 from fairseq_lot.attention import softmax as softmax_file
 from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.errors import InputError
 from fairseq_lot.transport.positions import alibi_log_prior, alibi_slopes, positions
-from tests import reference
+from fairseq_lot.transport.sinkhorn import sinkhorn
 from tests.variants import draw, padding_mask
 
 
@@ -35,7 +36,7 @@ def test_slopes_of_eight_heads_are_halves():
 @pytest.mark.parametrize("causal", [False, True])
 def test_rows_are_the_optimum_relative_to_the_prior(causal):
     q, k, v = sentence()
-    attention = build(prior="alibi")(q, k, v, need_plan=True, causal=causal).plan[0]
+    attention = build(prior="alibi")(q, k, v, need_weights=True, causal=causal).weights[0]
     generator = np.random.default_rng(0)
     for head in range(2):
         scores = reference.scores(q[0, head], k[0, head]).numpy()
@@ -68,12 +69,12 @@ def test_rows_are_the_optimum_relative_to_the_prior(causal):
 def test_prior_alone_is_symmetric_without_causal_and_one_sided_with_it():
     q, k, v = sentence()
     mechanism = build(prior="alibi")
-    log_plan = mechanism(0 * q, k, v, need_plan=True).plan.log()
+    log_plan = mechanism(0 * q, k, v, need_weights=True).weights.log()
     relative = log_plan - log_plan.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
     torch.testing.assert_close(relative, relative.transpose(-1, -2))
     distance = (torch.arange(6)[:, None] - torch.arange(6)).abs()
     torch.testing.assert_close(relative[0, 1], -alibi_slopes(2)[1] * distance.double())
-    causal = mechanism(0 * q, k, v, need_plan=True, causal=True).plan
+    causal = mechanism(0 * q, k, v, need_weights=True, causal=True).weights
     assert causal.triu(1).eq(0).all()
     torch.testing.assert_close(causal[0, 0, 3, 1] / causal[0, 0, 3, 3], torch.exp(torch.tensor(-2 / 2**4)).double())
 
@@ -155,7 +156,8 @@ def test_gradient_of_one_row_is_a_covariance(epsilon, prior):
     values = torch.randn(7, 3, generator=generator, dtype=torch.float64)
     q = k = torch.zeros(1, 1, 7, 1)
     log_prior = 0.0 if prior is None else alibi_log_prior(None, q, k)[0, 0, 2].double()
-    u = torch.softmax(-cost / epsilon + log_prior, -1)
+    whole, shares = torch.zeros(1).double(), torch.full((7,), 1 / 7).double().log()
+    u = sinkhorn((-cost / epsilon + log_prior)[None], whole, shares, num_updates=1).conditional[0]
     loss = (u @ values).square().sum()
     (of_u,) = torch.autograd.grad(loss, u, retain_graph=True)
     (of_cost,) = torch.autograd.grad(loss, cost)

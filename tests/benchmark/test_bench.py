@@ -9,7 +9,7 @@ import torch
 from fairseq_lot.attention.registry import MECHANISMS
 from fairseq_lot.benchmark.contenders import Contender, mechanisms, peer
 from fairseq_lot.benchmark.measure import Figures, LiveTensors, first_seconds, peak_memory
-from fairseq_lot.benchmark.page import crossings, render
+from fairseq_lot.benchmark.render import crossings, render
 from fairseq_lot.cli import main
 
 PEER = "def build(*, num_heads, head_dim, num_pivots):\n    return lambda q, k, v: v * num_pivots\n"

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 from fairseq_cli.generate import cli_main as fairseq_generate
+from fairseq_cli.preprocess import cli_main as fairseq_preprocess
 from fairseq_cli.train import cli_main as fairseq_train
 
 from fairseq_lot import cli
-from fairseq_lot.plug_and_play.checkpoint import load_checkpoint
+from fairseq_lot.pretrained.checkpoint import load_checkpoint
 
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).parents[2]
@@ -102,28 +103,30 @@ def hypotheses(output):
 def data(tmp_path_factory):
     """Preprocessed synthetic corpus: 300 sentences to train on, 60 to validate and 60 to test."""
     home = tmp_path_factory.mktemp("data")
-    command("fairseq-lot", "toy-corpus", "--out", home / "raw", "--train", 300, "--valid", 60, "--test", 60)
-    command("fairseq-lot", "tokenise", "--raw", home / "raw", "--out", home / "text", "--no-clean")
-    command("fairseq-lot", "encode", "--text", home / "text", "--out", home / "bpe", "--vocab-size", 300)
+    fairseq_lot("synthetic", "--out", home / "raw", "--train", 300, "--valid", 60, "--test", 60)
+    fairseq_lot("tokenise", "--raw", home / "raw", "--out", home / "text", "--no-clean")
+    fairseq_lot("encode", "--text", home / "text", "--out", home / "bpe", "--vocab-size", 300)
     prefixes = [word for split in ("train", "valid", "test") for word in (f"--{split}pref", home / "bpe" / split)]
-    command("fairseq-preprocess", "-s", "de", "-t", "en", "--joined-dictionary", "--destdir", home / "bin", *prefixes)
+    words = ("-s", "de", "-t", "en", "--joined-dictionary", "--destdir", home / "bin", *prefixes)
+    in_this_process(fairseq_preprocess, *words)
     shutil.copy(home / "bpe" / "sentencepiece.bpe.model", home / "bin")
     return home
 
 
 @pytest.fixture(scope="session")
 def stock_checkpoint(data, tmp_path_factory):
-    """A plain fairseq ``transformer``, trained without our user directory's help."""
+    """fairseq's own ``transformer``, trained until its translations differ."""
     save = tmp_path_factory.mktemp("stock")
     flags = ("--arch", "transformer_tiny", "--share-decoder-input-output-embed")
-    return train(data / "bin", save, *flags, updates=30, launcher=("fairseq-train",))
+    return train(data / "bin", save, *flags, updates=150)
 
 
 @pytest.fixture(scope="session")
 def lot_checkpoint(stock_checkpoint, tmp_path_factory):
     """The same with LOT in its encoder."""
     out = tmp_path_factory.mktemp("lot") / "lot.pt"
-    fairseq_lot("swap", "--path", stock_checkpoint, "--attention", "lot", "--lot-num-pivots", 6, "--out", out)
+    options = ("--attention", "lot", "--lot-num-pivots", 6, "--no-calibrate")
+    fairseq_lot("swap", "--path", stock_checkpoint, *options, "--out", out)
     return out
 
 

@@ -13,6 +13,9 @@ import torch
 from tests.end_to_end.conftest import BIN, contents, fairseq_lot, train, weights_of
 from tests.end_to_end.deadly import finish, kill_when, killed, refused, starter
 
+pytestmark = pytest.mark.slow
+SWAP = (BIN / "fairseq-lot", "swap", "--attention", "lot", "--no-calibrate")
+
 
 @pytest.fixture
 def start(tmp_path_factory):
@@ -42,7 +45,6 @@ def differential_esp(data, folder):
     return folder / "swapped.pt"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("script", TRAININGS)
 def test_training_goes_on_as_if_it_had_not_been_killed(script, start, data, tmp_path):
     settings = {"DATA": data / "bin", "SIZE": "small", "EPOCHS": 3, "MAX_TOKENS": 1000, "DEVICE": "cpu"}
@@ -76,7 +78,6 @@ def test_training_goes_on_as_if_it_had_not_been_killed(script, start, data, tmp_
         assert "was trained from an earlier" in refused(training("killed"))
 
 
-@pytest.mark.slow
 def test_scoring_goes_on_and_follows_its_checkpoint(start, data, tmp_path):
     """score.sh, killed while it translates and before it has scored; then again, after its checkpoint has changed."""
     base, folder = tmp_path / "base", tmp_path / "data"
@@ -117,13 +118,12 @@ def test_scripts_say_what_is_missing_from_any_folder(start):
         assert "is not set" in output and output.count("\n") == 1
 
 
-@pytest.mark.slow
 def test_a_swap_follows_its_base_and_keeps_to_its_options(start, stock_checkpoint, tmp_path):
     base, out = tmp_path / "base.pt", tmp_path / "lot.pt"
     shutil.copy(stock_checkpoint, base)
 
     def swap(options=""):
-        return start("bash", "scripts/stages/plug_and_play.sh", BASE=base, OUT=out, OPTIONS=options)
+        return start("bash", "scripts/stages/plug_and_play.sh", BASE=base, OUT=out, OPTIONS=options, CALIBRATE="no")
 
     finish(swap())
     first = out.stat().st_mtime_ns
@@ -142,7 +142,7 @@ def unhidden(folder):
 @pytest.mark.parametrize("die_at", ["fsync", "replace"])
 def test_swap(die_at, start, stock_checkpoint, tmp_path):
     out = tmp_path / "out" / "lot.pt"
-    words = (BIN / "fairseq-lot", "swap", "--path", stock_checkpoint, "--attention", "lot", "--out", out)
+    words = (*SWAP, "--path", stock_checkpoint, "--out", out)
     killed(start(*words, die_at=die_at))
     assert unhidden(out.parent) == {}
     finish(start(*words))
@@ -152,10 +152,9 @@ def test_swap(die_at, start, stock_checkpoint, tmp_path):
     assert unhidden(out.parent) == {out: before}
 
 
-@pytest.mark.slow
 def test_calibrate(start, data, stock_checkpoint, tmp_path):
     swapped, folder = tmp_path / "lot.pt", tmp_path / "out"
-    finish(start(BIN / "fairseq-lot", "swap", "--path", stock_checkpoint, "--attention", "lot", "--out", swapped))
+    finish(start(*SWAP, "--path", stock_checkpoint, "--out", swapped))
     words = [BIN / "fairseq-lot", "calibrate", data / "bin", "--path", swapped, "--held-out", 8, "--joint-steps", 3]
     terminal, end = os.openpty()  # where progress is shown
     termios.tcsetwinsize(end, (24, 200))

@@ -31,6 +31,7 @@ BINARY = {
 }
 
 
+@pytest.mark.fast_if(lambda split, name, damage: name == ("de.idx" if split == "test" else "en.bin"))
 @pytest.mark.parametrize("damage", BINARY)
 @pytest.mark.parametrize("name", ["de.bin", "de.idx", "en.bin", "en.idx"])
 @pytest.mark.parametrize("split", ["test", "valid"])
@@ -57,6 +58,7 @@ DICTIONARIES = {
 }
 
 
+@pytest.mark.fast_if(lambda command, damage: command == "check" or damage == "half")
 @pytest.mark.parametrize("damage", DICTIONARIES)
 @pytest.mark.parametrize("command", ["check", "diagnose", "calibrate"])
 def test_dictionaries(command, damage, data, stock_checkpoint, tmp_path, capsys):
@@ -79,6 +81,7 @@ TEXT = {
 }
 
 
+@pytest.mark.fast_if(lambda command, name, damage: name == ("test.en" if command == "encode" else "train.de"))
 @pytest.mark.parametrize("damage", TEXT)
 @pytest.mark.parametrize("name", ["train.de", "valid.en", "test.de", "test.en"])
 @pytest.mark.parametrize("command", ["tokenise", "encode"])

@@ -45,7 +45,7 @@ SCORE = [
     *[("--target-lang", x) for x in ("", "../en", "1", "english")],
     *[(f"--{x}", " ") for x in ("dataset", "architecture", "backbone", "mechanism")],
 ]
-TOY_CORPUS = [
+SYNTHETIC = [
     *[("--train", x) for x in (0, -1, HUGE, "x")],
     *[("--seed", x) for x in (-1, "x")],
 ]
@@ -61,11 +61,11 @@ ENCODE = [
 WRONG = {
     "calibrate": FIT,
     "swap": SWAP,
-    "swap and calibrate": FIT,
+    "swap and calibrate": [("--steps", 0), ("--learning-rate", "nan"), ("--held-out", HUGE), ("--split", "magic")],
     "diagnose": DIAGNOSE,
     "sweep": SWEEP,
     "score": SCORE,
-    "toy-corpus": TOY_CORPUS,
+    "synthetic": SYNTHETIC,
     "tokenise": TOKENISE,
     "encode": ENCODE,
 }
@@ -124,7 +124,7 @@ def commands(data, stock_checkpoint, lot_checkpoint, tmp_path_factory):
         "diagnose": ("diagnose", folder, "--path", lot_checkpoint, "--json", "out.json"),
         "sweep": ("sweep", folder, "--path", stock_checkpoint, "--out", "out", "--try", "softmax", "--no-bleu"),
         "score": scoring(translations, data, "r.jsonl"),
-        "toy-corpus": ("toy-corpus", "--out", "out"),
+        "synthetic": ("synthetic", "--out", "out"),
         "tokenise": ("tokenise", "--raw", data / "raw", "--out", "out"),
         "encode": ("encode", "--text", data / "text", "--vocab-size", 300, "--out", "out"),
     }
@@ -132,10 +132,10 @@ def commands(data, stock_checkpoint, lot_checkpoint, tmp_path_factory):
 
 IN_ORDER = {
     "calibrate": ("--steps", 1, "--joint-steps", 0, "--held-out", 8),
-    "swap": ("--attention", "lot"),
+    "swap": ("--attention", "lot", "--no-calibrate"),
     "swap and calibrate": ("--steps", 1, "--joint-steps", 0, "--held-out", 8),
     "diagnose": ("--sentences", 4),
-    "toy-corpus": ("--train", 3, "--valid", 1, "--test", 1),
+    "synthetic": ("--train", 3, "--valid", 1, "--test", 1),
     "tokenise": ("--no-clean",),
 }
 

@@ -1,16 +1,20 @@
 """``fairseq-lot report`` as a user runs it, and its page in a browser."""
 
+import base64
+import html
+import json
 import re
 import shutil
-import socket
+import zlib
 
+import numpy as np
 import pytest
 
-from tests.end_to_end.browser import browser
+from fairseq_lot.report.maps import restore
 from tests.end_to_end.conftest import command, fairseq_lot
 from tests.end_to_end.test_bad_input import refuse
 
-RIGHT, DOWN, PAGE_DOWN = "\ue014", "\ue015", "\ue00f"
+CHROMIUM = shutil.which("chromium")
 LOG = """\
 epoch 001:    10 / 30 loss=9.1, nll_loss=8.5, ppl=1, num_updates=10, lr=1
 epoch 001 | valid on 'valid' subset | loss 7.4 | nll_loss 6.6 | ppl 99 | num_updates 30
@@ -18,83 +22,94 @@ epoch 001 | valid on 'valid' subset | loss 7.4 | nll_loss 6.6 | ppl 99 | num_upd
 
 
 @pytest.fixture(scope="session")
-def text_data(data):
-    """The data folder with its sentencepiece model, as the scripts leave it."""
-    shutil.copy(data / "bpe" / "sentencepiece.bpe.model", data / "bin")
-    return data
-
-
-@pytest.fixture(scope="session")
-def report(text_data, stock_checkpoint, tmp_path_factory):
+def report(data, stock_checkpoint, tmp_path_factory):
     """A folder with a page of two models and three sentences, one of them with dangerous characters."""
     home = tmp_path_factory.mktemp("report")
-    sentences = (text_data / "raw" / "test.de").read_text(encoding="utf-8").splitlines()[:2]
+    sentences = (data / "raw" / "test.de").read_text(encoding="utf-8").splitlines()[:2]
     (home / "lines.de").write_text("\n".join([*sentences, "</script><b>das & der"]) + "\n", encoding="utf-8")
     (home / "train.log").write_text(LOG, encoding="utf-8")
     options = ("--attention", "lot", "--lot-num-pivots", 5)
-    fairseq_lot("swap", "--path", stock_checkpoint, "--out", home / "swapped.pt", *options)
-    command(
-        "fairseq-lot", "report", "--path", stock_checkpoint, "--compare", home / "swapped.pt", "--sites",
+    fairseq_lot("swap", "--path", stock_checkpoint, "--out", home / "swapped.pt", "--no-calibrate", *options)
+    fairseq_lot(
+        "report", "--path", stock_checkpoint, "--compare", home / "swapped.pt", "--sites",
         "encoder,cross", "--sentences", home / "lines.de", "--logs", home / "train.log", "--figures", home / "figures",
         "--out", home / "report.html",
     )  # fmt: skip
     return home
 
 
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+# the page in a frame, what a reader does there, and what is seen then
+READER = """<meta name="color-scheme" content="light dark"><iframe src="%s" width="%d" height="1000"></iframe>
+<script>
+const done = {}, waiting = setInterval(() => {
+  const view = document.querySelector("iframe").contentWindow, page = view.document;
+  const byId = (id) => page.getElementById(id), all = (selector) => [...page.querySelectorAll(selector)];
+  if (!byId("explorer") || byId("explorer").hidden) return;
+  clearInterval(waiting);
+  const state = () => ["sentence", "site", "layer", "head"].map((id) => byId(id).value).join(" ");
+  done.first = state();
+  done.panels = [all("#panels > figure").length, all("#panels details").length];
+  const before = byId("panels").innerHTML;
+  for (const key of ["ArrowRight", "ArrowDown", "PageDown", "PageDown"])
+    byId("panels").dispatchEvent(new KeyboardEvent("keydown", {key}));
+  done.moved = state();
+  done.redrawn = byId("panels").innerHTML !== before;
+  byId("site").value = "cross";
+  byId("site").dispatchEvent(new Event("change"));
+  done.cross = state();
+  all("#panels rect")[0].dispatchEvent(new PointerEvent("pointerover", {bubbles: true}));
+  done.cell = byId("cell").textContent;
+  byId("full").click();
+  done.shrunk = all("#panels svg").some((map) => map.getBoundingClientRect().width < map.viewBox.baseVal.width - 0.5);
+  done.width = page.documentElement.scrollWidth;
+  done.background = view.getComputedStyle(page.body).backgroundColor;
+  document.title = JSON.stringify(done);
+}, 20);
+</script>"""
 
 
-def state(window):
-    names = ["sentence", "site", "layer", "head"]
-    return window.run("return arguments[0].map((id) => document.getElementById(id).value)", names)
-
-
+@pytest.mark.skipif(CHROMIUM is None, reason="no browser: apt-get install chromium")
 @pytest.mark.parametrize("dark, width", [(False, 1200), (True, 1200), (False, 360)], ids=["light", "dark", "narrow"])
 def test_the_page_in_a_browser(report, dark, width, tmp_path):
-    with browser(free_port(), dark=dark, width=width) as window:
-        scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
-        window.devtools("Emulation.setEmulatedMedia", features=scheme)
-        window.open(report / "report.html")
-        window.wait("return !document.getElementById('explorer').hidden")
-        assert window.run("return document.querySelectorAll('#panels > figure').length") == 2
-        assert state(window) == ["0", "encoder", "0", "0"]
-        assert window.run("return document.querySelectorAll('#panels details').length") == 2, "LOT's two clusterings"
-        before = window.run("return document.getElementById('panels').innerHTML")
-        window.run("document.getElementById('panels').focus()")
-        for key in (RIGHT, DOWN, PAGE_DOWN, PAGE_DOWN):
-            window.press(key)
-        assert state(window) == ["2", "encoder", "1", "1"]
-        assert window.run("return document.getElementById('panels').innerHTML") != before
-        window.run(
-            "const site = document.getElementById('site');site.value = 'cross'; site.dispatchEvent(new Event('change'))"
-        )
-        assert state(window) == ["2", "cross", "1", "1"]
-        window.run(
-            "document.querySelector('#panels rect').dispatchEvent(new PointerEvent('pointerover', {bubbles: true}))"
-        )
-        assert "query 0 “</s>”, key 0" in window.run("return document.getElementById('cell').textContent")
-        window.run("document.getElementById('full').click()")
-        shrunk = "map.getBoundingClientRect().width < map.viewBox.baseVal.width - 0.5"
-        maps = "[...document.querySelectorAll('#panels svg')]"
-        assert not window.run(f"return {maps}.some((map) => {shrunk})"), "large tokens are large"
-        assert window.run("return document.documentElement.scrollWidth") <= width, "nothing sticks out"
-        background = window.run("return getComputedStyle(document.body).backgroundColor")
-        assert background == ("rgb(21, 23, 26)" if dark else "rgb(255, 255, 255)")
-        window.screenshot(tmp_path / "page.png")
-        assert window.messages() == []
+    (tmp_path / "reader.html").write_text(READER % ((report / "report.html").as_uri(), width), encoding="utf-8")
+    done = command(
+        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
+        "--allow-file-access-from-files", "--enable-logging=stderr", "--window-size=1300,1100",
+        f"--blink-settings=preferredColorScheme={0 if dark else 1}", "--virtual-time-budget=20000", "--dump-dom",
+        tmp_path / "reader.html",
+    )  # fmt: skip
+    assert "CONSOLE" not in done.stderr, "no message of the page"
+    seen = json.loads(html.unescape(re.search("<title>(.*?)</title>", done.stdout)[1]))
+    assert seen["panels"] == [2, 2], "two models; LOT's two clusterings"
+    assert (seen["first"], seen["moved"], seen["cross"]) == ("0 encoder 0 0", "2 encoder 1 1", "2 cross 1 1")
+    assert seen["redrawn"] and "query 0 “</s>”, key 0" in seen["cell"]
+    assert not seen["shrunk"], "large tokens are large"
+    assert seen["width"] <= width, "nothing sticks out"
+    assert seen["background"] == ("rgb(21, 23, 26)" if dark else "rgb(255, 255, 255)")
 
 
 def test_without_javascript_the_maps_are_seen(report):
-    with browser(free_port()) as window:
-        window.devtools("Emulation.setScriptExecutionDisabled", value=True)
-        window.open(report / "report.html")
-        window.devtools("Emulation.setScriptExecutionDisabled", value=False)  # the page's own has not run, ours may
-        assert window.run("return document.getElementById('explorer').hidden")
-        wide = window.run("return [...document.querySelectorAll('.still img')].map((image) => image.naturalWidth)")
-        assert len(wide) == 5 and min(wide) > 100, "the curves and the maps of two layers at two sites"
+    text = (report / "report.html").read_text(encoding="utf-8")
+    assert '<section id="explorer" hidden>' in text
+    images = re.findall(r'<img alt="[^"]*" src="data:image/(svg\+xml|png);base64,([^"]*)">', text)
+    assert [kind for kind, _ in images] == ["svg+xml", *4 * ["png"]], "the curves, the maps of two layers at two sites"
+    starts = {"svg+xml": b"<?xml", "png": b"\x89PNG"}
+    assert all(base64.b64decode(data).startswith(starts[kind]) for kind, data in images)
+
+
+def test_the_data_of_the_page_are_the_maps(report):
+    text = (report / "report.html").read_text(encoding="utf-8")
+    data = re.search(r'<script type="text/plain" id="maps">([^<]*)</script>', text)[1]
+    maps = json.loads(zlib.decompress(base64.b64decode(data)))
+    assert [name.split("/")[-1] for name in maps["models"]] == ["checkpoint_last.pt", "swapped.pt"]
+    assert "script" in "".join(maps["sentences"][2]["source"])
+    for sentence in maps["sentences"]:
+        assert [len(of_model) for of_model in sentence["maps"]] == [8, 8], "two sites, two layers, two heads"
+        for map_ in sum(sentence["maps"], []):
+            sides = sentence["source" if map_["site"] == "encoder" else "target"], sentence["source"]
+            assert restore(map_["map"]).shape == tuple(map(len, sides))
+            rounding = len(sides[1]) * (1 / 510 + 1e-6)  # of shares between 0 and 1
+            assert restore(map_["map"]).sum(1) == pytest.approx(np.ones(len(sides[0])), abs=rounding)
 
 
 def test_the_page_stands_alone(report):
@@ -109,7 +124,7 @@ def test_the_page_stands_alone(report):
     }
 
 
-def test_wrong_options_are_refused(text_data, stock_checkpoint, report, tmp_path, capsys):
+def test_wrong_options_are_refused(data, stock_checkpoint, report, tmp_path, capsys):
     out, model = ("--out", tmp_path / "out.html"), ("--path", stock_checkpoint)
     lines = ("--sentences", report / "lines.de")
     (tmp_path / "blank.de").write_text("das\n\n")

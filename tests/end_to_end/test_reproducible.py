@@ -17,7 +17,7 @@ def score(data, translations, results):
     return json.loads(results.read_text())
 
 
-@pytest.mark.slow
+@pytest.mark.fast_if(lambda family: family == "lot")
 @pytest.mark.parametrize("family", ("lot", "esp", "set", "sinkhorn", "softmax", "diff"))
 def test_same_seed_same_bits(family, data, tmp_path):
     """In one process, with dropout; another seed gives another model."""

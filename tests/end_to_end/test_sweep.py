@@ -2,18 +2,32 @@
 
 import json
 
-from tests.end_to_end.conftest import command, contents, refuse
+import pytest
+
+from tests.end_to_end.conftest import contents, fairseq_lot, refuse
 
 
-def test_sweep_measures_resumes_and_extends(data, stock_checkpoint, diff_checkpoint, tmp_path, capsys):
+@pytest.fixture
+def measured(capsys):
+    """Run a sweep in this process; returns its standard output."""
+
+    def measured(*words):
+        capsys.readouterr()
+        fairseq_lot(*words)
+        return capsys.readouterr().out
+
+    return measured
+
+
+def test_sweep_measures_resumes_and_extends(data, stock_checkpoint, diff_checkpoint, tmp_path, capsys, measured):
     folder = data / "bin"
     if not (folder / "text").exists():
         (folder / "text").symlink_to(data / "text")
     out = tmp_path / "sweep"
-    words = ["fairseq-lot", "sweep", folder, "--path", stock_checkpoint, "--out", out, "--steps", 3, "--held-out", 8]
+    words = ["sweep", folder, "--path", stock_checkpoint, "--out", out, "--steps", 3, "--held-out", 8]
     words += ["--joint-steps", 2]
     words += ["--beam", 1, "--try", "lot --lot-num-pivots 4", "--try", "sinkhorn"]
-    quick = command(*words, "--no-bleu").stdout
+    quick = measured(*words, "--no-bleu")
     points = [json.loads(line) for line in (out / "sweep.jsonl").read_text().splitlines()]
     keys = [(point["attention"], point["options"], point["calibrated"]) for point in points]
     assert keys == [
@@ -26,11 +40,11 @@ def test_sweep_measures_resumes_and_extends(data, stock_checkpoint, diff_checkpo
     assert len({point["loss"] for point in points}) == 4
     assert (out / "sweep.md").read_text() == quick and "<svg" in (out / "sweep.svg").read_text()
 
-    again = command(*words, "--no-bleu", "--try", "esp --esp-hard true").stdout
+    again = measured(*words, "--no-bleu", "--try", "esp --esp-hard true")
     after = [json.loads(line) for line in (out / "sweep.jsonl").read_text().splitlines()]
     assert after[:4] == points and after[4]["attention"] == "esp" and again != quick
 
-    scored = command(*words).stdout
+    scored = measured(*words)
     rows = {
         (p["attention"], p["calibrated"]): p for p in map(json.loads, (out / "sweep.jsonl").read_text().splitlines())
     }
@@ -41,9 +55,9 @@ def test_sweep_measures_resumes_and_extends(data, stock_checkpoint, diff_checkpo
 
     kept = contents(out)
     for more in (("--steps", 4), ("--beam", 2), ("--path", diff_checkpoint)):
-        refuse(capsys, *words[1:], *more, naming=["holds a sweep with another", "give another --out"])
+        refuse(capsys, *words, *more, naming=["holds a sweep with another", "give another --out"])
     (out / "settings.json").write_text("[1]")
-    refuse(capsys, *words[1:], naming=["settings.json"])
+    refuse(capsys, *words, naming=["settings.json"])
     (out / "settings.json").write_bytes(kept[out / "settings.json"])
     assert contents(out) == kept
 

@@ -9,7 +9,7 @@ import torch
 from sacremoses import MosesDetokenizer
 
 from fairseq_lot import cli
-from fairseq_lot.plug_and_play.translate import Translator
+from fairseq_lot.pretrained.translate import Translator
 from tests.end_to_end.conftest import BIN, command, fairseq_lot, generate
 from tests.end_to_end.test_bad_input import refuse
 
@@ -30,7 +30,17 @@ def test_translates_as_fairseq_does(data, stock_checkpoint, expected):
     assert len(set(expected[:20])) > 1, "the model says more than one sentence"
 
 
-def test_pipe_and_compare(data, stock_checkpoint, expected, tmp_path):
+def test_languages_that_the_checkpoint_lacks_are_those_of_the_folder(data, stock_checkpoint, tmp_path):
+    """As fairseq's own recipe leaves it, which never types -s and -t."""
+    state = torch.load(stock_checkpoint, weights_only=True)
+    state["cfg"]["task"].update(source_lang=None, target_lang=None)
+    torch.save(state, tmp_path / "classic.pt")
+    sentence = [(data / "raw" / "test.de").read_text(encoding="utf-8").splitlines()[0]]
+    found, expected = (Translator(path).translate(sentence) for path in (tmp_path / "classic.pt", stock_checkpoint))
+    assert found == expected
+
+
+def test_pipe_and_compare(data, stock_checkpoint, expected, tmp_path, capsys):
     swapped = tmp_path / "swapped.pt"
     fairseq_lot("swap", "--path", stock_checkpoint, "--out", swapped, "--attention", "sinkhorn")
     lines = (data / "text" / "test.de").read_text(encoding="utf-8").splitlines()[:5]
@@ -42,13 +52,10 @@ def test_pipe_and_compare(data, stock_checkpoint, expected, tmp_path):
     assert header == [str(stock_checkpoint), str(swapped)]
     assert [left for left, _ in rows] == [*expected[:2], "", *expected[2:5]]
     assert rows[2] == ["", ""]
-    assert [right for _, right in rows] == _of(swapped, ["translate", "--tokenised"], lines)
-
-
-def _of(path, words, lines):
-    done = command("fairseq-lot", *words, "--path", path, "--", *lines)
-    translations = done.stdout.splitlines()
-    return [*translations[:2], "", *translations[2:]]
+    capsys.readouterr()
+    fairseq_lot("translate", "--tokenised", "--path", swapped, "--", *lines)
+    alone = capsys.readouterr().out.splitlines()
+    assert [right for _, right in rows] == [*alone[:2], "", *alone[2:]]
 
 
 def test_bad_input_is_refused(data, stock_checkpoint, tmp_path, capsys, monkeypatch):

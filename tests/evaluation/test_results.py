@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -60,8 +61,8 @@ def test_doubled_rows_become_one_and_a_missing_line_end_is_added(tmp_path, make_
 BROKEN = [
     ("{", "JSON"),
     ("[" * 100_000, "JSON"),
-    ("[]", "no JSON object"),
-    ("null", "no JSON object"),
+    ("[]", "not a JSON object"),
+    ("null", "not a JSON object"),
     ("\x00\x01", "JSON"),
     ({"seed": "1"}, "seed must be of type int"),
     ({"seed": True}, "seed must be of type int"),
@@ -69,8 +70,8 @@ BROKEN = [
     ({"dataset": 3}, "dataset must be of type str"),
     ({"seconds": float("nan")}, "seconds must be"),
     ({"stage": "later"}, "stage must be one of base, plug-and-play, fine-tuned"),
-    ({"tokenised": 30.0}, "tokenised is no JSON object"),
-    ({"tokenised": {"score": 1}}, "tokenised lacks base, delta, high, low, p, signature"),
+    ({"tokenised": 30.0}, "tokenised is not a JSON object"),
+    ({"tokenised": {"score": 1}}, "tokenised lacks high, low, signature"),
     ({"colour": "red"}, "unknown colour"),
 ]
 
@@ -87,6 +88,23 @@ def test_broken_line_names_file_and_line_and_changes_nothing(tmp_path, make_row,
             action()
         assert str(caught.value).startswith(f"{path}, line 2: ") and words in str(caught.value)
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["results.jsonl"]
+
+
+def test_rows_from_before_the_precision_was_noted_are_read(tmp_path, make_row):
+    path = tmp_path / "results.jsonl"
+    old = {name: value for name, value in dataclasses.asdict(make_row()).items() if name != "precision"}
+    path.write_text(json.dumps(old) + "\n", encoding="utf-8")
+    before = path.read_bytes()
+    assert [row.precision for row in read_rows(path)] == ["unknown"]
+    put_row(path, make_row(seed=2, precision="bf16"))
+    assert path.read_bytes().startswith(before) and [row.precision for row in read_rows(path)] == ["unknown", "bf16"]
+    put_row(path, make_row(precision="fp16"))  # the same system, scored again
+    assert [(row.seed, row.precision) for row in read_rows(path)] == [(1, "fp16"), (2, "bf16")]
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "results").glob("*.jsonl")), ids=lambda x: x.name)
+def test_stored_results_are_read(path):
+    assert len(read_rows(path)) == len(path.read_text(encoding="utf-8").splitlines())
 
 
 def test_whole_numbers_are_read_as_numbers(make_row):

@@ -22,7 +22,8 @@ from fairseq_lot.evaluation.bleu import (
 )
 from fairseq_lot.evaluation.bootstrap import paired_p_value
 from fairseq_lot.evaluation.results import read_rows
-from fairseq_lot.evaluation.score import add_arguments, current_commit
+from fairseq_lot.evaluation.score import add_arguments
+from fairseq_lot.output.provenance import current_commit
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def refused(capsys, argv, *words):
 
 def test_row_agrees_with_sacrebleu(arguments, corpus, tmp_path, capsys):
     references, good, bad = corpus
-    assert main(arguments(seconds=3.5, device="cpu", options="--lot-num-pivots 32")) == 0
+    assert main(arguments(seconds=3.5, device="cpu", precision="bf16", options="--lot-num-pivots 32")) == 0
     (row,) = read_rows(tmp_path / "results.jsonl")
     moses = MosesDetokenizer(lang="en")
     plain = [[moses.detokenize(line.split()) for line in lines] for lines in (good, references, bad)]
@@ -80,7 +81,7 @@ def test_row_agrees_with_sacrebleu(arguments, corpus, tmp_path, capsys):
         assert found.delta > 0 and found.p < 0.05
     assert "tok:none" in row.tokenised.signature and "case:lc" in row.sacrebleu.signature
     assert row.sentences == 151 and row.reference == "detokenised with sacremoses"
-    assert (row.seconds, row.device, row.options) == (3.5, "cpu", "--lot-num-pivots 32")
+    assert (row.seconds, row.device, row.precision, row.options) == (3.5, "cpu", "bf16", "--lot-num-pivots 32")
     assert (row.commit, row.command) == ("abc1234", "fairseq-generate data-bin/toy --path lot.pt")
     out = capsys.readouterr().out
     assert out.count("\n") == 1 and f"tokenised BLEU {row.tokenised.score:.2f}" in out

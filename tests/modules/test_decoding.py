@@ -12,7 +12,8 @@ from fairseq_lot.modules.multihead_attention import PluggableMultiheadAttention
 from tests.variants import padding_mask
 
 WIDTH, HEADS, BSZ, TGT_LEN, SRC_LEN = 8, 2, 3, 7, 5
-ORDER = torch.tensor([2, 0, 0])
+# a beam moves within the sentence, and finished sentences leave the batch
+ORDERS = {"cross": ([2, 0], [1]), "decoder": ([2, 0, 0], [1, 1, 2])}
 
 EVERYWHERE = pytest.mark.parametrize("site", ["cross", "decoder"])
 MECHANISMS = pytest.mark.parametrize(
@@ -75,8 +76,9 @@ def test_steps_with_a_beam_that_moves_are_teacher_forcing(site, name, options, d
     state, rows = {}, torch.arange(BSZ)
     for i in range(TGT_LEN):
         if i in (2, 5):
-            attention.reorder_incremental_state(state, ORDER)
-            rows = rows[ORDER]
+            order = torch.tensor(ORDERS[site][i == 5])
+            attention.reorder_incremental_state(state, order)
+            rows = rows[order]
         values, plan = step(attention, state, query, key, mask, i, rows, need_weights)
         torch.testing.assert_close(values[0], expected[i, rows], atol=1e-6, rtol=1e-5)
         assert (plan is not None) == need_weights
@@ -146,6 +148,22 @@ def test_the_cache_has_the_names_of_fairseq(site, name, options):
     assert site == "cross" or "prev_key" in names
 
 
+@MECHANISMS
+@DIFFERENTIAL
+def test_what_is_kept_of_the_source_is_reordered_only_when_sentences_leave(name, options, differential):
+    attention = attention_at("cross", name, options, differential)
+    query, key, mask = inputs_of("cross", "right")
+    state = {}
+    step(attention, state, query, key, mask, 0, torch.arange(BSZ))
+    before = kept(attention, state)
+    attention.reorder_incremental_state(state, torch.tensor([0, 1, 2]))
+    after = kept(attention, state)
+    assert all(after[name] is x for name, x in before.items())
+    attention.reorder_incremental_state(state, torch.tensor([2, 1]))
+    for name, x in kept(attention, state).items():
+        assert torch.equal(x, before[name][[2, 1]])
+
+
 @EVERYWHERE
 @MECHANISMS
 def test_the_beam_size_changes_nothing(site, name, options):
@@ -158,7 +176,7 @@ def test_the_beam_size_changes_nothing(site, name, options):
     states, rows = ({}, {}), torch.arange(BSZ)
     for i in range(3):
         for each, state in zip((attention, other), states, strict=True):
-            each.reorder_incremental_state(state, ORDER)
+            each.reorder_incremental_state(state, torch.tensor(ORDERS["decoder"][0]))
         first, second = (
             step(each, state, query, key, mask, i, rows)[0]
             for each, state in zip((attention, other), states, strict=True)

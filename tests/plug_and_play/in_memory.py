@@ -10,7 +10,7 @@ from fairseq.models.transformer import TransformerModel
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 from fairseq_lot.models.pluggable_transformer import PluggableTransformerModel
-from fairseq_lot.plug_and_play.loading import Loaded
+from fairseq_lot.pretrained.loading import Loaded
 
 LAYERS, HEADS, LENGTHS = 2, 4, (3, 9, 5, 7, 4, 8)
 

@@ -7,8 +7,8 @@ import pytest
 
 from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation.results import MetricScore
-from fairseq_lot.plug_and_play.sweep import Point, expand, parse, read_points
-from fairseq_lot.plug_and_play.sweep_page import draw, render
+from fairseq_lot.plug_and_play.sweep_points import Point, expand, parse, read_points
+from fairseq_lot.plug_and_play.sweep_table import draw, render
 
 
 def bleu(score, delta=None):
@@ -66,7 +66,7 @@ def test_points_are_read_back_and_broken_lines_named(tmp_path):
 
 
 def test_the_table_groups_and_compares():
-    lines = render([asdict(one) for one in POINTS]).splitlines()
+    lines = render(POINTS).splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:7]]
     assert [row[:3] for row in cells] == [
         ["softmax", "–", "–"],
@@ -81,12 +81,11 @@ def test_the_table_groups_and_compares():
 
 @pytest.mark.parametrize("number", [1, 4, 5])
 def test_the_figure_has_a_curve_for_each_way(number, tmp_path):
-    rows = [asdict(one) for one in POINTS[:number]]
-    draw(rows, tmp_path / "sweep.svg")
+    draw(POINTS[:number], tmp_path / "sweep.svg")
     picture = (tmp_path / "sweep.svg").read_text()
     assert "validation loss (nats per token)" in picture and "number of pivots r" in picture
     for words in {1: ["softmax"], 4: ["lot", "sinkhorn --sinkhorn-epsilon 1.0"], 5: ["lot (calibrated)"]}[number]:
         assert f">{words}<" in picture
     assert ("lot (calibrated)" in picture) == (number == 5)
-    draw(rows, tmp_path / "again.svg")
+    draw(POINTS[:number], tmp_path / "again.svg")
     assert (tmp_path / "again.svg").read_text() == picture

@@ -71,16 +71,16 @@ def test_quickstart_runs_the_plan_and_ends_with_table_report_and_next_command(sc
     assert calls == [
         base.format("", "", "", "", 3, "pretrain.sh"),
         base.format("softmax", "", "", "base", 3, "score.sh"),
-        base.format("softmax", "", "", "", 1, "finetune.sh"),
-        base.format("softmax", "", "", "fine-tuned", 3, "score.sh"),
-        base.format("lot", "", "yes", "", 3, "plug_and_play.sh"),
-        base.format("lot", "", "yes", "plug-and-play", 3, "score.sh"),
-        base.format("lot", "", "yes", "", 1, "finetune.sh"),
-        base.format("lot", "", "yes", "fine-tuned", 3, "score.sh"),
-        base.format("esp", esp, "", "", 3, "plug_and_play.sh"),
-        base.format("esp", esp, "", "plug-and-play", 3, "score.sh"),
-        base.format("esp", esp, "", "", 1, "finetune.sh"),
-        base.format("esp", esp, "", "fine-tuned", 3, "score.sh"),
+        base.format("softmax", "", "no", "", 1, "finetune.sh"),
+        base.format("softmax", "", "no", "fine-tuned", 3, "score.sh"),
+        base.format("lot", "", "text", "", 3, "plug_and_play.sh"),
+        base.format("lot", "", "text", "plug-and-play", 3, "score.sh"),
+        base.format("lot", "", "text", "", 1, "finetune.sh"),
+        base.format("lot", "", "text", "fine-tuned", 3, "score.sh"),
+        base.format("esp", esp, "no", "", 3, "plug_and_play.sh"),
+        base.format("esp", esp, "no", "plug-and-play", 3, "score.sh"),
+        base.format("esp", esp, "no", "", 1, "finetune.sh"),
+        base.format("esp", esp, "no", "fine-tuned", 3, "score.sh"),
     ]
     work = "checkpoints/quickstart"
     table, report = (tmp_path / "commands").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""prepare_iwslt14.sh and prepare_toy.sh on a tiny tokenised folder: result, reuse and bad input."""
+"""prepare_iwslt14.sh and prepare_synthetic.sh on a tiny tokenised folder: result, reuse and bad input."""
 
 import io
 import os
@@ -87,7 +87,7 @@ def test_complete_folder_is_reused_at_once(prepared):
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*")}
     run = prepare("prepare_iwslt14.sh", tmp_path, TOKENISED="nowhere")
     assert run.returncode == 0 and "is complete" in run.stdout and len(run.stdout.splitlines()) == 1
-    assert prepare("prepare_toy.sh", tmp_path, VOCAB_SIZE=50).returncode == 0
+    assert prepare("prepare_synthetic.sh", tmp_path, VOCAB_SIZE=50).returncode == 0
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*")} == before
 
 
@@ -184,7 +184,7 @@ def test_interrupt_leaves_nothing(text, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bin", "text"]
 
 
-def test_toy_corpus_is_tokenised_and_keeps_its_raw_reference(tmp_path):
+def test_the_synthetic_corpus_is_tokenised_and_keeps_its_raw_reference(tmp_path):
     """A small text stands in for the generator's, which has its own tests."""
     raw = write_text(tmp_path / "text")
     (raw / "test.en").write_text("The house's number.\n" * 4)
@@ -192,10 +192,10 @@ def test_toy_corpus_is_tokenised_and_keeps_its_raw_reference(tmp_path):
     fake.mkdir()
     real = Path(sys.executable).parent / "fairseq-lot"
     (fake / "fairseq-lot").write_text(
-        f'#!/bin/sh\nif [ "$1" = toy-corpus ]; then cp -R "{raw}" "$3"; else exec "{real}" "$@"; fi\n'
+        f'#!/bin/sh\nif [ "$1" = synthetic ]; then cp -R "{raw}" "$3"; else exec "{real}" "$@"; fi\n'
     )
     (fake / "fairseq-lot").chmod(0o755)
-    run = prepare("prepare_toy.sh", tmp_path, path_first=fake, VOCAB_SIZE=50)
+    run = prepare("prepare_synthetic.sh", tmp_path, path_first=fake, VOCAB_SIZE=50)
     assert run.returncode == 0, run.stderr
     assert (tmp_path / "data" / "description.txt").read_text() == "synthetic German-English\n"
     assert (tmp_path / "data" / "raw" / "test.en").read_text() == "The house's number.\n" * 4

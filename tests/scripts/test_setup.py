@@ -184,7 +184,7 @@ def test_unfinished_environment_is_made_again(scratch, environment):
     """.venv, whose set-up was killed or for other versions, is made from nothing; a finished one stays as it is."""
     _, packages = environment
     folder = scratch.root / ".venv"
-    copy = f'{shutil.which("cp")} -R {packages}/. .venv/lib/python3.*/site-packages'
+    copy = f"{shutil.which('cp')} -R {packages}/. .venv/lib/python3.*/site-packages"
     make = f'[ "$2" != venv ] || {{ {sys.executable} -m venv --without-pip --clear .venv && {copy}; exit; }}'
     scratch.add_python(make)
 

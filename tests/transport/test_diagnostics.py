@@ -7,7 +7,8 @@ import torch
 
 from fairseq_lot.transport import diagnostics
 from fairseq_lot.transport.certificates import perturbation_certificate
-from fairseq_lot.transport.measures import marginal_error
+from fairseq_lot.transport.marginals import marginal_error
+from tests.conftest import random
 
 MATRIX_MEASURES = [
     diagnostics.attention_marginal_error,
@@ -20,10 +21,6 @@ MATRIX_MEASURES = [
 
 def table(*rows):
     return torch.tensor(rows, dtype=torch.float64)
-
-
-def random(*shape, seed=1):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 A = table((1, 0), (0.5, 0.5))

@@ -7,19 +7,13 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fairseq_lot.transport.sliced import staircase
+from fairseq_lot.attention import reference
+from fairseq_lot.transport import sliced_hard
 from fairseq_lot.transport.sliced_hard import hard_sliced_plan, segments
-from tests import reference
+from fairseq_lot.transport.sliced_soft import staircase
+from tests.conftest import close, random
 
 HEADS, DIM, SLICES = 2, 4, 3
-
-
-def random(*shape, seed=1, dtype=torch.float64):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
-
-
-def close(actual, expected, tolerance=1e-12):
-    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=0)
 
 
 def directions(num_slices=SLICES, dim=DIM, dtype=torch.float64):
@@ -114,6 +108,31 @@ def test_gradients(sizes):
     assert of_slices.eq(0).all()
 
 
+@pytest.mark.parametrize("chunk", [1, 3 * 7 * DIM, 2 * SLICES * 7 * DIM])
+@pytest.mark.parametrize("sizes", [(7, 7), (7, 6)])
+def test_chunk_size_changes_nothing(chunk, sizes, monkeypatch):
+    """One slice of one head at a time, several of them, or two heads at once, against all of them."""
+    q, k, v = (random(2, HEADS, size, DIM, seed=seed).requires_grad_() for seed, size in enumerate((*sizes, sizes[1])))
+    masks = [torch.arange(size) >= torch.tensor([[size], [size - 2]]) for size in sizes]
+    if sizes[0] == sizes[1]:
+        masks[1] = masks[0]
+    results = []
+    for size in (2**20, chunk):
+        monkeypatch.setitem(sliced_hard._CHUNKS, "cpu", size)
+        inputs = [x.masked_fill(masks[i][:, None, :, None], 0.0) for x, i in ((q, 0), (k, 1), (v, 1))]
+        plan = solve(*inputs[:2], directions(), masks=masks, same_number=sizes[0] == sizes[1])
+        values = plan.apply(inputs[2])
+        results.append([plan.weights, values, *torch.autograd.grad(values.square().sum(), (q, k, v))])
+    for whole, parts in zip(*results, strict=True):
+        close(parts, whole)
+
+
+@pytest.fixture
+def smallest_chunks(monkeypatch):
+    """One slice of one head at a time, so that what is counted is not the chunk."""
+    monkeypatch.setitem(sliced_hard._CHUNKS, "cpu", 1)
+
+
 class Sizes(TorchDispatchMode):
     """Notes the largest tensor that any operation returns, and the elements that all of them return together."""
 
@@ -149,7 +168,7 @@ def measure(n, m, num_slices, *, dim=DIM, plan_asked=False, masked=False):
 
 @pytest.mark.parametrize("sizes", [(500, 500), (500, 499), (300, 600), (600, 300)])
 @pytest.mark.parametrize("masked", [False, True])
-def test_nothing_of_size_n_times_m_is_made(sizes, masked):
+def test_nothing_of_size_n_times_m_is_made(sizes, masked, smallest_chunks):
     longest = HEADS * sum(sizes) * max(DIM, SLICES)
     largest, _, _ = measure(*sizes, SLICES, masked=masked)
     assert largest <= longest < sizes[0] * sizes[1] / 4
@@ -157,7 +176,7 @@ def test_nothing_of_size_n_times_m_is_made(sizes, masked):
 
 
 @pytest.mark.parametrize("sizes", [(64, 64), (64, 63)])
-def test_memory_is_the_tokens_plus_a_line_for_every_slice(sizes):
+def test_memory_is_the_tokens_plus_a_line_for_every_slice(sizes, smallest_chunks):
     dim, few, many = 32, 8, 64
     tokens, lines = HEADS * sum(sizes) * dim, HEADS * sum(sizes)
     for num_slices in (few, many):
@@ -168,6 +187,6 @@ def test_memory_is_the_tokens_plus_a_line_for_every_slice(sizes):
 
 
 @pytest.mark.parametrize("difference", [0, 1])
-def test_work_grows_as_the_length(difference):
+def test_work_grows_as_the_length(difference, smallest_chunks):
     short, long = (measure(n, n - difference, SLICES)[1] for n in (200, 400))
     assert long < 2.1 * short

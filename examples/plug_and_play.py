@@ -1,0 +1,38 @@
+"""Swap the attention of a trained model, calibrate it, translate with it, and look at one head.
+
+After ``bash scripts/quickstart.sh``, with the arguments that are the defaults here:
+
+    python examples/plug_and_play.py checkpoints/quickstart/transformer/base/checkpoint_best.pt data-bin/synthetic
+"""
+
+import argparse
+
+import fairseq_lot
+from fairseq_lot.inspection.capture import capture
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("base", nargs="?", default="checkpoints/quickstart/transformer/base/checkpoint_best.pt")
+    parser.add_argument("data", nargs="?", default="data-bin/synthetic")
+    parser.add_argument("--sentence", default="Der alte Mann liest ein Buch.")
+    parser.add_argument("--steps", type=int, default=1600, help="of the calibration (default: %(default)s)")
+    args = parser.parse_args(argv)
+
+    # LOT in the encoder; everything else is the base's, bit for bit
+    swapped = fairseq_lot.swap(args.base, attention="lot", lot_num_pivots=64)
+    # its pivots were drawn at random: fit them to what softmax does; random pieces are enough for that
+    calibrated = fairseq_lot.calibrate(swapped, steps=args.steps, joint_steps=args.steps // 2).state
+
+    for name, checkpoint in (("softmax", args.base), ("LOT", swapped), ("LOT, calibrated", calibrated)):
+        model = fairseq_lot.Translator(checkpoint, args.data)
+        with capture(model.loaded.model) as seen:
+            translation = model.translate([args.sentence])[0]
+        first = next(attention for attention in seen if attention.site == "encoder")
+        weights = first.weights[0, 0]  # A of the first head: (queries, keys)
+        print(f"{name}: {translation}")
+        print(f"  each key receives {' '.join(f'{mass:.2f}' for mass in weights.sum(0).tolist())}")
+
+
+if __name__ == "__main__":
+    main()

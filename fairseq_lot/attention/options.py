@@ -1,0 +1,66 @@
+"""Options of a mechanism: fields with a default, a ``--help`` text and an allowed range, checked when they are set."""
+
+import dataclasses
+import math
+import typing
+from dataclasses import dataclass
+from typing import Any
+
+from fairseq_lot.errors import InputError
+
+# where a mechanism may stand: encoder self-attention, attention of the decoder to the encoder, decoder self-attention
+SITES = ("encoder", "cross", "decoder")
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    minimum: float | None = None,
+    above: float | None = None,
+    maximum: float | None = None,
+    choices=None,
+):
+    """A field of an options dataclass: its default, its ``--help`` text and its allowed range."""
+    return dataclasses.field(
+        default=default,
+        metadata={"help": help, "minimum": minimum, "above": above, "maximum": maximum, "choices": choices},
+    )
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a mechanism; subclasses declare fields with :func:`option`, values are checked here."""
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            keys = ("minimum", "above", "maximum", "choices")
+            minimum, above, maximum, choices = (field.metadata[key] for key in keys)
+            if value is None and field.default is None:
+                continue
+            _check_kind(field.name, value, field.type)
+            if minimum is not None and not value >= minimum:
+                raise InputError(f"{field.name} must be at least {minimum}, got {value}")
+            if above is not None and not above < value < float("inf"):
+                raise InputError(f"{field.name} must be a finite number greater than {above}, got {value}")
+            if maximum is not None and not value <= maximum:
+                raise InputError(f"{field.name} must be at most {maximum}, got {value}")
+            if choices is not None and value not in choices:
+                raise InputError(f"{field.name} must be one of {', '.join(choices)}, got {value!r}")
+
+    def at_site(self, site: str) -> "Options":
+        """These options as they apply at one of ``SITES``."""
+        return self
+
+
+def _check_kind(name: str, value: Any, kind: Any) -> None:
+    """Refuse a value that is not of the annotated type; whole numbers count as float."""
+    kinds = [one for one in (typing.get_args(kind) or (kind,)) if one is not type(None)]
+    is_bool, number = isinstance(value, bool), isinstance(value, (int, float))
+    if bool in kinds and not is_bool:
+        raise InputError(f"{name} must be true or false, got {value!r}")
+    if int in kinds and (is_bool or not isinstance(value, int)):
+        raise InputError(f"{name} must be a whole number, got {value!r}")
+    if float in kinds and (is_bool or not number or not math.isfinite(value)):
+        raise InputError(f"{name} must be a finite number, got {value!r}")

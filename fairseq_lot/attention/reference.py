@@ -1,0 +1,212 @@
+"""Naive twins of the mechanisms: what each one computes, written from the formulas.
+
+One sentence, one head, float64, plain loops, no masks. Each function returns a transport plan of total mass 1 as an
+``(n, m)`` tensor (attention is n times that) and can be differentiated; huge scores do not overflow. The tests compare
+every mechanism with its twin, forward and all gradients.
+"""
+
+import math
+
+import torch
+
+
+def matrix(rows):
+    """A tensor from a list of lists of scalars."""
+    return torch.stack([torch.stack(list(row)) for row in rows])
+
+
+def scores(q, k):
+    """``s·q_i·k_j`` with ``s = d^-1/2``."""
+    s = 1 / math.sqrt(q.size(-1))
+    return matrix([s * (q_i * k_j).sum() for k_j in k] for q_i in q)
+
+
+def uniform(n):
+    return torch.full((n,), 1.0 / n, dtype=torch.float64)
+
+
+def entropic_plan(similarity, a, b, num_updates):
+    """``exp(f_i + similarity_ij + g_j)``: half-updates of f and g in turn, the last one on the rows."""
+    f, g = torch.zeros_like(a), torch.zeros_like(b)
+    for left in range(num_updates, 0, -1):
+        if left % 2 == 1:
+            f = torch.log(a) - torch.logsumexp(similarity + g[None, :], 1)
+        else:
+            g = torch.log(b) - torch.logsumexp(similarity + f[:, None], 0)
+    return torch.exp(f[:, None] + similarity + g[None, :])
+
+
+def alibi_slopes(num_heads):
+    """Press et al.: a geometric sequence; for other than powers of two, two of them interleaved."""
+    exponent = math.log2(num_heads)
+    if exponent.is_integer():
+        ratio = 2 ** (-8 / num_heads)
+        return [ratio ** (head + 1) for head in range(num_heads)]
+    below = 2 ** math.floor(exponent)
+    return alibi_slopes(below) + alibi_slopes(2 * below)[0::2][: num_heads - below]
+
+
+def softmax_plan(q, k, *, slope=0.0):
+    """Each query spends 1/n; keys receive what they get. ``slope`` makes near keys likelier."""
+    similarity = scores(q, k)
+    rows = []
+    for i, row in enumerate(similarity):
+        distances = torch.tensor([abs(i - j) for j in range(len(k))])
+        rows.append(torch.softmax(row - slope * distances, 0) / len(q))
+    return torch.stack(rows)
+
+
+def sinkhorn_plan(q, k, *, epsilon, num_updates):
+    """The plan of U(1/n, 1/m) that maximises ``⟨P, scores⟩ + epsilon H(P)``, after some half-updates."""
+    return entropic_plan(scores(q, k) / epsilon, uniform(len(q)), uniform(len(k)), num_updates)
+
+
+def lot_plan(q, k, pivots, mass_logits, *, epsilon, num_updates, query_updates=None):
+    """``Γ1 diag(1/σ) Γ2ᵀ``: Γ1 exact on the queries, Γ2 exact on the pivots."""
+    query_updates = num_updates if query_updates is None else query_updates
+    masses = torch.softmax(mass_logits, 0)
+    gamma_1 = entropic_plan(scores(q, pivots) / epsilon, uniform(len(q)), masses, query_updates)
+    gamma_2 = entropic_plan(scores(pivots, k) / epsilon, masses, uniform(len(k)), num_updates).T
+    pivot = range(len(pivots))
+    return matrix(
+        [sum(gamma_1[i, p] / masses[p] * gamma_2[j, p] for p in pivot) for j in range(len(k))] for i in range(len(q))
+    )
+
+
+def set_plan(x, pivots, *, epsilon, num_updates, positional_temperature=None):
+    """The tokens x to equal pivots and back, by a Gaussian kernel; both plans times ``exp(-(i/n - t/r)²/τ²)``."""
+    n, r = len(x), len(pivots)
+    s = 1 / math.sqrt(x.size(-1))
+    similarity = matrix([-s * ((x_i - z_t) ** 2).sum() / 2 / epsilon for z_t in pivots] for x_i in x)
+    there = entropic_plan(similarity, uniform(n), uniform(r), num_updates)
+    back = entropic_plan(similarity.T, uniform(r), uniform(n), num_updates)
+    if positional_temperature is not None:
+        factor = torch.zeros(n, r, dtype=torch.float64)
+        for i in range(n):
+            for t in range(r):
+                factor[i, t] = math.exp(-((((i + 1) / n - (t + 1) / r) / positional_temperature) ** 2))
+        there, back = there * factor, back * factor.T
+        there = matrix(row / row.sum() / n for row in there)
+        back = matrix(row / row.sum() / r for row in back)
+    return there @ back * r
+
+
+def convolution(v, weight):
+    """Every channel of v becomes a weighted sum over neighbouring tokens; nothing stands beyond the ends."""
+    kernel = weight.size(-1)
+    rows = []
+    for i in range(len(v)):
+        neighbours = [(o, i + o - kernel // 2) for o in range(kernel)]
+        rows.append(sum(weight[:, o] * v[j] for o, j in neighbours if 0 <= j < len(v)))
+    return torch.stack(rows)
+
+
+def overlap_plan(n, m):
+    """``I_ij = |[i/n, (i+1)/n] ∩ [j/m, (j+1)/m]|``, the plan between two sorted uniform measures."""
+    plan = torch.zeros(n, m, dtype=torch.float64)
+    for i in range(n):
+        for j in range(m):
+            plan[i, j] = max(0.0, min((i + 1) / n, (j + 1) / m) - max(i / n, j / m))
+    return plan
+
+
+def order(line):
+    """Indices that sort the values, ascending."""
+    numbers = line.tolist()
+    return sorted(range(len(numbers)), key=lambda i: numbers[i])
+
+
+def soft_sort(line, temperature):
+    """SoftSort: row i says which of the values is the i-th smallest."""
+    ordered = [line[i] for i in order(line)]
+    rows = []
+    for value in ordered:
+        kernel = [torch.exp(-((value - x) ** 2) / temperature) for x in line]
+        rows.append([x / sum(kernel) for x in kernel])
+    return matrix(rows)
+
+
+def hard_sort(line):
+    """The permutation matrix that sorts the values."""
+    permutation = torch.zeros(len(line), len(line), dtype=torch.float64)
+    for rank, i in enumerate(order(line)):
+        permutation[rank, i] = 1.0
+    return permutation
+
+
+def sliced_plans(q, k, slices, *, sort_temperature, hard=False):
+    """``U_l = A_lᵀ I B_l`` and ``D_l = Σ_ij ‖q_i - k_j‖² U_l,ij`` for every slice; q and k as they are projected."""
+    plans, costs = [], []
+    for slice_ in slices:
+        direction = slice_ / torch.sqrt((slice_**2).sum())
+        q_line, k_line = q @ direction, k @ direction
+        if hard:
+            sort_q, sort_k = hard_sort(q_line), hard_sort(k_line)
+        else:
+            sort_q, sort_k = soft_sort(q_line, sort_temperature), soft_sort(k_line, sort_temperature)
+        plan = sort_q.T @ overlap_plan(len(q), len(k)) @ sort_k
+        cost = sum(((q[i] - k[j]) ** 2).sum() * plan[i, j] for i in range(len(q)) for j in range(len(k)))
+        plans.append(plan)
+        costs.append(cost)
+    return plans, costs
+
+
+def esp_plan(q, k, slices, *, sort_temperature, slice_inverse_temperature, hard=False):
+    """``Σ_l σ_l U_l`` with ``σ_l ∝ exp(-τ D_l)``, of q and k scaled by d^-1/2."""
+    s = 1 / math.sqrt(q.size(-1))
+    plans, costs = sliced_plans(s * q, s * k, slices, sort_temperature=sort_temperature, hard=hard)
+    weights = torch.softmax(-slice_inverse_temperature * torch.stack(costs), 0)
+    return sum(weight * plan for weight, plan in zip(weights, plans, strict=True))
+
+
+def differential_values(first, second, v_first, v_second, weight, lambdas, *, lambda_init):
+    """One pair of heads: ``RMSNorm((A1 - λ A2) [V1, V2])·(1 - λ_init)``, as one half for each head."""
+    q1, k1, q2, k2 = lambdas
+    difference_weight = torch.exp((q1 * k1).sum()) - torch.exp((q2 * k2).sum()) + lambda_init
+    attention = len(first) * (first - difference_weight * second)
+    rows = []
+    for row in attention:
+        value = sum(row[j] * torch.cat([v_first[j], v_second[j]]) for j in range(len(v_first)))
+        root = torch.sqrt((value**2).mean() + 1e-5)
+        rows.append(value / root * weight * (1 - lambda_init))
+    values = torch.stack(rows)
+    half = v_first.size(-1)
+    return attention, values[:, :half], values[:, half:]
+
+
+def _slices(mechanism, head):
+    axes = torch.eye(mechanism.num_slices, mechanism.head_dim, dtype=torch.float64)
+    return axes if mechanism.slices is None else mechanism.slices[head]
+
+
+# mechanism: the plan of one of its heads for q and k
+TWINS = {
+    "esp": lambda m, head, q, k: esp_plan(
+        q,
+        k,
+        _slices(m, head),
+        sort_temperature=m.options.sort_temperature,
+        slice_inverse_temperature=m.options.slice_inverse_temperature,
+        hard=m.options.hard,
+    ),
+    "lot": lambda m, head, q, k: lot_plan(
+        q,
+        k,
+        m.pivots[head],
+        m.mass_logits[head] / m.options.mass_temperature,
+        epsilon=m.options.epsilon,
+        num_updates=m.options.num_updates,
+        query_updates=m.options.query_updates,
+    ),
+    "set": lambda m, head, q, k: set_plan(
+        (q + k) / 2,
+        m.pivots[head],
+        epsilon=m.options.epsilon,
+        num_updates=m.options.num_updates,
+        positional_temperature=m.options.positional_temperature,
+    ),
+    "sinkhorn": lambda m, head, q, k: sinkhorn_plan(q, k, epsilon=m.options.epsilon, num_updates=m.options.num_updates),
+    "softmax": lambda m, head, q, k: softmax_plan(
+        q, k, slope=alibi_slopes(m.num_heads)[head] if m.options.prior == "alibi" else 0.0
+    ),
+}

@@ -1,0 +1,1 @@
+"""German-English sentences from a grammar."""

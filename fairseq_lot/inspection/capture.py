@@ -1,0 +1,144 @@
+"""What every attention of a model sees and does while the model runs."""
+
+import contextlib
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from fairseq_lot.attention.base import Mechanism
+from fairseq_lot.attention.differential import Differential
+from fairseq_lot.attention.registry import MECHANISMS
+from fairseq_lot.modules.flat_options import DEFAULTS
+from fairseq_lot.modules.multihead_attention import PluggableMultiheadAttention
+from fairseq_lot.modules.sites import attentions, inner
+
+
+@dataclass(frozen=True)
+class Captured:
+    """One attention on one batch; pads may hold anything.
+
+    Attributes:
+        site, layer: where it stands; layers count from 0, as in parameter names.
+        mechanism: what computed the plan; None for fairseq's own softmax attention.
+        q, k, v: ``(bsz, num_heads, len, head_dim)``, not scaled.
+        causal: query i saw keys 0 .. i + src_len - tgt_len only.
+        weights: A, ``(bsz, heads, tgt_len, src_len)``; differential attention has one per pair of heads.
+    """
+
+    site: str
+    layer: int
+    mechanism: Mechanism | None
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    causal: bool
+    weights: torch.Tensor
+
+    @property
+    def name(self) -> str:
+        """The mechanism's name in the registry, with the wrapper around it."""
+        if self.mechanism is None:
+            return DEFAULTS["attention"]
+        plans = inner(self.mechanism)
+        name = next((name for name, kind in MECHANISMS.items() if type(plans) is kind), type(plans).__name__)
+        return name if plans is self.mechanism else f"differential {name}"
+
+    @property
+    def signed(self) -> bool:
+        """A is a difference of plans and has negative entries."""
+        return isinstance(self.mechanism, Differential)
+
+    @property
+    def epsilon(self) -> float:
+        """The entropic regularisation of the mechanism, 1 (softmax's) where it has none."""
+        return getattr(getattr(inner(self.mechanism), "options", None), "epsilon", 1.0)
+
+    @property
+    def scores(self) -> torch.Tensor:
+        """``s·q·k``, ``(bsz, num_heads, tgt_len, src_len)``."""
+        return (self.q * self.q.size(-1) ** -0.5) @ self.k.transpose(-1, -2)
+
+    def softmax_weights(self, key_padding_mask: torch.Tensor) -> torch.Tensor:
+        """What softmax attention would do with the same q and k, in the shape of ``weights``.
+
+        Args:
+            key_padding_mask: ``(bsz, src_len)`` bool, True = pad.
+        """
+        weights = softmax_weights(self.scores, key_padding_mask, causal=self.causal)
+        if self.signed:
+            first, second = weights.unflatten(1, (-1, 2)).unbind(2)
+            weights = first - self.mechanism.difference_weight() * second
+        return weights
+
+    @property
+    def values(self) -> torch.Tensor:
+        """What ``weights`` multiply, ``(bsz, heads, src_len, ...)``: of a pair of heads both, side by side."""
+        return self.v.unflatten(1, (-1, 2)).transpose(2, 3).flatten(3) if self.signed else self.v
+
+
+def softmax_weights(scores: torch.Tensor, key_padding_mask: torch.Tensor | None, *, causal: bool) -> torch.Tensor:
+    """Softmax over the real keys, and with ``causal`` over those that are not later than the query."""
+    hidden = scores.new_zeros((), dtype=torch.bool) if key_padding_mask is None else key_padding_mask[:, None, None, :]
+    if causal:
+        tgt_len, src_len = scores.shape[-2:]
+        hidden = hidden | scores.new_ones(tgt_len, src_len, dtype=torch.bool).triu(1 + src_len - tgt_len)
+    # a padded query may have nothing to look at: its row is left as it comes and never counts
+    return torch.softmax(scores.masked_fill(hidden & ~hidden.all(-1, keepdim=True), -torch.inf), -1)
+
+
+@contextlib.contextmanager
+def capture(model: nn.Module) -> Iterator[list[Captured]]:
+    """Collect what the attentions of a fairseq Transformer do in the forward passes inside the block.
+
+    Yields:
+        A list that every forward pass extends by one :class:`Captured` per attention, in the order of the run;
+        empty it between batches.
+    """
+    seen: list[Captured] = []
+    handles = []
+    for site, layer, attention in attentions(model):
+        handles += _watch(attention, seen, site, layer)
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _watch(attention, seen, site, layer):
+    """Register the hooks of one attention."""
+    if not isinstance(attention, PluggableMultiheadAttention):
+
+        def project(module, args, kwargs):
+            given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+            names = ("query", "q_proj"), ("key", "k_proj"), ("value", "v_proj")
+            q, k, v = (_split_heads(getattr(module, projection)(given[x]), module) for x, projection in names)
+            mask, causal = given.get("key_padding_mask"), given.get("attn_mask") is not None
+            weights = softmax_weights(q * module.scaling @ k.transpose(-1, -2), mask, causal=causal)
+            seen.append(Captured(site, layer, None, q, k, v, causal, weights))
+
+        return [attention.register_forward_pre_hook(project, with_kwargs=True)]
+
+    def ask_for_weights(module, args, kwargs):
+        bound = inspect.signature(module.forward).bind(*args, **kwargs)
+        bound.arguments["need_weights"] = True
+        return bound.args, bound.kwargs
+
+    def keep(module, args, kwargs, output):
+        given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+        causal = bool(given.get("causal", False))
+        seen.append(Captured(site, layer, module, given["q"], given["k"], given["v"], causal, output.weights))
+
+    mechanism = attention.mechanism
+    return [
+        mechanism.register_forward_pre_hook(ask_for_weights, with_kwargs=True),
+        mechanism.register_forward_hook(keep, with_kwargs=True),
+    ]
+
+
+def _split_heads(x, attention):
+    """``(len, bsz, embed_dim) -> (bsz, num_heads, len, head_dim)``."""
+    return x.unflatten(-1, (attention.num_heads, attention.head_dim)).permute(1, 2, 0, 3)

@@ -1,0 +1,137 @@
+"""``fairseq-lot diagnose``: measure the attention of a model on real sentences, head by head."""
+
+import json
+from argparse import ArgumentParser, Namespace
+
+import torch
+from tqdm import tqdm
+
+from fairseq_lot.errors import InputError, check_least
+from fairseq_lot.inspection.capture import capture
+from fairseq_lot.inspection.per_head import CERTIFICATES, MEASURES, certify, mean_rows, measure, summary
+from fairseq_lot.output.files import atomic_write
+from fairseq_lot.output.tables import Table
+from fairseq_lot.pretrained.device import add_device_argument, choose_device
+from fairseq_lot.pretrained.loading import Loaded, load
+
+_SIDES = {"source": "src_tokens", "target": "prev_output_tokens"}
+# site: sides of the queries and of the keys, in the order of the table
+_SIDES_OF = {"encoder": ("source", "source"), "cross": ("target", "source"), "decoder": ("target", "target")}
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the options of the command."""
+    add = parser.add_argument
+    add("data", metavar="DATA", help="folder made by fairseq-preprocess")
+    add("--path", required=True, metavar="CKPT.pt", help="checkpoint: ours or fairseq's transformer*")
+    add("--split", default="valid", help="train, valid or test (default: %(default)s)")
+    add("--sentences", type=int, default=64, metavar="N", help="how many are drawn from it (default: %(default)s)")
+    add("--batch", type=int, default=16, metavar="N", help="sentences at a time (default: %(default)s)")
+    add("--seed", type=int, default=1, help="of the sentences drawn and of the perturbations (default: %(default)s)")
+    add_device_argument(parser)
+    add("--json", metavar="OUT.json", help="also write the figures here, unrounded")
+    add(
+        "--perturbations",
+        type=int,
+        default=8,
+        metavar="N",
+        help="random perturbations per sentence for the certificates of the encoder; 0: none (default: %(default)s)",
+    )
+
+
+def run(args: Namespace) -> int:
+    """Print the tables; write the JSON file."""
+    check_least(args, sentences=1, batch=1, perturbations=0, seed=0)
+    loaded = load(args.path, args.data, args.split, device=choose_device(args.device))
+    options = {name: getattr(args, name) for name in ("sentences", "batch", "perturbations", "seed")}
+    if args.json is None:
+        report = diagnose(loaded, **options)
+    else:
+        with atomic_write(args.json) as file:  # opened first: an unwritable path fails at once
+            report = diagnose(loaded, **options)
+            signature = {name: getattr(args, name) for name in ("path", "data", "split", "seed")}
+            json.dump({**signature, **report}, file, indent=1, ensure_ascii=False)
+            file.write("\n")
+    print(render(report, title=f"{args.path}, {args.data}, {args.split}"))
+    return 0
+
+
+def diagnose(loaded: Loaded, *, sentences: int, batch: int, perturbations: int, seed: int) -> dict:
+    """Run sentences through the model, teacher-forced, and measure every attention.
+
+    Returns:
+        ``sentences`` (how many were used), ``rows`` (one per site, layer and head, the measures averaged over the
+        sentences) and ``certificates`` (one per encoder layer, over all heads, sentences and perturbations).
+    """
+    drawn = loaded.draw(sentences, seed)
+    measured: dict[tuple, list[dict]] = {}
+    certified: dict[int, list[dict]] = {}
+    with torch.no_grad(), capture(loaded.model) as seen, tqdm(total=len(drawn), unit="sentence", disable=None) as bar:
+        for start in range(0, len(drawn), batch):
+            sample = loaded.batch(drawn[start : start + batch])
+            loaded.model(**sample["net_input"])
+            pads = {side: sample["net_input"][name].eq(loaded.pad) for side, name in _SIDES.items()}
+            for attention in seen:
+                _check_finite(attention, loaded.path)
+                queries, keys = (pads[side] for side in _SIDES_OF[attention.site])
+                where = (attention.site, attention.layer, attention.name, attention.signed)
+                measured.setdefault(where, []).append(measure(attention, queries, keys))
+                if attention.site == "encoder" and perturbations:
+                    seeds = [(seed, int(i), attention.layer) for i in sample["id"]]
+                    found = certify(attention, queries, perturbations, seeds)
+                    certified.setdefault(attention.layer, []).extend(found)
+            seen.clear()
+            bar.update(len(sample["id"]))
+    rows = [row for where, parts in sorted(measured.items(), key=_order) for row in mean_rows(*where, parts)]
+    certificates = [summary(layer, parts) for layer, parts in sorted(certified.items())]
+    return {"sentences": len(drawn), "rows": rows, "certificates": certificates}
+
+
+def _check_finite(attention, path):
+    """Refuse NaN and infinities, which no measure has a meaning for."""
+    if not (attention.weights.isfinite().all() and attention.v.isfinite().all()):
+        where = f"{attention.site}, layer {attention.layer}"
+        raise InputError(f"{path}: the attention at {where} is not finite; the weights are damaged")
+
+
+def _order(item):
+    """Encoder first, then cross, then decoder, as in _SIDES_OF; layers ascending."""
+    (site, layer, *_), _ = item
+    return list(_SIDES_OF).index(site), layer
+
+
+def render(report: dict, *, title: str) -> str:
+    """The report as aligned Markdown tables, with a line on how to read each."""
+    signed = (
+        "Differential A = A1 - λ A2 is signed, one per pair of heads: its rows sum to 1 - λ, which counts as marginal "
+        "error; entropy is that of |A|; it is compared with the difference of two softmax plans with the same λ."
+    )
+    heads = _table(
+        ("site", "layer", "head", "attention"),
+        MEASURES,
+        report["rows"],
+        heading=f"{title}: means over {report['sentences']} sentences; layers and heads count from 0, entropy in nats",
+        notes=[signed] if any(row["signed"] for row in report["rows"]) else [],
+    )
+    certificates = _table(
+        ("layer",),
+        CERTIFICATES,
+        report["certificates"],
+        heading="Encoder self-attention, exact plan at τ, scores perturbed by random signs: measured change over its "
+        "bound (at most 1)",
+        notes=["Of the plan: inequality (31); of the output: the certificate derived from it."],
+    )
+    return "\n\n".join(table.markdown(padded=True) for table in (heads, certificates) if table.rows)
+
+
+def _table(keys, figures, rows, **texts):
+    """A row of keys and formatted figures for each of ``rows``; names to the left, numbers to the right."""
+    return Table(
+        [*keys, *(title for title, _ in figures.values())],
+        [
+            [*(row[key] for key in keys), *(format(row[name], form) for name, (_, form) in figures.items())]
+            for row in rows
+        ],
+        align="".join("<" if key in ("site", "attention") else ">" for key in (*keys, *figures)),
+        **texts,
+    )

@@ -1,0 +1,234 @@
+"""When a kernel is used: the one place for the choice, the test that precedes it, and the way back to plain torch.
+
+Kernels are used on CUDA devices of compute capability 8.0 or more, in float32, float16 and bfloat16, up to the sizes
+below. Before the first use with a device, types, sizes and numbers of updates, the kernel solves a small padded
+problem: values and gradients must agree with ``naive`` in float64 to 1e-4, and to what rounding to a half precision
+costs. If they do not, or if anything is raised, there is one warning and plain torch from then on.
+
+``FAIRSEQ_LOT_KERNELS`` may be ``auto`` (the default: as above), ``off`` (never) or ``on`` (an error with the reason
+where a kernel cannot be used, on the CPU too; not for what has no kernel at all: a tolerance, a position factor,
+returned weights, the causal form). With ``TRITON_INTERPRET=1`` kernels run on the CPU, slowly, if they are ``on``.
+
+Triton itself is imported only once a kernel is to be used.
+"""
+
+import importlib.util
+import math
+import os
+import warnings
+
+import torch
+
+from fairseq_lot.errors import InputError
+from fairseq_lot.kernels import naive
+
+VARIABLE = "FAIRSEQ_LOT_KERNELS"
+CAPABILITY = (8, 0)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+WIDEST = 2048  # the shorter side of the solver's scores, which is held whole
+MOST_PIVOTS, WIDEST_HEAD, LARGEST_TILE = 64, 128, 4096  # r, head_dim and their product, padded to powers of two
+ERROR = 1e-4
+
+#: why a kernel failed its test, or None if it passed, by what :func:`_usable` is told about it
+_tested: dict[tuple, str | None] = {}
+
+
+def padded(size: int) -> int:
+    """The next power of two that a product of tiles can have, at least 16."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+def _mode() -> str:
+    mode = os.environ.get(VARIABLE, "auto")
+    if mode not in ("auto", "off", "on"):
+        raise InputError(f"{VARIABLE} must be auto, off or on, got {mode!r}")
+    return mode
+
+
+def wanted(x: torch.Tensor) -> bool:
+    """Whether a kernel should be tried for x: on CUDA unless they are off, elsewhere only if they are on."""
+    mode = _mode()
+    return mode == "on" or (mode == "auto" and x.is_cuda)
+
+
+def lot(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    pivots: torch.Tensor,
+    log_masses: torch.Tensor,
+    query_padding_mask: torch.Tensor | None,
+    key_padding_mask: torch.Tensor | None,
+    *,
+    scale: float,
+    query_updates: int,
+    key_updates: int,
+    dropout: float = 0.0,
+) -> torch.Tensor | None:
+    """Values of LOT attention, or None where the kernel is not used.
+
+    Args:
+        q: ``(bsz, num_heads, n, d)``, k: ``(bsz, num_heads, m, d)`` and v: ``(bsz, num_heads, m, value_dim)``.
+        pivots: ``(num_heads, r, d)``.
+        log_masses: ``(num_heads, r)``, float32.
+        query_padding_mask: ``(bsz, n)`` and key_padding_mask: ``(bsz, m)``, bool, True = pad; None = no pads.
+        scale: the scores are ``scale·x·z``.
+        query_updates, key_updates: half-updates on either side.
+        dropout: probability of dropping an entry of the query side; the seed is drawn from torch's CPU generator.
+
+    Returns:
+        ``(bsz, num_heads, n, value_dim)`` in the type of v, zero at padded queries.
+    """
+    r, d, dv = pivots.size(-2), q.size(-1), v.size(-1)
+    dtypes = q.dtype, k.dtype, v.dtype, pivots.dtype
+    updates = {"query_updates": query_updates, "key_updates": key_updates}
+    limit = _beyond(dtypes)
+    for name, size, most in (("r", r, MOST_PIVOTS), ("head_dim", d, WIDEST_HEAD), ("value_dim", dv, WIDEST_HEAD)):
+        limit = limit or (f"{name} is {size}, more than {most}" if size > most else None)
+    if limit is None and padded(r) * max(padded(d), padded(dv)) > LARGEST_TILE:
+        limit = f"r = {r} pivots of width {max(d, dv)} are too many for one program"
+    key = ("lot", q.device, *dtypes, r, d, dv, *updates.values(), dropout > 0)
+    if not _usable(q, limit, key, lambda: _lot_error(q.device, dtypes, r, d, dv, updates, dropout)):
+        return None
+    from fairseq_lot.kernels.lot import lot as kernel
+
+    masks = query_padding_mask, key_padding_mask
+    return kernel(q, k, v, pivots, log_masses, *masks, scale=scale, **updates, dropout=dropout)
+
+
+def sinkhorn(
+    scores: torch.Tensor, log_a: torch.Tensor, log_b: torch.Tensor, *, num_updates: int
+) -> torch.Tensor | None:
+    """The conditional of :func:`~fairseq_lot.transport.sinkhorn.sinkhorn`, or None where the kernel is not used.
+
+    Args:
+        scores: ``(bsz, num_heads, n, m)``, or with fewer leading axes; divided by epsilon.
+        log_a: ``(..., n)`` and log_b: ``(..., m)``, -inf = no mass.
+        num_updates: half-updates, the last one of the rows.
+    """
+    *lead, n, m = scores.shape
+    limit = _beyond([x.dtype for x in (scores, log_a, log_b)], DTYPES[:1])
+    if limit is None and min(n, m) > WIDEST:
+        limit = f"neither side of {n} x {m} scores is within {WIDEST}"
+    if limit is None and len(lead) > 2:
+        limit = f"{len(lead)} leading axes of the scores are more than 2"
+    held = padded(min(n, m))
+    key = ("sinkhorn", scores.device, n < m, held, num_updates)
+    if not _usable(scores, limit, key, lambda: _sinkhorn_error(scores.device, n < m, held, num_updates)):
+        return None
+    from fairseq_lot.kernels.sinkhorn import sinkhorn as kernel
+
+    return kernel(scores, log_a, log_b, num_updates=num_updates)
+
+
+def _beyond(dtypes, known=DTYPES) -> str | None:
+    other = [str(dtype).removeprefix("torch.") for dtype in dtypes if dtype not in known]
+    return f"there is none for {other[0]}" if other else None
+
+
+def _usable(x: torch.Tensor, limit: str | None, key: tuple, error) -> bool:
+    """Whether the kernel that ``key`` describes can be used; ``error`` tests it, ``limit`` says what forbids it."""
+    reason = _unavailable(x.device) or limit
+    if reason is None:
+        if key not in _tested:
+            _tested[key] = _failure(error)
+            if _tested[key] is not None and _mode() == "auto":
+                warnings.warn(f"plain torch instead of the {key[0]} kernel on {x.device}: {_tested[key]}", stacklevel=2)
+        reason = _tested[key]
+    if reason is not None and _mode() == "on":
+        raise InputError(f"{VARIABLE}=on, but the {key[0]} kernel cannot be used: {reason}; set it to auto or off")
+    return reason is None
+
+
+def _unavailable(device: torch.device) -> str | None:
+    """What keeps Triton from running on the device."""
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
+        return None
+    if device.type != "cuda" or torch.version.cuda is None:
+        return f"the tensors are on {device}, not on a CUDA device"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < CAPABILITY:
+        return "{} has compute capability {}.{}, {}.{} is needed".format(device, *capability, *CAPABILITY)
+    return None
+
+
+def _failure(error) -> str | None:
+    """What was wrong in the test, None if nothing; whatever it raises must not stop a training that can go on."""
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            size = error()
+    except Exception as raised:
+        return f"{type(raised).__name__}: {(str(raised).splitlines() or [''])[0]}"
+    return None if size <= 1 else f"its test is off by {size:.2g} times what is allowed"
+
+
+def _excess(results, exact, dtypes) -> float:
+    """The largest error, as a multiple of what is allowed there; infinite if anything is not finite."""
+    worst = 0.0
+    for result, wish, dtype in zip(results, exact, dtypes, strict=True):
+        allowed = ERROR + (torch.finfo(dtype).eps if dtype in DTYPES[1:] else 0.0)
+        ratio = ((result.double().cpu() - wish).norm() / (allowed * wish.norm()).clamp(min=1e-30)).item()
+        worst = max(worst, ratio) if math.isfinite(ratio) else math.inf
+    return worst
+
+
+def _problem(inputs, *functions):
+    """Values and gradients of each function of the inputs, the first as it is, the second in float64 on the CPU."""
+    results = []
+    for function, change in zip(functions, (lambda x: x, lambda x: x.double().cpu()), strict=True):
+        leaves = [change(x.detach()).clone().requires_grad_() for x in inputs]
+        values = function(*leaves)
+        weights = torch.randn(values.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        weights = weights.bfloat16().to(values.device, values.dtype)  # the same in every precision
+        grads = torch.autograd.grad(values, leaves, weights, allow_unused=True)
+        grads = [torch.zeros_like(x) if grad is None else grad for x, grad in zip(leaves, grads, strict=True)]
+        results.append([values.detach(), *grads])
+    return results
+
+
+def _lot_error(device, dtypes, r, d, dv, updates, dropout) -> float:
+    from fairseq_lot.kernels.lot import lot as kernel
+
+    generator = torch.Generator().manual_seed(0)
+    shapes = (2, 2, 13, d), (2, 2, 13, d), (2, 2, 13, dv), (2, r, d), (2, r)
+    *inputs, logits = (torch.randn(shape, generator=generator) for shape in shapes)
+    inputs = [x.to(device, dtype) for x, dtype in zip(inputs, dtypes, strict=True)]
+    inputs[3] = inputs[3] * d**0.25
+    inputs.append(logits.to(device).log_softmax(-1))
+    masks = torch.zeros(2, 2, 13, dtype=torch.bool)
+    masks[0, 0, -4:], masks[1, 1, :5] = True, True
+    options = {"scale": d**-0.5, **updates}
+    result, exact = _problem(
+        inputs,
+        lambda *x: kernel(*x, *masks.to(device), **options),
+        lambda *x: naive.lot(*x, *masks, **options),
+    )
+    worst = _excess(result, exact, [dtypes[2], *dtypes, torch.float32])
+    if not dropout:
+        return worst
+    # values are linear in v, whatever is dropped, as long as the gradient drops the same
+    v = inputs[2].clone().requires_grad_()
+    values = kernel(*inputs[:2], v, *inputs[3:], *masks.to(device), **options, dropout=dropout)
+    (grad,) = torch.autograd.grad(values, v, values.detach())
+    square = values.detach().double().square().sum().cpu()
+    return max(worst, _excess([(grad.double() * v.detach().double()).sum()], [square], dtypes[2:3]))
+
+
+def _sinkhorn_error(device, transposed, held, num_updates) -> float:
+    from fairseq_lot.kernels.sinkhorn import sinkhorn as kernel
+
+    generator = torch.Generator().manual_seed(0)
+    pivots = held // 2 + 1  # so that the block is padded
+    tokens, bsz = max(13, pivots + 1), 2 if held <= 64 else 1
+    shape = (bsz, bsz, pivots, tokens) if transposed else (bsz, bsz, tokens, pivots)
+    inputs = [torch.randn(size, generator=generator) for size in (shape, (bsz, 1, shape[2]), (bsz, 1, shape[3]))]
+    inputs[1][0, :, -2:] = inputs[2][0, :, :3] = -torch.inf
+    inputs = [inputs[0], *(x.log_softmax(-1) for x in inputs[1:])]
+    result, exact = _problem(
+        [x.to(device) for x in inputs],
+        lambda *x: kernel(*x, num_updates=num_updates),
+        lambda *x: naive.sinkhorn(*x, num_updates=num_updates),
+    )
+    return _excess(result, exact, [torch.float32] * 4)

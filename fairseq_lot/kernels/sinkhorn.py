@@ -1,0 +1,237 @@
+"""The solver alone: the conditional of a plan from its scores, in one launch forward and one backward.
+
+The shorter side is held whole, "pivots", and the other one streamed, "tokens", whichever of them must be exact; the
+rest is as in ``lot``, with scores that are read instead of made.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch.autograd.function import once_differentiable
+
+from fairseq_lot.kernels.choice import padded
+from fairseq_lot.kernels.launch import RUNTIME, backward_passes, forward_passes, merged, num_parts
+from fairseq_lot.kernels.tiles import (
+    NEG_INF,
+    add_tokens,
+    load_reach,
+    merged_reach,
+    pivot_potential,
+    potential_before,
+    store_reach,
+    token_potential,
+    token_shares,
+    undo_pass,
+    undo_tokens,
+)
+
+TILE = 4096  # entries of a block
+
+
+@triton.jit
+def _tile(X, i, t, stride_i, stride_t, end, m):
+    at = i[:, None].to(tl.int64) * stride_i + t[None, :] * stride_t
+    return tl.load(X + at, mask=(i < end)[:, None] & (t < m)[None, :], other=0.0)
+
+
+@triton.jit(do_not_specialize=RUNTIME)
+def solve_forward(S, TOKENS, PIVOTS, REACHES, C, n, m, ssb, ssh, ssn, ssm, stb, sth, stn, spb, sph, spm, scb, sch, scn,
+                  scm, heads, passes, first, last, length, parts,
+                  TOKENS_FIRST: tl.constexpr, VALUES: tl.constexpr, PIVOTS_EXACT: tl.constexpr, R: tl.constexpr,
+                  BLOCK: tl.constexpr):  # fmt: skip
+    g = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    b, head = g // heads, g % heads
+    t = tl.arange(0, R)
+    S += b * ssb + head * ssh
+    TOKENS += b * stb + head * sth
+    reaches = REACHES + g * passes * parts * 2 * R
+    log_masses = tl.load(PIVOTS + b * spb + head * sph + t * spm, mask=t < m, other=NEG_INF)
+    start = part * length
+    end = tl.minimum(start + length, n)
+    for number in range(first, last):
+        h = potential_before(reaches, log_masses, number, parts, t, R)
+        updated = tl.where((number > 0) | TOKENS_FIRST, 1.0, 0.0)
+        top = tl.full([R], NEG_INF, tl.float32)
+        total = tl.zeros([R], tl.float32)
+        for c in range(start, end, BLOCK):
+            i = c + tl.arange(0, BLOCK)
+            log_mass = tl.load(TOKENS + i * stn, mask=i < end, other=NEG_INF)
+            s = _tile(S, i, t, ssn, ssm, end, m)
+            f, _ = token_potential(s, h, log_mass, updated)
+            top, total, _, _ = add_tokens(top, total, s + f[:, None])
+        store_reach(reaches + (number * parts + part) * 2 * R, t, top, total, parts, R)
+        tl.debug_barrier()
+    if VALUES:
+        C += b * scb + head * sch
+        # the pass that pivots are exact by is the last one, and their shares are the tokens' in it
+        h = potential_before(reaches, log_masses, passes - 1 if PIVOTS_EXACT else passes, parts, t, R)
+        top, log_total = tl.zeros([R], tl.float32), tl.zeros([R], tl.float32)
+        if PIVOTS_EXACT:
+            top, log_total = merged_reach(reaches + (passes - 1) * parts * 2 * R, parts, t, R)
+        updated = tl.where((passes > 1) | TOKENS_FIRST, 1.0, 0.0)
+        for c in range(start, end, BLOCK):
+            i = c + tl.arange(0, BLOCK)
+            log_mass = tl.load(TOKENS + i * stn, mask=i < end, other=NEG_INF)
+            s = _tile(S, i, t, ssn, ssm, end, m)
+            f, out = token_potential(s, h, log_mass, updated)
+            if PIVOTS_EXACT:
+                out = token_shares(s, f, top, log_total)
+            at = i[:, None].to(tl.int64) * scn + t[None, :] * scm
+            tl.store(C + at, out, mask=(i < end)[:, None] & (t < m)[None, :])
+
+
+@triton.jit
+def _start(S, C, GRAD_C, TOKENS, i, t, n, m, end, ssn, ssm, scn, scm, sgn, sgm, stn, delta, h, updated,
+           PIVOTS_EXACT: tl.constexpr):  # fmt: skip
+    """Scores and log masses of a block, what the gradient of the conditional is for the scores, and for f before."""
+    log_mass = tl.load(TOKENS + i * stn, mask=i < end, other=NEG_INF)
+    s = _tile(S, i, t, ssn, ssm, end, m)
+    share = _tile(C, i, t, scn, scm, end, m)
+    grad = share * _tile(GRAD_C, i, t, sgn, sgm, end, m)
+    if PIVOTS_EXACT:
+        grad -= share * delta[None, :]
+        _, shares = token_potential(s, h, log_mass, updated)
+        grad_f = tl.sum(grad, 1) * updated
+        of_tokens = undo_tokens(shares, grad_f)
+    else:
+        grad -= share * tl.sum(grad, 1)[:, None]
+        grad_f = tl.sum(grad, 1) * 0.0
+        of_tokens = -grad
+    return s, log_mass, grad, grad_f, of_tokens
+
+
+@triton.jit(do_not_specialize=RUNTIME)
+def solve_backward(S, TOKENS, PIVOTS, REACHES, C, GRAD_C, DELTA, GRAD_H, OUT, GRAD_S, GRAD_TOKENS, n, m,
+                   ssb, ssh, ssn, ssm, stb, sth, stn, spb, sph, spm, scb, sch, scn, scm, sgb, sgh, sgn, sgm, heads,
+                   passes, top, high, levels, length, parts, slot,
+                   TOKENS_FIRST: tl.constexpr, BEGIN: tl.constexpr, FINISH: tl.constexpr, PIVOTS_EXACT: tl.constexpr,
+                   R: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    g = tl.program_id(0).to(tl.int64)
+    all_programs = tl.num_programs(0)
+    part = tl.program_id(1)
+    b, head = g // heads, g % heads
+    t = tl.arange(0, R)
+    S += b * ssb + head * ssh
+    C += b * scb + head * sch
+    GRAD_S += b * scb + head * sch
+    GRAD_C += b * sgb + head * sgh
+    TOKENS += b * stb + head * sth
+    log_masses = tl.load(PIVOTS + b * spb + head * sph + t * spm, mask=t < m, other=NEG_INF)
+    delta = tl.zeros([R], tl.float32)
+    if PIVOTS_EXACT:
+        delta = tl.load(DELTA + g * m + t, mask=t < m, other=0.0)
+    before, log_before = load_reach(REACHES + (g * passes + top) * 2 * R, t, top >= 0, R)
+    h = pivot_potential(log_masses, before, log_before, top)
+    updated = tl.where((top >= 0) | TOKENS_FIRST, 1.0, 0.0)
+    start = part * length
+    end = tl.minimum(start + length, n)
+    if BEGIN:
+        grad_h = tl.zeros([R], tl.float32)
+        for c in range(start, end, BLOCK):
+            i = c + tl.arange(0, BLOCK)
+            _, _, _, _, of_tokens = _start(S, C, GRAD_C, TOKENS, i, t, n, m, end, ssn, ssm, scn, scm, sgn, sgm, stn,
+                                           delta, h, updated, PIVOTS_EXACT)  # fmt: skip
+            grad_h -= tl.sum(of_tokens, 0)
+        tl.store(OUT + top * slot + (g * parts + part) * R + t, grad_h)
+        tl.debug_barrier()
+    for back in range(0, levels):
+        u = high - back
+        grad_h = tl.zeros([R], tl.float32)
+        for c in range(start, end, BLOCK):
+            i = c + tl.arange(0, BLOCK)
+            log_mass = tl.load(TOKENS + i * stn, mask=i < end, other=NEG_INF)
+            s = _tile(S, i, t, ssn, ssm, end, m)
+            _, of_tokens, _ = undo_pass(s, REACHES, GRAD_H, log_masses, log_mass, u, g, passes, all_programs, t,
+                                        TOKENS_FIRST, R)  # fmt: skip
+            grad_h -= tl.sum(of_tokens, 0)
+        tl.store(OUT + (u - 1) * slot + (g * parts + part) * R + t, grad_h)
+        tl.debug_barrier()
+    if FINISH:
+        for c in range(start, end, BLOCK):
+            i = c + tl.arange(0, BLOCK)
+            s, log_mass, grad, grad_mass, of_tokens = _start(
+                S, C, GRAD_C, TOKENS, i, t, n, m, end, ssn, ssm, scn, scm, sgn, sgm, stn, delta, h, updated,
+                PIVOTS_EXACT,
+            )  # fmt: skip
+            if PIVOTS_EXACT:
+                grad -= of_tokens
+            for back in range(0, top + 1):
+                taken, _, grad_f = undo_pass(s, REACHES, GRAD_H, log_masses, log_mass, top - back, g, passes,
+                                             all_programs, t, TOKENS_FIRST, R)  # fmt: skip
+                grad -= taken
+                grad_mass += grad_f
+            at = i[:, None].to(tl.int64) * scn + t[None, :] * scm
+            tl.store(GRAD_S + at, grad, mask=(i < end)[:, None] & (t < m)[None, :])
+            tl.store(GRAD_TOKENS + g * n + i, grad_mass, mask=i < end)
+
+
+def block_of(held: int) -> tuple[int, int]:
+    """Tokens in a block, and warps of a program."""
+    return max(1, min(64, TILE // held)), 4 if held <= 256 else 8
+
+
+def _strides(name, x):
+    """Strides of ``(bsz, heads, n, m)``, or of masses, ``(bsz, heads, n)``."""
+    return {f"{name}{axis}": stride for axis, stride in zip("bhnm"[: x.dim()], x.stride(), strict=True)}
+
+
+class _Sinkhorn(torch.autograd.Function):
+    """On ``(bsz, heads, n, m)``, with masses ``(bsz, heads, n)`` and ``(bsz, heads, m)``."""
+
+    @staticmethod
+    def forward(ctx, scores, log_a, log_b, num_updates):
+        bsz, heads, n, m = scores.shape
+        exact = n < m  # the pivots are the rows, and these are exact
+        conditional = torch.empty_like(scores)
+        s, c = (x.transpose(-1, -2) if exact else x for x in (scores, conditional))
+        tokens, pivots = (log_b, log_a) if exact else (log_a, log_b)
+        n, m = s.shape[2:]
+        passes = (num_updates + exact) // 2
+        parts, length = num_parts(bsz * heads, n, s.device)
+        R = padded(m)
+        sizes = {"R": R, **dict(zip(("BLOCK", "num_warps"), block_of(R), strict=True))}
+        strides = {**_strides("ss", s), **_strides("st", tokens), **_strides("sc", c)}
+        strides |= {"spb": pivots.stride(0), "sph": pivots.stride(1), "spm": pivots.stride(2)}
+        same = {**sizes, **strides, "n": n, "m": m, "heads": heads, "PIVOTS_EXACT": exact}
+        same["TOKENS_FIRST"] = num_updates % 2 == (0 if exact else 1)
+        reaches = torch.empty(bsz * heads, passes, parts, 2, R, dtype=torch.float32, device=s.device)
+        forward_passes(
+            solve_forward, bsz * heads, parts, length, passes, passes,
+            S=s, TOKENS=tokens, PIVOTS=pivots, REACHES=reaches, C=c, **same,
+        )  # fmt: skip
+        ctx.save_for_backward(scores, log_a, log_b, conditional, merged(reaches))
+        ctx.same, ctx.split = same, (parts, length)
+        return conditional
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_conditional):
+        scores, log_a, log_b, conditional, reaches = ctx.saved_tensors
+        same, exact = ctx.same, ctx.same["PIVOTS_EXACT"]
+        grad_scores = torch.empty_like(conditional)
+        matrices = scores, conditional, grad_conditional, grad_scores
+        s, c, grad_c, grad_s = (x.transpose(-1, -2) if exact else x for x in matrices)
+        bsz, heads, n, m = s.shape
+        tokens, pivots = (log_b, log_a) if exact else (log_a, log_b)
+        passes = reaches.size(1)
+        top = passes - 2 if exact else passes - 1
+        empty = {"dtype": torch.float32, "device": s.device}
+        grad_h = torch.empty(max(top + 1, 1), bsz * heads, same["R"], **empty)
+        grad_tokens = torch.empty(bsz, heads, n, **empty)
+        delta = (c * grad_c).sum(-2) if exact else grad_tokens  # else it is not read
+        backward_passes(
+            solve_backward, bsz * heads, *ctx.split, passes, top, top >= 0, grad_h,
+            S=s, TOKENS=tokens, PIVOTS=pivots, REACHES=reaches, C=c, GRAD_C=grad_c, DELTA=delta, GRAD_S=grad_s,
+            GRAD_TOKENS=grad_tokens, **_strides("sg", grad_c), **same,
+        )  # fmt: skip
+        grad_pivots = grad_h[: top + 1, :, :m].sum(0).view(bsz, heads, m)
+        return (grad_scores, *((grad_pivots, grad_tokens) if exact else (grad_tokens, grad_pivots)), None)
+
+
+def sinkhorn(scores: torch.Tensor, log_a: torch.Tensor, log_b: torch.Tensor, *, num_updates: int) -> torch.Tensor:
+    """The conditional; arguments as for :func:`~fairseq_lot.kernels.choice.sinkhorn`."""
+    *lead, n, m = scores.shape
+    shape = [1] * (2 - len(lead)) + lead
+    log_a, log_b = (x.expand(*shape, -1) for x in (log_a, log_b))
+    return _Sinkhorn.apply(scores.view(*shape, n, m), log_a, log_b, num_updates).view(scores.shape)

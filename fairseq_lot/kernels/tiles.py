@@ -1,0 +1,116 @@
+"""What the kernels share: half-updates and their gradients on a block of tokens with all pivots.
+
+A program streams blocks of tokens, the rows of a tile; the other side, "pivots", is held whole. Everything is in the
+log domain. A pass turns the pivots' potential ``h`` into the tokens' potential ``f``, token by token, and reduces
+``scores + f`` over the tokens to ``reach``, the log of a sum of exponentials for each pivot. The next potential of the
+pivots is ``log_masses - reach``, so the reaches of all passes are all that the gradient needs.
+"""
+
+import triton
+import triton.language as tl
+
+NEG_INF = tl.constexpr(float("-inf"))
+
+
+@triton.jit
+def load_reach(reaches, t, there, R: tl.constexpr):
+    """One reach, as its maximum and the log of the sum over that; 0 where there is none."""
+    mask = (t < R) & there
+    return tl.load(reaches + t, mask=mask, other=0.0), tl.load(reaches + R + t, mask=mask, other=0.0)
+
+
+@triton.jit
+def store_reach(reaches, t, top, total, parts, R: tl.constexpr):
+    """The reach of a running maximum and sum; of no token at all -inf in a part, 0 in a whole sentence."""
+    nothing = total == 0.0
+    tl.store(reaches + t, tl.where(nothing & (parts == 1), 0.0, top))
+    tl.store(reaches + R + t, tl.log(tl.where(nothing, 1.0, total)))
+
+
+@triton.jit
+def merged_reach(reaches, parts, t, R: tl.constexpr):
+    """The reach over all tokens from those over parts of them, ``(parts, 2, R)``; 0 where there is no token at all."""
+    top, log_total = load_reach(reaches, t, True, R)
+    for part in range(1, parts):
+        other, log_other = load_reach(reaches + part * 2 * R, t, True, R)
+        new = tl.maximum(top, other)
+        safe = tl.where(new == NEG_INF, 0.0, new)
+        total = tl.exp(top - safe + log_total) + tl.exp(other - safe + log_other)
+        top, log_total = new, tl.log(tl.where(total == 0.0, 1.0, total))
+    return tl.where(top == NEG_INF, 0.0, top), log_total
+
+
+@triton.jit
+def pivot_potential(log_masses, top, log_total, number):
+    """h after pass ``number`` with that reach; after pass -1, before the first one, 0 wherever there is mass."""
+    h = tl.where(number < 0, 0.0, log_masses - (top + log_total))
+    return tl.where(log_masses == NEG_INF, NEG_INF, h)
+
+
+@triton.jit
+def potential_before(reaches, log_masses, number, parts, t, R: tl.constexpr):
+    """The pivots' potential that pass ``number`` starts from."""
+    top = tl.zeros([R], tl.float32)
+    log_total = tl.zeros([R], tl.float32)
+    if number > 0:
+        top, log_total = merged_reach(reaches + (number - 1) * parts * 2 * R, parts, t, R)
+    return pivot_potential(log_masses, top, log_total, number - 1)
+
+
+@triton.jit
+def token_potential(s, h, log_mass, updated):
+    """f made from h (``updated`` is 1), or 0 (``updated`` is 0); -inf for tokens without mass.
+
+    And the shares of the pivots in each token: its softmax, divided, so that they sum to 1 however large the scores.
+    """
+    y = s + h[None, :]
+    top = tl.max(y, 1)
+    shares = tl.exp(y - top[:, None])
+    total = tl.sum(shares, 1)
+    massless = log_mass == NEG_INF
+    f = (tl.where(massless, 0.0, log_mass) - (top + tl.log(total))) * updated
+    return tl.where(massless, NEG_INF, f), shares / total[:, None]
+
+
+@triton.jit
+def add_tokens(top, total, x):
+    """Take the rows of x into the running maximum and the running sum of exponentials, and the factor of the old."""
+    new = tl.maximum(top, tl.max(x, 0))
+    safe = tl.where(new == NEG_INF, 0.0, new)
+    fade = tl.exp(top - safe)
+    terms = tl.exp(x - safe[None, :])
+    return new, total * fade + tl.sum(terms, 0), fade, terms
+
+
+@triton.jit
+def token_shares(s, f, top, log_total):
+    """The shares of the tokens in each pivot; a large maximum goes first, so that they sum to 1 as well."""
+    return tl.exp((s + f[:, None] - top[None, :]) - log_total[None, :])
+
+
+@triton.jit
+def undo_tokens(shares, grad_f):
+    """What an update of the tokens takes from the gradient of the scores; its columns, summed, from that of h."""
+    return shares * grad_f[:, None]
+
+
+@triton.jit
+def undo_pass(s, REACHES, GRAD_H, log_masses, log_mass, u, g, passes, all_programs, t, TOKENS_FIRST: tl.constexpr,
+              R: tl.constexpr):  # fmt: skip
+    """Undo pass u, given the gradient of the potential that it led to.
+
+    Returns:
+        what it takes from the gradient of the scores; the part of it that the update of the tokens takes, whose column
+        sums it takes from the gradient of the potential before; and the gradient of the tokens' potential.
+    """
+    reaches = REACHES + (g * passes + u) * 2 * R
+    top, log_total = load_reach(reaches - 2 * R, t, u > 0, R)
+    h = pivot_potential(log_masses, top, log_total, u - 1)
+    updated = tl.where((u > 0) | TOKENS_FIRST, 1.0, 0.0)
+    f, shares = token_potential(s, h, log_mass, updated)
+    top, log_total = load_reach(reaches, t, True, R)
+    grad_h = tl.load(GRAD_H + (u * all_programs + g) * R + t)
+    of_pivots = token_shares(s, f, top, log_total) * grad_h[None, :]
+    grad_f = -tl.sum(of_pivots, 1) * updated
+    of_tokens = undo_tokens(shares, grad_f)
+    return of_pivots + of_tokens, of_tokens, grad_f

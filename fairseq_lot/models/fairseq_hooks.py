@@ -1,0 +1,71 @@
+"""What loading the user directory changes in fairseq itself, all of it here.
+
+A stock ``transformer`` whose arguments name an attention is built as the pluggable model; an InputError ends a fairseq
+command with one line; a task tells its model of every epoch that begins; ``--bf16`` counts when translating, too.
+"""
+
+import sys
+
+from fairseq.models.transformer import TransformerModel
+
+from fairseq_lot.errors import InputError
+
+
+def install(pluggable: type[TransformerModel]) -> None:
+    """Make the changes, once in a process; ``pluggable`` is built where a stock model names an attention."""
+    if not hasattr(TransformerModel, "_takes_attention"):
+        TransformerModel._takes_attention = True
+        TransformerModel.build_model = _build_named_attention(vars(TransformerModel)["build_model"], pluggable)
+        TransformerModel.prepare_for_inference_ = _in_bf16(TransformerModel.prepare_for_inference_)
+        sys.excepthook = _exit_with_one_line(sys.excepthook)
+
+
+def _build_named_attention(stock_build_model, pluggable):
+    """Let a stock ``transformer`` whose arguments name an attention (--model-overrides) be the pluggable one."""
+
+    def build_model(cls, args, task):
+        if cls is TransformerModel and getattr(args, "attention", None) is not None:
+            return pluggable.build_model(args, task)
+        return stock_build_model.__func__(cls, args, task)
+
+    return classmethod(build_model)
+
+
+def _in_bf16(stock_prepare):
+    """Let fairseq-generate and fairseq-interactive heed ``--bf16``, as they do ``--fp16``."""
+
+    def prepare_for_inference_(self, cfg):
+        if cfg.common.bf16:
+            self.bfloat16()
+        stock_prepare(self, cfg)
+
+    return prepare_for_inference_
+
+
+def _exit_with_one_line(previous_hook):
+    """End a fairseq command with one line and exit code 2, not a traceback, when the input was wrong."""
+
+    def hook(kind, error, traceback):
+        if issubclass(kind, InputError):
+            print(f"fairseq_lot: error: {error}", file=sys.stderr)
+            raise SystemExit(2)
+        previous_hook(kind, error, traceback)
+
+    return hook
+
+
+def announce_epochs(task):
+    """Let the task tell its model of every epoch that begins: fairseq 0.12.2 gives the epoch to tasks alone.
+
+    The trainer calls the hook at the start of an epoch and when a training is resumed within one.
+    """
+    if getattr(task, "_announces_epochs", False) or not hasattr(task, "begin_epoch"):
+        return
+    begin_epoch = task.begin_epoch
+
+    def announce(epoch, model):
+        begin_epoch(epoch, model)
+        if hasattr(model, "set_epoch"):
+            model.set_epoch(epoch)
+
+    task.begin_epoch, task._announces_epochs = announce, True

@@ -1,0 +1,108 @@
+"""Where the attentions of a fairseq Transformer are, and what may stand there."""
+
+import dataclasses
+from collections.abc import Iterator
+
+from torch import nn
+
+from fairseq_lot.attention.base import Mechanism
+from fairseq_lot.attention.differential import build_differential
+from fairseq_lot.attention.options import SITES
+from fairseq_lot.attention.registry import build_mechanism, build_options
+from fairseq_lot.errors import InputError
+from fairseq_lot.modules.flat_options import DEFAULTS, flat_name, mechanism_options
+
+# site: (stack, name of the attention in a layer)
+ATTENTION_AT = {
+    "encoder": ("encoder", "self_attn"),
+    "cross": ("decoder", "encoder_attn"),
+    "decoder": ("decoder", "self_attn"),
+}
+
+
+def attentions(model: nn.Module) -> Iterator[tuple[str, int, nn.Module]]:
+    """Every attention of a model with its site and its layer, which counts from 0, as in parameter names."""
+    for site in SITES:
+        stack, name = ATTENTION_AT[site]
+        for layer, block in enumerate(getattr(model, stack).layers):
+            attention = getattr(block, name, None)
+            if attention is not None:
+                yield site, layer, attention
+
+
+def inner(mechanism: Mechanism | None) -> Mechanism | None:
+    """The mechanism that makes the plans: the one inside a wrapper, or the mechanism itself."""
+    return getattr(mechanism, "inner", mechanism)
+
+
+def attention_sites(args) -> tuple[str, ...]:
+    """The sites at which ``--attention`` stands; InputError for an unknown one."""
+    text = getattr(args, "attention_sites", None) or DEFAULTS["attention_sites"]
+    sites = tuple(site.strip() for site in text.split(",") if site.strip())
+    for site in sites:
+        if site not in SITES:
+            raise InputError(f"unknown attention site {site!r}; choose from {', '.join(SITES)}")
+    return sites
+
+
+def build_site_mechanism(args, *, site: str, layer: int, num_heads: int, head_dim: int, dropout: float):
+    """Build what stands at one site, or return None where fairseq's own softmax attention stays.
+
+    Args:
+        args: namespace or fairseq config that holds the flat options.
+        site: one of ``SITES``.
+        layer: 0-based index in its stack.
+        num_heads, head_dim, dropout: of that site.
+
+    Raises:
+        InputError: an option is wrong, or the mechanism cannot stand at this site.
+    """
+    listed = site in attention_sites(args)
+    name = (getattr(args, "attention", None) or DEFAULTS["attention"]) if listed else DEFAULTS["attention"]
+    differential = getattr(args, "differential", None) or DEFAULTS["differential"]
+    if not listed and not differential:
+        return None
+    options = build_options(name, **(mechanism_options(args, name) if listed else {}))
+    options = options.at_site(site)
+    context = {"num_heads": num_heads, "head_dim": head_dim, "layer": layer, "dropout": dropout}
+    context.update(dataclasses.asdict(options))
+    if differential:
+        mechanism = build_differential(name, lambda_init=getattr(args, "differential_lambda_init", None), **context)
+    else:
+        mechanism = build_mechanism(name, **context)
+    check_site(mechanism, name, site)
+    return mechanism
+
+
+def check_site(mechanism: Mechanism, name: str, site: str) -> None:
+    """Refuse a mechanism that cannot stand at a decoder site, with the reason."""
+    if site == "encoder":
+        return
+    if mechanism.tied_tokens and site == "cross":
+        raise InputError(
+            f"{name} attention ties queries and keys to the same tokens, so it cannot stand at the 'cross' site, where "
+            "they belong to two sentences; use --attention-sites encoder"
+        )
+    if mechanism.positional and site == "cross":
+        raise InputError(
+            f"{name} attention with these options compares the positions of queries and keys, which has no meaning "
+            "between two languages at the 'cross' site; use --attention-sites without cross"
+        )
+    if mechanism.mixes_values:
+        raise InputError(
+            f"{name} attention with these options mixes the values of neighbouring tokens, later ones included, so it "
+            f"cannot stand at the {site!r} site: in the decoder it would show future target tokens, and at cross the "
+            "encoder has mixed them already; use --attention-sites encoder"
+        )
+    if mechanism.couples_queries:
+        flags = [f"--{flat_name(name, k).replace('_', '-')} {v}" for k, v in mechanism.uncoupling_options.items()]
+        raise InputError(
+            f"{name} attention couples the queries (row i of the plan depends on all rows), so at the {site!r} site it "
+            "would show future target tokens in training and could not decode step by step; "
+            + " or ".join(["use --attention-sites encoder", *flags])
+        )
+    if site == "decoder" and not (mechanism.supports_causal and inner(mechanism).supports_causal):
+        raise InputError(
+            f"{name} attention cannot be causal, so it cannot stand at the 'decoder' site; "
+            "use --attention-sites encoder or encoder,cross"
+        )

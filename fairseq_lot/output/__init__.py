@@ -1,0 +1,1 @@
+"""What commands leave behind: whole files, tables, figures, and the commit they came from."""

@@ -1,0 +1,25 @@
+"""Figures as bytes: the same data give the same file."""
+
+import io
+from pathlib import Path
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from fairseq_lot.output.files import atomic_write
+
+matplotlib.rcParams["svg.fonttype"] = "none"
+matplotlib.rcParams["svg.hashsalt"] = "fairseq-lot"
+
+
+def as_bytes(figure: Figure, form: str, *, dpi: int = 150) -> bytes:
+    """The figure as ``svg`` or ``png``."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=form, dpi=dpi, metadata={"Date": None} if form == "svg" else None)
+    return buffer.getvalue()
+
+
+def write_figure(figure: Figure, path: Path) -> None:
+    """Write the figure in the form that the ending of the file names."""
+    with atomic_write(path, "wb") as file:
+        file.write(as_bytes(figure, path.suffix[1:]))

@@ -1,0 +1,74 @@
+"""Files that are either complete or absent."""
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+from fairseq_lot.errors import InputError
+
+
+@contextlib.contextmanager
+def atomic_write(path, mode="w"):
+    """Open a file that appears under its name only when the block ends without an error.
+
+    The text goes to a temporary file in the same folder, which is synced and renamed at the end
+    and removed if anything fails, so that a kill or a full disk never leaves half a file.
+
+    Args:
+        path: the file to write; its folder is made when missing. A link is followed; what is not a regular file,
+            such as /dev/stdout, is written to directly.
+        mode: ``"w"`` (UTF-8 text) or ``"wb"``.
+
+    Raises:
+        InputError: the folder or the file cannot be written (no permission, full disk, ...).
+    """
+    path = Path(path)
+    temporary, encoding = None, None if "b" in mode else "utf-8"
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(21, "it is a folder")
+        if path.exists() and not path.is_file():
+            with open(path, mode, encoding=encoding) as file:
+                yield file
+            return
+        path = Path(os.path.realpath(path))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)
+        with open(handle, mode, encoding=encoding) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}; nothing was changed there") from error
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+
+
+def read_lines(path):
+    """Return the lines of a UTF-8 text file without their line ends.
+
+    Raises:
+        InputError: the file is missing, or a line is not UTF-8 (the message gives its number).
+    """
+    path = Path(path)
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    lines = raw.split(b"\n")
+    if lines[-1] == b"":
+        lines.pop()
+    decoded = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            decoded.append(line.rstrip(b"\r").decode("utf-8"))
+        except UnicodeDecodeError:
+            raise InputError(f"{path}, line {number}: not valid UTF-8; convert the file with iconv") from None
+    return decoded

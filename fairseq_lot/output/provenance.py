@@ -1,0 +1,33 @@
+"""The commit that a result comes from."""
+
+import subprocess
+from pathlib import Path
+
+# A change elsewhere, in a README or in the results themselves, does not change the scores.
+_CODE = ("fairseq_lot", "scripts", "setup.py", "constraints.txt")
+
+
+def current_commit(folder: str | Path | None = None) -> str:
+    """Return the short commit of this code, with ``-dirty`` when the code has changes.
+
+    Args:
+        folder: the root of the checkout; by default the folder that holds this package.
+
+    Returns:
+        The commit, or ``unknown`` outside a checkout, also when installed inside that of another project.
+    """
+    root = Path(__file__).resolve().parents[2] if folder is None else Path(folder).resolve()
+    top = _git(root, "rev-parse", "--show-toplevel")
+    commit = _git(root, "rev-parse", "--short", "HEAD")
+    if not commit or not top or Path(top).resolve() != root:
+        return "unknown"
+    return f"{commit}-dirty" if _git(root, "status", "--porcelain", "--", *_CODE) else commit
+
+
+def _git(folder, *words):
+    """Return what git prints, or None when git is missing or fails."""
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,204 @@
+"""Fitting what a swapped attention has added to what softmax attention does in its stead, without labels."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from fairseq.sequence_generator import SequenceGenerator
+from torch import nn
+
+from fairseq_lot.attention.base import Mechanism
+from fairseq_lot.errors import InputError
+from fairseq_lot.modules.sites import attentions, inner
+
+
+class NothingToFit(InputError):
+    """The attention has no parameters of its own."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One attention of the student beside the teacher's: what is fitted, and what to."""
+
+    site: str
+    layer: int
+    student: Mechanism
+    teacher: Mechanism
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a teacher's mechanism, to be repeated by the student's.
+
+    Attributes:
+        args, kwargs: of the call; the first is q, ``(bsz, num_heads, tgt_len, head_dim)``.
+        values: what the teacher returned, ``(bsz, num_heads, tgt_len, value_dim)``.
+        query_pads: ``(bsz, tgt_len)`` bool, True = pad; these rows do not count.
+    """
+
+    args: tuple
+    kwargs: dict
+    values: torch.Tensor
+    query_pads: torch.Tensor
+
+    def error(self, student: Mechanism) -> torch.Tensor:
+        """``‖student - teacher‖² / ‖teacher‖²`` of every head over the batch, ``(num_heads,)``."""
+        real = ~self.query_pads[:, None, :, None]
+        difference = (student(*self.args, **self.kwargs).values - self.values) * real
+        scale = (self.values * real).square().sum((0, 2, 3))
+        return difference.square().sum((0, 2, 3)) / scale.clamp(min=torch.finfo(scale.dtype).tiny)
+
+
+def pairs(student: nn.Module, teacher: nn.Module) -> list[Pair]:
+    """The attentions of the student that have added parameters; NothingToFit when there are none."""
+    found = []
+    for (site, layer, ours), (_, _, theirs) in zip(attentions(student), attentions(teacher), strict=True):
+        # of a differential attention, its plans are fitted; λ and the norm have been trained
+        both = [inner(getattr(attention, "mechanism", None)) for attention in (ours, theirs)]
+        if None not in both and list(both[0].parameters()):
+            found.append(Pair(site, layer, *both))
+    if not found:
+        raise NothingToFit("there is nothing to calibrate: this attention has no parameters of its own")
+    return found
+
+
+def encoder_only(paired: list[Pair]) -> bool:
+    """No attention of the decoder is fitted, so it need not run."""
+    return all(pair.site == "encoder" for pair in paired)
+
+
+def with_target(sample: dict, teacher: nn.Module) -> dict:
+    """The sample with something for the decoder to read: where there is no target, the teacher's own translation."""
+    if "prev_output_tokens" in sample["net_input"]:
+        return sample
+    return {**sample, "net_input": {**sample["net_input"], "prev_output_tokens": translate_greedily(teacher, sample)}}
+
+
+def teacher_calls(teacher: nn.Module, paired: list[Pair], sample: dict) -> list[Call]:
+    """What the teacher's mechanisms do on a sample, in the order of ``paired``."""
+    calls: dict[nn.Module, Call] = {}
+    site_of = {pair.teacher: pair.site for pair in paired}
+    source = sample["net_input"]
+    pads = {"encoder": source["src_tokens"].eq(teacher.encoder.padding_idx)}
+
+    def keep(module, args, kwargs, output):
+        calls[module] = Call(args, kwargs, output.values, pads[site_of[module]])
+
+    handles = [module.register_forward_hook(keep, with_kwargs=True) for module in site_of]
+    try:
+        with torch.no_grad():
+            if encoder_only(paired):
+                teacher.encoder(source["src_tokens"], src_lengths=source["src_lengths"])
+            else:
+                pads["cross"] = pads["decoder"] = source["prev_output_tokens"].eq(teacher.decoder.padding_idx)
+                teacher(**source)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return [calls[pair.teacher] for pair in paired]
+
+
+def head_errors(paired: list[Pair], calls: list[Call]) -> torch.Tensor:
+    """The error of every head, ``(number of pairs, num_heads)``."""
+    return torch.stack([call.error(pair.student) for pair, call in zip(paired, calls, strict=True)])
+
+
+@torch.no_grad()
+def translate_greedily(teacher: nn.Module, sample: dict) -> torch.Tensor:
+    """The decoder's input for the teacher's own greedy translations, ``(bsz, tgt_len)``."""
+    dictionary = teacher.decoder.dictionary
+    generator = SequenceGenerator([teacher], dictionary, beam_size=1, max_len_a=1.2, max_len_b=10)
+    best = [hypotheses[0]["tokens"] for hypotheses in generator.generate([teacher], sample)]
+    tokens = best[0].new_full((len(best), max(map(len, best))), dictionary.pad())
+    for row, translation in zip(tokens, best, strict=True):
+        row[0] = dictionary.eos()
+        row[1 : len(translation)] = translation[:-1]
+    return tokens
+
+
+def output_error(student: nn.Module, teacher: nn.Module, sample: dict, *, encoder_only: bool) -> torch.Tensor:
+    """``‖student - teacher‖² / ‖teacher‖²`` of what leaves the encoder, or the last layer of the decoder, a scalar."""
+    source = sample["net_input"]
+    tokens = source["src_tokens" if encoder_only else "prev_output_tokens"]
+
+    def run(model):
+        if encoder_only:
+            return model.encoder(tokens, src_lengths=source["src_lengths"])["encoder_out"][0].transpose(0, 1)
+        return model(**source, features_only=True)[0]
+
+    with torch.no_grad():
+        expected = run(teacher)
+    real = tokens.ne(teacher.encoder.padding_idx).unsqueeze(-1)
+    return ((run(student) - expected) * real).square().sum() / (expected * real).square().sum()
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a fit did.
+
+    Attributes:
+        before, after: the errors on held-out sentences.
+        steps: how many were made; fewer than asked when Ctrl-C ended it.
+        best_step: the one whose parameters were kept; 0 when none was better than the start.
+    """
+
+    before: torch.Tensor
+    after: torch.Tensor
+    steps: int
+    best_step: int
+
+
+def fit(
+    parameters: list[nn.Parameter],
+    loss_of_step: Callable[[int], torch.Tensor],
+    held_out_errors: Callable[[], torch.Tensor],
+    *,
+    steps: int,
+    learning_rate: float,
+    evaluations: int = 20,
+    progress: Callable[[int, torch.Tensor], None] = lambda step, errors: None,
+) -> Fit:
+    """Minimise a loss by Adam, the rate falling to 0 along a cosine.
+
+    The parameters with the least held-out error are kept, also when Ctrl-C ends the fit early.
+
+    Args:
+        parameters: what is fitted.
+        loss_of_step: the loss of a step, counted from 1.
+        held_out_errors: the errors on sentences that are not fitted to; their sum is what counts.
+        steps: number of updates.
+        learning_rate: of the first step, in the units of the parameters.
+        evaluations: how often the held-out errors are measured.
+        progress: called after each step with its number and the latest held-out errors.
+    """
+
+    def errors():
+        with torch.no_grad():
+            return held_out_errors()
+
+    def copies():
+        return [parameter.detach().clone() for parameter in parameters]
+
+    before = best = latest = errors()
+    kept, best_step, step = copies(), 0, 0
+    optimizer = torch.optim.Adam(parameters, lr=learning_rate)
+    try:
+        for step in range(1, steps + 1):
+            optimizer.param_groups[0]["lr"] = learning_rate * (1 + math.cos(math.pi * (step - 1) / steps)) / 2
+            # some options leave some parameters out
+            gradients = torch.autograd.grad(loss_of_step(step), parameters, allow_unused=True)
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
+            optimizer.step()
+            if step % max(1, steps // evaluations) == 0 or step == steps:
+                latest = errors()
+                if latest.sum() < best.sum():
+                    best, kept, best_step = latest, copies(), step
+            progress(step, latest)
+    except KeyboardInterrupt:
+        step -= 1  # the one that was interrupted
+    with torch.no_grad():
+        for parameter, value in zip(parameters, kept, strict=True):
+            parameter.copy_(value)
+    return Fit(before, best, step, best_step)

@@ -1,0 +1,151 @@
+"""What a calibration runs on: random pieces, or the sentences of a data folder."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from fairseq.data import Dictionary
+from fairseq.data.data_utils import collate_tokens
+from torch import nn
+
+from fairseq_lot.errors import InputError
+from fairseq_lot.pretrained.loading import Loaded, on_device
+
+# pieces of a random sentence, both included; the end of sentence comes to them
+SHORTEST, LONGEST = 4, 60
+
+
+class Sentences(Protocol):
+    """An endless supply of batches, and some sentences that are in none of them; samples are fairseq's.
+
+    Attributes:
+        description: what they are, in words that follow "calibrated on".
+        held_out: the sentences to measure errors on.
+    """
+
+    description: str
+    held_out: dict
+
+    def batches(self) -> Iterator[dict]:
+        """Batches to fit to, in random order, over and over."""
+
+
+class TextSentences:
+    """Sentences of one split of a data folder.
+
+    Args:
+        loaded: a model with this split; sentences that it has no positions for are left out.
+        name: of the folder.
+        max_tokens: pieces in a batch.
+        held_out: sentences to measure errors on.
+        seed: of what is drawn.
+
+    Raises:
+        InputError: the split is smaller than twice ``held_out``.
+    """
+
+    def __init__(self, loaded: Loaded, name: str, *, max_tokens: int, held_out: int, seed: int):
+        indices = loaded.draw(None, seed)
+        if len(indices) < 2 * held_out:
+            raise InputError(f"{name} has {len(indices)} sentences; --held-out takes half of them at most")
+        chosen = loaded.draw(held_out, seed)
+        self.description = f"text of {name}"
+        self.held_out = loaded.batch(chosen)
+        self._loaded, self._seed = loaded, seed
+        fitted = indices[~np.isin(indices, chosen)]
+        self._batches = list(loaded.dataset.batch_by_size(fitted, max_tokens=max_tokens))
+
+    def batches(self) -> Iterator[dict]:
+        generator = np.random.default_rng(self._seed)
+        while True:
+            for i in generator.permutation(len(self._batches)):
+                yield self._loaded.batch(self._batches[i])
+
+
+class RandomPieces:
+    """Sequences of random pieces, as they stand in no text: the checkpoint alone is enough.
+
+    A batch holds sequences of nearly one length, which is drawn uniformly between ``SHORTEST`` and ``LONGEST``, or
+    what the model has positions for; pieces are independent of each other. On the target side of a model whose decoder
+    is fitted stand random pieces, too.
+
+    Args:
+        model: whose pieces they are.
+        source, target: dictionaries to draw by their counts; None: every piece is equally likely.
+        max_tokens: source pieces in a batch.
+        held_out: sequences to measure errors on.
+        seed: of everything that is drawn.
+        with_target: also draw the target side.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        source: Dictionary | None = None,
+        target: Dictionary | None = None,
+        *,
+        max_tokens: int,
+        held_out: int,
+        seed: int,
+        with_target: bool,
+    ):
+        likely = "all equally likely" if source is None else "by the dictionary's counts"
+        self.description = f"random pieces, {likely}"
+        self._sides = [_Side(model.encoder.dictionary, source)]
+        if with_target:
+            self._sides.append(_Side(model.decoder.dictionary, target))
+        self._pad, self._eos = model.encoder.dictionary.pad(), model.encoder.dictionary.eos()
+        self._device = next(model.parameters()).device
+        self._longest = min(LONGEST, *(limit - 1 for limit in model.max_positions()[: len(self._sides)]))
+        self._max_tokens, self._seed = max_tokens, seed
+        random = np.random.default_rng([seed, 0])
+        self.held_out = self._sample(self._lengths(random, held_out, SHORTEST), random)
+
+    def batches(self) -> Iterator[dict]:
+        random = np.random.default_rng([self._seed, 1])
+        while True:
+            (longest,) = self._lengths(random, 1, SHORTEST)
+            number = max(1, self._max_tokens // (longest + 1))
+            yield self._sample(random.integers(max(1, longest * 3 // 4), longest + 1, number), random)
+
+    def _lengths(self, random, number, shortest):
+        return random.integers(min(shortest, self._longest), self._longest + 1, number)
+
+    def _sample(self, lengths, random):
+        """fairseq's sample of sequences of these lengths, on either side."""
+        source, *target = (side.draw(lengths, random) for side in self._sides)
+        net_input = {"src_tokens": collate_tokens(source, self._pad, left_pad=True)}
+        net_input["src_lengths"] = torch.from_numpy(lengths + 1)
+        for sequences in target:
+            # the decoder reads from the end of sentence on
+            net_input["prev_output_tokens"] = collate_tokens(
+                sequences, self._pad, self._eos, left_pad=False, move_eos_to_beginning=True
+            )
+        return on_device({"net_input": net_input}, self._device)
+
+
+class _Side:
+    """The pieces of one side, and how likely each is."""
+
+    def __init__(self, symbols: Dictionary, counted: Dictionary | None):
+        likely = np.ones(len(symbols)) if counted is None else np.asarray(counted.count, float).clip(min=0)
+        likely[: symbols.nspecial] = 0
+        if not likely.any():
+            likely[symbols.nspecial :] = 1
+        self._likely, self._eos = likely / likely.sum(), symbols.eos()
+
+    def draw(self, lengths: np.ndarray, random: np.random.Generator) -> list[torch.Tensor]:
+        """Sequences of so many random pieces, each with its end of sentence."""
+        drawn = random.choice(len(self._likely), int(lengths.sum()), p=self._likely)
+        return [torch.from_numpy(np.append(pieces, self._eos)) for pieces in np.split(drawn, np.cumsum(lengths)[:-1])]
+
+
+def dictionaries_in(folder: str | Path, languages: tuple[str, str], sizes: tuple[int, int]) -> list[Dictionary] | None:
+    """The dictionaries of a data folder, source and target; None unless both are there and have these sizes."""
+    try:
+        found = [Dictionary.load(str(Path(folder) / f"dict.{language}.txt")) for language in languages]
+    except Exception:  # there is none, or none that can be read: pieces are then drawn uniformly
+        return None
+    return found if tuple(map(len, found)) == sizes else None

@@ -1,0 +1,1 @@
+"""A trained model with its data: read safely, checked, translated with."""

@@ -1,0 +1,129 @@
+"""``fairseq-lot check``: find out in a second what would stop a long run halfway."""
+
+import struct
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+import numpy as np
+from fairseq.data import Dictionary
+from fairseq.data.data_utils import load_indexed_dataset
+from fairseq.data.indexed_dataset import _code_to_dtype, infer_dataset_impl
+
+from fairseq_lot.errors import InputError
+from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.add_argument("data", metavar="DATA", help="folder made by fairseq-preprocess")
+    parser.add_argument("--path", metavar="CKPT.pt", help="checkpoint that is to translate or be trained on it")
+    parser.add_argument("--split", default="test", help="train, valid or test (default: %(default)s)")
+    parser.add_argument("--source-lang", default="de", metavar="LANG", help="default: %(default)s")
+    parser.add_argument("--target-lang", default="en", metavar="LANG", help="default: %(default)s")
+
+
+def run(args: Namespace) -> int:
+    """Check; print one line when all is well."""
+    sizes = check_data(args.data, split=args.split, source=args.source_lang, target=args.target_lang)
+    limit = None
+    if args.path is not None:
+        state = load_checkpoint(args.path)
+        limit = model_args(state, args.path).max_source_positions
+        check_dictionary(args.data, args.source_lang, state, args.path)
+    check_lengths(sizes, limit, where=f"{args.data}, split {args.split}, {args.source_lang} side")
+    print(f"{args.data}: {args.split} has {len(sizes)} sentences, the longest source has {sizes.max() - 1} pieces")
+    return 0
+
+
+def check_data(data: str | Path, *, split: str, source: str, target: str, needs_target: bool = True) -> np.ndarray:
+    """Check that a split is complete and readable.
+
+    Args:
+        data: folder made by fairseq-preprocess.
+        split: train, valid or test.
+        source, target: languages.
+        needs_target: refuse a split that has its source side alone.
+
+    Returns:
+        Source lengths in pieces, the end of sentence included.
+
+    Raises:
+        InputError: a file is missing or damaged, or the sides differ in length.
+    """
+    if not split.isalnum():
+        raise InputError(f"--split must name a split such as train, valid or test, not {split!r}")
+    data = Path(data)
+    prefixes = {lang: data / f"{split}.{source}-{target}.{lang}" for lang in (source, target)}
+    needed = [data / f"dict.{lang}.txt" for lang in (source, target)]
+    if not needs_target and not Path(f"{prefixes[target]}.bin").exists():
+        del prefixes[target]
+    needed += [Path(f"{prefix}.{kind}") for prefix in prefixes.values() for kind in ("bin", "idx")]
+    for file in needed:
+        if not file.is_file():
+            raise InputError(f"{data} is not a complete data folder: {file.name} is missing; see scripts/prepare_*.sh")
+    sizes = {}
+    for lang, prefix in prefixes.items():
+        try:
+            sizes[lang] = _sizes(prefix, _dictionary(data, lang))
+        except InputError:
+            raise
+        except Exception as error:  # whatever reading garbage raises
+            raise InputError(f"{prefix}.bin or .idx is damaged ({error}); make {data} again") from error
+    n, m = len(sizes[source]), len(sizes.get(target, sizes[source]))
+    if n != m:
+        raise InputError(f"{data}: {split} has {n} {source} and {m} {target} sentences; make it again")
+    if not n:
+        raise InputError(f"{data}: {split} is empty")
+    return sizes[source]
+
+
+def _sizes(prefix, dictionary):
+    """Lengths of all sentences; ValueError when a piece is not in the dictionary, or the two files disagree."""
+    if infer_dataset_impl(str(prefix)) != "mmap":
+        dataset = load_indexed_dataset(str(prefix), dictionary)
+        pieces, sizes = dataset[len(dataset) - 1].numpy() if len(dataset) else np.zeros(0), dataset.sizes
+    else:  # read by hand: when fairseq's reader fails half-way, it prints a traceback at its end as well
+        header = Path(f"{prefix}.idx").read_bytes()
+        _, version, code, number = struct.unpack_from("<9sQBQ", header)
+        sizes = np.frombuffer(header, np.int32, number, struct.calcsize("<9sQBQ"))
+        kind = np.dtype(_code_to_dtype[code])
+        written = Path(f"{prefix}.bin").stat().st_size
+        if version != 1 or len(header) != struct.calcsize("<9sQBQ") + 12 * number or sizes.min(initial=1) < 1:
+            raise ValueError("the index is not as fairseq-preprocess writes it")
+        if written != sizes.sum(dtype=np.int64) * kind.itemsize:
+            raise ValueError(f"the index counts {sizes.sum(dtype=np.int64)} pieces, the other file has {written} bytes")
+        pieces = np.fromfile(f"{prefix}.bin", kind)
+    if pieces.size and not (pieces.min() >= 0 and pieces.max() < len(dictionary)):
+        raise ValueError(f"piece {pieces.max()}, but the dictionary has {len(dictionary)} symbols")
+    return np.asarray(sizes)
+
+
+def check_lengths(sizes: np.ndarray, limit: int | None, *, where: str) -> None:
+    """Refuse empty sources and sources longer than the model's positions."""
+    empty = np.flatnonzero(sizes <= 1)
+    if len(empty):
+        raise InputError(f"{where}: sentence {empty[0] + 1} is empty; remove it from both sides")
+    if limit is not None and sizes.max() > limit:
+        line = int(sizes.argmax())
+        raise InputError(
+            f"{where}: sentence {line + 1} has {sizes[line]} pieces with the end of sentence, the model takes {limit}; "
+            "shorten it, or train with a larger --max-source-positions"
+        )
+
+
+def _dictionary(data, lang):
+    try:
+        return Dictionary.load(str(Path(data) / f"dict.{lang}.txt"))
+    except Exception as error:
+        raise InputError(f"{data}/dict.{lang}.txt is not a fairseq dictionary: {error}") from error
+
+
+def check_dictionary(data, source, state, path):
+    """The embedding must have a row for each symbol; otherwise fairseq fails deep inside."""
+    rows = state["model"]["encoder.embed_tokens.weight"].size(0)
+    symbols = len(_dictionary(data, source))
+    if rows != symbols:
+        raise InputError(
+            f"{path} was trained with {rows} symbols, but {data}/dict.{source}.txt has {symbols}; "
+            "use the data folder that it was trained on"
+        )

@@ -1,0 +1,112 @@
+"""Reading fairseq checkpoints, with torch's safe loader and one-line errors."""
+
+import io
+import warnings
+import zipfile
+from argparse import Namespace
+from pathlib import Path
+from pickle import UnpicklingError
+
+import fairseq  # noqa: F401 - its import tells torch's safe loader about the types in checkpoints
+import torch
+from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.models.transformer import TransformerModel
+from fairseq.utils import apply_to_sample
+
+from fairseq_lot import models  # noqa: F401 - registers the architectures
+from fairseq_lot.errors import InputError
+from fairseq_lot.models.pluggable_transformer import PluggableTransformerModel
+
+# a checkpoint by its path, or as load_checkpoint returned it
+Checkpoint = str | Path | dict
+
+
+def read(checkpoint: Checkpoint) -> tuple[dict, str]:
+    """A checkpoint that is given in either way, and its name for messages."""
+    if isinstance(checkpoint, dict):
+        return checkpoint, "checkpoint"
+    return load_checkpoint(checkpoint), str(checkpoint)
+
+
+def load_checkpoint(path: str | Path) -> dict:
+    """Load a fairseq checkpoint of a Transformer onto the CPU.
+
+    Args:
+        path: written by fairseq-train or ``fairseq-lot swap``.
+
+    Returns:
+        fairseq's own dictionary: ``cfg`` or ``args``, ``model``, ``extra_state``, ...
+
+    Raises:
+        InputError: missing, truncated, foreign, not a Transformer, or holding anything but data.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"there is no checkpoint {path}")
+    try:
+        _check_sums(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's notes on foreign pickles; the error below says enough
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises whatever the damage leads to
+        if "Unsupported global" in str(error):
+            raise InputError(f"{path} holds objects other than tensors and settings, so it was not loaded") from error
+        # torch's own text on a pickle advises to load it unsafely
+        reason = "" if isinstance(error, UnpicklingError) else (str(error).strip() or type(error).__name__)
+        raise InputError(
+            f"{path} is not a readable checkpoint, it may be truncated or foreign: "
+            f"{reason.splitlines()[0] if reason else 'its pickle is damaged'}"
+        ) from error
+    weights = state.get("model") if isinstance(state, dict) else None
+    if not isinstance(weights, dict) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
+        raise InputError(f"{path} is not a fairseq checkpoint: it holds no model weights")
+    if getattr(weights.get("encoder.embed_tokens.weight"), "ndim", 0) != 2 or not all(type(k) is str for k in weights):
+        raise InputError(
+            f"{path} is not a fairseq checkpoint of a Transformer: its weights have no embedding of the source"
+        )
+    args = model_args(state, path)
+    arch = getattr(args, "arch", None)
+    model = ARCH_MODEL_REGISTRY.get(arch) if isinstance(arch, str) else None
+    if model not in (TransformerModel, PluggableTransformerModel):
+        raise InputError(f"{path} holds a model of architecture {arch!r}, neither fairseq's transformer* nor ours")
+    _check_sizes(args, path)
+    return state
+
+
+def _check_sums(path):
+    """Refuse a file whose content is not what was written; torch itself does not verify the checksums."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise ValueError(f"the checksum of {damaged} is wrong")
+
+
+def _check_sizes(args, path):
+    """The sizes of the model must be whole numbers; an argument that is not there has fairseq's default."""
+    names = [
+        f"{stack}_{size}" for stack in ("encoder", "decoder") for size in ("layers", "attention_heads", "embed_dim")
+    ]
+    for name in names:
+        value = getattr(args, name, 1)
+        if type(value) is not int or value < 1:
+            raise InputError(f"{path} is damaged: its {name} is {value!r}, not a whole number of at least 1")
+    positions = getattr(args, "max_source_positions", None)
+    if positions is not None and type(positions) is not int:
+        raise InputError(f"{path} is damaged: its max_source_positions is {positions!r}, not a whole number")
+
+
+def model_args(state: dict, path: str | Path) -> Namespace:
+    """The model's arguments inside ``state``, the same object, so that changes to it are kept."""
+    cfg = state.get("cfg")
+    args = cfg.get("model") if isinstance(cfg, dict) else state.get("args")
+    if not isinstance(args, Namespace):
+        raise InputError(f"{path} is not a fairseq checkpoint of a Transformer: it holds no model arguments")
+    return args
+
+
+def serialised(state: dict) -> memoryview:
+    """A checkpoint as it stands in a file; its tensors are on the CPU there."""
+    buffer = io.BytesIO()
+    torch.save(apply_to_sample(lambda tensor: tensor.cpu(), state), buffer)
+    return buffer.getbuffer()

@@ -1,0 +1,203 @@
+"""A trained model, alone or together with the sentences it is to run on."""
+
+import contextlib
+import copy
+import dataclasses
+import logging
+from argparse import Namespace
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from fairseq.data import Dictionary, LanguagePairDataset
+from fairseq.data.data_utils import infer_language_pair
+from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
+from fairseq.utils import apply_to_sample
+from torch import nn
+
+from fairseq_lot.errors import InputError
+from fairseq_lot.models.pluggable_transformer import base_architecture
+from fairseq_lot.pretrained.check import check_data, check_dictionary
+from fairseq_lot.pretrained.checkpoint import Checkpoint, model_args, read
+from fairseq_lot.pretrained.device import choose_device
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model in eval mode, its task, and one split of its data, or none."""
+
+    model: nn.Module
+    task: TranslationTask
+    dataset: LanguagePairDataset | None
+    path: str
+
+    @property
+    def pad(self) -> int:
+        """The symbol of a pad."""
+        return self.task.source_dictionary.pad()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
+
+    def draw(self, sentences: int | None, seed: int) -> np.ndarray:
+        """Indices of random sentences that the model has positions for, all of them if None, the shortest first."""
+        fitting, _ = self.dataset.filter_indices_by_size(np.arange(len(self.dataset)), self.model.max_positions())
+        if not len(fitting):
+            raise InputError(f"{self.path} takes no more than {self.model.max_positions()} pieces: no sentence fits")
+        drawn = np.random.default_rng(seed).permutation(fitting)[:sentences]
+        return drawn[np.argsort(self.dataset.src_sizes[drawn], kind="stable")]
+
+    def batch(self, indices: Iterable[int]) -> dict:
+        """fairseq's sample of these sentences, on the model's device."""
+        return on_device(self.dataset.collater([self.dataset[int(i)] for i in indices]), self.device)
+
+
+def on_device(sample: dict, device: torch.device) -> dict:
+    """fairseq's sample with its tensors on a device."""
+    return apply_to_sample(lambda tensor: tensor.to(device), sample)
+
+
+def build(
+    state: dict, path: str | Path = "checkpoint", *, device: str | torch.device | None = "cpu", **overrides
+) -> nn.Module:
+    """The model of a checkpoint, in eval mode; no data is needed, its dictionaries hold numbers for symbols.
+
+    Args:
+        state: a checkpoint of :func:`~fairseq_lot.pretrained.checkpoint.load_checkpoint`.
+        path: where it came from, for messages.
+        device: where the model is to be.
+        **overrides: arguments of the model that differ from the saved ones.
+
+    Raises:
+        InputError: its weights do not fit its arguments.
+    """
+    args = copy.deepcopy(model_args(state, path))
+    for name, value in overrides.items():
+        setattr(args, name, value)
+    weights = state["model"]
+    try:
+        base_architecture(args)  # old checkpoints may lack arguments that have a default today
+        source = _nameless(weights["encoder.embed_tokens.weight"].size(0))
+        target = source
+        if not getattr(args, "share_all_embeddings", False):
+            target = _nameless(weights["decoder.embed_tokens.weight"].size(0))
+        dictionaries = Namespace(source_dictionary=source, target_dictionary=target)
+        model = ARCH_MODEL_REGISTRY[args.arch].build_model(args, dictionaries)
+        model.load_state_dict(dict(weights))
+    except InputError:
+        raise
+    except Exception as error:  # whatever a checkpoint of other options or another time leads to
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(f"{path} cannot be loaded: {reason}") from error
+    for block in model.encoder.layers:
+        block.can_use_fastpath = False  # fairseq 0.12.2's fast path never calls self_attn
+    return model.eval().to(device)
+
+
+def _nameless(symbols: int) -> Dictionary:
+    """A dictionary of so many symbols."""
+    dictionary = Dictionary()
+    for number in range(dictionary.nspecial, symbols):
+        dictionary.add_symbol(str(number))
+    return dictionary
+
+
+def load(
+    checkpoint: Checkpoint,
+    data: str | Path | None,
+    split: str | None,
+    *,
+    needs_target: bool = True,
+    device: str | torch.device | None = None,
+    **overrides,
+) -> Loaded:
+    """Load a model and a split of its data.
+
+    Args:
+        checkpoint: its path, or what :func:`~fairseq_lot.pretrained.checkpoint.load_checkpoint` returned.
+        data: folder made by fairseq-preprocess; None: the one that the checkpoint was trained on.
+        split: train, valid or test; None: the dictionaries alone.
+        needs_target: refuse a split that has its source side alone.
+        device: where the model is to be; None: a GPU when there is one.
+        **overrides: arguments of the model that differ from the saved ones.
+
+    Raises:
+        InputError: either is missing or damaged, or they do not fit each other.
+    """
+    state, path = read(checkpoint)
+    task, dataset = load_data(state, path, data, split, needs_target=needs_target)
+    model = build(state, path, device=choose_device() if device is None else device, **overrides)
+    return Loaded(model, task, dataset, path)
+
+
+def load_data(
+    state: dict, path: str | Path, data: str | Path | None, split: str | None, *, needs_target: bool = True
+) -> tuple[TranslationTask, LanguagePairDataset | None]:
+    """The task that a checkpoint was trained on, with a data folder and perhaps a split; arguments as for :func:`load`.
+
+    Raises:
+        InputError: the folder is missing or damaged, or does not fit the checkpoint.
+    """
+    saved = saved_task(state, path)
+    if data is None:
+        data = saved.get("data")
+        if not isinstance(data, str) or not Path(data).is_dir():
+            raise InputError(f"{path} was trained on {data}, which is not here; name its folder with --data")
+    source, target = languages(saved, data, path)
+    if split is not None:
+        check_data(data, split=split, source=source, target=target, needs_target=needs_target)
+    check_dictionary(data, source, state, path)
+    known = {field.name for field in dataclasses.fields(TranslationConfig)}
+    options = {name: value for name, value in saved.items() if name in known} | {
+        "data": str(data),
+        "source_lang": source,
+        "target_lang": target,
+    }
+    try:
+        with _without_notes():
+            task = TranslationTask.setup_task(TranslationConfig(**options))
+            if split is not None:
+                task.load_dataset(split)
+    except Exception as error:  # whatever a folder of other options or another time leads to
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(f"{path} cannot be loaded with the data in {data}: {reason}") from error
+    return task, None if split is None else task.dataset(split)
+
+
+@contextlib.contextmanager
+def _without_notes():
+    """Leave out fairseq's notes on every file that it reads."""
+    logger = logging.getLogger("fairseq")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def saved_task(state: dict, path: str | Path) -> dict:
+    """Options of the task that the checkpoint was trained on."""
+    task = state["cfg"].get("task") if state.get("cfg") is not None else state.get("args")
+    if not isinstance(task, (dict, Namespace)):
+        raise InputError(f"{path} cannot be loaded: it does not say which task it was trained on")
+    return dict(task) if isinstance(task, dict) else vars(task)
+
+
+def languages(saved: dict, data: str | Path, path: str | Path) -> tuple[str, str]:
+    """Source and target language: those of the checkpoint, or as fairseq infers them from the names in a data folder.
+
+    Raises:
+        InputError: neither says.
+    """
+    pair = saved.get("source_lang"), saved.get("target_lang")
+    if None in pair and Path(data).is_dir():
+        pair = infer_language_pair(str(data))
+    if None in pair:
+        raise InputError(f"{path} does not say its languages, and nor do the names of the files in {data}")
+    return pair

@@ -1,0 +1,1 @@
+"""Results, curves and maps as one page."""

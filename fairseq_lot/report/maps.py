@@ -1,0 +1,126 @@
+"""Attention maps of a few sentences, small enough for a page."""
+
+import base64
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from fairseq_lot.errors import InputError
+from fairseq_lot.inspection.capture import Captured, capture
+from fairseq_lot.pretrained.translate import Translator
+from fairseq_lot.transport.diagnostics import imbalance, receiver_mass
+
+_LEVELS = 255
+
+
+def sentence_maps(models: dict[str, Translator], sentences: Sequence[str], sites: Sequence[str]) -> dict:
+    """Run sentences through models and keep every map.
+
+    The decoder is forced through the first model's own translation in all of them, so that tokens are the same.
+
+    Args:
+        models: by the name that the page shows.
+        sentences: as people write them.
+        sites: of ``encoder``, ``cross`` and ``decoder``.
+
+    Returns:
+        ``models`` (names) and ``sentences``, each with ``source`` and ``target`` (pieces), ``translation`` and
+        ``maps``: for each model one dictionary per site, layer and head.
+
+    Raises:
+        InputError: the models have different vocabularies, or a sentence is blank or too long.
+    """
+    first_name, first = next(iter(models.items()))
+    for name, model in models.items():
+        for side in ("source_dictionary", "target_dictionary"):
+            if getattr(model.loaded.task, side).symbols != getattr(first.loaded.task, side).symbols:
+                raise InputError(f"{name} and {first_name} differ in vocabulary; compare models of one data folder")
+    shown = []
+    for number, pieces in enumerate(first.text.encode(sentences), start=1):
+        if not pieces:
+            raise InputError(f"sentence {number} is blank; remove the line")
+        source = first.symbols(pieces, f"sentence {number}")
+        target = first.search([source])[0]
+        before = torch.cat([target[-1:], target[:-1]])  # fairseq's decoder starts with the end of sentence
+        shown.append(
+            {
+                "source": [*pieces, "</s>"],
+                "target": [first.loaded.task.target_dictionary[i] for i in before],
+                "translation": first.text.decode(first.loaded.task.target_dictionary.string(target)),
+                "maps": [_maps_of(model, source, before, sites) for model in models.values()],
+            }
+        )
+    return {"models": list(models), "sentences": shown}
+
+
+@torch.no_grad()
+def _maps_of(model, source, before, sites):
+    """One sentence in one model."""
+    with capture(model.loaded.model) as seen:
+        device = model.loaded.device
+        inputs = source[None], torch.tensor([len(source)]), before[None]
+        model.loaded.model(*(x.to(device) for x in inputs))
+        kept = [attention for attention in seen if attention.site in sites]
+    return [map_ for attention in kept for map_ in _heads(attention)]
+
+
+def _heads(attention: Captured):
+    """The maps of one attention with what they are measured by."""
+    pivots = None
+    if attention.mechanism is not None and not attention.causal:
+        factors = attention.mechanism.factors(attention.q, attention.k)
+        pivots = factors and clusterings(*factors)
+    for head, weights in enumerate(attention.weights[0].double()):
+        yield {
+            "site": attention.site,
+            "layer": attention.layer,
+            "head": head,
+            "attention": attention.name,
+            "map": quantise(weights),
+            "row_sums": _rounded(weights.sum(-1)),
+            "receiver_mass": _rounded(receiver_mass(weights)),
+            "imbalance": round(imbalance(weights).item(), 4),
+            "pivots": pivots and [quantise(clustering[0, head]) for clustering in pivots],
+        }
+
+
+def clusterings(from_queries: torch.Tensor, to_keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The pivots that tokens share: ``p(pivot | query)`` and, by Bayes' rule, ``p(pivot | key)``.
+
+    Args:
+        from_queries: ``p(pivot | query)``, ``(..., n, r)``, for queries of equal mass.
+        to_keys: ``p(key | pivot)``, ``(..., r, m)``.
+
+    Returns:
+        ``(..., n, r)`` and ``(..., m, r)``; rows sum to 1, those of a key that no pivot reaches to 0.
+    """
+    joint = from_queries.mean(-2).unsqueeze(-1) * to_keys
+    keys = joint / joint.sum(-2, keepdim=True).clamp_min(torch.finfo(joint.dtype).tiny)
+    return from_queries, keys.transpose(-1, -2)
+
+
+def _rounded(values):
+    return [round(value, 3) for value in values.tolist()]
+
+
+def quantise(matrix: torch.Tensor) -> dict:
+    """A matrix in 8 bits: value = low + (high - low)·byte/255, row by row."""
+    values = matrix.double().cpu().numpy()
+    low, high = min(0.0, values.min()), values.max()
+    size = (high - low) or 1.0
+    data = np.rint((values - low) / size * _LEVELS).astype(np.uint8)
+    rows, columns = data.shape
+    return {
+        "rows": rows,
+        "columns": columns,
+        "low": round(float(low), 6),
+        "high": round(float(low + size), 6),
+        "bytes": base64.b64encode(data.tobytes()).decode("ascii"),
+    }
+
+
+def restore(packed: dict) -> np.ndarray:
+    """The matrix that :func:`quantise` packed, to within 1/510 of its range."""
+    data = np.frombuffer(base64.b64decode(packed["bytes"]), np.uint8).reshape(packed["rows"], packed["columns"])
+    return packed["low"] + (packed["high"] - packed["low"]) * data / _LEVELS

@@ -1,0 +1,64 @@
+"""Marginals: the mass that each token sends or receives."""
+
+from typing import overload
+
+import torch
+
+
+def at_least_float32(x: torch.Tensor) -> torch.Tensor:
+    """Return ``x`` in float32 when it is in half precision, unchanged otherwise."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+@overload
+def without_empty(padding_mask: torch.Tensor) -> torch.Tensor: ...
+@overload
+def without_empty(padding_mask: None) -> None: ...
+def without_empty(padding_mask: torch.Tensor | None) -> torch.Tensor | None:
+    """The padding mask, cleared for sentences that are all padding, so that no sum over real tokens is empty.
+
+    Their values are zero anyway; what matters is that nothing becomes NaN.
+    """
+    return None if padding_mask is None else padding_mask & ~padding_mask.all(-1, keepdim=True)
+
+
+def num_real(padding_mask: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+    """Number of tokens of each sentence that are not padding, ``(bsz,)`` int64.
+
+    Args:
+        padding_mask: ``(bsz, n)`` bool, True = pad; None when there is no padding.
+        like: ``(bsz, ..., n, d)``; gives the sizes and the device.
+    """
+    if padding_mask is None:
+        return torch.full((like.size(0),), like.size(-2), device=like.device)
+    return (~padding_mask).sum(-1)
+
+
+def uniform_log_mass(padding_mask: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+    """Log of the uniform probability vector on the tokens that are not padding.
+
+    Args:
+        padding_mask: ``(..., n)`` bool, True = pad; None when there is no padding.
+        like: any tensor with ``like.size(-2) == n``; gives the dtype, the device and, without a mask, n.
+
+    Returns:
+        ``(..., n)`` with -log(number of real tokens), and -inf on the pads.
+    """
+    if padding_mask is None:
+        n = like.size(-2)
+        return torch.full((n,), 1.0 / n, dtype=like.dtype, device=like.device).log_()
+    real = (~without_empty(padding_mask)).to(like.dtype)
+    return (real / real.sum(-1, keepdim=True)).log()
+
+
+def marginal_error(plan: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Violation of both marginals, ``‖plan 1 - a‖₁ + ‖planᵀ 1 - b‖₁``.
+
+    Args:
+        plan: ``(..., n, m)``, total mass 1.
+        a: ``(..., n)`` and b: ``(..., m)``, broadcastable.
+
+    Returns:
+        ``(...)``, in units of mass (between 0 and 4).
+    """
+    return (plan.sum(-1) - a).abs().sum(-1) + (plan.sum(-2) - b).abs().sum(-1)

@@ -1,0 +1,166 @@
+"""Causal attention through pivots: every pivot spreads over the keys so far, linear in their number [LOTFormer]."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import pad
+
+# Scores below this in size need no peak; chunks can then be as long as _WIDE.
+_MODERATE, _WIDE = 40.0, 64
+
+
+@dataclass(frozen=True)
+class PrefixState:
+    """What the keys so far leave behind, of constant size.
+
+    Attributes:
+        log_sums: ``(..., r)``, ``log Σ_j exp(scores_jt)``, the lowest finite number before the first real key.
+        means: ``(..., r, d)``, ``Σ_j exp(scores_jt) v_j / Σ_j exp(scores_jt)``, zero before the first real key.
+    """
+
+    log_sums: torch.Tensor
+    means: torch.Tensor
+
+
+def empty_prefix(key_scores: torch.Tensor, v: torch.Tensor) -> PrefixState:
+    """The state before the first key; shapes as in :func:`prefix_apply`."""
+    log_sums = torch.full_like(key_scores[..., 0, :], torch.finfo(key_scores.dtype).min, requires_grad=False)
+    return PrefixState(log_sums, v.new_zeros((*log_sums.shape, v.size(-1))))
+
+
+def absorb(state: PrefixState, key_scores: torch.Tensor, v: torch.Tensor) -> PrefixState:
+    """The state after one more key: five kernels on a GPU.
+
+    Args:
+        state: what the keys before this one left behind.
+        key_scores: ``(..., r)`` of the key, -inf = no mass (padding).
+        v: ``(..., d)``, its value.
+    """
+    log_sums = torch.logaddexp(state.log_sums, key_scores)
+    share = torch.exp(key_scores - log_sums)
+    return PrefixState(log_sums, torch.lerp(state.means, v.unsqueeze(-2), share.unsqueeze(-1)))
+
+
+def prefix_apply(
+    query_weights: torch.Tensor,
+    key_scores: torch.Tensor,
+    v: torch.Tensor,
+    state: PrefixState | None = None,
+    *,
+    chunk_len: int = 8,
+) -> tuple[torch.Tensor, PrefixState]:
+    """``A v`` with ``A_ij = Σ_t w_it exp(S_jt) / Σ_{j' ≤ i} exp(S_j't)`` for ``j ≤ i``, 0 for later keys.
+
+    Keys are taken in chunks: inside a chunk ``exp(S_jt - peak_it)`` is formed for all pairs, across chunks only a peak
+    and sums per pivot are carried, so time and memory are O(n · chunk_len · r + n d). ``peak_it`` is the largest score
+    up to i, so that nothing overflows and no sum is below 1.
+
+    At the start, and on the CPU, where it costs nothing to look, scores of moderate size are exponentiated once per
+    key, without any peak. That check is all that later keys change for a query, and they change rounding alone.
+
+    Args:
+        query_weights: w, ``(..., n, r)``, each row a probability vector on the pivots.
+        key_scores: S, ``(..., m, r)`` with m ≥ n, divided by epsilon; -inf = no mass (padding). Query i sees keys
+            0 .. i + m - n.
+        v: ``(..., m, d)``, zero at the pads.
+        state: what keys before these left behind; None for a start.
+        chunk_len: a constant that trades memory for parallel work; it changes no value.
+
+    Returns:
+        ``(..., n, d)``, zero in rows without any real key, and the state after all keys.
+    """
+    n, early = query_weights.size(-2), key_scores.size(-2) - query_weights.size(-2)
+    if early < 0:
+        raise ValueError(f"{n} queries need at least as many keys, got {key_scores.size(-2)}")
+    if state is None and key_scores.device.type == "cpu" and _moderate(key_scores):
+        return _apply_moderate(query_weights, key_scores, v, early)
+    peak, sums = _opened(empty_prefix(key_scores, v) if state is None else state)
+    if early:
+        peak, sums = _absorb(peak, sums, key_scores[..., :early, :], v[..., :early, :])
+    chunk_len = min(chunk_len, n)
+    w = _chunks(query_weights, chunk_len, 0.0)  # (..., n / chunk_len, chunk_len, r), likewise below
+    scores = _chunks(key_scores[..., early:, :], chunk_len, -torch.inf)
+    v = _chunks(v[..., early:, :], chunk_len, 0.0)
+
+    running = torch.maximum(scores.detach().cummax(-2).values, _peaks_before(scores, peak).unsqueeze(-2))
+    past_peak, past_sums, sums = _scan(scores, v, running[..., -1, :], peak, sums)
+    decay = torch.exp(past_peak.unsqueeze(-2) - running)
+    order = torch.ones(chunk_len, chunk_len, dtype=torch.bool, device=v.device).tril().unsqueeze(-1)
+    # masked before exp, which could overflow for a later key
+    reach = (scores.unsqueeze(-3) - running.unsqueeze(-2)).masked_fill(~order, -torch.inf).exp()  # (..., i, j, r)
+    total = reach.sum(-2) + decay * past_sums[..., -1].unsqueeze(-2)
+    w = w / total  # at least 1: one of the terms is where the running peak comes from
+    inside = (reach @ w.unsqueeze(-1)).squeeze(-1)  # (..., i, j)
+    values = inside @ v + (w * decay) @ past_sums[..., :-1]
+    return values.flatten(-3, -2)[..., :n, :], _closed(running[..., -1, -1, :], sums)
+
+
+def _opened(state):
+    """A state as a score per pivot, ``(..., r)``, and ``Σ_j exp(scores_jt - that) [v_j, 1]``, ``(..., r, d + 1)``.
+
+    Before the first key it counts as one key of the lowest score and of value 0, which no real key leaves a trace of.
+    """
+    return state.log_sums, pad(state.means, (0, 1), value=1.0)
+
+
+def _closed(peak, sums):
+    """The state of a score per pivot and the sums relative to it, each of which counts 1 at least."""
+    total = sums[..., -1]
+    return PrefixState(peak + total.log(), sums[..., :-1] / total.unsqueeze(-1))
+
+
+def _absorb(peak, sums, key_scores, v):
+    """The largest score so far and the sums relative to it, after some more keys."""
+    largest = torch.maximum(peak, key_scores.amax(-2)).detach()
+    reach = torch.exp(key_scores - largest.unsqueeze(-2)).transpose(-1, -2)  # (..., r, m)
+    decay = torch.exp(peak - largest).unsqueeze(-1)
+    return largest, decay * sums + reach @ pad(v, (0, 1), value=1.0)
+
+
+def _moderate(scores):
+    """Sums of these exponentials neither overflow nor underflow, whatever keys they are of."""
+    scores = scores.detach()
+    return scores.max().item() < _MODERATE and scores.masked_fill(scores.isneginf(), 0.0).min().item() > -_MODERATE
+
+
+def _apply_moderate(query_weights, key_scores, v, early):
+    """:func:`prefix_apply` without peaks."""
+    n = query_weights.size(-2)
+    reach = torch.exp(key_scores)
+    total = reach.cumsum(-2)
+    w = query_weights / total[..., early:, :].clamp(min=math.exp(-_MODERATE))  # below that only without a real key
+    past, before = reach[..., :early, :].transpose(-1, -2) @ v[..., :early, :], []
+    w, reach, v = (_chunks(x, min(n, _WIDE), 0.0) for x in (w, reach[..., early:, :], v[..., early:, :]))
+    for added in (reach.transpose(-1, -2) @ v).unbind(-3):
+        before.append(past)
+        past = past + added
+    values = (w @ reach.transpose(-1, -2)).tril() @ v + w @ torch.stack(before, -3)
+    total = total[..., -1, :]
+    some = total.clamp(min=math.exp(-_MODERATE))
+    log_sums = some.log().masked_fill(total == 0, torch.finfo(total.dtype).min)
+    return values.flatten(-3, -2)[..., :n, :], PrefixState(log_sums, past / some.unsqueeze(-1))
+
+
+def _chunks(x, chunk_len, fill):
+    """``(..., n, c) -> (..., ⌈n / chunk_len⌉, chunk_len, c)``, the last chunk filled up."""
+    return pad(x, (0, 0, 0, -x.size(-2) % chunk_len), value=fill).unflatten(-2, (-1, chunk_len))
+
+
+def _peaks_before(scores, peak):
+    """Largest score before each chunk, ``(..., number of chunks, r)``; ``peak`` is that of the state."""
+    largest = torch.cat([peak.unsqueeze(-2), scores[..., :-1, :, :].amax(-2)], -2)
+    return largest.detach().cummax(-2).values
+
+
+def _scan(scores, v, peak_after, peak, sums):
+    """Peaks and sums before each chunk, and the sums after the last one."""
+    reach = torch.exp(scores - peak_after.unsqueeze(-2)).transpose(-1, -2)
+    added = reach @ pad(v, (0, 1), value=1.0)  # (..., chunks, r, d + 1)
+    past_peak = torch.cat([peak.unsqueeze(-2), peak_after[..., :-1, :]], -2)
+    decay = torch.exp(past_peak - peak_after).unsqueeze(-1)
+    past = []
+    for fading, news in zip(decay.unbind(-3), added.unbind(-3), strict=True):
+        past.append(sums)
+        sums = fading * sums + news
+    return past_peak, torch.stack(past, -3), sums

@@ -1,0 +1,202 @@
+"""Half-updates in the scaling domain: one exponential, then products of the kernel with vectors [Cuturi13]."""
+
+from dataclasses import dataclass
+
+import torch
+from torch.autograd.function import once_differentiable
+
+
+def scaled_conditional(
+    scores: torch.Tensor,
+    log_a: torch.Tensor,
+    log_b: torch.Tensor,
+    *,
+    num_updates: int,
+    tolerance: float | None = None,
+) -> torch.Tensor | None:
+    """The conditional of :func:`~fairseq_lot.transport.sinkhorn.sinkhorn`, or None where its range is too wide.
+
+    The updates scale the rows and columns of ``K = exp(scores)``, shifted if they are large, so each one costs a
+    product of K with a vector. That is safe as long as the entries which underflow in K add nothing to any sum;
+    whether they do is read from the smallest and the largest sum, which on a GPU would make the host wait.
+
+    The gradient is that of the updates themselves. Each of them contributes the outer product of two vectors, times
+    the plan, so all are applied at once as one product of rank ``num_updates``, and only vectors are kept.
+
+    Args:
+        scores, log_a, log_b, num_updates, tolerance: as for ``sinkhorn``.
+    """
+    with torch.no_grad(), torch.autocast(scores.device.type, enabled=False):
+        solution = _solve(scores, log_a, log_b, num_updates, tolerance)
+        if solution is None or not solution.is_safe():
+            # again, shifted on the side that is updated first: its sums are then at least 1
+            shifted = scores - scores.amax(-1 if num_updates % 2 else -2, keepdim=True)
+            solution = _solve(shifted, log_a, log_b, num_updates, tolerance)
+    if solution is None or not solution.is_safe():
+        return None
+    return _Unrolled.apply(scores, log_a, log_b, solution)
+
+
+@dataclass(frozen=True)
+class _Solution:
+    """What the updates leave behind; G is the product of the leading sizes.
+
+    Attributes:
+        conditional: ``(G, n, m)``, ``K_ij w_j`` divided by its row sums.
+        a: ``(G or 1, n)`` and b: ``(G or 1, m)``, the masses.
+        row_sums: ``K w`` of every update of the rows, ``(G, n)`` each, the last one that of the conditional.
+        column_sums: ``Kᵀ u`` of every update of the columns, ``(G, m)`` each.
+    """
+
+    conditional: torch.Tensor
+    a: torch.Tensor
+    b: torch.Tensor
+    row_sums: list[torch.Tensor]
+    column_sums: list[torch.Tensor]
+
+    def is_safe(self) -> bool:
+        """No sum is so small, next to what the scalings may have been, that an entry lost in K could matter."""
+        if not self.column_sums:
+            return False  # one update is a softmax, which is left to the log domain
+        low_row, high_row = (x.item() for x in torch.cat(self.row_sums).aminmax())
+        low_column, high_column = (x.item() for x in torch.cat(self.column_sums).aminmax())
+        info = torch.finfo(self.conditional.dtype)
+        spread = max(*self.conditional.shape[1:], high_row * high_column)
+        return low_row * low_column * info.eps >= info.tiny * spread  # false for NaN
+
+
+def _solve(scores, log_a, log_b, num_updates, tolerance):
+    """Alternate between columns and rows, the rows last; None when the first sums show that others would be extreme."""
+    *lead, n, m = scores.shape
+    kernel = _exp(scores)
+    a, b = _flat(log_a.exp(), lead), _flat(log_b.exp(), lead)
+    # before its first update a side is scaled by 1 where it has mass
+    u, w = (mass.sign().expand(kernel.size(0), -1) for mass in (a, b))
+    row_sums, column_sums = [], []
+    turns = _turns(num_updates)
+    for turn, side in enumerate(turns[:-1]):
+        sums = _rows(kernel, w) if side == "rows" else _columns(kernel, u)
+        if turn == 0 and _are_extreme(sums):
+            return None
+        if side == "rows":
+            row_sums.append(sums)
+            u = a / sums
+        elif tolerance is not None and row_sums and (w * sums - b).abs().sum(-1).max() <= tolerance:
+            row_sums.pop()  # the rows have had their last update, which is made below
+            break
+        else:
+            column_sums.append(sums)
+            w = b / sums
+    kernel *= w.unsqueeze(-2)
+    row_sums.append(kernel.sum(-1))
+    kernel *= row_sums[-1].reciprocal().unsqueeze(-1)
+    return _Solution(kernel, a, b, row_sums, column_sums)
+
+
+def _turns(num_updates):
+    """Whose turn each half-update is: both sides alternate, and the rows come last."""
+    return [("columns", "rows")[(num_updates - turn) % 2] for turn in range(num_updates)]
+
+
+def _are_extreme(sums):
+    low, high = sums.aminmax()
+    return not (low.item() > 1e-15 and high.item() < 1e15)  # true for NaN
+
+
+def _exp(scores):
+    """``exp(scores)`` with one leading axis, its last two axes in memory as those of the scores are."""
+    *lead, n, m = scores.shape
+    if scores.stride(-1) > scores.stride(-2):
+        return _exp(scores.transpose(-1, -2)).transpose(-1, -2)
+    kernel = torch.empty((*lead, n, m), dtype=scores.dtype, device=scores.device)
+    return torch.exp(scores, out=kernel).view(-1, n, m)
+
+
+def _flat(mass, lead):
+    return mass.unsqueeze(0) if mass.dim() == 1 else mass.expand(*lead, -1).flatten(0, -2)
+
+
+def _rows(matrix, w):
+    """``matrix @ w``, ``(G, n, m), (G, m) -> (G, n)``; as a row vector, which is faster than as a column."""
+    return torch.bmm(w.unsqueeze(-2), matrix.transpose(-1, -2)).squeeze(-2)
+
+
+def _columns(matrix, u):
+    """``matrixᵀ @ u``, ``(G, n, m), (G, n) -> (G, m)``."""
+    return torch.bmm(u.unsqueeze(-2), matrix).squeeze(-2)
+
+
+class _Unrolled(torch.autograd.Function):
+    """Gives the conditional of a solution the gradient of all its updates."""
+
+    @staticmethod
+    def forward(ctx, scores, log_a, log_b, solution):
+        ctx.save_for_backward(solution.conditional, solution.a, solution.b, *solution.row_sums, *solution.column_sums)
+        ctx.num_row_sums = len(solution.row_sums)
+        ctx.shapes = scores.shape, log_a.shape, log_b.shape
+        return solution.conditional.view(scores.shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_conditional):
+        plan, a, b, *sums = ctx.saved_tensors
+        row_sums, column_sums = sums[: ctx.num_row_sums], sums[ctx.num_row_sums :]
+        grad_scores = plan * grad_conditional.reshape(plan.shape)
+        mean = grad_scores.sum(-1)
+        grad_log_w = grad_scores.sum(-2) - _columns(plan, mean)
+        left, right, grad_log_a, grad_log_b = _undo_updates(plan, a, b, row_sums, column_sums, grad_log_w)
+        left[:, 0], right[:, 0] = mean, 1.0
+        grad_scores.addcmul_(plan, _outer(left, right, plan), value=-1)
+        shape, shape_a, shape_b = ctx.shapes
+        needs_a, needs_b = ctx.needs_input_grad[1:3]
+        return (
+            grad_scores.view(shape),
+            grad_log_a.view(*shape[:-2], -1).sum_to_size(shape_a) if needs_a else None,
+            grad_log_b.view(*shape[:-2], -1).sum_to_size(shape_b) if needs_b else None,
+            None,
+        )
+
+
+def _undo_updates(plan, a, b, row_sums, column_sums, grad_log_w):
+    """Carry the gradient of log w, the last scaling of the columns, back through all updates but the last.
+
+    With the plan in the place of K, the same updates are made by the scalings times the last row sums and over the
+    last scaling of the columns, so that ratios of sums are all that is needed; docs/attention.md derives it.
+
+    Returns:
+        the vectors whose outer products, times the plan, are to be taken from the gradient of the scores,
+        ``(G, T, n)`` and ``(G, T, m)`` with the first place of each left free; and the gradients of log_a, ``(G, n)``,
+        and of log_b, ``(G, m)``.
+    """
+    last_row, last_column = row_sums[-1], column_sums[-1]
+    some_a, some_b = a + (a == 0), b + (b == 0)
+    # both from the last one backwards: w[i] was made from u[i], and u[i] from w[i + 1]
+    u = [a * (last_row / sums) for sums in reversed(row_sums[:-1])]
+    w = [last_column / sums for sums in reversed(column_sums)]
+    if len(u) == len(w):  # the rows were first, with columns scaled by 1 where they have mass
+        w.append(last_column / some_b * b.sign())
+    else:
+        u.append(last_row * a.sign())
+    num_updates = len(row_sums) + len(column_sums)
+    left, right = (x.new_empty(x.size(0), num_updates, x.size(1)) for x in (last_row, last_column))
+    grad_log_a, grad_log_b = torch.zeros_like(last_row), torch.zeros_like(last_column)
+    for undone in range(1, num_updates):
+        i = (undone - 1) // 2
+        if undone % 2 == 1:  # w[i] = b / (columns of the plan summed with u[i])
+            left[:, undone] = u[i]
+            torch.mul(grad_log_w, w[i] / some_b, out=right[:, undone])
+            grad_log_u = -u[i] * _rows(plan, right[:, undone])
+            grad_log_b += grad_log_w
+        else:  # u[i] = a / (rows of the plan summed with w[i + 1])
+            right[:, undone] = w[i + 1]
+            torch.mul(grad_log_u, u[i] / some_a, out=left[:, undone])
+            grad_log_w = -w[i + 1] * _columns(plan, left[:, undone])
+            grad_log_a += grad_log_u
+    return left, right, grad_log_a, grad_log_b
+
+
+def _outer(left, right, like):
+    """``leftᵀ right``, ``(G, T, n), (G, T, m) -> (G, n, m)``, its last axes in memory as those of ``like``."""
+    if like.stride(-1) > like.stride(-2):
+        return torch.bmm(right.transpose(-1, -2), left).transpose(-1, -2)
+    return torch.bmm(left.transpose(-1, -2), right)

@@ -1,0 +1,221 @@
+"""Expected sliced plans from soft sorts: average the one-dimensional plans of many projections [ESPFormer]."""
+
+from dataclasses import dataclass
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import threshold
+
+from fairseq_lot.transport.marginals import num_real
+
+# Elements of one (sentences, heads, L, tgt_len, src_len) tensor that is alive at a time: on the CPU about a cache's
+# worth, elsewhere enough that starting the kernels does not take longer than running them.
+_CHUNKS = {"cpu": 2**19, "other": 2**25}
+
+
+def staircase(n: torch.Tensor, m: torch.Tensor, tgt_len: int, src_len: int, dtype: torch.dtype) -> torch.Tensor:
+    """The exact plan I between two uniform measures on a line, both sorted.
+
+    ``I_ij = |[i/n, (i+1)/n] ∩ [j/m, (j+1)/m]|``: the north-west corner rule.
+
+    Args:
+        n: ``(...)`` numbers of real points on the first line, and m: ``(...)`` on the second.
+        tgt_len, src_len: padded sizes; rows from n on and columns from m on are zero.
+
+    Returns:
+        ``n·I``, ``(..., tgt_len, src_len)``: rows sum to 1, the identity when n = m.
+    """
+    n, m = n.to(dtype)[..., None, None], m.to(dtype)[..., None, None]
+    i = torch.arange(tgt_len, device=n.device, dtype=dtype)[:, None]
+    j = torch.arange(src_len, device=n.device, dtype=dtype)
+    overlap = torch.minimum((i + 1) / n, (j + 1) / m) - torch.maximum(i / n, j / m)
+    return n * overlap.clamp(min=0) * ((i < n) & (j < m))
+
+
+def sort_real(values: torch.Tensor, padding_mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sort along the last axis, ascending and stable, with the pads last.
+
+    Args:
+        values: ``(..., n)``.
+        padding_mask: ``(..., n)`` bool, broadcastable, True = pad; or None.
+
+    Returns:
+        sorted values (0 for pads) and the permutation, both ``(..., n)``.
+    """
+    if padding_mask is None:
+        return values.sort(dim=-1, stable=True)
+    ordered, permutation = values.masked_fill(padding_mask, torch.inf).sort(dim=-1, stable=True)
+    return ordered.masked_fill(ordered.isposinf(), 0.0), permutation
+
+
+class SoftSort(torch.autograd.Function):
+    """``A_l[p, j] ∝ exp(-(sorted_lp - token_lj)²)``, one row for each rank p of each slice l.
+
+    Rows of real ranks sum to 1, rows of pads are zero. As each sorted value is a token's own, the sum that its row is
+    divided by is at least 1.
+    """
+
+    @staticmethod
+    def forward(ctx, ordered, tokens, padding_mask, real_ranks):
+        """ordered and tokens ``(..., L, n)``; padding_mask and, where it is not None, real_ranks ``(..., 1, n)``."""
+        far = tokens if padding_mask is None else tokens.masked_fill(padding_mask, torch.inf)
+        difference = ordered.unsqueeze(-1) - far.unsqueeze(-2)
+        # 1e-17 shows in no sum that is at least 1; exp(-inf) and subnormal numbers are 10 times slower than others
+        sort = threshold(difference.square_().neg_().clamp_(min=-40.0).exp_(), 1e-17, 0.0, inplace=True)
+        sort *= (real_ranks / sort.sum(-1).clamp(min=1)).unsqueeze(-1)
+        ctx.save_for_backward(ordered, tokens, sort)
+        return sort
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_sort):
+        ordered, tokens, sort = ctx.saved_tensors
+        pull = grad_sort * sort
+        pull.addcmul_(sort, pull.sum(-1, keepdim=True), value=-1)  # that of the log, as for any softmax
+        # d/d sorted_p = -2 Σ_j pull_pj (sorted_p - token_j), where Σ_j pull_pj = 0, and the opposite for the tokens
+        grad_ordered = 2 * (pull @ tokens.unsqueeze(-1)).squeeze(-1)
+        grad_tokens = 2 * ((ordered.unsqueeze(-2) @ pull).squeeze(-2) - pull.sum(-2) * tokens)
+        return grad_ordered, grad_tokens, None, None
+
+
+def soft_sliced_apply(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    slices: torch.Tensor,
+    rank_plan: torch.Tensor | None = None,
+    *,
+    query_padding_mask: torch.Tensor | None,
+    key_padding_mask: torch.Tensor | None,
+    temperature: float | torch.Tensor,
+    inverse_temperature: float,
+) -> torch.Tensor:
+    """``n·G v`` with ``G = Σ_l σ_l U_l``, ``U_l = A_lᵀ I B_l`` from soft sorts and ``σ_l ∝ exp(-τ ⟨C, U_l⟩)``.
+
+    C holds the squared distances. The plan of a slice is a product of two n×n matrices, so time is O(L n³); up to some
+    hundred tokens that is faster than products with q and k. A few sentences (or heads, or slices) are worked on at a
+    time, so that their n×n matrices stay in the processor's cache; the backward pass makes them again.
+
+    Args:
+        q: ``(bsz, num_heads, tgt_len, d)``; k: ``(bsz, num_heads, src_len, d)``; v: ``(bsz, num_heads, src_len, c)``;
+            zero at pads.
+        slices: ``(num_heads, L, d)``, one direction a row.
+        rank_plan: n·I, see :func:`staircase`, ``(bsz, tgt_len, src_len)``; None when queries and keys are equally
+            many in each sentence (the identity).
+        query_padding_mask, key_padding_mask: ``(bsz, len)`` bool, True = pad; or None.
+        temperature: t of the soft sort, in squared units of q.
+        inverse_temperature: τ.
+
+    Returns:
+        ``(bsz, num_heads, tgt_len, c)``; G has total mass 1. With the identity as v this is n·G itself.
+    """
+    per_sentence = rank_plan, query_padding_mask, key_padding_mask
+    return _InChunks.apply(q, k, v, slices, per_sentence, (temperature, inverse_temperature))
+
+
+class _InChunks(torch.autograd.Function):
+    """:func:`_soft_sliced_apply` chunk by chunk, and again in the backward pass.
+
+    What stays is written into tensors made before: allocated between the large tensors of the chunks it would
+    fragment the heap.
+    """
+
+    @staticmethod
+    def forward(ctx, q, k, v, slices, per_sentence, temperatures):
+        values = v.new_zeros(*q.shape[:-1], v.size(-1))
+        log_weights = q.new_full(q.shape[:2], -torch.inf)  # log Σ_l exp(-τ ⟨C, U_l⟩) of the slices so far
+        for chunk in _chunks(q, k, slices):
+            value, log_weight = chunk.apply(chunk.take(q, k, v, slices), per_sentence, temperatures)
+            at = chunk.sentences, chunk.heads
+            log_weights[at] = torch.logaddexp(log_weights[at], log_weight)
+            values[at].lerp_(value, (log_weight - log_weights[at]).exp()[..., None, None])
+        ctx.save_for_backward(q, k, v, slices, values, log_weights)
+        ctx.problem = per_sentence, temperatures
+        return values
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_values):
+        *inputs, values, log_weights = ctx.saved_tensors
+        needed = ctx.needs_input_grad[:4]
+        gradients = [torch.zeros_like(x) if need else None for x, need in zip(inputs, needed, strict=True)]
+        for chunk in _chunks(inputs[0], inputs[1], inputs[3]):
+            parts = [x.detach().requires_grad_(need) for x, need in zip(chunk.take(*inputs), needed, strict=True)]
+            at = chunk.sentences, chunk.heads
+            with torch.enable_grad():
+                value, log_weight = chunk.apply(parts, *ctx.problem)
+            grad_value = (log_weight.detach() - log_weights[at]).exp()[..., None, None] * grad_values[at]
+            grad_log_weight = (grad_value * (value.detach() - values[at])).sum((-2, -1))
+            with torch.enable_grad():
+                change = (value * grad_value).sum() + (log_weight * grad_log_weight).sum()
+            change.backward()
+            chunk.add(gradients, parts)
+        return *gradients, None, None
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """A few sentences, heads and slices, to be worked on at a time."""
+
+    sentences: slice
+    heads: slice
+    lines: slice
+
+    def take(self, q, k, v, slices):
+        """This chunk's part of each; None stays None."""
+        at = self.sentences, self.heads
+        parts = [None if x is None else x[at] for x in (q, k, v)]
+        return *parts, None if slices is None else slices[self.heads, self.lines]
+
+    def apply(self, parts, per_sentence, temperatures):
+        """Values, and the log of the weight that its slices have together."""
+        per_sentence = (None if x is None else x[self.sentences] for x in per_sentence)
+        return _soft_sliced_apply(*parts, *per_sentence, *temperatures)
+
+    def add(self, gradients, parts):
+        """Add the gradients of the parts to those of the whole, where they are wanted."""
+        for whole, part in zip(self.take(*gradients), parts, strict=True):
+            if part.grad is not None:
+                whole += part.grad
+
+
+def _chunks(q, k, slices):
+    """The chunks of a problem, each a cache's worth."""
+    bsz, num_heads, num_slices = q.size(0), q.size(1), slices.size(1)
+    chunk = _CHUNKS.get(q.device.type, _CHUNKS["other"])
+    size = max(q.size(-2), k.size(-2)) ** 2
+    lines = max(1, chunk // size)
+    heads = max(1, min(num_heads, chunk // (num_slices * size)))
+    sentences = max(1, chunk // (num_heads * num_slices * size))
+    for i in range(0, bsz, sentences):
+        for h in range(0, num_heads, heads):
+            for line in range(0, num_slices, lines):
+                yield _Chunk(slice(i, i + sentences), slice(h, h + heads), slice(line, line + lines))
+
+
+def _soft_sliced_apply(
+    q, k, v, slices, rank_plan, query_padding_mask, key_padding_mask, temperature, inverse_temperature
+):
+    """One chunk of :func:`soft_sliced_apply`, and ``log Σ_l exp(-τ ⟨C, U_l⟩)`` of its slices, ``(bsz, heads)``."""
+    from_queries = _soft_sort(q, slices, query_padding_mask, temperature)
+    to_keys = _soft_sort(k, slices, key_padding_mask, temperature)
+    if rank_plan is not None:
+        to_keys = rank_plan[:, None, None] @ to_keys
+    plans = (from_queries.transpose(-1, -2) @ to_keys).flatten(-2)  # n·U_l, (bsz, heads, L, tgt_len·src_len)
+    norms = q.square().sum(-1).unsqueeze(-1) + k.square().sum(-1).unsqueeze(-2)
+    squared_distances = norms - 2 * (q @ k.transpose(-1, -2))
+    n = num_real(query_padding_mask, q)[:, None, None]
+    cost = (plans @ squared_distances.flatten(-2).unsqueeze(-1)).squeeze(-1) / n  # ⟨C, U_l⟩, (bsz, heads, L)
+    weights = torch.softmax(-inverse_temperature * cost, -1)
+    plan = (weights.unsqueeze(-2) @ plans).view_as(squared_distances)
+    return plan @ v, torch.logsumexp(-inverse_temperature * cost, -1)
+
+
+def _soft_sort(x, slices, padding_mask, temperature):
+    """``(bsz, heads, L, n, n)``: :class:`SoftSort` of the projections of x."""
+    projected = (slices * temperature**-0.5) @ x.transpose(-1, -2)  # (bsz, heads, L, n)
+    if padding_mask is None:
+        return SoftSort.apply(sort_real(projected, None)[0], projected, None, 1.0)
+    pads = padding_mask[:, None, None, :]
+    real_ranks = torch.arange(x.size(-2), device=x.device) < num_real(padding_mask, x)[:, None, None, None]
+    return SoftSort.apply(sort_real(projected, pads)[0], projected, pads, real_ranks)

@@ -1,0 +1,157 @@
+"""How many kernels a layer sends to a GPU: on short sentences that, and not the arithmetic, is what takes time.
+
+Counted on the CPU in half precision with padding, where the code chooses as it does on a GPU.
+"""
+
+import pytest
+import torch
+
+from fairseq_lot.attention import base
+from fairseq_lot.attention import softmax as softmax_file
+from fairseq_lot.attention.differential import build_differential
+from fairseq_lot.attention.registry import build_mechanism
+from fairseq_lot.transport import sliced_hard
+from tests.launches import launches
+from tests.variants import padding_mask
+
+BSZ, HEADS, LENGTH, DIM = 4, 4, 24, 32
+both_pads = pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+
+
+@pytest.fixture
+def chunks_of_a_gpu(monkeypatch):
+    monkeypatch.setitem(sliced_hard._CHUNKS, "cpu", sliced_hard._CHUNKS["other"])
+
+
+def build(name, *, head_dim=DIM, **options):
+    return build_mechanism(name, num_heads=HEADS, head_dim=head_dim, **options).half()
+
+
+def draw(length=LENGTH, head_dim=DIM, number=3):
+    return [torch.randn(BSZ, HEADS, length, head_dim, dtype=torch.float16) for _ in range(number)]
+
+
+def pads(length=LENGTH):
+    return padding_mask((length - 3, length, length, 1), length, "left")
+
+
+def forward_and_backward(mechanism, head_dim):
+    """Kernels of a training step's forward and backward pass."""
+    inputs, mask = [x.requires_grad_() for x in draw(head_dim=head_dim)], pads()
+    gradient = torch.randn_like(inputs[0])
+    leaves = [*inputs, *mechanism.parameters()]
+
+    def forward():
+        return mechanism(*inputs, mask, mask).values
+
+    def both():
+        torch.autograd.grad(forward(), leaves, gradient, allow_unused=True)
+
+    before = launches(forward)
+    return before, launches(both) - before
+
+
+@pytest.mark.parametrize("options", [{"head_dim": 128}, {"slicer": "learnable", "num_slices": 128}], ids=str)
+def test_hard_esp_works_on_all_slices_at_once(options, chunks_of_a_gpu):
+    forward, backward = forward_and_backward(build("esp", hard=True, **options), options.get("head_dim", DIM))
+    assert forward <= 150 and backward <= 250, (forward, backward)
+    few = {"num_slices": 2, **{key: value for key, value in options.items() if key != "num_slices"}}
+    assert forward_and_backward(build("esp", hard=True, **few), options.get("head_dim", DIM)) == (forward, backward)
+
+
+def test_hard_esp_works_on_few_slices_at_a_time_where_memory_ends(monkeypatch):
+    mechanism = build("esp", hard=True)
+    monkeypatch.setitem(sliced_hard._CHUNKS, "cpu", BSZ * HEADS * LENGTH * DIM)
+    few, _ = forward_and_backward(mechanism, DIM)
+    monkeypatch.setitem(sliced_hard._CHUNKS, "cpu", sliced_hard._CHUNKS["other"])
+    assert few > 2 * forward_and_backward(mechanism, DIM)[0]
+
+
+@both_pads
+@torch.no_grad()
+def test_a_token_of_causal_lot_takes_few_kernels(padded):
+    mechanism = build("lot", query_updates=1).eval()
+    mask = pads()[:, :1] if padded else None
+    _, state = mechanism.causal_step(*draw(1), mask)
+    token = draw(1)
+    assert launches(lambda: mechanism.causal_step(*token, mask, state)) <= 15
+
+
+@both_pads
+@torch.no_grad()
+def test_a_token_that_looks_at_the_source_takes_few_kernels(padded):
+    for name, options, most in (("softmax", {}, 7), ("lot", {"query_updates": 1}, 8)):
+        mechanism = build(name, **options).eval()
+        summary, (q,) = mechanism.summarise(*draw(number=2), pads() if padded else None), draw(1, number=1)
+        assert launches(lambda m=mechanism, s=summary, q=q: m.attend_summary(q, s)) <= most
+
+
+@pytest.mark.parametrize("differential", [False, True])
+@torch.no_grad()
+def test_pads_are_taken_from_keys_and_values_once(differential, monkeypatch):
+    build = build_differential if differential else build_mechanism
+    mechanism = build("softmax", num_heads=HEADS, head_dim=DIM)
+    real, masked = base.without_pads, []
+
+    def spy(x, mask):
+        if mask is not None:
+            masked.append(x.size(2))
+        return real(x, mask)
+
+    monkeypatch.setattr(base, "without_pads", spy)
+    k, v = (x.float().masked_fill(pads()[:, None, :, None], torch.nan) for x in draw(number=2))
+    summary = mechanism.summarise(k, v, pads())
+    assert masked == [LENGTH, LENGTH]
+    for _ in range(3):
+        (q,) = draw(1, number=1)
+        assert mechanism.attend_summary(q.float(), summary).values.isfinite().all()
+    assert masked == [LENGTH, LENGTH]
+    state, masked[:] = None, []
+    for i in range(LENGTH):
+        step = [x.float() for x in draw(1)]
+        _, state = mechanism.causal_step(*step, pads()[:, i : i + 1], state)
+    assert set(masked) == {1}  # each new token, not those before it
+
+
+@torch.no_grad()
+def test_hooks_see_the_mechanism_inside_a_differential_one():
+    """Calibration and diagnosis read heads there, in one pass and step by step."""
+    mechanism = build_differential("softmax", num_heads=HEADS, head_dim=DIM)
+    seen = []
+    mechanism.inner.register_forward_hook(lambda module, args, output: seen.append(output.values.size(2)))
+    q, k, v = (x.float() for x in draw())
+    mechanism(q, k, v, pads(), pads())
+    mechanism.attend_summary(q[:, :, :1], mechanism.summarise(k, v, pads()))
+    mechanism.causal_step(q[:, :, :2], k[:, :, :2], v[:, :, :2])
+    assert seen == [LENGTH, 1, 2]
+
+
+def attentions(monkeypatch):
+    """What the fused kernel is called with."""
+    calls = []
+
+    def fused(*args, **options):
+        calls.append((options["attn_mask"], options["is_causal"]))
+        return torch.nn.functional.scaled_dot_product_attention(*args, **options)
+
+    monkeypatch.setattr(softmax_file, "scaled_dot_product_attention", fused)
+    return calls
+
+
+@pytest.mark.parametrize("prior", [None, "alibi"])
+@pytest.mark.parametrize("layout", [None, "right", "left"])
+@pytest.mark.parametrize("tgt_len", [1, 3, 6])
+@pytest.mark.parametrize("causal", [False, True])
+def test_softmax_makes_a_mask_only_where_the_flash_kernel_cannot_be_had(prior, layout, tgt_len, causal, monkeypatch):
+    mechanism = build_mechanism("softmax", num_heads=2, head_dim=4, **({"prior": prior} if prior else {})).double()
+    q, k, v = (torch.randn(3, 2, length, 4, dtype=torch.float64) for length in (tgt_len, 6, 6))
+    mask = None if layout is None else padding_mask((6, 4, 2), 6, layout)
+    calls = attentions(monkeypatch)
+    values = mechanism(q, k, v, None, mask, causal=causal).values
+    ((bias, is_causal),) = calls
+    assert is_causal == (causal and tgt_len == 6 and mask is None and prior is None)
+    needed = prior is not None or mask is not None or (causal and 1 < tgt_len < 6)
+    assert (bias is not None) == needed
+    expected = mechanism(q, k, v, None, mask, need_weights=True, causal=causal)
+    torch.testing.assert_close(values, expected.values, atol=1e-12, rtol=0)
+    assert not causal or expected.weights.triu(1 + 6 - tgt_len).eq(0).all()

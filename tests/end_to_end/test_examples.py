@@ -1,0 +1,35 @@
+"""The README's Python and examples/plug_and_play.py on a tiny model."""
+
+import re
+from functools import partial
+
+import fairseq_lot
+from tests.end_to_end.conftest import ROOT
+from tests.test_examples import program
+
+
+def test_plug_and_play(data, stock_checkpoint, capsys):
+    program("plug_and_play").main([str(stock_checkpoint), str(data / "bin"), "--steps", "2"])
+    lines = capsys.readouterr().out.splitlines()
+    names = [line.split(": ")[0] for line in lines if not line.startswith("  ")]
+    assert names == ["softmax", "LOT", "LOT, calibrated"]
+    masses = [[float(mass) for mass in re.findall(r"\d+\.\d+", line)] for line in lines if line.startswith("  ")]
+    for received in masses:  # rows sum to 1, so all keys together receive one each; a figure is rounded by 0.005
+        assert abs(sum(received) - len(received)) <= 0.005 * len(received) + 1e-6
+
+
+def test_ten_lines_of_the_readme(data, stock_checkpoint, capsys, monkeypatch):
+    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL).group(1)
+    assert len([line for line in code.splitlines() if line]) <= 10
+    for name, path in (
+        ("checkpoints/quickstart/transformer/base/checkpoint_best.pt", stock_checkpoint),
+        ("data-bin/synthetic", data / "bin"),
+    ):
+        assert name in code
+        code = code.replace(name, str(path))
+    short = partial(fairseq_lot.calibrate, steps=2, joint_steps=1, held_out=4)
+    monkeypatch.setattr(fairseq_lot, "calibrate", short, raising=False)
+    namespace = {}
+    exec(compile(code, "README.md", "exec"), namespace)
+    weights = namespace["seen"][0].weights
+    assert weights.shape[-1] == weights.shape[-2] and str(weights[0, 0]) in capsys.readouterr().out

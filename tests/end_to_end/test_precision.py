@@ -1,0 +1,80 @@
+"""Half precision where fairseq's own handling of it is not enough: parameters without a float32 copy, and --bf16."""
+
+import pytest
+import torch
+
+from fairseq_lot.errors import InputError
+from fairseq_lot.modules.multihead_attention import PluggableMultiheadAttention
+from tests.end_to_end.conftest import command, contents, generate, hypotheses, train
+from tests.plug_and_play import in_memory
+
+MEMORY_EFFICIENT = ("--memory-efficient-fp16", "--memory-efficient-bf16")
+LEARNT = {
+    "lot_transformer": "pivots",
+    "set_transformer": "pivots",
+    "diff_transformer": "lambda_q1",
+}
+
+
+@pytest.mark.parametrize("flag", MEMORY_EFFICIENT)
+@pytest.mark.parametrize("arch", LEARNT)
+def test_training_without_float32_copies_is_refused_where_the_attention_learns(arch, flag):
+    model = in_memory.load(arch, **{flag.strip("-").replace("-", "_"): True}).model
+    with pytest.raises(InputError, match=f"^{flag} keeps no float32 copy.*{LEARNT[arch]}.*use --{flag[-4:]}$"):
+        model.set_epoch(1)
+
+
+@pytest.mark.parametrize("arch", ["softmax_transformer", "sinkhorn_transformer", "esp_transformer"])
+def test_training_without_float32_copies_is_allowed_elsewhere(arch):
+    in_memory.load(arch, memory_efficient_fp16=True).model.set_epoch(1)
+    in_memory.load("lot_transformer", memory_efficient_fp16=False).model.set_epoch(1)
+
+
+def test_the_refusal_is_one_line(data, tmp_path):
+    words = (data / "bin", "-s", "de", "-t", "en", "--arch", "lot_transformer_small", "--user-dir", "fairseq_lot")
+    words += ("--cpu", "--save-dir", tmp_path, "--max-tokens", 400, "--optimizer", "adam", "--max-update", 2)
+    done = command("fairseq-train", *words, "--memory-efficient-bf16", check=False)
+    assert done.returncode == 2
+    errors = [line for line in done.stderr.splitlines() if "| INFO |" not in line]
+    assert len(errors) == 1
+    assert errors[0].startswith("fairseq_lot: error: --memory-efficient-bf16 keeps no float32 copy")
+    assert not contents(tmp_path)
+
+
+@pytest.mark.parametrize("model", ["stock_checkpoint", "lot_checkpoint"])
+def test_generation_heeds_bf16(model, data, request):
+    checkpoint = request.getfixturevalue(model)
+    found = {}
+    for flags in ((), ("--bf16",)):
+        dtypes = set()
+        handle = torch.nn.modules.module.register_module_forward_hook(
+            lambda module, args, output, dtypes=dtypes: (
+                dtypes.add(output.dtype) if isinstance(module, torch.nn.Linear) else None
+            )
+        )
+        try:
+            lines = hypotheses(generate(data / "bin", checkpoint, *flags))
+        finally:
+            handle.remove()
+        assert len(lines) == 120
+        found[dtypes.pop()] = lines
+        assert not dtypes
+    assert found.keys() == {torch.float32, torch.bfloat16}
+    assert found[torch.float32] != found[torch.bfloat16]
+
+
+@pytest.mark.slow
+def test_memory_efficient_training_of_softmax_goes_through(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # what fairseq compares a parameter's device with
+    seen = set()
+
+    def keep(module, args, output):
+        if isinstance(module, PluggableMultiheadAttention):
+            seen.add(output[0].dtype)
+
+    handle = torch.nn.modules.module.register_module_forward_hook(keep)
+    try:
+        train(data / "bin", tmp_path, "--arch", "softmax_transformer_small", "--memory-efficient-fp16", updates=2)
+    finally:
+        handle.remove()
+    assert seen == {torch.float16}

@@ -1,0 +1,128 @@
+"""Diagnosing models with random weights on random sentences, in memory."""
+
+import numpy as np
+import pytest
+import torch
+
+from fairseq_lot.attention.registry import MECHANISMS
+from fairseq_lot.errors import InputError
+from fairseq_lot.inspection.capture import capture
+from fairseq_lot.inspection.diagnose import diagnose, render
+from fairseq_lot.inspection.per_head import MEASURES
+from tests.plug_and_play.in_memory import HEADS, LAYERS, LENGTHS, load
+
+OPTIONS = {"sentences": 6, "batch": 3, "perturbations": 2, "seed": 1}
+BALANCED = {"sinkhorn_epsilon": 1.0, "sinkhorn_num_updates": 401}
+
+
+def sites(loaded, site):
+    return [row for row in diagnose(loaded, **OPTIONS)["rows"] if row["site"] == site]
+
+
+ATTENTIONS = [(name, differential) for name in MECHANISMS for differential in (False, True)]
+
+
+@pytest.mark.parametrize("name, differential", ATTENTIONS)
+def test_every_mechanism_has_a_row_per_site_layer_and_head(name, differential):
+    report = diagnose(load(attention=name, differential=differential), **OPTIONS)
+    heads = HEADS // 2 if differential else HEADS
+    places = [(row["site"], row["layer"], row["head"]) for row in report["rows"]]
+    expected = [(s, x, h) for s in ("encoder", "cross", "decoder") for x in range(LAYERS) for h in range(heads)]
+    assert places == expected and report["sentences"] == len(LENGTHS)
+    for row in report["rows"]:
+        listed = name if row["site"] == "encoder" else "softmax"
+        assert row["attention"] == ("differential " if differential else "") + listed
+        assert row["signed"] == differential
+        assert all(np.isfinite(row[measure]) for measure in MEASURES)
+        if not differential:
+            assert row["entropy"] >= 0 and 0 <= row["softmax_distance"] <= 2 + 1e-5
+            assert row["receiver_min"] <= 1 + 1e-5 <= row["receiver_max"] + 2e-5
+        if listed == "softmax":
+            assert row["softmax_distance"] < 1e-5
+    assert [row["layer"] for row in report["certificates"]] == list(range(LAYERS))
+    assert all(0 < row["plan_ratio"] <= 1 and 0 < row["output_ratio"] <= 1 for row in report["certificates"])
+
+
+def test_softmax_is_not_balanced_and_sinkhorn_is():
+    for row in sites(load("transformer"), "encoder"):
+        assert row["marginal_error"] > 0.05 and row["imbalance"] > 0.05 and row["mean_shift"] > 1e-3
+    for row in sites(load(attention="sinkhorn", **BALANCED), "encoder"):
+        assert row["marginal_error"] < 1e-4 and row["imbalance"] < 1e-3 and row["mean_shift"] < 1e-4
+        assert row["softmax_distance"] > 0.01
+
+
+def test_stock_and_pluggable_softmax_measure_the_same():
+    stock, ours = load("transformer"), load(attention="softmax")
+    ours.model.load_state_dict(stock.model.state_dict())
+    for first, second in zip(diagnose(stock, **OPTIONS)["rows"], diagnose(ours, **OPTIONS)["rows"], strict=True):
+        assert first == pytest.approx(second, abs=1e-5)
+
+
+@pytest.mark.parametrize("name, differential", [*ATTENTIONS, ("transformer", False)])
+def test_padding_does_not_show(name, differential):
+    loaded = load("transformer") if name == "transformer" else load(attention=name, differential=differential)
+    padded = diagnose(loaded, **{**OPTIONS, "batch": 6})
+    alone = diagnose(loaded, **{**OPTIONS, "batch": 1})
+    for first, second in zip(padded["rows"], alone["rows"], strict=True):
+        assert first == pytest.approx(second, abs=2e-4)
+    for first, second in zip(padded["certificates"], alone["certificates"], strict=True):
+        assert first == pytest.approx(second, abs=1e-3)
+
+
+@pytest.mark.parametrize("arch, options", [("transformer", {}), ("lot_transformer", {"attention": "lot"})])
+def test_captured_plans_are_what_the_model_does(arch, options):
+    loaded = load(arch, **options)
+    sample = loaded.dataset.collater([loaded.dataset[i] for i in range(6)])["net_input"]
+    with torch.no_grad():
+        expected, _ = loaded.model(**sample)
+        with capture(loaded.model) as seen:
+            found, _ = loaded.model(**sample)
+        again, _ = loaded.model(**sample)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    assert torch.equal(again, expected) and len(seen) == 3 * LAYERS, "the hooks are gone"
+    # the decoder's last cross-attention is what fairseq itself returns as alignment
+    with torch.no_grad():
+        state = loaded.model.encoder(sample["src_tokens"], sample["src_lengths"])
+        _, extra = loaded.model.decoder(sample["prev_output_tokens"], encoder_out=state, full_context_alignment=False)
+    cross = next(x for x in seen if x.site == "cross" and x.layer == LAYERS - 1)
+    torch.testing.assert_close(cross.weights.mean(1), extra["attn"][0], atol=1e-6, rtol=0)
+    assert [x.causal for x in seen] == [x.site == "decoder" for x in seen]
+    assert next(x for x in seen if x.site == "decoder").weights.triu(1).eq(0).all()
+
+
+def test_same_seed_same_sentences():
+    loaded = load()
+    first = diagnose(loaded, **{**OPTIONS, "sentences": 3})
+    assert first == diagnose(loaded, **{**OPTIONS, "sentences": 3})
+    assert first["rows"] != diagnose(loaded, **{**OPTIONS, "sentences": 3, "seed": 2})["rows"]
+    assert first["sentences"] == 3
+
+
+def test_no_perturbations_no_certificates():
+    report = diagnose(load(), **{**OPTIONS, "perturbations": 0})
+    assert report["certificates"] == [] and "(31)" not in render(report, title="")
+
+
+def test_the_table_says_that_differential_attention_is_signed():
+    assert "signed" in render(diagnose(load(attention="lot", differential=True), **OPTIONS), title="")
+    assert "signed" not in render(diagnose(load(), **OPTIONS), title="")
+
+
+def test_damaged_weights_are_an_error():
+    loaded = load()
+    with torch.no_grad():
+        loaded.model.encoder.layers[1].self_attn.v_proj.weight[0, 0] = float("nan")
+    with pytest.raises(InputError, match="model.pt: the attention at encoder, layer 1 is not finite"):
+        diagnose(loaded, **OPTIONS)
+
+
+def test_sentences_that_the_model_cannot_take_are_left_out():
+    report = diagnose(load(max_source_positions=6, max_target_positions=1024), **OPTIONS)
+    assert report["sentences"] == sum(length <= 6 for length in LENGTHS)
+    with pytest.raises(InputError, match="no sentence fits"):
+        diagnose(load(max_source_positions=2, max_target_positions=1024), **OPTIONS)
+
+
+def test_sentences_of_one_piece():
+    for row in diagnose(load(lengths=(1, 1, 2)), **OPTIONS)["rows"]:
+        assert all(np.isfinite(row[measure]) for measure in MEASURES)

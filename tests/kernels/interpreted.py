@@ -1,0 +1,479 @@
+"""The kernels in Triton's interpreter, on CPU tensors; ``test_interpreter.py`` runs this in a process of its own.
+
+The interpreter runs what the kernels say, block by block. It shows neither races nor what the tensor cores round.
+"""
+
+import os
+import warnings
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fairseq_lot.attention import reference
+from fairseq_lot.attention.registry import build_mechanism
+from fairseq_lot.errors import InputError
+from fairseq_lot.kernels import choice, launch, naive, tiles
+from fairseq_lot.kernels import lot as lot_kernels
+from fairseq_lot.kernels import sinkhorn as sinkhorn_kernels
+
+assert os.environ["TRITON_INTERPRET"] == "1"
+
+LOT_NAMES = ["values", "grad_q", "grad_k", "grad_v", "grad_pivots", "grad_log_masses"]
+SINKHORN_NAMES = ["conditional", "grad_scores", "grad_log_a", "grad_log_b"]
+HALVES = [torch.float16, torch.bfloat16]
+
+
+@pytest.fixture(autouse=True)
+def no_numerical_warnings():
+    """An inf · 0 or an overflow in a kernel is a warning of the interpreter; here it is an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        yield
+
+
+def split_from(monkeypatch, length):
+    monkeypatch.setattr(launch, "_processors", lambda device: 100)
+    monkeypatch.setattr(launch, "SHORTEST_PART", length)
+
+
+def pads(n, *ranges):
+    """A mask of one row for each range of pads."""
+    mask = torch.zeros(len(ranges), n, dtype=torch.bool)
+    for row, (first, last) in zip(mask, ranges, strict=True):
+        row[first:last] = True
+    return mask
+
+
+def draw(n, m, r, d, *, dv=None, heads=1, dtype=torch.float32, size=1.0):
+    """q, k, v, pivots and log masses of two sentences, laid out as projections leave them."""
+    q, k, v = (
+        torch.randn(length, 2, heads, width).mul(factor).permute(1, 2, 0, 3).to(dtype)
+        for length, width, factor in ((n, d, size), (m, d, size), (m, dv or d, 1.0))
+    )
+    pivots = (d**0.25 * torch.randn(heads, r, d)).to(dtype)
+    return [q, k, v, pivots, torch.randn(heads, r).log_softmax(-1)]
+
+
+def with_gradients(function, inputs, weights):
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    values = function(*leaves)
+    grads = torch.autograd.grad(values, leaves, weights.to(values.dtype), allow_unused=True)
+    return [values, *(torch.zeros_like(x) if g is None else g for x, g in zip(leaves, grads, strict=True))]
+
+
+def twin(q, k, v, pivots, log_masses, query_pads, key_pads, *, scale, query_updates, key_updates):
+    """The plain loops of ``reference``, on the real tokens of each sentence and head."""
+    values = torch.zeros(*q.shape[:3], v.size(-1), dtype=q.dtype)
+    for sentence in range(q.size(0)):
+        of_q = torch.ones(q.size(2), dtype=torch.bool) if query_pads is None else ~query_pads[sentence]
+        of_k = torch.ones(k.size(2), dtype=torch.bool) if key_pads is None else ~key_pads[sentence]
+        if not of_q.any() or not of_k.any():
+            continue
+        for head in range(q.size(1)):
+            plan = reference.lot_plan(
+                q[sentence, head][of_q],
+                k[sentence, head][of_k],
+                pivots[head],
+                log_masses[head],
+                epsilon=q.size(-1) ** -0.5 / scale,
+                num_updates=key_updates,
+                query_updates=query_updates,
+            )
+            attention = of_q.sum() * plan @ v[sentence, head][of_k]
+            values[sentence, head] = values[sentence, head].index_put((of_q.nonzero().squeeze(1),), attention)
+    return values
+
+
+def opened(*inputs, **options):
+    """``naive.lot``, whose sentences all need a token; the values of those of pads alone are zero."""
+    *tensors, query_pads, key_pads = inputs
+    bsz, _, n, _ = tensors[0].shape
+    query_pads = torch.zeros(bsz, n, dtype=torch.bool) if query_pads is None else query_pads
+    key_pads = torch.zeros(bsz, tensors[1].size(2), dtype=torch.bool) if key_pads is None else key_pads
+    some_query, some_key = (~mask.all(-1, keepdim=True) for mask in (query_pads, key_pads))
+    values = naive.lot(*tensors, query_pads & some_query, key_pads & some_key, **options)
+    return values.masked_fill((query_pads | ~some_key)[:, None, :, None], 0.0)
+
+
+def check(results, exact, plain, names, *, scores, updates, dtypes):
+    """No further from float64 than float32 allows.
+
+    Every potential knows the scores to eps, once for each update; where a gradient all but vanishes, or huge factors
+    cancel in it, four times the error of plain torch in float32, ``plain``. A half precision rounds the results.
+    """
+    eps = torch.finfo(torch.float32).eps * (1 + scores) * updates
+    whole = torch.cat([x.flatten() for x in exact[1:]]).norm()
+    for name, result, wish, other, dtype in zip(names, results, exact, plain, dtypes, strict=True):
+        rounding = 0.0 if dtype == torch.float32 else torch.finfo(dtype).eps
+        floor = 0.1 * whole if name.startswith("grad") else 0.0  # a gradient that is zero has errors of the others
+        allowed = eps * max(wish.norm(), floor) + rounding * wish.norm() + 4 * (other.double() - wish).norm()
+        error = (result.double() - wish).norm()
+        assert error <= allowed, (name, error, allowed, wish.norm())
+
+
+def check_lot(T, Tq, n, m, r, d, query_pads=None, key_pads=None, *, expected=twin, scale=None, **drawing):
+    inputs = draw(n, m, r, d, **drawing)
+    options = {"scale": scale or d**-0.5, "query_updates": Tq, "key_updates": T}
+    weights = torch.randn(2, inputs[0].size(1), n, inputs[2].size(-1)).to(inputs[0].dtype)
+    run = lot_kernels.lot
+    results = with_gradients(lambda *x: run(*x, query_pads, key_pads, **options), inputs, weights)
+    doubles = [x.double() for x in inputs]
+    exact = with_gradients(lambda *x: expected(*x, query_pads, key_pads, **options), doubles, weights.double())
+    plain = with_gradients(
+        lambda *x: opened(*x, query_pads, key_pads, **options), [x.float() for x in inputs], weights.float()
+    )
+    q, k, pivots = doubles[0], doubles[1], doubles[3]
+    scores = max((options["scale"] * x @ pivots.transpose(-1, -2)).abs().max() for x in (q, k))
+    dtypes = [inputs[2].dtype, *(x.dtype for x in inputs)]
+    check(results, exact, plain, LOT_NAMES, scores=scores, updates=T + Tq, dtypes=dtypes)
+
+
+def test_values_and_gradients():
+    check_lot(5, 5, 5, 6, 6, 16, pads(5, (3, 5), (0, 0)), pads(6, (0, 0), (0, 2)))
+
+
+def test_even_and_few_updates():
+    check_lot(2, 4, 4, 3, 3, 16)
+    check_lot(1, 1, 3, 4, 3, 16)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_half_precision(dtype):
+    check_lot(3, 5, 4, 3, 3, 16, pads(4, (3, 4), (0, 0)), dtype=dtype)
+
+
+def test_a_sentence_of_pads_alone():
+    check_lot(5, 5, 4, 4, 3, 16, pads(4, (0, 4), (0, 1)), pads(4, (0, 1), (0, 0)))
+    check_lot(4, 5, 4, 4, 3, 16, pads(4, (0, 0), (0, 1)), pads(4, (0, 1), (0, 4)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("Tq", [1, 2, 3, 4, 5, 6, 15])
+@pytest.mark.parametrize("T", [1, 2, 3, 4, 5, 6, 15])
+def test_all_numbers_of_updates(T, Tq):
+    check_lot(T, Tq, 5, 7, 6, 16, pads(5, (3, 5), (0, 0)), pads(7, (0, 0), (0, 2)), heads=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
+@pytest.mark.parametrize(("d", "dv"), [(16, 16), (20, 24), (24, 16), (32, 64), (64, 64), (128, 128)])
+def test_widths(d, dv, dtype):
+    check_lot(5, 4, 6, 5, 7, d, pads(6, (5, 6), (0, 0)), dv=dv, dtype=dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("r", [1, 2, 15, 16, 17, 32, 50, 64])
+def test_pivots(r):
+    check_lot(5, 5, 5, 4, r, 16, None, pads(4, (0, 1), (0, 0)), heads=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
+@pytest.mark.parametrize(("n", "m"), [(1, 1), (1, 9), (9, 1), (17, 33), (33, 16)])
+def test_lengths(n, m, dtype):
+    check_lot(5, 5, n, m, 6, 16, pads(n, (n // 2, n // 2), (0, n // 3)), pads(m, (m // 2 + 1, m), (0, 0)), dtype=dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1e-3, 30.0, 1e3, 1e4])
+@pytest.mark.parametrize(("T", "Tq"), [(5, 5), (4, 1), (15, 15)])
+def test_extreme_scores(T, Tq, size):
+    check_lot(T, Tq, 6, 7, 5, 16, pads(6, (4, 6), (0, 0)), pads(7, (0, 0), (0, 3)), size=size)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e4])
+def test_rows_sum_to_one_however_large_the_scores(size):
+    q, k, v, *held = draw(6, 7, 5, 16, size=size)
+    options = {"scale": 0.25, "query_updates": 5, "key_updates": 4}
+    values = lot_kernels.lot(q, k, torch.ones_like(v), *held, None, None, **options)
+    # sums of at most 7 products, each with a few roundings
+    assert (values - 1).abs().max() <= 32 * torch.finfo(torch.float32).eps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("T", "Tq"), [(1, 1), (2, 3), (5, 5), (6, 4)])
+def test_tokens_split_among_programs(T, Tq, monkeypatch):
+    split_from(monkeypatch, 64)
+    assert launch.num_parts(2, 150, torch.device("cpu")) == (2, 128)
+    # a part without a real token, on either side, and a sentence of pads alone
+    query_pads, key_pads = pads(150, (120, 150), (0, 150)), pads(200, (0, 130), (150, 200))
+    check_lot(T, Tq, 150, 200, 6, 16, query_pads, key_pads, expected=opened)
+
+
+def test_what_stands_in_pads_is_never_read():
+    query_pads, key_pads = pads(5, (3, 5), (0, 1)), pads(4, (0, 1), (3, 4))
+    inputs = draw(5, 4, 3, 16)
+    options = {"scale": 0.25, "query_updates": 3, "key_updates": 3}
+    clean, dirty = (
+        [x.masked_fill(mask[:, None, :, None], value) for x, mask in zip(inputs, masks, strict=False)] + inputs[3:]
+        for value, masks in ((value, (query_pads, key_pads, key_pads)) for value in (0.0, torch.nan))
+    )
+    weights = torch.randn(2, 1, 5, 16)
+    run = lot_kernels.lot
+    results = [with_gradients(lambda *x: run(*x, query_pads, key_pads, **options), x, weights) for x in (clean, dirty)]
+    for first, second in zip(*results, strict=True):
+        assert torch.equal(first, second)
+
+
+@triton.jit
+def _mask_of(OUT, seed, dropout, g, n, R: tl.constexpr, N: tl.constexpr):
+    i, t = tl.arange(0, N), tl.arange(0, R)
+    kept = lot_kernels._kept(seed, dropout, g, n, i, t, R)
+    tl.store(OUT + i[:, None] * R + t[None, :], kept, mask=(i < n)[:, None])
+
+
+@pytest.mark.parametrize("Tq", [1, 4])
+def test_dropout_is_of_the_query_side_and_the_same_in_the_gradient(Tq):
+    n, r, dropout = 6, 5, 0.3
+    inputs, weights = draw(n, 4, r, 16), torch.randn(2, 1, n, 16)
+    options = {"scale": 0.25, "query_updates": Tq, "key_updates": 3}
+    torch.manual_seed(3)
+    run = lot_kernels.lot
+    results = with_gradients(lambda *x: run(*x, None, None, **options, dropout=dropout), inputs, weights)
+    torch.manual_seed(3)
+    seed, kept = int(torch.randint(2**31 - 1, ())), torch.zeros(2, 1, n, 16)
+    for sentence in range(2):
+        _mask_of[(1,)](kept[sentence], seed, dropout, sentence, n, R=16, N=8)
+
+    def dropped(q, k, v, pivots, log_masses):
+        query_scores, key_scores = (0.25 * x @ pivots.transpose(-1, -2) for x in (q, k))
+        none = torch.zeros(1, dtype=q.dtype)
+        first = naive.sinkhorn(query_scores, none.expand(n), log_masses, num_updates=Tq)
+        second = naive.sinkhorn(key_scores.transpose(-1, -2), log_masses, none.expand(4), num_updates=3)
+        return (first * kept[..., :r].to(q.dtype)) @ (second @ v)
+
+    exact = with_gradients(dropped, [x.double() for x in inputs], weights.double())
+    plain = with_gradients(dropped, inputs, weights)
+    check(results, exact, plain, LOT_NAMES, scores=5.0, updates=Tq + 3, dtypes=[torch.float32] * 6)
+
+
+def test_dropout_keeps_as_much_as_it_should():
+    kept = torch.zeros(2, 1024, 32)
+    for sentence in range(2):
+        _mask_of[(1,)](kept[sentence], 7, 0.3, sentence, 1024, R=32, N=1024)
+    assert sorted(kept.unique().tolist()) == pytest.approx([0.0, 1 / 0.7])
+    share = (kept > 0).double().mean(-1).mean(-1)
+    # four standard deviations of the mean of 2 ** 15 draws
+    assert (share - 0.7).abs().max() <= 4 * (0.3 * 0.7 / 2**15) ** 0.5
+    assert not torch.equal(kept[0], kept[1])
+
+
+class Counted:
+    """A kernel that counts its launches."""
+
+    def __init__(self, kernel):
+        self.kernel, self.launches = kernel, 0
+
+    def __getitem__(self, grid):
+        self.launches += 1
+        return self.kernel[grid]
+
+
+class Sizes(TorchDispatchMode):
+    """Remembers the bytes of the largest tensor that an operation returned."""
+
+    def __init__(self):
+        super().__init__()
+        self.largest = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if torch.is_tensor(result):
+            self.largest = max(self.largest, result.numel() * result.element_size())
+        return result
+
+
+def test_two_launches_each_and_no_matrix_of_tokens_and_pivots(monkeypatch):
+    names = ["key_forward", "query_forward", "query_backward", "key_backward"]
+    for name in names:
+        monkeypatch.setattr(lot_kernels, name, Counted(getattr(lot_kernels, name)))
+    inputs = [x.requires_grad_() for x in draw(40, 40, 32, 16)]
+    with Sizes() as sizes:
+        values = lot_kernels.lot(*inputs, None, None, scale=0.25, query_updates=5, key_updates=5)
+        values.sum().backward()
+    assert [getattr(lot_kernels, name).launches for name in names] == [1, 1, 1, 1]
+    assert 0 < sizes.largest < 2 * 40 * 32 * torch.float32.itemsize
+
+
+@pytest.mark.slow
+def test_six_launches_forward_where_tokens_are_split(monkeypatch):
+    split_from(monkeypatch, 64)
+    names = ["key_forward", "query_forward"]
+    for name in names:
+        monkeypatch.setattr(lot_kernels, name, Counted(getattr(lot_kernels, name)))
+    lot_kernels.lot(*draw(130, 130, 3, 16), None, None, scale=0.25, query_updates=5, key_updates=5)
+    assert [getattr(lot_kernels, name).launches for name in names] == [3, 3]
+
+
+def check_sinkhorn(T, n, m, *, row_pads=None, size=1.0, transposed=False):
+    scores = size * torch.randn(2, 2, n, m)
+    if transposed:
+        scores = scores.transpose(-1, -2).contiguous().transpose(-1, -2)
+    log_a = torch.zeros(2, 1, n) if row_pads is None else torch.zeros(2, n).masked_fill(row_pads, -torch.inf)[:, None]
+    inputs = [scores, log_a.log_softmax(-1), torch.randn(2, m).log_softmax(-1)]
+    weights = torch.randn(2, 2, n, m)
+    run = sinkhorn_kernels.sinkhorn
+    results = with_gradients(lambda *x: run(*x, num_updates=T), inputs, weights)
+    assert results[0].stride() == scores.stride()
+
+    def plain(scores, log_a, log_b):
+        rows = []
+        for sentence in range(2):
+            for head in range(2):
+                marginals = log_a[sentence, 0].exp(), log_b[head].exp()
+                plan = reference.entropic_plan(scores[sentence, head], *marginals, T)
+                rows.append(plan / plan.sum(-1, keepdim=True))
+        return torch.stack(rows).view(scores.shape)
+
+    # the loops know no massless rows: these are compared with the plain operations of torch
+    expected = plain if row_pads is None else lambda *x: naive.sinkhorn(*x, num_updates=T)
+    exact = with_gradients(expected, [x.double() for x in inputs], weights.double())
+    float32 = with_gradients(lambda *x: naive.sinkhorn(*x, num_updates=T), inputs, weights)
+    check(results, exact, float32, SINKHORN_NAMES, scores=scores.abs().max(), updates=T, dtypes=[torch.float32] * 4)
+
+
+@pytest.mark.parametrize(("n", "m"), [(6, 3), (3, 6)])
+@pytest.mark.parametrize("T", [2, 5])
+def test_solver(T, n, m):
+    check_sinkhorn(T, n, m)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("n", "m"), [(20, 7), (7, 20), (12, 12), (1, 5), (5, 1), (40, 33), (33, 40)])
+@pytest.mark.parametrize("T", [1, 2, 3, 4, 5, 6, 15])
+def test_solver_with_pads(T, n, m):
+    check_sinkhorn(T, n, m, row_pads=pads(n, (n - n // 3, n), (0, n // 4)), transposed=T % 2 == 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [30.0, 1e3])
+@pytest.mark.parametrize(("n", "m"), [(9, 8), (8, 9)])
+def test_solver_with_extreme_scores(n, m, size):
+    check_sinkhorn(5, n, m, size=size)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("n", "m"), [(150, 20), (20, 150)])
+@pytest.mark.parametrize("T", [1, 2, 5, 6])
+def test_solver_with_tokens_split(T, n, m, monkeypatch):
+    split_from(monkeypatch, 64)
+    assert launch.num_parts(4, 150, torch.device("cpu")) == (2, 128)
+    check_sinkhorn(T, n, m, row_pads=pads(n, (n - n // 3, n), (0, 0)))
+
+
+MECHANISMS = {
+    "lot": {"num_pivots": 6},
+    "lot-convolution": {"num_pivots": 6, "conv_kernel": 3},
+    "lot-tempered": {"num_pivots": 6, "mass_temperature": 0.3, "epsilon": 0.5, "query_updates": 1},
+    "set": {"num_pivots": 6},
+    "sinkhorn": {},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_mechanisms_give_the_same_through_kernels(name, monkeypatch):
+    mechanism = build_mechanism(name.split("-")[0], num_heads=2, head_dim=4, **MECHANISMS[name])
+    x, mask = torch.randn(2, 2, 5, 4), pads(5, (4, 5), (0, 5))
+    results, used = [], []
+    for mode in ("off", "on"):
+        monkeypatch.setenv(choice.VARIABLE, mode)
+        leaf = x.clone().requires_grad_()
+        values = mechanism(leaf, leaf, leaf, mask, mask).values
+        learnt = [leaf, *mechanism.parameters()]
+        results.append([values, *torch.autograd.grad(values.square().sum(), learnt, allow_unused=True)])
+        used.append(type(values.grad_fn).__name__)
+    for plain, fused in zip(*results, strict=True):
+        torch.testing.assert_close(fused, plain, atol=1e-5, rtol=1e-4)
+    kinds = {key[0] for key, failure in choice._tested.items() if failure is None}
+    assert name.split("-")[0] in kinds or "sinkhorn" in kinds
+
+
+@pytest.fixture
+def untested(monkeypatch):
+    monkeypatch.setattr(choice, "_tested", {})
+
+
+OPTIONS = {"scale": 0.25, "query_updates": 3, "key_updates": 3}
+
+
+@triton.jit
+def _without_log_masses(log_masses, top, log_total, number):
+    return tl.where(number < 0, 0.0, -(top + log_total))
+
+
+@triton.jit
+def _without_the_tokens_part(shares, grad_f):
+    return shares * 0.0
+
+
+def _raises(*_):
+    raise RuntimeError("no such instruction\nand more")
+
+
+BROKEN = {
+    "values": ("pivot_potential", _without_log_masses),
+    "gradient": ("undo_tokens", _without_the_tokens_part),
+    "exception": ("key_forward", {(4, 1): _raises}),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_a_broken_kernel_is_replaced_after_one_warning(fault, untested, monkeypatch):
+    name, broken = BROKEN[fault]
+    for module in (lot_kernels, tiles):
+        if hasattr(module, name):
+            monkeypatch.setattr(module, name, broken)
+    inputs = draw(5, 5, 3, 16)
+    monkeypatch.setenv(choice.VARIABLE, "auto")
+    with pytest.warns(UserWarning, match="plain torch instead of the lot kernel on cpu") as warned:
+        assert choice.lot(*inputs, None, None, **OPTIONS) is None
+    assert len(warned) == 1 and "\n" not in str(warned[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert choice.lot(*inputs, None, None, **OPTIONS) is None
+    monkeypatch.setenv(choice.VARIABLE, "on")
+    with pytest.raises(InputError, match="^FAIRSEQ_LOT_KERNELS=on, but the lot kernel cannot be used: .*$"):
+        choice.lot(*inputs, None, None, **OPTIONS)
+
+
+def test_a_broken_solver_is_replaced_after_one_warning(untested, monkeypatch):
+    for module in (sinkhorn_kernels, tiles):
+        monkeypatch.setattr(module, "pivot_potential", _without_log_masses)
+    log_a, log_b = torch.zeros(5).log_softmax(-1), torch.randn(4).log_softmax(-1)
+    with pytest.warns(UserWarning, match="plain torch instead of the sinkhorn kernel"):
+        assert choice.sinkhorn(torch.randn(2, 2, 5, 4), log_a, log_b, num_updates=5) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_a_sound_kernel_passes_its_test(dtype, dropout):
+    updates = {"query_updates": 2, "key_updates": 3}
+    assert choice._lot_error(torch.device("cpu"), [dtype] * 4, 3, 16, 16, updates, dropout) <= 1
+
+
+@pytest.mark.parametrize(
+    ("inputs", "reason"),
+    [
+        ((4, 4, 65, 16), "r is 65, more than 64"),
+        ((4, 4, 3, 129), "head_dim is 129, more than 128"),
+        ((4, 4, 64, 128), "r = 64 pivots of width 128 are too many for one program"),
+    ],
+)
+def test_sizes_beyond_the_kernels_are_named(inputs, reason, monkeypatch):
+    monkeypatch.setenv(choice.VARIABLE, "on")
+    with pytest.raises(InputError, match=f"cannot be used: {reason}; set it to auto or off$"):
+        choice.lot(*draw(*inputs), None, None, **OPTIONS)
+    monkeypatch.setenv(choice.VARIABLE, "auto")
+    assert choice.lot(*draw(*inputs), None, None, **OPTIONS) is None
+
+
+def test_float64_has_no_kernel(monkeypatch):
+    monkeypatch.setenv(choice.VARIABLE, "on")
+    inputs = [x.double() for x in draw(4, 4, 3, 16)]
+    with pytest.raises(InputError, match="there is none for float64"):
+        choice.lot(*inputs, None, None, **OPTIONS)

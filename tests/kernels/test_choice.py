@@ -1,0 +1,79 @@
+"""Where kernels are used: what the environment variable says, and what a machine without CUDA answers."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fairseq_lot.attention.registry import build_mechanism
+from fairseq_lot.errors import InputError
+from fairseq_lot.kernels import choice
+
+
+@pytest.fixture
+def mode(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    return lambda value: monkeypatch.setenv(choice.VARIABLE, value)
+
+
+def attend(name="lot", **arguments):
+    x = torch.randn(2, 2, 5, 4)
+    return build_mechanism(name, num_heads=2, head_dim=4)(x, x, x, **arguments)
+
+
+def test_an_unknown_value_is_refused(mode):
+    mode("fast")
+    with pytest.raises(InputError, match="^FAIRSEQ_LOT_KERNELS must be auto, off or on, got 'fast'$"):
+        attend()
+
+
+@pytest.mark.parametrize("name", ["lot", "set", "sinkhorn"])
+def test_kernels_asked_for_on_the_cpu_are_refused_with_the_reason(name, mode, monkeypatch):
+    mode("on")
+    monkeypatch.setattr(choice.importlib.util, "find_spec", lambda name: object())
+    expected = "cannot be used: the tensors are on cpu, not on a CUDA device; set it to auto or off$"
+    with pytest.raises(InputError, match=expected):
+        attend(name)
+
+
+def test_a_missing_triton_is_the_reason(mode, monkeypatch):
+    mode("on")
+    monkeypatch.setattr(choice.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match="cannot be used: triton is not installed; set it to auto or off$"):
+        attend()
+
+
+def test_an_old_device_is_the_reason(monkeypatch):
+    monkeypatch.setattr(choice.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    for capability, expected in (((7, 5), "cuda:0 has compute capability 7.5, 8.0 is needed"), ((8, 0), None)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, capability=capability: capability)
+        assert choice._unavailable(torch.device("cuda:0")) == expected
+
+
+def test_what_has_no_kernel_is_computed_even_if_they_are_on(mode):
+    mode("on")
+    softmax = attend("softmax")
+    assert softmax.values.isfinite().all()
+    x = torch.randn(2, 2, 5, 4)
+    causal = build_mechanism("lot", num_heads=2, head_dim=4, query_updates=1)(x, x, x, causal=True)
+    assert causal.values.isfinite().all()
+
+
+@pytest.mark.parametrize("value", ["auto", "off"])
+def test_on_the_cpu_triton_is_not_even_imported(value):
+    code = (
+        "import sys, torch\n"
+        "from fairseq_lot.attention.registry import build_mechanism\n"
+        "x = torch.randn(2, 2, 5, 4)\n"
+        "build_mechanism('lot', num_heads=2, head_dim=4)(x, x, x)\n"
+        "sys.exit(str([name for name in sys.modules if name in ('triton', 'fairseq_lot.kernels.lot')] or ''))"
+    )
+    environment = {**os.environ, choice.VARIABLE: value}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=Path(__file__).parents[2], capture_output=True, text=True
+    )
+    assert done.stderr.strip() == ""

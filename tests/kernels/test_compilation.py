@@ -1,0 +1,87 @@
+"""The kernels compiled for sm_80 and sm_90, without a GPU, by Triton and the assembler that comes with it."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+triton = pytest.importorskip("triton", reason="no triton: pip install -e '.[kernels-test]'")
+from triton.backends import nvidia  # noqa: E402
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from fairseq_lot.kernels import lot, sinkhorn  # noqa: E402
+
+PTXAS = Path(nvidia.__file__).parent / "bin" / "ptxas"
+# of the inputs' type; every other matrix is float32
+INPUTS = {"Q", "K", "V", "Z", "GRAD_O", "GRAD_Q", "GRAD_K", "GRAD_V"}
+OUTPUT = ("OUT", lot.query_forward)
+NUMBERS = {"scale": "fp32", "dropout": "fp32"}
+# bytes that a thread may write out of its registers: nothing forward; backward about what Triton 3.8 was found to need,
+# at most 132 with 32 pivots, while with 64 the assembler of sm_80 writes 3,204
+FEW, MANY = 256, 4096
+SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes of shared memory for one program
+
+pytestmark = pytest.mark.slow
+
+
+def resources(kernel, target, dtype, warps, folder, **constants):
+    """Bytes spilled by a thread and bytes of shared memory of a program."""
+    constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
+    signature, aligned = {}, {}
+    for place, name in enumerate(kernel.arg_names):
+        if name in constants:
+            signature[name] = "constexpr"
+        elif name.isupper():
+            signature[name] = (
+                "*u8" if name == "PADS" else f"*{dtype if name in INPUTS or (name, kernel) == OUTPUT else 'fp32'}"
+            )
+            aligned[(place,)] = [["tt.divisibility", 16]]
+        else:
+            signature[name] = NUMBERS.get(name, "i32")
+            if name in ("d", "dv") or re.fullmatch("s[qkv][bhn]", name):
+                aligned[(place,)] = [["tt.divisibility", 16]]
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
+    compiled = triton.compile(source, target=GPUTarget("cuda", target, 32), options={"num_warps": warps})
+    (folder / "kernel.ptx").write_text(compiled.asm["ptx"])
+    architecture = f"sm_{target}a" if target == 90 else f"sm_{target}"
+    command = [PTXAS, "-v", f"--gpu-name={architecture}", folder / "kernel.ptx", "-o", folder / "kernel.cubin"]
+    report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    spilled = int(re.search(r"(\d+) bytes spill stores", report)[1])
+    return spilled, compiled.metadata.shared
+
+
+def check(kernel, target, *arguments, **constants):
+    spilled, shared = resources(kernel, target, *arguments, **constants)
+    if kernel.__name__.endswith("_forward"):
+        assert spilled == 0
+    else:
+        assert spilled <= (MANY if constants["R"] == 64 and target == 80 else FEW)
+    assert shared <= SHARED[target]
+
+
+FLAGS = {"TOKENS_FIRST": True, "VALUES": True, "BEGIN": True, "FINISH": True, "HAS_PADS": True}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("target", [80, 90])
+@pytest.mark.parametrize(("r", "d", "dtype"), [(32, 64, "fp16"), (32, 64, "fp32"), (32, 128, "fp16"), (64, 64, "bf16")])
+@pytest.mark.parametrize("kernel", ["key_forward", "query_forward", "query_backward", "key_backward"])
+def test_lot(kernel, r, d, dtype, target, tmp_path):
+    sizes = {"R": r, "D": d, "DV": d, "BLOCK": lot.BLOCK, "PRECISION": "tf32x3", "DROPS": dtype == "bf16"}
+    check(getattr(lot, kernel), target, dtype, lot.WARPS, tmp_path, **FLAGS, **sizes)
+
+
+@pytest.mark.parametrize("target", [80, 90])
+@pytest.mark.parametrize("held", [32, 1024])
+@pytest.mark.parametrize("exact", [False, True], ids=["tokens exact", "pivots exact"])
+@pytest.mark.parametrize("kernel", ["solve_forward", "solve_backward"])
+def test_solver(kernel, exact, held, target, tmp_path):
+    block, warps = sinkhorn.block_of(held)
+    sizes = {"R": held, "BLOCK": block, "PIVOTS_EXACT": exact}
+    check(getattr(sinkhorn, kernel), target, "fp32", warps, tmp_path, **FLAGS, **sizes, ssm=1, scm=1, sgm=1)

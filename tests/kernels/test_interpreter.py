@@ -1,0 +1,37 @@
+"""The kernels against the slow twins, in Triton's interpreter, which must be chosen before Triton is imported."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="no triton: pip install -e '.[kernels-test]'"
+)
+
+
+def run(chosen):
+    here = Path(__file__)
+    command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider", "-m", chosen]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [*command, str(here.with_name("interpreted.py"))],
+        cwd=here.parents[2],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-1000:]
+    assert " passed" in done.stdout
+
+
+def test_a_few_cases():
+    run("not slow")
+
+
+@pytest.mark.slow
+def test_the_whole_grid():
+    run("slow")

@@ -1,0 +1,264 @@
+"""Flat options: generated for every field of every mechanism, read back, and refused with the reason."""
+
+import argparse
+import dataclasses
+import re
+
+import pytest
+
+from fairseq_lot.attention.differential import Differential, scheduled_lambda_init
+from fairseq_lot.attention.options import SITES
+from fairseq_lot.attention.registry import MECHANISMS, build_options
+from fairseq_lot.modules.flat_options import (
+    DEFAULTS,
+    add_attention_args,
+    flat_name,
+    mechanism_options,
+    option_names,
+    parse_bool,
+    spell_out,
+)
+from fairseq_lot.modules.sites import attention_sites, build_site_mechanism
+
+FIELDS = [(name, field) for name, kind in MECHANISMS.items() for field in dataclasses.fields(kind.options_class)]
+field_ids = [f"{name}-{field.name}" for name, field in FIELDS]
+CONTEXT = {"num_heads": 4, "head_dim": 8, "dropout": 0.0}
+
+
+def parser():
+    made = argparse.ArgumentParser()
+    add_attention_args(made)
+    return made
+
+
+def parse(*words):
+    return parser().parse_args(words)
+
+
+def build(*words, site="encoder", layer=0):
+    return build_site_mechanism(parse(*words), site=site, layer=layer, **CONTEXT)
+
+
+def other_value(field):
+    """A legal value that is not the default, as a word of the command line and as Python has it."""
+    if field.metadata["choices"]:
+        value = next(choice for choice in field.metadata["choices"] if choice != field.default)
+    elif isinstance(field.default, bool):
+        value = not field.default
+    elif "int" in str(field.type):
+        value = (field.default or 0) + 3
+    elif field.metadata["maximum"] is not None:
+        value = field.default / 2
+    else:
+        value = (field.default or 0.0) + 0.5
+    return str(value), value
+
+
+@pytest.mark.parametrize(("name", "field"), FIELDS, ids=field_ids)
+def test_every_field_has_a_flat_option_and_help(name, field, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "500")
+    flag = "--" + flat_name(name, field.name).replace("_", "-")
+    assert flat_name(name, field.name) in option_names()
+    described = parser().format_help().split("options:")[1]
+    text = " ".join(re.search(rf"^  {flag} .*\n(?: {{4,}}.*\n)*", described, re.MULTILINE)[0].split())
+    assert f"{name}: {field.metadata['help']}" in text
+    assert field.default is None or text.endswith(f"(default: {field.default})")
+
+
+@pytest.mark.parametrize(("name", "field"), FIELDS, ids=field_ids)
+def test_a_parsed_option_reaches_its_mechanism(name, field):
+    word, value = other_value(field)
+    args = parse("--" + flat_name(name, field.name).replace("_", "-"), word)
+    assert mechanism_options(args, name) == {field.name: value}
+    assert type(mechanism_options(args, name)[field.name]) is type(value)
+    assert getattr(build_options(name, **mechanism_options(args, name)), field.name) == value
+    for other in MECHANISMS.keys() - {name}:
+        assert mechanism_options(args, other) == {}
+
+
+def test_option_names_are_the_parser_s():
+    names = {action.dest for action in parser()._actions} - {"help"}
+    assert names == set(option_names())
+    assert len(option_names()) == len(set(option_names()))
+    assert set(DEFAULTS) <= names
+
+
+@pytest.mark.parametrize("name", option_names())
+def test_no_name_is_one_that_fairseq_takes_for_itself(name):
+    assert not name.startswith(("encoder_", "decoder_", "quant_noise_"))
+
+
+def test_options_have_no_default_of_their_own():
+    assert set(vars(parse()).values()) == {None}
+    for name in MECHANISMS:
+        assert build_options(name, **mechanism_options(parse(), name)) == MECHANISMS[name].options_class()
+
+
+@pytest.mark.parametrize(
+    ("word", "value"), [("true", True), ("False", False), ("1", True), ("0", False), ("yes", True), ("no", False)]
+)
+def test_booleans_are_words(word, value):
+    assert parse("--esp-hard", word).esp_hard is value
+    assert parse("--differential", word).differential is value
+    assert parse_bool(value) is value
+
+
+def test_a_boolean_without_a_word_is_true():
+    args = parse("--esp-hard", "--differential")
+    assert args.esp_hard is True and args.differential is True
+
+
+@pytest.mark.parametrize("words", [("--esp-hard", "maybe"), ("--lot-num-pivots", "1.5"), ("--lot-epsilon", "one")])
+def test_a_word_of_the_wrong_kind_ends_with_code_2(words, capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse(*words)
+    assert caught.value.code == 2
+    assert words[0] in capsys.readouterr().err and words[1]
+
+
+def test_options_of_a_mechanism_are_built_into_it():
+    mechanism = build("--attention", "lot", "--lot-num-pivots", "7", "--lot-epsilon", "0.5", layer=3)
+    assert mechanism.pivots.shape == (4, 7, 8)
+    assert mechanism.options == build_options("lot", num_pivots=7, epsilon=0.5)
+    assert mechanism.layer == 3
+
+
+def test_a_wrong_value_is_named():
+    with pytest.raises(ValueError, match="lot attention: num_pivots must be at least 1, got 0"):
+        build("--attention", "lot", "--lot-num-pivots", "0")
+    with pytest.raises(ValueError, match="unknown attention mechanism 'lott'"):
+        build("--attention", "lott")
+
+
+def test_options_of_another_mechanism_change_nothing():
+    assert build("--attention", "lot", "--sinkhorn-epsilon", "0.5").options == build_options("lot")
+
+
+@pytest.mark.parametrize(
+    ("text", "sites"),
+    [
+        (None, ("encoder",)),
+        ("encoder", ("encoder",)),
+        ("encoder,cross", ("encoder", "cross")),
+        (" decoder , encoder ", ("decoder", "encoder")),
+    ],
+)
+def test_sites_are_a_list(text, sites):
+    assert attention_sites(argparse.Namespace(attention_sites=text)) == sites
+    assert set(sites) <= set(SITES)
+
+
+def test_an_unknown_site_is_named():
+    with pytest.raises(ValueError, match="unknown attention site 'encodr'; choose from encoder, cross, decoder"):
+        build("--attention-sites", "encoder,encodr")
+
+
+def test_elsewhere_the_stock_attention_stays():
+    for site in ("cross", "decoder"):
+        assert build("--attention", "lot", site=site) is None
+    assert build("--attention", "sinkhorn", "--attention-sites", "cross", site="encoder") is None
+
+
+@pytest.mark.parametrize("site", ["cross", "decoder"])
+@pytest.mark.parametrize("words", [(), ("--differential",)])
+@pytest.mark.parametrize(
+    ("name", "options", "way_out"),
+    [
+        ("esp", (), "use --attention-sites encoder"),
+        ("lot", ("--lot-query-updates", "5"), "use --attention-sites encoder or --lot-query-updates 1"),
+        ("sinkhorn", (), "use --attention-sites encoder"),
+    ],
+)
+def test_coupled_queries_are_refused_in_the_decoder_with_the_reason(name, options, way_out, words, site):
+    with pytest.raises(ValueError, match="couples the queries") as caught:
+        build("--attention", name, "--attention-sites", f"encoder,{site}", *options, *words, site=site)
+    message = str(caught.value)
+    assert name in message and repr(site) in message
+    assert "future target tokens" in message and "step by step" in message and message.endswith(way_out)
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("words", [(), ("--differential",), ("--lot-query-updates", "1")])
+def test_lot_is_uncoupled_at_decoder_sites_only(words):
+    options = ("--attention", "lot", "--attention-sites", "encoder,cross,decoder", *words)
+    for site in ("cross", "decoder"):
+        mechanism = build(*options, site=site)
+        assert not mechanism.couples_queries
+        mechanism = getattr(mechanism, "inner", mechanism)
+        assert mechanism.supports_causal and mechanism.options.query_updates == 1
+        assert mechanism.options.num_updates == build_options("lot").num_updates
+    assert build(*options, site="encoder").couples_queries == ("1" not in words)
+
+
+@pytest.mark.parametrize("site", SITES)
+def test_softmax_may_stand_anywhere(site):
+    mechanism = build("--attention", "softmax", "--attention-sites", ",".join(SITES), site=site)
+    assert mechanism.supports_causal
+
+
+@pytest.mark.parametrize("site", SITES)
+def test_differential_is_everywhere_around_what_stands_there(site):
+    mechanism = build("--attention", "lot", "--differential", site=site, layer=2)
+    assert isinstance(mechanism, Differential)
+    assert type(mechanism.inner) is MECHANISMS["lot" if site == "encoder" else "softmax"]
+    assert mechanism.lambda_init == scheduled_lambda_init(2)
+
+
+def test_differential_constant_and_switch():
+    assert build("--differential", "--differential-lambda-init", "0.0").lambda_init == 0.0
+    assert not isinstance(build("--differential", "false"), Differential)
+
+
+@pytest.mark.parametrize("words", [(), ("--differential",)])
+def test_prior_over_positions_stands_within_one_sentence_only(words):
+    options = ("--attention", "softmax", "--softmax-prior", "alibi", *words)
+    for site in ("encoder", "decoder"):
+        assert build(*options, "--attention-sites", "encoder,decoder", site=site).positional
+    with pytest.raises(ValueError, match="softmax attention .*positions.*no meaning.*'cross' site") as caught:
+        build(*options, "--attention-sites", "encoder,cross", site="cross")
+    assert "\n" not in str(caught.value)
+
+
+def test_options_count_only_where_the_attention_is_listed():
+    options = ("--attention", "softmax", "--softmax-prior", "alibi", "--differential")
+    assert build(*options, site="encoder").positional
+    assert not build(*options, site="cross").positional
+
+
+@pytest.mark.parametrize("site", ["cross", "decoder"])
+@pytest.mark.parametrize("words", [(), ("--differential",)])
+def test_convolution_of_the_values_stands_in_the_encoder_only(words, site):
+    options = ("--attention", "lot", "--lot-query-updates", "1", "--lot-conv-kernel", "3", *words)
+    sites = ("--attention-sites", f"encoder,{site}")
+    assert build(*options, *sites, site="encoder").mixes_values
+    with pytest.raises(ValueError, match=f"mixes the values of neighbouring tokens.*{site!r} site.*future") as caught:
+        build(*options, *sites, site=site)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("words", [(), ("--differential",), ("--set-positional-temperature", "0.5")])
+def test_tied_tokens_stand_in_the_encoder_only(words):
+    options = ("--attention", "set", *words)
+    assert build(*options).tied_tokens
+    for site, reason in (("cross", "same tokens"), ("decoder", "couples the queries")):
+        with pytest.raises(ValueError, match=f"set attention .*{reason}.*{site!r} site"):
+            build(*options, "--attention-sites", site, site=site)
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_spelling_out_writes_the_options_of_the_chosen_mechanism(name):
+    args = parse("--attention", name, "--lot-num-pivots", "7", "--sinkhorn-epsilon", "0.5", "--esp-hard")
+    options = build_options(name, **mechanism_options(args, name))
+    before = vars(args).copy()
+    spell_out(args)
+    assert args.attention_sites == DEFAULTS["attention_sites"] and args.differential is False
+    assert build_options(name, **mechanism_options(args, name)) == options
+    for field in dataclasses.fields(options):
+        assert getattr(args, flat_name(name, field.name)) == getattr(options, field.name)
+    chosen = {flat_name(name, field.name) for field in dataclasses.fields(options)}
+    assert all(getattr(args, key) == value for key, value in before.items() if key not in chosen | set(DEFAULTS))
+
+
+def test_spelling_out_refuses_a_wrong_value():
+    with pytest.raises(ValueError, match="lot attention: epsilon"):
+        spell_out(parse("--attention", "lot", "--lot-epsilon", "0"))

@@ -1,0 +1,48 @@
+"""Files are complete or absent; links are followed, and what is no file stays what it is."""
+
+import os
+import threading
+
+import pytest
+
+from fairseq_lot.errors import InputError
+from fairseq_lot.output.files import atomic_write
+
+
+def test_an_error_keeps_the_old_file(tmp_path):
+    path = tmp_path / "a"
+    path.write_text("old")
+    with pytest.raises(ZeroDivisionError), atomic_write(path) as file:
+        file.write("new")
+        file.flush()
+        assert path.read_text() == "old"
+        1 / 0  # noqa: B018
+    assert path.read_text() == "old" and os.listdir(tmp_path) == ["a"]
+    with atomic_write(path) as file:
+        file.write("new")
+    assert path.read_text() == "new" and os.listdir(tmp_path) == ["a"]
+
+
+def test_a_link_is_followed(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "file")
+    for text in ("first", "second"):
+        with atomic_write(tmp_path / "link") as file:
+            file.write(text)
+        assert (tmp_path / "link").is_symlink() and (tmp_path / "disk" / "file").read_text() == text
+
+
+def test_a_pipe_is_written_to_and_stays(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    read = []
+    reader = threading.Thread(target=lambda: read.append((tmp_path / "pipe").read_bytes()))
+    reader.start()
+    with atomic_write(tmp_path / "pipe", "wb") as file:
+        file.write(b"text")
+    reader.join()
+    assert read == [b"text"] and (tmp_path / "pipe").is_fifo()
+
+
+def test_a_folder_is_refused(tmp_path):
+    with pytest.raises(InputError, match="it is a folder"), atomic_write(tmp_path):
+        pass

@@ -1,0 +1,188 @@
+"""Calibration: what is fitted, what is left alone, and what is kept."""
+
+import numpy as np
+import pytest
+import torch
+
+from fairseq_lot.attention.registry import MECHANISMS, build_mechanism
+from fairseq_lot.errors import InputError
+from fairseq_lot.plug_and_play.distillation import (
+    encoder_only,
+    fit,
+    head_errors,
+    output_error,
+    pairs,
+    teacher_calls,
+    translate_greedily,
+    with_target,
+)
+from tests.plug_and_play.in_memory import HEADS, LAYERS, load
+
+LENGTHS = tuple(3 + i % 7 for i in range(24))
+# how to give a mechanism parameters, where it has none by default
+OPTIONS = {
+    "esp": {"esp_slicer": "learnable", "esp_num_slices": 3, "esp_sort_temperature": 0.1},
+    "lot": {"lot_num_pivots": 5},
+}
+LEARNING = [
+    name
+    for name in MECHANISMS
+    if list(
+        build_mechanism(
+            name, num_heads=2, head_dim=4, **{k.split("_", 1)[1]: v for k, v in OPTIONS.get(name, {}).items()}
+        ).parameters()
+    )
+]
+
+
+def pair(name, **options):
+    """A model with mechanism ``name`` at the encoder, and the same weights with softmax there."""
+    options = {"lengths": LENGTHS, **OPTIONS.get(name, {}), **options}
+    student, teacher = load(attention=name, **options), load(attention="softmax", **options)
+    missing = teacher.model.load_state_dict(student.model.state_dict(), strict=False)
+    assert not missing.missing_keys
+    return student, teacher
+
+
+def calls(teacher, paired, indices):
+    sample = teacher.batch(indices)
+    if not encoder_only(paired):
+        sample = with_target(sample, teacher.model)
+    return teacher_calls(teacher.model, paired, sample)
+
+
+def calibrate(student, teacher, *, steps=30, seed=1, rate=0.1, progress=lambda step, errors: None):
+    paired = pairs(student.model, teacher.model)
+    order = np.random.default_rng(seed)
+    fitted = fit(
+        [parameter for one in paired for parameter in one.student.parameters()],
+        lambda step: head_errors(paired, calls(teacher, paired, order.integers(8, 24, 5))).sum(),
+        lambda: head_errors(paired, calls(teacher, paired, range(8))),
+        steps=steps,
+        learning_rate=rate,
+        progress=progress,
+    )
+    return paired, fitted
+
+
+def test_every_mechanism_with_parameters_is_meant():
+    assert LEARNING == ["esp", "lot", "set"]
+
+
+@pytest.mark.parametrize("differential", [False, True])
+@pytest.mark.parametrize("name", LEARNING)
+def test_heads_come_nearer_to_softmax_and_nothing_else_moves(name, differential):
+    student, teacher = pair(name, differential=differential)
+    start = {key: value.clone() for key, value in student.model.state_dict().items()}
+    paired, fitted = calibrate(student, teacher)
+    assert [(one.site, one.layer) for one in paired] == [("encoder", layer) for layer in range(LAYERS)]
+    assert fitted.before.shape == fitted.after.shape == (LAYERS, HEADS)
+    assert fitted.after.sum() < 0.97 * fitted.before.sum() and 0 < fitted.best_step <= fitted.steps == 30
+    moved = {key for key, value in student.model.state_dict().items() if not torch.equal(value, start[key])}
+    fittable = {key for key in start if ".mechanism." in key and "lambda_" not in key and ".norm." not in key}
+    assert moved and moved <= fittable
+    assert all(any(f"layers.{layer}." in key for key in moved) for layer in range(LAYERS))
+
+
+def test_the_kept_parameters_have_the_errors_that_are_told():
+    student, teacher = pair("lot")
+    paired, fitted = calibrate(student, teacher)
+    torch.testing.assert_close(head_errors(paired, calls(teacher, paired, range(8))), fitted.after)
+
+
+def test_error_is_relative_and_blind_to_pads():
+    student, teacher = pair("lot")
+    paired = pairs(student.model, teacher.model)
+    (call, *_) = calls(teacher, paired, range(8))
+    assert call.query_pads.any()
+    assert call.error(teacher.model.encoder.layers[0].self_attn.mechanism).eq(0).all()
+    alone = torch.zeros(HEADS), torch.zeros(HEADS)
+    for i in range(8):
+        (one, *_) = calls(teacher, paired, [i])
+        difference = paired[0].student(*one.args, **one.kwargs).values - one.values
+        alone[0].add_(difference.square().sum((0, 2, 3)).detach())
+        alone[1].add_(one.values.square().sum((0, 2, 3)))
+    torch.testing.assert_close(call.error(paired[0].student), alone[0] / alone[1], atol=1e-5, rtol=1e-4)
+
+
+def test_the_seed_decides():
+    def parameters(seed):
+        student, teacher = pair("lot")
+        paired, _ = calibrate(student, teacher, steps=5, seed=seed)
+        return [parameter for one in paired for parameter in one.student.parameters()]
+
+    first, again, other = parameters(1), parameters(1), parameters(2)
+    assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True))
+    assert not torch.equal(first[0], other[0])
+
+
+def test_interrupted_keeps_the_best_so_far():
+    def interrupt(step, errors):
+        if step == 11:
+            raise KeyboardInterrupt
+
+    student, teacher = pair("lot")
+    paired, fitted = calibrate(student, teacher, progress=interrupt)
+    assert fitted.steps == 10 and 0 < fitted.best_step <= 11
+    assert fitted.after.sum() < fitted.before.sum()
+
+
+def test_what_only_gets_worse_is_left_as_it_was():
+    student, teacher = pair("lot")
+    start = student.model.encoder.layers[0].self_attn.mechanism.pivots.detach().clone()
+    _, fitted = calibrate(student, teacher, rate=1e4, steps=3)
+    assert fitted.best_step == 0 and torch.equal(fitted.before, fitted.after)
+    assert torch.equal(student.model.encoder.layers[0].self_attn.mechanism.pivots, start)
+
+
+@pytest.mark.parametrize("name", sorted(set(MECHANISMS) - set(LEARNING)))
+def test_nothing_to_fit_is_an_error(name):
+    student, teacher = pair(name)
+    with pytest.raises(InputError, match="nothing to calibrate"):
+        pairs(student.model, teacher.model)
+
+
+@pytest.mark.parametrize("source_only", [False, True])
+def test_decoder_sites_are_fitted_with_and_without_targets(source_only):
+    student, teacher = pair("lot", attention_sites="encoder,cross,decoder", source_only=source_only)
+    paired, fitted = calibrate(student, teacher, steps=10)
+    assert [one.site for one in paired] == ["encoder"] * LAYERS + ["cross"] * LAYERS + ["decoder"] * LAYERS
+    after, before = fitted.after.sum(1), fitted.before.sum(1)
+    assert (after < before).sum() >= 4 and after.sum() < before.sum()
+
+
+def test_encoder_sites_never_run_the_decoder(monkeypatch):
+    student, teacher = pair("lot", source_only=True)
+    monkeypatch.setattr(teacher.model.decoder, "forward", lambda *args, **kwargs: pytest.fail("the decoder ran"))
+    calibrate(student, teacher, steps=2)
+
+
+@pytest.mark.parametrize("sites", ["encoder", "encoder,cross"])
+def test_the_output_of_the_stack_can_be_fitted(sites):
+    student, teacher = pair("lot", attention_sites=sites)
+    paired = pairs(student.model, teacher.model)
+    samples = [teacher.batch(indices) for indices in (range(8), range(8, 16), range(16, 24))]
+    parameters = [parameter for one in paired for parameter in one.student.parameters()]
+
+    def error(sample):
+        return output_error(student.model, teacher.model, sample, encoder_only=sites == "encoder")
+
+    assert output_error(teacher.model, teacher.model, samples[0], encoder_only=sites == "encoder") == 0
+    fitted = fit(
+        parameters, lambda step: error(samples[1 + step % 2]), lambda: error(samples[0]), steps=30, learning_rate=0.05
+    )
+    assert fitted.after < 0.97 * fitted.before
+    torch.testing.assert_close(error(samples[0]), fitted.after)
+
+
+def test_own_translations_are_what_the_decoder_would_choose():
+    _, teacher = pair("lot", source_only=True)
+    sample = teacher.batch(range(4))
+    tokens = translate_greedily(teacher.model, sample)
+    eos = teacher.task.target_dictionary.eos()
+    assert tokens[:, 0].eq(eos).all()
+    with torch.no_grad():
+        logits, _ = teacher.model(**sample["net_input"], prev_output_tokens=tokens)
+    for row, chosen in zip(tokens, logits.argmax(-1), strict=True):
+        length = int(row.ne(teacher.pad).sum())
+        assert torch.equal(row[1:length], chosen[: length - 1])

@@ -1,0 +1,88 @@
+"""What the page shows is what the attention did, and it stays small."""
+
+import numpy as np
+import pytest
+import torch
+
+from fairseq_lot.attention.registry import MECHANISMS, build_mechanism
+from fairseq_lot.report.charts import map_grid
+from fairseq_lot.report.html import page
+from fairseq_lot.report.maps import clusterings, quantise, restore
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_eight_bits_are_near(signed):
+    matrix = torch.rand(7, 5, generator=torch.Generator().manual_seed(1)) - 0.5 * signed
+    error = np.abs(restore(quantise(matrix)) - matrix.numpy())
+    assert error.max() <= (matrix.max() - min(0, matrix.min())) / 510 + 1e-5
+
+
+def test_a_zero_matrix_is_kept():
+    assert (restore(quantise(torch.zeros(2, 3))) == 0).all()
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_factors_compose_the_plan(name):
+    torch.manual_seed(1)
+    mechanism = build_mechanism(name, num_heads=2, head_dim=8)
+    q, k, v = torch.randn(3, 2, 2, 6, 8).unbind(0)
+    pads = torch.tensor([[False] * 6, [False] * 4 + [True] * 2])
+    q, k = (x.masked_fill(pads[:, None, :, None], 0.0) for x in (q, k))
+    factors = mechanism.factors(q, k, pads, pads)
+    assert (factors is None) == (name not in ("lot", "set"))
+    if factors is not None:
+        plan = mechanism(q, k, v, pads, pads, need_weights=True).weights
+        product = (factors[0] @ factors[1]).masked_fill(pads[:, None, :, None], 0.0)
+        torch.testing.assert_close(product, plan)
+        for factor in factors:
+            real = factor.sum(-1)[0]
+            torch.testing.assert_close(real, torch.ones_like(real))
+
+
+def test_both_clusterings_spell_the_plan():
+    random = torch.Generator().manual_seed(1)
+    factors = [torch.rand(shape, generator=random).softmax(-1) for shape in ((2, 5, 3), (2, 3, 4))]
+    of_queries, of_keys = clusterings(*factors)
+    key_mass = (factors[0] @ factors[1]).mean(1, keepdim=True)
+    pivot_mass = of_queries.mean(1, keepdim=True)
+    spelt = (of_queries / pivot_mass) @ of_keys.transpose(1, 2) * key_mass
+    torch.testing.assert_close(spelt, factors[0] @ factors[1])
+    torch.testing.assert_close(of_keys.sum(-1), torch.ones(2, 4))
+
+
+def test_a_key_that_no_pivot_reaches_is_in_no_cluster():
+    _, of_keys = clusterings(torch.full((2, 2), 0.5), torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
+    assert of_keys.tolist() == [[0.5, 0.5], [0.0, 0.0]]
+
+
+def test_ten_sentences_of_six_layers_and_four_heads_fit_into_five_megabytes():
+    random = torch.Generator().manual_seed(1)
+    n, r = 35, 32
+
+    def map_of(layer, head):
+        noise = [torch.rand(shape, generator=random) for shape in ((n, n), (n, r), (n, r))]  # does not compress
+        sums = [round(x, 3) for x in torch.rand(n, generator=random).tolist()]
+        return {
+            "site": "encoder", "layer": layer, "head": head, "attention": "lot", "map": quantise(noise[0]),
+            "row_sums": sums, "receiver_mass": sums, "imbalance": 0.1, "pivots": [quantise(x) for x in noise[1:]],
+        }  # fmt: skip
+
+    maps = [[map_of(layer, head) for layer in range(6) for head in range(4)] for _ in range(2)]
+    tokens = [f"token{i}" for i in range(n)]
+    sentences = [{"source": tokens, "target": tokens, "translation": "", "maps": maps} for _ in range(1)]
+    one = len(page([], {}, {"models": ["a", "b"], "sentences": sentences}).encode())
+    none = len(page([], {}, {"models": ["a", "b"], "sentences": [{**sentences[0], "maps": []}]}).encode())
+    assert none + 10 * (one - none) < 5e6
+
+
+@pytest.mark.parametrize("length", [1, 60, 61, 300])
+def test_tokens_of_long_sentences_stay_legible(length):
+    tokens = [f"token{i}" for i in range(length)]
+    map_ = {"site": "encoder", "layer": 0, "head": 0, "attention": "lot", "imbalance": 0.1}
+    map_["map"] = quantise(torch.eye(length))
+    sentence = {"source": tokens, "target": tokens, "maps": [[map_]]}
+    panel = map_grid({"models": ["a"], "sentences": [sentence]}, 0, "encoder", 0).axes[0]
+    for axis in (panel.xaxis, panel.yaxis):
+        names = axis.get_ticklabels()
+        assert [tokens[round(at)] for at in axis.get_ticklocs()] == [name.get_text() for name in names]
+        assert len(names) <= 60 and all(name.get_fontsize() >= 2.5 for name in names)

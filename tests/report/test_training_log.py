@@ -1,0 +1,56 @@
+"""Curves from the logs of fairseq-train."""
+
+import importlib.util
+import json
+
+import pytest
+
+from fairseq_lot.errors import InputError
+from fairseq_lot.report.training_log import Curves, read_curves
+
+SIMPLE = """\
+num. shared model params: 1,503,744 (num. trained: 1,503,744)
+epoch 001:    100 / 529 loss=10.983, nll_loss=10.791, ppl=1771.47, wps=6821.2, num_updates=100, lr=0.000375
+2026-01-01 10:00:00 | INFO | train_inner | epoch 001:    200 / 529 loss=9.4, nll_loss=8.961, num_updates=200, lr=1e-05
+epoch 001 | valid on 'valid' subset | loss 7.429 | nll_loss 6.634 | ppl 99.33 | num_updates 529
+epoch 001 | valid on 'valid' subset | loss 7.429 | nll_loss 6.634 | ppl 99.33 | num_updates 529
+epoch 001 | loss 8.98 | nll_loss 8.451 | ppl 349.9 | num_updates 529 | lr 0.00198375
+"""
+
+
+def test_plain_lines(tmp_path):
+    (tmp_path / "train.log").write_text(SIMPLE)
+    assert read_curves(tmp_path / "train.log") == Curves({100: 10.791, 200: 8.961}, {529: 6.634})
+
+
+def test_json_lines(tmp_path):
+    entries = [
+        {"epoch": 1, "update": 0.2, "loss": "10.983", "nll_loss": "10.791", "num_updates": "100"},
+        {"epoch": 1, "valid_loss": "7.429", "valid_nll_loss": "6.634", "valid_num_updates": "529"},
+        {"epoch": 1, "train_loss": "8.98", "train_nll_loss": "8.451", "train_num_updates": "529"},
+        {"epoch": 2, "loss": "nan", "nll_loss": "nan", "num_updates": "600"},
+    ]
+    lines = [f"2026-01-01 | INFO | train | {json.dumps(entry)}" for entry in entries]
+    (tmp_path / "train.log").write_text("\n".join([*lines, "{broken}"]))
+    assert read_curves(tmp_path / "train.log") == Curves({100: 10.791}, {529: 6.634})
+
+
+def test_cross_entropy_logs_its_loss_alone(tmp_path):
+    (tmp_path / "train.log").write_text(
+        'x | INFO | train_inner | {"epoch": 1, "loss": "9.5", "num_updates": "10"}\n'
+        "epoch 001 | valid on 'valid' subset | loss 8.5 | ppl 99.33 | num_updates 20\n"
+    )
+    assert read_curves(tmp_path / "train.log") == Curves({10: 9.5}, {20: 8.5})
+
+
+def test_what_is_no_log_is_refused(tmp_path):
+    (tmp_path / "other.txt").write_text("epoch of the dinosaurs\n")
+    for name in ("other.txt", "gone.log"):
+        with pytest.raises(InputError, match=name):
+            read_curves(tmp_path / name)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is not None, reason="tensorboard is installed")
+def test_tensorboard_without_its_reader_is_refused(tmp_path):
+    with pytest.raises(InputError, match="pip install tensorboard"):
+        read_curves(tmp_path)

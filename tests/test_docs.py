@@ -1,0 +1,94 @@
+"""The pages say what the tracked results say, name every folder, and point at what is there."""
+
+import re
+import tokenize
+from pathlib import Path
+
+import pytest
+
+from fairseq_lot.evaluation.results import read_rows
+from fairseq_lot.evaluation.table import render
+from fairseq_lot.plug_and_play.sweep_points import read_points
+from fairseq_lot.plug_and_play.sweep_table import render as render_sweep
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+RESULTS_PAGE = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+RESULTS = sorted((ROOT / "results").glob("*.jsonl"))
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/**/*.md"), *ROOT.glob("results/**/*.md")]
+PACKAGE = ROOT / "fairseq_lot"
+assert len(RESULTS) >= 2 and len(PAGES) >= 8
+
+
+def only_table(markdown):
+    """What follows the heading."""
+    return markdown.split("\n\n", 1)[1]
+
+
+@pytest.fixture(scope="module")
+def iwslt14():
+    (path,) = (path for path in RESULTS if path.name.startswith("iwslt14"))
+    return list(read_rows(path))
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.name)
+def test_tables_are_those_of_the_results(path):
+    assert render(read_rows(path)) in RESULTS_PAGE
+
+
+def test_papers_table(iwslt14):
+    assert only_table(render(iwslt14, papers=True)) in RESULTS_PAGE
+
+
+def test_medians_in_the_readme(iwslt14):
+    assert only_table(render(iwslt14, medians=True)) in README
+
+
+def test_sweep_table():
+    (path,) = (ROOT / "results").glob("*.sweep/sweep.jsonl")
+    table = render_sweep(list(read_points(path).values())).rstrip("\n")
+    assert table in RESULTS_PAGE
+    assert table in path.with_suffix(".md").read_text(encoding="utf-8")
+
+
+def test_the_readme_is_short():
+    assert len(README.splitlines()) <= 150
+
+
+def test_the_map_names_every_folder_of_the_package():
+    tree = README.split("## Map")[1].split("\n## ")[0]
+    folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert folders == set(re.findall(r"fairseq_lot/(\w+)/ ", tree)) and len(folders) > 8
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_relative_links_lead_somewhere(page):
+    links = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
+    relative = [link.split("#")[0] for link in links if not re.match(r"\w+:|#", link)]
+    assert page.name != "README.md" or page.parent != ROOT or len(relative) > 8
+    missing = [link for link in relative if not (page.parent / link).exists()]
+    assert not missing
+
+
+def prose_of(path):
+    """Docstrings and comments of a Python file, where brackets are no indices."""
+    with tokenize.open(path) as file:
+        tokens = list(tokenize.generate_tokens(file.readline))
+    return "\n".join(token.string for token in tokens if token.string.startswith(('"""', 'r"""', "#")))
+
+
+def keys_cited(text):
+    """``[Sinkformer, Cuturi13]``, ``[ESPFormer, Alg. 1]``: capitalised words of four letters or more; no links."""
+    groups = re.findall(r"\[([A-Z]\w{3,}(?:, [A-Z]\w{3,})*)(?:, [^]]*)?\](?!\()", text)
+    return {key for group in groups for key in group.split(", ")}
+
+
+def test_citations_resolve_and_references_are_cited():
+    references = (ROOT / "docs" / "references.bib").read_text(encoding="utf-8")
+    entries = re.findall(r"^@\w+\{(\w+),$", references, re.MULTILINE)
+    assert len(entries) == len(set(entries)) == references.count("@")
+    code = "\n".join(prose_of(path) for path in PACKAGE.rglob("*.py"))
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in [ROOT / "README.md", *ROOT.glob("docs/*.md")])
+    assert {"LOTFormer", "Cuturi13", "CETA"} <= keys_cited(code) <= set(entries)
+    assert keys_cited(pages) <= set(entries)
+    assert [key for key in entries if not re.search(rf"\[(\w+, )*{key}\b", code + pages)] == []

@@ -1,0 +1,77 @@
+"""What people copy: the public names, the examples in docstrings, and attention in plain PyTorch."""
+
+import doctest
+import importlib
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import fairseq_lot
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def program(name):
+    """A file of examples/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_public_names_come_when_they_are_used():
+    code = (
+        "import sys, fairseq_lot; assert 'torch' not in sys.modules; fairseq_lot.build_mechanism;"
+        "assert 'torch' in sys.modules and 'fairseq' not in sys.modules;"
+        "from fairseq_lot import *; print(swap.__name__, calibrate.__name__, Translator.__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == "swap calibrate Translator\n", done.stderr
+    assert set(fairseq_lot.__all__) <= set(dir(fairseq_lot))
+    with pytest.raises(AttributeError, match="'fairseq_lot' has no attribute 'swop'"):
+        _ = fairseq_lot.swop
+
+
+def test_types_are_promised():
+    assert (ROOT / "fairseq_lot" / "py.typed").is_file() and '"py.typed"' in (ROOT / "setup.py").read_text()
+
+
+@pytest.mark.parametrize(
+    "name, function",
+    [
+        ("transport.sinkhorn", "sinkhorn"),
+        ("transport.pivots", "pivot_coupling"),
+        ("attention.registry", "build_mechanism"),
+    ],
+)
+def test_examples_in_docstrings(name, function):
+    module = importlib.import_module(f"fairseq_lot.{name}")
+    example = doctest.DocTestFinder(recurse=False).find(getattr(module, function), globs=vars(module).copy())[0]
+    example.globs["torch"] = torch
+    result = doctest.DocTestRunner().run(example)
+    assert result.attempted >= 3 and result.failed == 0
+
+
+def test_lot_in_plain_pytorch(capsys):
+    plain = program("plain_pytorch")
+    losses, weights = plain.main()
+    assert sum(losses[-5:]) / 5 < 0.2 * losses[0]
+    n = weights.size(-1)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(plain.HEADS, n))
+    assert "loss" in capsys.readouterr().out
+
+
+def test_pads_of_the_plain_model_change_nothing():
+    plain = program("plain_pytorch")
+    model, tokens = plain.Model(num_pivots=4), plain.sentences(1)
+    n = int((tokens != plain.PAD).sum())
+    assert n < tokens.size(1)
+    padded, _ = model(tokens)
+    alone, _ = model(tokens[:, :n])
+    torch.testing.assert_close(padded[:, :n], alone)
+    alone.sum().backward()
+    assert model.attention.mechanism.pivots.grad.abs().sum() > 0

@@ -1,0 +1,193 @@
+"""The causal form through pivots: slow twin, no look-ahead, extreme scores, pads, chunks and state."""
+
+import pytest
+import torch
+
+from fairseq_lot.transport.pivots_causal import absorb, empty_prefix, prefix_apply
+from tests.conftest import close
+
+BSZ, HEADS, LENGTH, PIVOTS, WIDTH = 2, 2, 11, 3, 4
+
+
+def draw(length=LENGTH, *, early=0, scale=1.0, pads=(), dtype=torch.float64):
+    """Query weights, key scores and values; ``pads`` are slots of the first sentence without mass."""
+    weights = torch.softmax(torch.randn(BSZ, HEADS, length, PIVOTS, dtype=dtype), -1)
+    scores = scale * torch.randn(BSZ, HEADS, length + early, PIVOTS, dtype=dtype)
+    v = torch.randn(BSZ, HEADS, length + early, WIDTH, dtype=dtype)
+    for slot in pads:
+        scores[0, :, slot], v[0, :, slot] = -torch.inf, 0.0
+    return [weights, scores, v]
+
+
+def twin(weights, scores, v):
+    """One sentence and head: loops over queries, keys and pivots; a row that sees no key is zero."""
+    early = len(scores) - len(weights)
+    rows = []
+    for i, row in enumerate(weights):
+        seen = range(i + early + 1)
+        value = torch.zeros_like(v[0])
+        for t, weight in enumerate(row):
+            total = sum(torch.exp(scores[j, t]) for j in seen)
+            for j in seen:
+                if not scores[j, t].isinf():
+                    value = value + weight * torch.exp(scores[j, t]) / total * v[j]
+        rows.append(value)
+    return torch.stack(rows)
+
+
+def same_state(actual, expected, tolerance):
+    close(actual.log_sums, expected.log_sums, tolerance)
+    close(actual.means, expected.means, tolerance)
+
+
+@pytest.mark.parametrize("early", [0, 3])
+@pytest.mark.parametrize("pads", [(), (0, 1, 5)])
+@pytest.mark.parametrize("chunk_len", [1, 4, 16])
+def test_agrees_with_slow_twin(early, pads, chunk_len):
+    inputs = [x.requires_grad_() for x in draw(early=early, pads=pads)]
+    values, _ = prefix_apply(*inputs, chunk_len=chunk_len)
+    expected = torch.stack(
+        [torch.stack([twin(*args) for args in zip(*x, strict=True)]) for x in zip(*inputs, strict=True)]
+    )
+    close(values, expected, 1e-10)
+    probe = torch.randn_like(values)
+    real = ~inputs[1].isneginf().any(-1, keepdim=True)
+    masks = [1.0, real, real]  # what a pad's gradient is, its mask throws away
+    for actual, of_twin, mask in zip(
+        torch.autograd.grad((values * probe).sum(), inputs),
+        torch.autograd.grad((expected * probe).sum(), inputs),
+        masks,
+        strict=True,
+    ):
+        assert actual.isfinite().all()
+        close(
+            torch.where(torch.as_tensor(mask) > 0, actual, 0.0),
+            torch.where(torch.as_tensor(mask) > 0, of_twin, 0.0),
+            1e-10,
+        )
+
+
+def test_gradcheck():
+    inputs = [x[:1, :1].requires_grad_() for x in draw(5, early=1)]
+    assert torch.autograd.gradcheck(lambda *x: prefix_apply(*x, chunk_len=2)[0], inputs, fast_mode=True)
+
+
+def test_chunk_size_changes_nothing():
+    inputs = draw(37)
+    expected, state = prefix_apply(*inputs, chunk_len=37)
+    for chunk_len in (1, 2, 7, 16, 64):
+        values, after = prefix_apply(*inputs, chunk_len=chunk_len)
+        close(values, expected, 1e-12)
+        same_state(after, state, 1e-12)
+
+
+def plan_of(weights, scores, **options):
+    identity = torch.eye(scores.size(-2), dtype=scores.dtype).expand(*scores.shape[:2], -1, -1)
+    return prefix_apply(weights, scores, identity, **options)[0]
+
+
+def test_rows_sum_to_one_and_no_row_looks_ahead():
+    weights, scores, v = draw(21)
+    plan = plan_of(weights, scores)
+    close(plan.sum(-1), torch.ones_like(plan[..., 0]), 1e-12)
+    assert plan.ge(0).all() and plan.triu(1).eq(0).all()
+    close(plan @ v, prefix_apply(weights, scores, v)[0], 1e-12)
+    now = 10
+    early = prefix_apply(weights, scores, v)[0][:, :, : now + 1]
+    for size in (10.0, 1e4):
+        later_scores, later_v = scores.clone(), v.clone()
+        later_scores[:, :, now + 1 :] += size
+        later_v[:, :, now + 1 :] = 1e6
+        values = prefix_apply(weights, later_scores, later_v)[0][:, :, : now + 1]
+        close(values, early, 1e-12)
+        assert size > 10 or torch.equal(values, early)  # extreme scores are summed in another way
+
+
+@pytest.mark.parametrize("early", [0, 3])
+@pytest.mark.parametrize("pads", [(), (0, 1, 5)])
+def test_moderate_scores_give_what_peaks_give(early, pads):
+    inputs = [x.requires_grad_() for x in draw(150, early=early, pads=pads, scale=5.0)]
+    values, state = prefix_apply(*inputs)
+    with_peaks, expected = prefix_apply(*inputs, empty_prefix(*inputs[1:]))
+    close(values, with_peaks, 1e-12)
+    same_state(state, expected, 1e-12)
+    probe = torch.randn_like(values)
+    for actual, of_twin in zip(
+        torch.autograd.grad((values * probe).sum() + state.means.sum() + state.log_sums.sum(), inputs),
+        torch.autograd.grad((with_peaks * probe).sum() + expected.means.sum() + expected.log_sums.sum(), inputs),
+        strict=True,
+    ):
+        close(actual, of_twin, 1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("pads", [(), (0, 1, 2, 20)])
+def test_extreme_scores_and_leading_pads_are_finite(dtype, pads):
+    for scale in (1e4, 1e-4):
+        inputs = [x.requires_grad_() for x in draw(40, scale=scale, pads=pads, dtype=dtype)]
+        values, state = prefix_apply(*inputs)
+        assert values.isfinite().all() and state.means.isfinite().all() and state.log_sums.isfinite().all()
+        assert all(x.isfinite().all() for x in torch.autograd.grad(values.square().sum(), inputs))
+        plan = plan_of(*inputs[:2])
+        rows = torch.ones_like(plan[..., 0])
+        rows[0, :, : 3 if pads else 0] = 0.0
+        close(plan.sum(-1), rows, 1e-5)
+        assert plan[0, :, :, list(pads)].eq(0).all()
+
+
+def test_a_peak_that_rises_and_falls_over_a_long_sentence():
+    length = 600
+    weights = torch.full((1, 1, length, 1), 1.0)
+    ramp = torch.cat([torch.linspace(-1e4, 1e4, length // 2), torch.linspace(1e4, -1e4, length // 2)])
+    plan = plan_of(weights, ramp.view(1, 1, length, 1))[0, 0]
+    expected = torch.softmax(ramp.double().expand(length, -1) + torch.full((length, length), -torch.inf).triu(1), -1)
+    close(plan.double(), expected, 1e-5)
+
+
+@pytest.mark.parametrize("pads", [(), (0, 1)])
+def test_step_by_step_with_a_state_of_constant_size(pads):
+    weights, scores, v = draw(pads=pads)
+    expected, last = prefix_apply(weights, scores, v)
+    state = absorbed = empty_prefix(scores, v)
+    for i in range(LENGTH):
+        step = slice(i, i + 1)
+        values, state = prefix_apply(weights[..., step, :], scores[..., step, :], v[..., step, :], state)
+        close(values, expected[..., step, :], 1e-12)
+        assert state.log_sums.shape == (BSZ, HEADS, PIVOTS) and state.means.shape == (BSZ, HEADS, PIVOTS, WIDTH)
+        absorbed = absorb(absorbed, scores[..., i, :], v[..., i, :])
+        same_state(absorbed, state, 1e-12)
+        close(weights[..., step, :] @ absorbed.means, values, 1e-12)
+    same_state(state, last, 1e-12)
+
+
+def test_a_state_without_a_real_key_leaves_no_trace():
+    """Even a key whose scores are far below all others is all that is seen, when it is the first."""
+    weights, scores, v = draw(pads=(0, 1))
+    scores[:, :, 2] = -1e5
+    state = prefix_apply(weights[..., :2, :], scores[..., :2, :], v[..., :2, :])[1]
+    assert state.means[0].eq(0).all() and state.log_sums[0].eq(torch.finfo(torch.float64).min).all()
+    expected = v[0, :, 2].unsqueeze(-2).expand(-1, PIVOTS, -1)
+    for after in (
+        absorb(state, scores[..., 2, :], v[..., 2, :]),
+        prefix_apply(weights[..., 2:3, :], scores[..., 2:3, :], v[..., 2:3, :], state)[1],
+    ):
+        close(after.means[0], expected, 1e-12)
+        close(after.log_sums[0], scores[0, :, 2], 1e-12)
+
+
+def test_more_queries_than_keys_are_refused():
+    weights, scores, v = draw()
+    with pytest.raises(ValueError, match="11 queries need at least as many keys, got 10"):
+        prefix_apply(weights, scores[..., 1:, :], v[..., 1:, :])
+
+
+def test_memory_is_linear_in_the_length():
+    """No intermediate tensor of the forward pass grows faster than the sentence."""
+    largest = []
+    for length in (256, 1024):
+        sizes = []
+        inputs = [x.requires_grad_() for x in draw(length)]
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, s=sizes: s.append(x.numel()) or x, lambda x: x):
+            prefix_apply(*inputs)
+        largest.append(max(sizes))
+    assert largest[1] == 4 * largest[0]

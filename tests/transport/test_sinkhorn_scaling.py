@@ -1,0 +1,111 @@
+"""Updates in the scaling domain against their twin in the log domain, values and every gradient."""
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from fairseq_lot.transport.pivots import pivot_scores
+from fairseq_lot.transport.sinkhorn import log_domain_conditional, sinkhorn
+from fairseq_lot.transport.sinkhorn_scaling import scaled_conditional
+from tests.conftest import random
+
+
+def problem(lead, n, m, *, pads=False, size=3.0):
+    """Scores and log masses that can be differentiated; with ``pads`` one row and one column have no mass."""
+    scores = size * random(*lead, n, m)
+    log_a, log_b = random(*lead, n, seed=2).log_softmax(-1), random(m, seed=3).log_softmax(-1)
+    if pads:
+        log_a[..., -1] = log_b[0] = -torch.inf
+    return [x.requires_grad_() for x in (scores, log_a, log_b)]
+
+
+def gradients(conditional, weights, inputs):
+    """Of the weighted sum of all entries."""
+    return torch.autograd.grad((conditional * weights).sum(), inputs, allow_unused=True, materialize_grads=True)
+
+
+@pytest.mark.parametrize("num_updates", [2, 3, 4, 5, 8, 20])
+@pytest.mark.parametrize("layout", ["rows", "columns"])
+@pytest.mark.parametrize(
+    ("lead", "n", "m", "pads"),
+    [((), 5, 7, True), ((2, 3), 4, 3, False), ((2, 3), 6, 6, True), ((3,), 1, 4, False), ((2,), 4, 1, False)],
+)
+def test_values_and_gradients_are_those_of_the_log_domain(num_updates, layout, lead, n, m, pads):
+    scores, log_a, log_b = problem(lead, n, m, pads=pads)
+    if layout == "columns":
+        scores = scores.detach().mT.contiguous().mT.requires_grad_()
+    inputs, weights = (scores, log_a, log_b), random(*lead, n, m, seed=4)
+    fast = scaled_conditional(*inputs, num_updates=num_updates)
+    twin = log_domain_conditional(*inputs, num_updates=num_updates)
+    torch.testing.assert_close(fast, twin, atol=1e-9, rtol=0)
+    for ours, theirs in zip(gradients(fast, weights, inputs), gradients(twin, weights, inputs), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("num_updates", [2, 5])
+def test_gradcheck(num_updates):
+    inputs = problem((2,), 4, 3, size=1.0)
+    torch.autograd.gradcheck(lambda *x: scaled_conditional(*x, num_updates=num_updates), inputs)
+
+
+@pytest.mark.parametrize("size", [1.0, 10.0, 30.0, 60.0, 100.0, 200.0, 1000.0])
+@pytest.mark.parametrize("num_updates", [2, 3, 15])
+@pytest.mark.parametrize("offset", [0.0, 500.0])
+def test_float32_is_accurate_or_declined(size, num_updates, offset):
+    """Wherever entries underflow, either they do not matter or the log domain takes over."""
+    for seed in range(5):
+        scores = (size * random(3, 12, 9, seed=seed) + offset).float()
+        log_a, log_b = torch.full((12,), 1 / 12).log(), torch.full((9,), 1 / 9).log()
+        exact = log_domain_conditional(scores.double(), log_a.double(), log_b.double(), num_updates=num_updates)
+        fast = scaled_conditional(scores, log_a, log_b, num_updates=num_updates)
+        if size <= 10:
+            assert fast is not None
+        if size >= 200:
+            assert fast is None
+        if fast is not None:
+            torch.testing.assert_close(fast.double(), exact, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("epsilon", [1e-3, 1e-1, 1.0, 1e2])
+@pytest.mark.parametrize("size", [1.0, 1e4, -1e4])
+def test_extreme_scores_get_the_numbers_of_the_log_domain(epsilon, size):
+    scores = (size * random(2, 6, 5).abs() / epsilon).float().requires_grad_()
+    log_a, log_b = torch.full((6,), 1 / 6).log(), torch.tensor([0.4, 0.3, 0.2, 0.1, 0.0]).log()
+    plan = sinkhorn(scores, log_a, log_b, num_updates=5).conditional
+    twin = log_domain_conditional(scores, log_a, log_b, num_updates=5)
+    torch.testing.assert_close(plan, twin, atol=2e-5, rtol=0)
+    weights = random(2, 6, 5, seed=4).float()
+    for ours, theirs in zip(gradients(plan, weights, [scores]), gradients(twin, weights, [scores]), strict=True):
+        assert ours.isfinite().all()
+        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=0)
+
+
+def test_what_is_kept_for_the_backward_pass_is_one_matrix_and_vectors():
+    n, m, kept = 40, 30, {}
+    inputs = problem((), n, m)
+    for num_updates in (3, 21):
+        saved = []
+        with saved_tensors_hooks(lambda x, saved=saved: saved.append(x) or x, lambda x: x):
+            scaled_conditional(*inputs, num_updates=num_updates)
+        assert sum(x.numel() >= n * m for x in saved) == 1
+        kept[num_updates] = sum(x.numel() for x in saved)
+    assert kept[21] - kept[3] == 9 * (n + m)
+
+
+@pytest.mark.parametrize("layout", ["heads", "time"])
+def test_pivot_scores_are_products_without_a_copy(layout):
+    x, pivots = random(3, 2, 5, 4), random(2, 6, 4, seed=2).requires_grad_()
+    if layout == "time":  # how fairseq's projections lie in memory
+        x = x.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3)
+    x.requires_grad_()
+    saved = []
+    with saved_tensors_hooks(lambda kept: saved.append(kept) or kept, lambda kept: kept):
+        scores = pivot_scores(x, pivots)
+    assert saved[0].data_ptr() == x.data_ptr()
+    expected = torch.einsum("bhnd,hrd->bhnr", x, pivots)
+    torch.testing.assert_close(scores, expected)
+    weights = random(3, 2, 5, 6, seed=3)
+    for ours, theirs in zip(
+        gradients(scores, weights, (x, pivots)), gradients(expected, weights, (x, pivots)), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs)

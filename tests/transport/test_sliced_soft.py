@@ -1,0 +1,196 @@
+"""Sliced plans: the line, the sorting, and the chunks that must not show."""
+
+import ot
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairseq_lot.attention import reference
+from fairseq_lot.attention.registry import build_mechanism
+from fairseq_lot.transport import sliced_soft as sliced
+from tests.conftest import close, random
+
+BSZ, HEADS, DIM, SLICES = 3, 4, 3, 5
+LENGTHS = {"queries": (6, 4, 2), "keys": (5, 7, 3)}
+
+
+def problem(kind="plain", *, temperature=0.2, inverse_temperature=1.0):
+    """q, k, slices as the functions take them: without pads, ragged self-attention, or ragged with n≠m."""
+    tgt_len, src_len = (6, 7) if kind == "cross" else (6, 6)
+    q, k = random(BSZ, HEADS, tgt_len, DIM), random(BSZ, HEADS, src_len, DIM, seed=2)
+    masks, rank_plan = (None, None), None
+    if kind != "plain":
+        counts = [torch.tensor(LENGTHS[side]) for side in ("queries", "keys" if kind == "cross" else "queries")]
+        masks = [torch.arange(size) >= n[:, None] for n, size in zip(counts, (tgt_len, src_len), strict=True)]
+        q, k = (x.masked_fill(mask[:, None, :, None], 0.0) for x, mask in zip((q, k), masks, strict=True))
+        if kind == "cross":
+            rank_plan = sliced.staircase(*counts, tgt_len, src_len, torch.float64)
+    return {
+        "q": q,
+        "k": k,
+        "slices": torch.nn.functional.normalize(random(HEADS, SLICES, DIM, seed=3), dim=-1),
+        "rank_plan": rank_plan,
+        "query_padding_mask": masks[0],
+        "key_padding_mask": masks[1],
+        "temperature": temperature,
+        "inverse_temperature": inverse_temperature,
+    }
+
+
+def soft(arguments, v=None):
+    """``n·G v``, or ``n·G`` without v."""
+    k = arguments["k"]
+    v = torch.eye(k.size(-2), dtype=k.dtype).expand(*k.shape[:-2], -1, -1) if v is None else v
+    return sliced.soft_sliced_apply(v=v, **arguments)
+
+
+def one_sentence(arguments, sentence, head):
+    """q, k and slices of one sentence and head without pads, and its numbers of tokens."""
+    q, k = (arguments[x][sentence, head] for x in "qk")
+    for_queries, for_keys = arguments["query_padding_mask"], arguments["key_padding_mask"]
+    n = len(q) if for_queries is None else int((~for_queries[sentence]).sum())
+    m = len(k) if for_keys is None else int((~for_keys[sentence]).sum())
+    return q[:n], k[:m], arguments["slices"][head]
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(n=st.integers(1, 9), m=st.integers(1, 9), seed=st.integers(0, 100))
+def test_staircase_is_the_plan_of_pot_on_a_line(n, m, seed):
+    ours = sliced.staircase(torch.tensor([n]), torch.tensor([m]), 9, 10, torch.float64)[0] / n
+    x, y = (random(size, seed=seed + size).sort().values.numpy() for size in (n, m))
+    close(ours[:n, :m], torch.as_tensor(ot.emd_1d(x, y)))
+    close(ours[:n, :m], reference.overlap_plan(n, m))
+    assert ours[n:].eq(0).all() and ours[:, m:].eq(0).all()
+
+
+@pytest.mark.parametrize("n", [1, 4, 7, 1000])
+def test_staircase_of_equal_numbers_is_the_identity(n):
+    close(sliced.staircase(torch.tensor(n), torch.tensor(n), n, n, torch.float32), torch.eye(n), 1e-6 * n)
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(pads=st.lists(st.booleans(), min_size=6, max_size=6), seed=st.integers(0, 100))
+def test_sorting_puts_pads_last(pads, seed):
+    mask = torch.tensor(pads)
+    values = random(2, 6, seed=seed)
+    ordered, permutation = sliced.sort_real(values, mask)
+    real = int((~mask).sum())
+    for line, ranks, row in zip(ordered, permutation, values, strict=True):
+        close(line[:real], row[~mask].sort().values, 0)
+        assert line[real:].eq(0).all()
+        assert not mask[ranks[:real]].any()
+        assert sorted(ranks.tolist()) == list(range(6))
+
+
+def test_sorting_is_stable():
+    _, permutation = sliced.sort_real(torch.tensor([1.0, 0.0, 1.0, 0.0, 5.0]), torch.tensor([False] * 4 + [True]))
+    assert permutation.tolist() == [1, 3, 0, 2, 4]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_soft_sort_and_its_gradient(masked):
+    tokens = random(2, 3, 4, seed=2).requires_grad_()
+    mask = torch.tensor([[[False, False, True, False]], [[False, True, True, False]]]) if masked else None
+    real_ranks = torch.tensor([[[True, True, True, False]], [[True, True, False, False]]]) if masked else 1.0
+    ordered = sliced.sort_real(tokens, mask)[0].detach().requires_grad_()
+    scores = -((ordered[..., None] - tokens[..., None, :]) ** 2)
+    if masked:
+        scores = scores.masked_fill(mask[:, :, None], -torch.inf)
+    expected = torch.softmax(scores, -1)
+    if masked:
+        expected = expected * real_ranks[..., None]
+    close(sliced.SoftSort.apply(ordered, tokens, mask, real_ranks), expected, 1e-15)
+    ours, twin = (
+        torch.autograd.grad((out * random(2, 3, 4, 4, seed=5)).sum(), (ordered, tokens))
+        for out in (sliced.SoftSort.apply(ordered, tokens, mask, real_ranks), expected)
+    )
+    for gradient, other in zip(ours, twin, strict=True):
+        close(gradient, other)
+
+
+@pytest.mark.parametrize("kind", ["plain", "self", "cross"])
+@pytest.mark.parametrize("temperature", [1.0, 0.1, 1e-3])
+def test_agrees_with_the_slow_twin(kind, temperature):
+    arguments = problem(kind, temperature=temperature)
+    ours = soft(arguments)
+    for sentence in range(BSZ):
+        for head in range(HEADS):
+            q, k, slices = one_sentence(arguments, sentence, head)
+            plans, costs = reference.sliced_plans(q, k, slices, sort_temperature=temperature)
+            weights = torch.softmax(-torch.stack(costs), 0)
+            expected = len(q) * sum(weight * plan for weight, plan in zip(weights, plans, strict=True))
+            close(ours[sentence, head, : len(q), : len(k)], expected, 1e-10)
+            assert ours[sentence, head, : len(q), len(k) :].eq(0).all()
+            close(ours[sentence, head, : len(q)].sum() / len(q), torch.tensor(1.0, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("hard", [False, True])
+def test_one_slice_of_one_axis_sorts_that_axis(hard):
+    mechanism = build_mechanism("esp", num_heads=1, head_dim=2, num_slices=1, hard=hard, sort_temperature=1e-9)
+    q, k = random(1, 1, 5, 2), random(1, 1, 5, 2, seed=2)
+    plan = mechanism(q, k, k, need_weights=True).weights[0, 0]
+    expected = torch.zeros(5, 5, dtype=torch.float64)
+    expected[q[0, 0, :, 0].argsort(), k[0, 0, :, 0].argsort()] = 1.0
+    close(plan, expected)
+
+
+def values_and_gradients(kind):
+    arguments = problem(kind)
+    v = random(BSZ, HEADS, arguments["k"].size(-2), 2, seed=4)
+    leaves = [x.requires_grad_() for x in (arguments["q"], arguments["k"], arguments["slices"], v)]
+    values = soft(arguments, v)
+    weights = random(*values.shape, seed=5)
+    if arguments["query_padding_mask"] is not None:
+        weights = weights.masked_fill(arguments["query_padding_mask"][:, None, :, None], 0.0)
+    return values.detach(), torch.autograd.grad((values * weights).sum(), leaves)
+
+
+@pytest.mark.parametrize("kind", ["plain", "self", "cross"])
+@pytest.mark.parametrize("chunk", [1, 2 * SLICES * 7**2, 3 * SLICES * 7**2, 2 * HEADS * SLICES * 7**2])
+def test_chunks_do_not_show(kind, chunk, monkeypatch):
+    values, gradients = values_and_gradients(kind)
+    calls = []
+    run = sliced._soft_sliced_apply
+    monkeypatch.setattr(sliced, "_soft_sliced_apply", lambda *inputs: calls.append(inputs[0].shape[:2]) or run(*inputs))
+    values_and_gradients(kind)
+    whole = len(calls)
+    calls.clear()
+    monkeypatch.setitem(sliced._CHUNKS, "cpu", chunk)
+    in_chunks, gradients_in_chunks = values_and_gradients(kind)
+    assert len(calls) > whole
+    close(in_chunks, values)
+    for gradient, expected in zip(gradients_in_chunks, gradients, strict=True):
+        close(gradient, expected, 1e-11)
+
+
+@pytest.mark.parametrize("kind", ["plain", "self", "cross"])
+@pytest.mark.parametrize("chunk", [1, 2**19])
+def test_values_are_the_same_without_gradients(kind, chunk, monkeypatch):
+    monkeypatch.setitem(sliced._CHUNKS, "cpu", chunk)
+    values, _ = values_and_gradients(kind)
+    with torch.no_grad():
+        arguments = problem(kind)
+        v = random(BSZ, HEADS, arguments["k"].size(-2), 2, seed=4)
+        assert torch.equal(soft(arguments, v), values)
+
+
+def test_large_values_stay_finite():
+    arguments = problem("cross", temperature=1e-3)
+    arguments["q"], arguments["k"] = 100 * arguments["q"].float(), 100 * arguments["k"].float()
+    arguments["slices"], arguments["rank_plan"] = arguments["slices"].float(), arguments["rank_plan"].float()
+    leaves = [arguments[name].requires_grad_() for name in ("q", "k", "slices")]
+    plan = soft(arguments)
+    assert plan.isfinite().all()
+    assert all(x.isfinite().all() for x in torch.autograd.grad(plan.square().sum(), leaves))
+
+
+def test_a_pad_far_from_every_token_leaves_no_trace_in_the_gradients():
+    """The place of a pad is 0; tokens 6.7 away have a kernel of 3e-20, whose square float32 does not know."""
+    q = torch.tensor([6.7, 0.0]).view(1, 1, 2, 1).requires_grad_()
+    mask = torch.tensor([[False, True]])
+    options = {"query_padding_mask": mask, "key_padding_mask": mask, "temperature": 1.0, "inverse_temperature": 10.0}
+    values = sliced.soft_sliced_apply(q, q, torch.ones(1, 1, 2, 1), torch.ones(1, 1, 1), **options)
+    (gradient,) = torch.autograd.grad(values.sum(), q)
+    assert values.flatten().tolist() == [1.0, 0.0]
+    assert gradient.eq(0).all()

@@ -3,7 +3,7 @@
 # synthetic corpus. At most five minutes on two CPU cores after set-up; a second call goes on where the first stopped.
 #
 #   BACKBONES    transformer; "transformer diff_transformer" for both
-#   MECHANISMS   "softmax sinkhorn esp lot lot:calibrated"
+#   MECHANISMS   "lot:calibrated esp lot sinkhorn softmax": what takes longest first, so that it is not left alone
 #   JOBS         how many run side by side (one for each core, by nproc)
 #   WORK         folder for checkpoints, results, logs and the report
 #   SEED, and the other variables of reproduce_table.sh
@@ -26,7 +26,7 @@ export CALIBRATE_OPTIONS=${CALIBRATE_OPTIONS:---steps 400 --joint-steps 200}
 JOBS=${JOBS:-$(nproc)}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 BACKBONES=${BACKBONES:-transformer}
-MECHANISMS=${MECHANISMS:-softmax sinkhorn esp lot lot:calibrated}
+MECHANISMS=${MECHANISMS:-lot:calibrated esp lot sinkhorn softmax}
 WORK=${WORK:-checkpoints/quickstart}
 RESULTS=${RESULTS:-$WORK/results.jsonl}
 source scripts/reproduce_table.sh

@@ -138,3 +138,26 @@ def test_old_checkpoints_with_fused_projections_can_be_swapped(data, stock_check
         fairseq_lot("swap", "--path", base, "--attention", "lot", "--lot-num-pivots", 6, "--no-calibrate", "--out", out)
         outputs.append(hypotheses(generate(data / "bin", out)))
     assert outputs[0] == outputs[1]
+
+
+def test_a_file_that_the_first_version_swapped_translates(data, stock_checkpoint, tmp_path):
+    """The names of its arguments and parameters, written out, as the code that wrote them is gone."""
+    state = load_checkpoint(stock_checkpoint)
+    args = model_args(state, stock_checkpoint)
+    args.arch = args._name = "lot_transformer"
+    args.attention, args.attention_sites, args.differential, args.trained_attention = "lot", "encoder", False, "softmax"
+    args.lot_num_pivots, args.lot_epsilon, args.lot_num_updates, args.lot_seed = 6, 1.0, 5, 0
+    args.lot_learn_pivots, args.lot_learn_masses, args.lot_mass_temperature = True, True, 1.0
+    expected = swap(stock_checkpoint, attention="lot", lot_num_pivots=6)["model"]
+    for layer in range(args.encoder_layers):
+        for name in ("pivots", "mass_logits"):
+            key = f"encoder.layers.{layer}.self_attn.mechanism.{name}"
+            state["model"][key] = expected[key]
+    state["last_optimizer_state"] = None
+    torch.save(state, tmp_path / "old.pt")
+    torch.save(
+        {**state, "model": expected, "cfg": swap(stock_checkpoint, attention="lot", lot_num_pivots=6)["cfg"]},
+        tmp_path / "new.pt",
+    )
+    old, new = (hypotheses(generate(data / "bin", tmp_path / name)) for name in ("old.pt", "new.pt"))
+    assert old == new and len(old) == 60 * 2

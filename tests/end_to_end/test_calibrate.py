@@ -1,6 +1,7 @@
 """``fairseq-lot calibrate`` and ``swap --calibrate`` as a user runs them."""
 
 import json
+import re
 import shutil
 from itertools import pairwise
 
@@ -9,7 +10,7 @@ import torch
 
 from fairseq_lot import cli
 from fairseq_lot.plug_and_play import distillation
-from fairseq_lot.pretrained.checkpoint import load_checkpoint
+from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
 from tests.end_to_end.conftest import command, fairseq_lot, generate, hypotheses, refuse
 
 FIT = ("--steps", 12, "--joint-steps", 4, "--held-out", 16, "--max-tokens", 300)
@@ -145,3 +146,74 @@ def test_what_was_not_trained_with_softmax_is_not_fitted_to_it(data, stock_check
         named = ["was trained with", *change.values()]
         refuse(capsys, "calibrate", data / "bin", "--path", paths[2], "--out", tmp_path / "o.pt", *FIT, naming=named)
     assert not (tmp_path / "o.pt").exists()
+
+
+def swap_to(out, checkpoint, *options):
+    fairseq_lot("swap", "--path", checkpoint, "--attention", "lot", "--lot-num-pivots", 6, "--out", out, *options)
+    return load_checkpoint(out)
+
+
+def test_swap_calibrates_by_itself_without_data(stock_checkpoint, lot_checkpoint, tmp_path, capsys):
+    """By the counts of the dictionaries that the checkpoint knows of, or uniformly where they are gone."""
+    quick = FIT[:6]
+    state = swap_to(tmp_path / "lot.pt", stock_checkpoint, *quick)
+    said = capsys.readouterr().out
+    assert model_args(state, "lot.pt").calibration in said
+    assert "calibrated on random pieces, by the dictionary's counts (12 + 4 steps, seed 1)" in said
+    drawn = load_checkpoint(lot_checkpoint)["model"]
+    changed = {key for key in drawn if not torch.equal(drawn[key], state["model"][key])}
+    assert changed and all(key.endswith(("mechanism.pivots", "mechanism.mass_logits")) for key in changed)
+    again = swap_to(tmp_path / "again.pt", stock_checkpoint, *quick)["model"]
+    assert all(torch.equal(again[key], value) for key, value in state["model"].items())
+
+    moved = torch.load(stock_checkpoint, weights_only=True)
+    moved["cfg"]["task"]["data"] = str(tmp_path / "gone")
+    torch.save(moved, tmp_path / "moved.pt")
+    uniform = swap_to(tmp_path / "uniform.pt", tmp_path / "moved.pt", *quick)
+    assert "random pieces, all equally likely" in model_args(uniform, "uniform.pt").calibration
+    assert not all(torch.equal(uniform["model"][key], state["model"][key]) for key in changed)
+
+
+def test_what_is_not_calibrated_says_why(stock_checkpoint, tmp_path, capsys):
+    for number, (options, reason) in enumerate(
+        {
+            ("--attention", "lot", "--no-calibrate"): "as drawn",
+            ("--attention", "sinkhorn"): "no parameters of its own",
+            ("--attention", "softmax"): "no parameters of its own",
+        }.items()
+    ):
+        out = tmp_path / f"{number}.pt"
+        fairseq_lot("swap", "--path", stock_checkpoint, "--out", out, *options)
+        said = capsys.readouterr().out
+        assert "not calibrated" in said and reason in said
+    before, after = (load_checkpoint(path)["model"] for path in (stock_checkpoint, tmp_path / "2.pt"))
+    assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
+
+
+@pytest.mark.parametrize(
+    ("sites", "stacks"),
+    [
+        ("cross", ["decoder.*encoder_attn"]),
+        ("encoder,cross,decoder", ["encoder.*self_attn", "decoder.*encoder_attn", "decoder.*self_attn"]),
+    ],
+)
+def test_decoder_sites_are_calibrated_without_data_too(sites, stacks, stock_checkpoint, tmp_path):
+    state = swap_to(tmp_path / "lot.pt", stock_checkpoint, *FIT[:6], "--attention-sites", sites)
+    drawn = swap_to(tmp_path / "drawn.pt", stock_checkpoint, "--no-calibrate", "--attention-sites", sites)["model"]
+    changed = [key for key in drawn if not torch.equal(drawn[key], state["model"][key])]
+    assert all(any(re.match(stack, key) for key in changed) for stack in stacks)
+    assert all(any(re.match(stack, key) for stack in stacks) for key in changed)
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "gpu", "cpu:x"])
+def test_a_device_that_is_not_there_is_refused(device, data, stock_checkpoint, lot_checkpoint, tmp_path, capsys):
+    out = ("--out", tmp_path / "out")
+    for words in (
+        ("calibrate", "--path", lot_checkpoint, *out),
+        ("swap", "--path", stock_checkpoint, "--attention", "lot", *out),
+        ("sweep", data / "bin", "--path", stock_checkpoint, "--try", "lot", *out),
+        ("diagnose", data / "bin", "--path", stock_checkpoint),
+        ("translate", "--path", stock_checkpoint, "das"),
+    ):
+        refuse(capsys, *words, "--device", device, naming=["--device", device])
+    assert list(tmp_path.iterdir()) == []

@@ -49,7 +49,7 @@ def load_checkpoint(path: str | Path) -> dict:
             warnings.simplefilter("ignore")  # torch's notes on foreign pickles; the error below says enough
             state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises whatever the damage leads to
-        if "Unsupported global" in str(error):
+        if "unsupported global" in str(error).lower():
             raise InputError(f"{path} holds objects other than tensors and settings, so it was not loaded") from error
         # torch's own text on a pickle advises to load it unsafely
         reason = "" if isinstance(error, UnpicklingError) else (str(error).strip() or type(error).__name__)

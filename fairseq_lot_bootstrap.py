@@ -21,6 +21,7 @@ _KNOWN_WARNINGS = (
     r"In 'config': Usage of deprecated keyword in package header",
     r"\s*'config' is validated against ConfigStore schema",
     r"\s*The strict flag in the compose API is deprecated",
+    r".*invalid escape sequence",  # Python 3.12 and newer, while it compiles fairseq for the first time
     r"`torch\.cuda\.amp\.(autocast|GradScaler)",
     r"`torch\.jit\.",
     r"'pin_memory' argument is set as true but no accelerator is found",

@@ -194,7 +194,7 @@ def test_an_experiment_goes_on_after_a_full_disk_ctrl_c_and_kill_9(data, tmp_pat
         lines = (tmp_path / work / "results.jsonl").read_text().splitlines()
         rows.append({})
         for row in map(json.loads, lines):
-            row.update(seconds=0, command="")
+            row.update(seconds=0, command="", commit="")
             rows[-1][row["mechanism"], row["stage"]] = row
         assert len(rows[-1]) == len(lines) == 4
         # a kill leaves at most a hidden part of what fairseq-lot was writing

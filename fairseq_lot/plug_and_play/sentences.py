@@ -101,17 +101,17 @@ class RandomPieces:
         self._longest = min(LONGEST, *(limit - 1 for limit in model.max_positions()[: len(self._sides)]))
         self._max_tokens, self._seed = max_tokens, seed
         random = np.random.default_rng([seed, 0])
-        self.held_out = self._sample(self._lengths(random, held_out, SHORTEST), random)
+        self.held_out = self._sample(self._lengths(random, held_out), random)
 
     def batches(self) -> Iterator[dict]:
         random = np.random.default_rng([self._seed, 1])
         while True:
-            (longest,) = self._lengths(random, 1, SHORTEST)
+            (longest,) = self._lengths(random, 1)
             number = max(1, self._max_tokens // (longest + 1))
             yield self._sample(random.integers(max(1, longest * 3 // 4), longest + 1, number), random)
 
-    def _lengths(self, random, number, shortest):
-        return random.integers(min(shortest, self._longest), self._longest + 1, number)
+    def _lengths(self, random, number):
+        return random.integers(min(SHORTEST, self._longest), self._longest + 1, number)
 
     def _sample(self, lengths, random):
         """fairseq's sample of sequences of these lengths, on either side."""

@@ -75,7 +75,7 @@ def certify(attention: Captured, padding_mask: torch.Tensor, perturbations: int,
         sizes = torch.tensor([_NOISE_SIZES[i % len(_NOISE_SIZES)] for i in range(perturbations)], dtype=signs.dtype)
         noise = attention.epsilon * sizes[:, None, None, None] * signs
         found = perturbation_certificate(scores, v, noise, epsilon=attention.epsilon)
-        yield {"epsilon": attention.epsilon, **vars(found)}
+        yield {"epsilon": torch.as_tensor(attention.epsilon).mean().item(), **vars(found)}
 
 
 def summary(layer, parts):

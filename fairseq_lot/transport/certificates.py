@@ -31,7 +31,7 @@ def perturbation_certificate(
     v: torch.Tensor,
     noise: torch.Tensor,
     *,
-    epsilon: float,
+    epsilon: float | torch.Tensor,
     tolerance: float = 1e-10,
 ) -> Certificate:
     """Perturb scores and compare the change of the plan and of the output with what is certified.
@@ -48,7 +48,7 @@ def perturbation_certificate(
         scores: ``(..., n, m)``, S, of real tokens only; float64 for ratios near 0.
         v: ``(..., m, d)``.
         noise: ``(k, ..., n, m)``, T - S, nowhere all zero.
-        epsilon: τ, in the unit of the scores.
+        epsilon: τ, in the unit of the scores: a number, or one for every plan, ``(..., 1, 1)``.
         tolerance: the marginal error at which a plan counts as exact.
     """
     n = scores.size(-2)
@@ -60,7 +60,7 @@ def perturbation_certificate(
     log_columns = base.conditional.mean(-2).clamp(min=torch.finfo(scores.dtype).tiny).log()
     moved = sinkhorn(start + noise / epsilon, log_a, log_columns, **budget)
     difference = moved.conditional - base.conditional
-    bound = n / epsilon * noise.abs().amax((-1, -2))
+    bound = n * (noise / epsilon).abs().amax((-1, -2))
     radius = (v - v.mean(-2, keepdim=True)).norm(dim=-1).amax(-1)
     change = (difference @ v).norm(dim=-1).sum(-1)
     return Certificate(

@@ -174,6 +174,31 @@ def test_swap_calibrates_by_itself_without_data(stock_checkpoint, lot_checkpoint
     assert not all(torch.equal(uniform["model"][key], state["model"][key]) for key in changed)
 
 
+def test_temperatures_of_sinkhorn_are_calibrated_by_the_swap_itself(data, stock_checkpoint, tmp_path, capsys):
+    """From softmax's own; then they stay with the checkpoint, which translates by them."""
+    options = ("--attention", "sinkhorn", "--sinkhorn-learn-epsilon")
+    states = {}
+    for name, more in {"drawn.pt": ("--no-calibrate",), "fitted.pt": FIT}.items():
+        fairseq_lot("swap", "--path", stock_checkpoint, *options, "--out", tmp_path / name, *more)
+        states[name] = load_checkpoint(tmp_path / name)
+    said = capsys.readouterr().out
+    assert "calibrated on random pieces" in said and "sinkhorn attention at encoder" in said
+    print(said)
+    drawn, fitted = (state["model"] for state in states.values())
+    args = model_args(states["fitted.pt"], "fitted.pt")
+    assert args.sinkhorn_epsilon == 1.0 and args.sinkhorn_learn_epsilon is True
+    changed = {key for key in drawn if not torch.equal(drawn[key], fitted[key])}
+    assert changed == {
+        f"encoder.layers.{layer}.self_attn.mechanism.log_epsilon" for layer in range(args.encoder_layers)
+    }
+    assert all(drawn[key].eq(0).all() and fitted[key].isfinite().all() for key in changed)
+    error = re.search(r"on the output: (\S+) → (\S+)", said)
+    assert float(error[2]) < float(error[1])
+    assert hypotheses(generate(data / "bin", tmp_path / "drawn.pt")) != hypotheses(
+        generate(data / "bin", tmp_path / "fitted.pt")
+    )
+
+
 def test_what_is_not_calibrated_says_why(stock_checkpoint, tmp_path, capsys):
     for number, (options, reason) in enumerate(
         {

@@ -79,7 +79,7 @@ def certify(attention: Captured, padding_mask: torch.Tensor, perturbations: int,
 
 
 def summary(layer, parts):
-    """The largest ratios of one layer, and the largest marginal error that was left."""
+    """The largest ratios of one layer, and the largest marginal error that was left; τ is the mean over the heads."""
     plan, output, error = (
         torch.stack([part[name] for part in parts]) for name in ("plan_ratio", "output_ratio", "marginal_error")
     )

@@ -91,7 +91,8 @@ def certify(attention: Captured, padding_mask: torch.Tensor, perturbations: int,
         found = perturbation_certificate(
             scores, v, attention.epsilon * noise, _size_of(v) * value_noise, epsilon=attention.epsilon
         )
-        yield {"attention": attention.name, "epsilon": attention.epsilon, **vars(found)}
+        epsilon = torch.as_tensor(attention.epsilon).mean().item()
+        yield {"attention": attention.name, "epsilon": epsilon, **vars(found)}
 
 
 def certify_coupling(
@@ -127,7 +128,7 @@ def _size_of(v):
 
 
 def summary(layer: int, parts: list[dict]) -> dict:
-    """The largest and the mean ratios of one layer, and the largest marginal error that was left."""
+    """The largest and the mean ratios of one layer, the largest marginal error that was left, the mean τ."""
     figures = {"layer": layer}
     for name, first in parts[0].items():
         if not isinstance(first, torch.Tensor):  # what all sentences share

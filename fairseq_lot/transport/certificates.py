@@ -39,7 +39,7 @@ def perturbation_certificate(
     noise: torch.Tensor,
     value_noise: torch.Tensor | None = None,
     *,
-    epsilon: float,
+    epsilon: float | torch.Tensor,
     tolerance: float = 1e-10,
 ) -> Certificate:
     """Perturb scores and compare the change of the plan and of the output with what is certified.
@@ -54,7 +54,7 @@ def perturbation_certificate(
         v: ``(..., m, d)``.
         noise: ``(k, ..., n, m)``, T - S, nowhere all zero.
         value_noise: ``(k, ..., m, d)``, W - V for (44); default: W = V.
-        epsilon: τ, in the unit of the scores.
+        epsilon: τ, in the unit of the scores: a number, or one for every plan, ``(..., 1, 1)``.
         tolerance: the marginal error at which a plan counts as exact.
     """
     n = scores.size(-2)

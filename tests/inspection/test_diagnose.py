@@ -104,6 +104,15 @@ def test_same_seed_same_sentences():
     assert first["sentences"] == 3
 
 
+def test_every_head_is_certified_at_its_own_temperature():
+    loaded = load(attention="sinkhorn", sinkhorn_learn_epsilon=True)
+    for block in loaded.model.encoder.layers:
+        block.self_attn.mechanism.log_epsilon.data.copy_(torch.tensor([0.25, 0.5, 1.0, 4.0]).log())
+    for row in diagnose(loaded, **OPTIONS)["certificates"]:
+        assert row["epsilon"] == pytest.approx(5.75 / HEADS)
+        assert 0 < row["plan_ratio"] <= 1 and 0 < row["output_ratio"] <= 1 and row["marginal_error"] < 1e-4
+
+
 def test_no_perturbations_no_certificates():
     report = diagnose(load(), **{**OPTIONS, "perturbations": 0})
     assert report["certificates"] == report["coupling_certificates"] == [] and "(31)" not in render(report, title="")

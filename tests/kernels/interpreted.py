@@ -370,6 +370,7 @@ MECHANISMS = {
     "lot-tempered": {"num_pivots": 6, "mass_temperature": 0.3, "epsilon": 0.5, "query_updates": 1},
     "set": {"num_pivots": 6},
     "sinkhorn": {},
+    "sinkhorn-learnable": {"learn_epsilon": True},
 }
 
 

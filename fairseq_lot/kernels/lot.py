@@ -232,7 +232,7 @@ def query_backward(Q, Z, MASSES, PADS, REACHES, A, GRAD_O, GRAD_H, OUT, GRAD_Q, 
             w, grad = _of_last_tokens(s, do, a, h, log_mass, kept, PRECISION)
             grad_a = tl.dot(tl.trans(w * kept), do, grad_a, input_precision=PRECISION)
             grad_h += tl.sum(grad, 0)
-        tl.store(OUT + top * slot + (g * parts + part) * R + t, grad_h, mask=(t < R) & (top >= 0))
+        tl.store(OUT + top * slot + (g * parts + part) * R + t, grad_h, mask=tl.where(top >= 0, t < R, False))
         at = ((part * all_programs + g) * r + t)[:, None] * dv + ev[None, :]
         tl.store(GRAD_A + at, grad_a, mask=(t < r)[:, None] & (ev < dv)[None, :])
         tl.debug_barrier()

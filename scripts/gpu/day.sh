@@ -44,13 +44,17 @@ kernels() {
 
 # models: the whole model, training and decoding.
 models() {
-    fairseq-lot bench --model "lot_transformer_$SIZE" --out "$WORK/models" --lengths $LENGTHS \
-        --device "$DEVICE" --dtype "$DTYPE"
+    local tokens
+    for tokens in $TOKENS; do
+        fairseq-lot bench --model "lot_transformer_$SIZE" --out "$WORK/models-$tokens" --tokens "$tokens" \
+            --lengths $LENGTHS --device "$DEVICE" --dtype "$DTYPE"
+    done
 }
 
 # table: all backbones and mechanisms, trained and scored.
 table() {
-    WORK=$WORK/table RESULTS=$WORK/results.jsonl bash scripts/reproduce_table.sh
+    local work=$WORK
+    WORK=$work/table RESULTS=$work/results.jsonl bash scripts/reproduce_table.sh
 }
 
 # at_work: a day is running.

@@ -209,7 +209,7 @@ def test_a_gpu_day_on_the_cpu(data, tmp_path):
     work = tmp_path / "day"
     variables = {
         "DATA": data, "SIZE": "small", "DEVICE": "cpu", "EPOCHS": 1, "FINETUNE_EPOCHS": 1, "MAX_TOKENS": 500, "BEAM": 1,
-        "MECHANISMS": "lot", "BACKBONES": "transformer", "LENGTHS": "8 16", "TOKENS": 64, "WORK": work,
+        "MECHANISMS": "lot", "BACKBONES": "transformer", "LENGTHS": 8, "TOKENS": 16, "WORK": work,
     }  # fmt: skip
 
     def day(command):
@@ -238,9 +238,9 @@ def test_a_gpu_day_on_the_cpu(data, tmp_path):
     with tarfile.open(tmp_path / "back.tar.gz") as archive:
         found = {name.removeprefix("day/"): archive.extractfile(name) for name in archive.getnames() if "." in name}
         rows = [json.loads(line) for line in found["results.jsonl"]]
-        lengths = found["kernels-64/bench.csv"].read().decode()
+        lengths = found["kernels-16/bench.csv"].read().decode()
     assert [row["stage"] for row in rows] == ["base", "plug-and-play", "fine-tuned"]
-    assert {"kernels-64/bench.md", "models/bench.csv", "smoke.log", "machine.txt", "table/transformer/base/train.log",
+    assert {"kernels-16/bench.md", "models-16/bench.csv", "smoke.log", "machine.txt", "table/transformer/base/train.log",
             "table/transformer/lot/finetuned.out"} <= found.keys()  # fmt: skip
-    assert all(f"\n{name}," in lengths for name in ("plain-lot", "flash", "lot", "sdpa"))
+    assert all(f"\n{name}," in lengths for name in ("sdpa", "lot r=32", "plain-lot r=32", "flash r=32"))
     assert not any(name.endswith(".pt") for name in found)

@@ -88,7 +88,7 @@ class Scratch:
         (folder / "bin" / "fairseq-lot").chmod(0o755)
         self.stub(
             "scripts/reproduce_table.sh",
-            'echo "table $DATA $SIZE $WORK" >>calls; while [ -e wait ]; do sleep 0.02; done',
+            'echo "table $DATA $SIZE $WORK $RESULTS" >>calls; while [ -e wait ]; do sleep 0.02; done',
         )
         (folder / "scripts" / "gpu" / "smoke.py").write_text("import os, sys\nsys.exit(os.path.exists('faulty'))\n")
 
@@ -134,7 +134,7 @@ def test_a_day_is_run_once_and_brought_back(scratch, tmp_path):
     assert "--tokens 64 --lengths 8 16 --device cpu --dtype float32 --peer plain-lot=scripts/gpu/peers/" in layer
     assert "efficient" not in layer  # it runs on GPUs alone
     assert model.startswith("bench --model lot_transformer_iwslt_de_en --out ") and "--lengths 8 16" in model
-    assert table == f"table data iwslt_de_en {scratch.work}/table"
+    assert table == f"table data iwslt_de_en {scratch.work}/table {scratch.work}/results.jsonl"
     assert all("finished before" in line for line in scratch.day()[:-1]) and len(scratch.calls()) == 3
     done = scratch.run("collect.sh", OUT=str(tmp_path / "back.tar.gz"))
     assert done.returncode == 0, done.stderr

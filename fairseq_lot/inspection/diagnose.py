@@ -21,6 +21,7 @@ from fairseq_lot.inspection.per_head import (
 from fairseq_lot.output.files import atomic_write
 from fairseq_lot.output.tables import Table
 from fairseq_lot.pretrained.device import add_device_argument, choose_device
+from fairseq_lot.pretrained.languages import add_language_arguments, typed_pair
 from fairseq_lot.pretrained.loading import Loaded, load
 
 _SIDES = {"source": "src_tokens", "target": "prev_output_tokens"}
@@ -38,6 +39,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--batch", type=int, default=16, metavar="N", help="sentences at a time (default: %(default)s)")
     add("--seed", type=int, default=1, help="of the sentences drawn and of the perturbations (default: %(default)s)")
     add_device_argument(parser)
+    add_language_arguments(parser)
     add("--json", metavar="OUT.json", help="also write the figures here, unrounded")
     add(
         "--perturbations",
@@ -51,7 +53,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Print the tables; write the JSON file."""
     check_least(args, sentences=1, batch=1, perturbations=0, seed=0)
-    loaded = load(args.path, args.data, args.split, device=choose_device(args.device))
+    loaded = load(args.path, args.data, args.split, device=choose_device(args.device), pair=typed_pair(args))
     options = {name: getattr(args, name) for name in ("sentences", "batch", "perturbations", "seed")}
     if args.json is None:
         report = diagnose(loaded, **options)

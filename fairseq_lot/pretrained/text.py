@@ -45,7 +45,7 @@ _FILES = {
 }
 _PARTS_OF_TEXT = ("characters", "fastbpe", "sentencepiece", "subword_nmt", None)  # BPEs whose pieces spell it
 _RARE = 1e-3  # share of a dictionary's counts below which a mark is part of the text
-_PROBES = 500  # symbols by which a BPE is compared with a dictionary
+_PROBES = 500  # symbols by which a BPE and a dictionary are compared, at most
 
 
 def add_text_arguments(parser: ArgumentParser) -> None:
@@ -236,11 +236,12 @@ def _build(kind, name, options, file=None):
 
 
 def _compare(bpe, file, task):
-    """Refuse a BPE that makes pieces which the dictionary lacks of what the dictionary's own symbols spell."""
+    """Refuse a BPE if the dictionary lacks most of what it makes of the words that the longest symbols spell."""
     dictionary = task.source_dictionary
     try:
-        spelt = [bpe.decode(symbol) for symbol in _symbols(dictionary)[:_PROBES] if not symbol.startswith("madeupword")]
-        pieces = [piece for text in spelt for piece in bpe.encode(text).split()]
+        spelt = [bpe.decode(symbol) for symbol in _symbols(dictionary) if not symbol.startswith("madeupword")]
+        longest = sorted(spelt, key=len, reverse=True)[: min(_PROBES, 1 + len(spelt) // 4)]
+        pieces = [piece for text in longest for piece in bpe.encode(text).split()]
     except Exception as error:  # an encoder of numbers meets words
         raise InputError(f"{file} does not fit {task.cfg.data}: {str(error).splitlines()[0]}") from error
     unknown = sum(dictionary.index(piece) == dictionary.unk() for piece in pieces)

@@ -64,10 +64,10 @@ def in_this_process(main, *words):
     return output.getvalue()
 
 
-def train(data, save, *flags, updates=20, launcher=()):
+def train(data, save, *flags, updates=20, launcher=(), languages=("-s", "de", "-t", "en")):
     """fairseq-train for a few updates, in this process unless a launcher is given; returns the last checkpoint."""
     words = (
-        data, "-s", "de", "-t", "en", "--save-dir", save, "--cpu", "--distributed-world-size", 1,
+        data, *languages, "--save-dir", save, "--cpu", "--distributed-world-size", 1,
         "--num-workers", 0,
         "--max-update", updates, "--optimizer", "adam", "--lr", "1e-3", "--max-tokens", 400, "--seed", 1,
         "--no-epoch-checkpoints", "--disable-validation", "--user-dir", "fairseq_lot", *flags,

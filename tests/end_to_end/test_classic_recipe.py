@@ -12,6 +12,7 @@ import zlib
 
 import pytest
 import torch
+from fairseq.data import Dictionary
 from fairseq_cli.preprocess import cli_main as fairseq_preprocess
 from sacrebleu.metrics import BLEU
 from sacremoses import MosesDetokenizer
@@ -25,9 +26,9 @@ pytestmark = pytest.mark.slow
 TINY = [
     word
     for stack in ("encoder", "decoder")
-    for option, value in {"embed-dim": 32, "ffn-embed-dim": 64, "layers": 2, "attention-heads": 2}.items()
+    for option, value in {"embed-dim": 64, "ffn-embed-dim": 64, "layers": 2, "attention-heads": 2}.items()
     for word in (f"--{stack}-{option}", value)
-]
+] + ["--lr", 2e-3, "--dropout", 0]
 QUICK = ("--steps", 4, "--joint-steps", 2, "--held-out", 8)
 
 
@@ -71,16 +72,25 @@ def as_early_fairseq_saved(checkpoint, out):
     return out
 
 
+def train_tiny(classic, save, *languages):
+    flags = ("--arch", "transformer_iwslt_de_en", "--share-decoder-input-output-embed", *TINY)
+    return train(classic / "bin", save, *flags, updates=150, languages=languages)
+
+
+@pytest.fixture(scope="module")
+def typed_base(classic, tmp_path_factory):
+    return train_tiny(classic, tmp_path_factory.mktemp("typed"), "-s", "de", "-t", "en")
+
+
 @pytest.fixture(scope="module", params=["typed", "inferred", "early"])
-def base(request, classic, tmp_path_factory):
+def base(request, classic, typed_base, tmp_path_factory):
     """A base of fairseq's own architecture; its languages were typed or not, its format is today's or an early one."""
     save = tmp_path_factory.mktemp(request.param)
-    languages = () if request.param == "inferred" else ("-s", "de", "-t", "en")
-    flags = ("--arch", "transformer_iwslt_de_en", "--share-decoder-input-output-embed", *TINY)
-    checkpoint = train(classic / "bin", save, *flags, updates=60, languages=languages)
-    task = torch.load(checkpoint, weights_only=True)["cfg"]["task"]
-    assert task["source_lang"] == (None if request.param == "inferred" else "de")
-    return as_early_fairseq_saved(checkpoint, save / "early.pt") if request.param == "early" else checkpoint
+    if request.param == "inferred":
+        checkpoint = train_tiny(classic, save)
+        assert torch.load(checkpoint, weights_only=True)["cfg"]["task"]["source_lang"] is None
+        return checkpoint
+    return as_early_fairseq_saved(typed_base, save / "early.pt") if request.param == "early" else typed_base
 
 
 def translations_of(output, kind):
@@ -122,8 +132,10 @@ def test_from_swap_to_translate(classic, base, tmp_path, capsys):
     page = tmp_path / "report.html"
     fairseq_lot("report", "--path", fitted, "--data", folder, "--split", "test", "--out", page)
     sentences = maps_of(page)["sentences"]
-    assert [" ".join(sentence["source"]) for sentence in sentences] == [
-        line + " </s>" for line in (classic / "bpe" / "test.de").read_text(encoding="utf-8").splitlines()[:5]
+    known = Dictionary.load(str(folder / "dict.de.txt")).indices
+    lines = (classic / "bpe" / "test.de").read_text(encoding="utf-8").splitlines()[:5]
+    assert [sentence["source"] for sentence in sentences] == [
+        [*(piece if piece in known else "<unk>" for piece in line.split()), "</s>"] for line in lines
     ]
     assert not any("@@" in sentence["translation"] for sentence in sentences)
     capsys.readouterr()
@@ -153,7 +165,7 @@ def test_codes_in_the_folder_and_a_report_of_typed_sentences(classic, base, tmp_
 
 def test_the_other_way_round(classic, tmp_path):
     """A model from English, of a folder that was made from German, as fairseq trains it."""
-    flags = ("--arch", "transformer_iwslt_de_en", "--share-decoder-input-output-embed", *TINY)
+    flags = ("--arch", "transformer_iwslt_de_en", *TINY)
     checkpoint = train(classic / "bin", tmp_path, *flags, updates=1, languages=("-s", "en", "-t", "de"))
     fairseq_lot("check", classic / "bin", "--path", checkpoint)
     fairseq_lot("diagnose", classic / "bin", "--path", checkpoint, "--sentences", 2, "--json", tmp_path / "heads.json")

@@ -222,7 +222,7 @@ def test_bad_files(arguments, capsys, tmp_path, write_generated, corpus):
         ({"baseline_generated": short}, [short]),
         ({"baseline_generated": tmp_path / "absent"}, ["cannot read", "absent"]),
         ({"generated": tmp_path / "reference.en"}, ["no H- line"]),
-        ({"tokenised_reference": tmp_path / "absent"}, ["cannot read", "absent"]),
+        ({"tokenised_reference": tmp_path / "absent.en"}, ["cannot read", "absent"]),
         ({"raw_reference": raw}, ["unequal line counts", "1 in", "151 in"]),
     ):
         refused(capsys, arguments(**changes), *words)

@@ -44,7 +44,7 @@ _FILES = {
     "subword_nmt": ("bpe_codes", _CODES),
 }
 _PARTS_OF_TEXT = ("characters", "fastbpe", "sentencepiece", "subword_nmt", None)  # BPEs whose pieces spell it
-_RARE = 1e-3  # share of a dictionary's counts below which a mark is part of the text
+_RARE = 1e-3  # share of the text up to which a look does not count
 _PROBES = 500  # symbols by which a BPE and a dictionary are compared, at most
 
 
@@ -86,12 +86,12 @@ def piece_kind(dictionary: Dictionary) -> str | None:
 
     The names are fairseq's, as :meth:`Dictionary.string` takes them.
     """
-    counts = {"sentencepiece": 0, "subword_nmt": 0, None: 0}
-    for symbol, count in list(zip(dictionary.symbols, dictionary.count, strict=True))[dictionary.nspecial :]:
-        begins, ends = symbol.startswith(SPACE), symbol.endswith("@@") and symbol != "@@"
-        counts["sentencepiece" if begins else "subword_nmt" if ends else None] += max(count, 0)
-    kind = max("sentencepiece", "subword_nmt", key=counts.__getitem__)
-    return kind if counts[kind] > _RARE * sum(counts.values()) else None
+    shares = {
+        "sentencepiece": _share(dictionary, lambda symbol: symbol.startswith(SPACE)),
+        "subword_nmt": _share(dictionary, lambda symbol: symbol.endswith("@@") and symbol != "@@"),
+    }
+    kind = max(shares, key=shares.__getitem__)
+    return kind if shares[kind] > _RARE else None
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,8 @@ class Text:
         if names["tokenizer"] is not None:
             pair = {"source_lang": task.cfg.source_lang, "target_lang": task.cfg.target_lang}
             words = _build("tokenizer", names["tokenizer"], (told["tokenizer"] or _moses_options(spelt)) | pair)
-        lower = not tokenised and bool(spelt) and all(symbol == symbol.lower() for symbol in spelt)
+        capitals = _share(task.source_dictionary, lambda symbol: symbol != symbol.lower())
+        lower = not tokenised and bool(spelt) and capitals <= _RARE
         return cls(words, pieces, lower, piece_kind(task.target_dictionary))
 
     def encode(self, sentences: Sequence[str]) -> list[list[str]]:
@@ -179,6 +180,13 @@ def indices(pieces: Sequence[str], dictionary: Dictionary) -> torch.Tensor:
 def _symbols(dictionary):
     """Without those that every dictionary has."""
     return dictionary.symbols[dictionary.nspecial :]
+
+
+def _share(dictionary, condition):
+    """How much of the text these symbols were, by the dictionary's counts."""
+    counts = dict(zip(_symbols(dictionary), dictionary.count[dictionary.nspecial :], strict=True))
+    counts = {symbol: max(count, 1) for symbol, count in counts.items()}
+    return sum(count for symbol, count in counts.items() if condition(symbol)) / max(sum(counts.values()), 1)
 
 
 def _moses_options(spelt):
@@ -210,6 +218,7 @@ def _build_bpe(name, codes, told, task, *, guessed):
             )
     if file is not None:
         told = told | {option: str(file)}
+    told = told | {"sentencepiece_enable_sampling": False}  # that is for training
     if guessed and name == "subword_nmt" and _has_counts(file):
         name = "fastbpe"
     bpe = _build("bpe", name, told, file)
@@ -230,9 +239,13 @@ def _build(kind, name, options, file=None):
         with contextlib.redirect_stderr(said):
             return _BUILDERS[kind](Namespace(**{**options, kind: name}))
     except (Exception, SystemExit) as error:  # whatever reading garbage raises; subword-nmt exits
-        reason = (said.getvalue().strip() or str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = said.getvalue().strip().splitlines()[0] if said.getvalue().strip() else _first_line(error)
         what = f"--{kind} {name}" if file is None else f"{file}, --{kind} {name}"
         raise InputError(f"{what} cannot be used: {reason}") from error
+
+
+def _first_line(error):
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _compare(bpe, file, task):
@@ -243,7 +256,7 @@ def _compare(bpe, file, task):
         longest = sorted(spelt, key=len, reverse=True)[: min(_PROBES, 1 + len(spelt) // 4)]
         pieces = [piece for text in longest for piece in bpe.encode(text).split()]
     except Exception as error:  # an encoder of numbers meets words
-        raise InputError(f"{file} does not fit {task.cfg.data}: {str(error).splitlines()[0]}") from error
+        raise InputError(f"{file} does not fit {task.cfg.data}: {_first_line(error)}") from error
     unknown = sum(dictionary.index(piece) == dictionary.unk() for piece in pieces)
     if 2 * unknown > len(pieces):
         raise InputError(

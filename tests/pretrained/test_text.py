@@ -106,6 +106,12 @@ def test_an_option_comes_before_the_checkpoint_and_that_before_the_folder(subwor
     # the checkpoint's file was moved into the folder
     (elsewhere / "mine").rename(data / "mine")
     assert [" ".join(x) for x in Text.of(model(data, lines, bpe=saved), tokenised=True).encode(TOKENS)] == lines
+    model_file = tmp_path / "spm"
+    model_file.write_bytes(sentencepiece[0])
+    sampled = {"_name": "sentencepiece", "sentencepiece_model": str(model_file)}
+    sampled |= {"sentencepiece_enable_sampling": True, "sentencepiece_alpha": 0.5}
+    text = Text.of(model(data, sentencepiece[1], bpe=sampled), tokenised=True)
+    assert [" ".join(pieces) for pieces in text.encode(TOKENS)] == sentencepiece[1], "sampling is for training"
     # an option names another encoder than the checkpoint
     (data / MODEL_NAME).write_bytes(sentencepiece[0])
     text = Text.of(model(data, sentencepiece[1], bpe=saved), bpe="sentencepiece")
@@ -139,11 +145,12 @@ def test_tokenizers(sentencepiece, tmp_path):
     "words, expected",
     [
         ("ein haus", "das &quot; haus-boot &quot;"),
+        ("ein haus " * 1000 + "ẞ", "das &quot; haus-boot &quot;"),
         ("ein Haus", "Das &quot; Haus-Boot &quot;"),
         ('ein " haus', 'das " haus-boot "'),
         ("ein @-@ haus", "das &quot; haus @-@ boot &quot;"),
     ],
-    ids=["lower", "cased", "not-escaped", "dashes"],
+    ids=["lower", "lower-with-a-slip", "cased", "not-escaped", "dashes"],
 )
 def test_what_the_dictionary_shows(words, expected, tmp_path):
     (pieces,) = Text.of(model(tmp_path, [words])).encode(['Das "Haus-Boot"'])

@@ -25,10 +25,13 @@ check_data() {
 
 # joining DATA: how --remove-bpe names what joins the pieces of DATA: by the BPE that lies there, or by its dictionary.
 joining() {
-    if [ -f "$1/sentencepiece.bpe.model" ] || LC_ALL=C grep -qs $'^\xe2\x96\x81' "$1/dict.$TGT.txt"; then
+    local dictionary=$1/dict.$TGT.txt
+    if [ -f "$1/sentencepiece.bpe.model" ]; then
         echo sentencepiece
-    elif [ -f "$1/code" ] || grep -qs '@@ [0-9]*$' "$1/dict.$TGT.txt"; then
+    elif [ -f "$1/code" ] || grep -qs '@@ [0-9]*$' "$dictionary"; then
         echo subword_nmt
+    elif LC_ALL=C grep -qs $'^\xe2\x96\x81' "$dictionary"; then # U+2581
+        echo sentencepiece
     else
         echo none
     fi

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
@@ -206,7 +207,7 @@ def data(tmp_path_factory):
 
 
 def script(name, prefix="", **variables):
-    """Start a script in a process group of its own."""
+    """Start a script, whose name arguments may follow, in a process group of its own."""
     environment = {
         **os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "VIRTUAL_ENV": sys.prefix, "OMP_NUM_THREADS": "1",
         **{name: str(value) for name, value in variables.items()},
@@ -263,3 +264,46 @@ def test_an_experiment_goes_on_after_a_full_disk_ctrl_c_and_kill_9(data, tmp_pat
         # a kill leaves at most a hidden part of what fairseq-lot was writing
         assert [path for path in (tmp_path / work).rglob("*.part") if not path.name.startswith(".")] == []
     assert rows[0] == rows[1]
+
+
+@pytest.mark.slow
+def test_a_gpu_day_on_the_cpu(data, tmp_path):
+    """What it would bring back, from a tiny corpus; it was killed on the way."""
+    work = tmp_path / "day"
+    variables = {
+        "DATA": data, "SIZE": "small", "DEVICE": "cpu", "EPOCHS": 1, "FINETUNE_EPOCHS": 1, "MAX_TOKENS": 500, "BEAM": 1,
+        "MECHANISMS": "lot", "BACKBONES": "transformer", "LENGTHS": 8, "TOKENS": 16, "WORK": work,
+    }  # fmt: skip
+
+    def day(command):
+        process = script(f"gpu/day.sh {command}", **variables)
+        said, error = process.communicate(timeout=60)
+        assert process.returncode == 0, error
+        return said
+
+    def until(reached):
+        end = time.monotonic() + 400
+        while not reached():
+            assert time.monotonic() < end, day("status")
+            time.sleep(0.1)
+
+    day("start")
+    until((work / "table" / "transformer" / "base" / "checkpoint_last.pt").exists)
+    assert day("status").startswith("at work")
+    day("stop")
+    until(lambda: day("status").startswith("not at work"))
+    assert not (work / "table.done").exists()
+    day("start")
+    until(lambda: (work / "day.log").read_text().count(" the end") == 1)
+    assert " the end; failed" not in (work / "day.log").read_text()
+    process = script("gpu/collect.sh", WORK=work, OUT=tmp_path / "back.tar.gz")
+    assert process.communicate()[0].startswith(f"{tmp_path}/back.tar.gz is ready, ")
+    with tarfile.open(tmp_path / "back.tar.gz") as archive:
+        found = {name.removeprefix("day/"): archive.extractfile(name) for name in archive.getnames() if "." in name}
+        rows = [json.loads(line) for line in found["results.jsonl"]]
+        lengths = found["kernels-16/bench.csv"].read().decode()
+    assert [row["stage"] for row in rows] == ["base", "plug-and-play", "fine-tuned"]
+    tables = {"kernels-16/bench.md", "models-16/bench.csv", "smoke.log", "machine.txt"}
+    assert tables | {"table/transformer/base/train.log", "table/transformer/lot/finetuned.out"} <= found.keys()
+    assert all(f"\n{name}," in lengths for name in ("sdpa", "lot r=32", "plain-lot r=32", "flash r=32"))
+    assert not any(name.endswith(".pt") for name in found)

@@ -87,7 +87,8 @@ def test_right_ones_are_let_through(scratch):
     """The next thing that is missing then is the environment."""
     right = {
         "BACKBONES": "diff_transformer transformer", "SIZE": "iwslt_de_en", "SEED": "0", "LR": "5e-4", "EPOCHS": "08",
-        "MECHANISMS": "softmax set:wide lot lot:calibrated lot:released", "PRECISION": "bf16", "DROPOUT": ".1",
+        "MECHANISMS": "softmax set:wide lot lot:calibrated lot:released sinkhorn:pieces", "PRECISION": "bf16",
+        "SINKHORN_PIECES_OPTIONS": "--sinkhorn-learn-epsilon", "DROPOUT": ".1",
     }  # fmt: skip
     result = run(scratch, "reproduce_table.sh", **right)
     assert result.stderr == "reproduce_table.sh: error: there is no .venv here; run 'bash scripts/setup.sh' first\n"

@@ -43,6 +43,16 @@ require_numbers() {
     done
 }
 
+# make_work OUT: set WORK to a fresh folder beside OUT that is removed when the script ends, however it ends.
+make_work() {
+    local parent
+    parent=$(dirname "$1")
+    mkdir -p "$parent" 2>/dev/null && WORK=$(mktemp -d "${1%/}.part.XXXXXX" 2>/dev/null) \
+        || die "cannot write in $parent; give another OUT"
+    trap 'rm -rf "$WORK"' EXIT
+    trap 'exit 130' INT TERM
+}
+
 # one_of NAME VALUE CHOICE...: the VALUE of the variable NAME is one of the choices.
 one_of() {
     local name=$1 value=$2 choice

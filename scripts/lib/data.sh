@@ -3,7 +3,8 @@
 # the one that is read when DATA is not given; prepare_iwslt14.sh makes it
 IWSLT14=data-bin/iwslt14.de-en
 
-# find_languages DATA: set SRC and TGT, unless they are set, to the pair in the names of the binary files.
+# find_languages DATA: set SRC and TGT, unless they are set, to the pair in the names of the binary files. Both may be
+# set the other way round, as fairseq translates in both directions.
 find_languages() {
     local file pair pairs=()
     for file in "$1"/*.*-*.*.idx; do
@@ -14,7 +15,8 @@ find_languages() {
         || die "$1 is not a data folder; make it with one of scripts/prepare_*.sh or with fairseq-preprocess"
     if [ ${#pairs[@]} -eq 1 ]; then SRC=${SRC:-${pairs[0]%%-*}} TGT=${TGT:-${pairs[0]#*-}}; fi
     [ -n "${SRC:-}" ] && [ -n "${TGT:-}" ] || die "$1 has several pairs, ${pairs[*]}; choose one with SRC and TGT"
-    [[ " ${pairs[*]} " == *" $SRC-$TGT "* ]] || die "$1 has ${pairs[*]} and not $SRC-$TGT; change SRC, TGT or DATA"
+    [[ " ${pairs[*]} " == *" $SRC-$TGT "* || " ${pairs[*]} " == *" $TGT-$SRC "* ]] \
+        || die "$1 has ${pairs[*]} and not $SRC-$TGT; change SRC, TGT or DATA"
 }
 
 # check_data DATA FLAGS...: find the languages, and unless CHECKED is yes what would stop a long run halfway.
@@ -89,9 +91,8 @@ reuse() {
 }
 
 # begin OUT VOCAB_SIZE: reuse OUT, or check the settings of a new one, which has that vocabulary if none is asked for,
-# and set WORK to a fresh folder beside it that is removed when the script ends, however it ends.
+# and make WORK.
 begin() {
-    local parent
     one_of BPE "${BPE:-sentencepiece}" sentencepiece subword_nmt
     one_of JOINED "${JOINED:-yes}" yes no
     reuse "$1"
@@ -102,11 +103,7 @@ begin() {
         python -c 'import subword_nmt' 2>/dev/null \
             || die "BPE=subword_nmt needs the package subword-nmt, which is not installed; run 'pip install subword-nmt'"
     fi
-    parent=$(dirname "$1")
-    mkdir -p "$parent" 2>/dev/null && WORK=$(mktemp -d "${1%/}.part.XXXXXX" 2>/dev/null) \
-        || die "cannot write in $parent; give another OUT"
-    trap 'rm -rf "$WORK"' EXIT
-    trap 'exit 130' INT TERM
+    make_work "$1"
 }
 
 # tokenise FLAGS...: write the Moses tokens of the text that the flags name to WORK/text.

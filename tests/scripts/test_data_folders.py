@@ -50,6 +50,7 @@ def test_languages_are_those_of_the_files(tmp_path):
     two = data_folder(tmp_path / "two", "fr-en", "fr-it")
     assert ask("find_languages", one).stdout == "fr en\n"
     assert ask("find_languages", two, SRC="fr", TGT="it").stdout == "fr it\n"
+    assert ask("find_languages", two, SRC="en", TGT="fr").stdout == "en fr\n"
     (tmp_path / "nothing").mkdir()
     for data, variables, expected in (
         (one, {"TGT": "de"}, f"{one} has fr-en and not fr-de; change SRC, TGT or DATA"),

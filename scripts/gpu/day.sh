@@ -15,6 +15,7 @@
 #   WORK         folder for everything (checkpoints/gpu-day)
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../lib/common.sh"
+source scripts/lib/data.sh
 source scripts/lib/settings.sh
 source scripts/lib/training.sh
 
@@ -114,8 +115,7 @@ if [ "$DEVICE" = cuda ]; then DTYPE=float16; else DTYPE=float32; fi
 case ${1:-start} in
     start)
         ! at_work || die "a day is at work in $WORK already; see 'day.sh status'"
-        [[ $STAGES != *table* ]] || is_complete "$DATA" \
-            || die "$DATA is not a data folder; pack.sh brings one along, prepare_*.sh make one"
+        [[ $STAGES != *table* ]] || find_languages "$DATA" # it is a data folder
         setsid bash scripts/gpu/day.sh run </dev/null >>"$WORK/day.log" 2>&1 &
         echo "started; 'bash scripts/gpu/day.sh status' says how far it is, the log is $WORK/day.log"
         ;;

@@ -5,17 +5,18 @@
 #   PYTHON     a Python of the same minor version as that machine's (python3), with pip, headers and g++: fairseq is
 #              compiled for it
 #   PACKAGES   names out of constraints.txt that the machine lacks (all but torch and the test tools)
-#   DATA       folder made by prepare_*.sh (data-bin/iwslt14-65k)
+#   DATA       folder made by prepare_*.sh or fairseq-preprocess (data-bin/iwslt14-65k)
 #   OUT        the archive (checkpoints/gpu-day.tar)
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../lib/common.sh"
+source scripts/lib/data.sh
 
 PYTHON=${PYTHON:-python3}
 PACKAGES=${PACKAGES:-}
 DATA=${DATA:-data-bin/iwslt14-65k}
 OUT=${OUT:-checkpoints/gpu-day.tar}
 
-is_complete "$DATA" || die "$DATA is not a data folder; make it with one of scripts/prepare_*.sh, or give another DATA"
+find_languages "$DATA" # it is a data folder
 "$PYTHON" -m pip --version >/dev/null 2>&1 || die "there is no pip in '$PYTHON'; give another PYTHON"
 git diff --quiet HEAD 2>/dev/null || die "this is no git checkout, or has changes; only what is committed is packed"
 make_work "$OUT"

@@ -2,16 +2,6 @@
 
 MECHANISM_NAMES=(esp lot set sinkhorn softmax) # the package's own list, which a fresh clone cannot be asked for
 
-# one_of NAME VALUE CHOICE...: the VALUE of the variable NAME is one of the choices.
-one_of() {
-    local name=$1 value=$2 choice
-    shift 2
-    for choice in "$@"; do
-        [ "$value" != "$choice" ] || return 0
-    done
-    die "$name: there is no '$value'; use $(sed 's/ /, /g' <<<"$*")"
-}
-
 # each_of NAME CHOICE...: the words of the variable NAME, up to a colon, are among the choices, and none is there twice.
 each_of() {
     local name=$1 words word own shared seen=" "

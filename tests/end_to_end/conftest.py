@@ -104,8 +104,9 @@ def data(tmp_path_factory):
     """Preprocessed synthetic corpus: 300 sentences to train on, 60 to validate and 60 to test."""
     home = tmp_path_factory.mktemp("data")
     fairseq_lot("synthetic", "--out", home / "raw", "--train", 300, "--valid", 60, "--test", 60)
-    fairseq_lot("tokenise", "--raw", home / "raw", "--out", home / "text", "--no-clean")
-    fairseq_lot("encode", "--text", home / "text", "--out", home / "bpe", "--vocab-size", 300)
+    pair = ("--source", "de", "--target", "en")
+    fairseq_lot("tokenise", "--raw", home / "raw", "--out", home / "text", "--no-clean", *pair)
+    fairseq_lot("encode", "--text", home / "text", "--out", home / "bpe", "--vocab-size", 300, *pair)
     prefixes = [word for split in ("train", "valid", "test") for word in (f"--{split}pref", home / "bpe" / split)]
     words = ("-s", "de", "-t", "en", "--joined-dictionary", "--destdir", home / "bin", *prefixes)
     in_this_process(fairseq_preprocess, *words)

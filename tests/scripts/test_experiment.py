@@ -1,8 +1,11 @@
 """quickstart.sh and reproduce_table.sh: their plan with stand-ins for the stages, then for good, killed on the way."""
 
+import io
 import json
 import os
 import re
+import runpy
+import shlex
 import shutil
 import signal
 import subprocess
@@ -42,8 +45,8 @@ def scratch(tmp_path):
     for name in ("pretrain", "plug_and_play", "finetune", "score"):
         (scripts / "stages" / f"{name}.sh").write_text(STAGE)
     (scripts / "setup.sh").write_text("")
-    prepare = next(path for path in scripts.glob("prepare_*.sh") if "iwslt" not in path.name)
-    prepare.write_text(
+    (scripts / "lib" / "check_options.py").write_text("")  # has a test of its own
+    (scripts / "prepare_synthetic.sh").write_text(
         "mkdir -p data-bin/synthetic/text; cd data-bin/synthetic; touch {train,valid,test}.de-en.{de,en}.{bin,idx} "
         "dict.{de,en}.txt sentencepiece.bpe.model text/test.{de,en} vocab_size description.txt\n"
     )
@@ -115,6 +118,66 @@ def test_variants_have_options_of_their_own(scratch, tmp_path):
     swaps = [line for line in (tmp_path / "calls").read_text().splitlines() if line.endswith("plug_and_play.sh")]
     expected = ["--lot-num-pivots 3", "--lot-num-pivots 99", "--lot-pivot-std 0.02", "--lot-num-pivots 3"]
     assert [re.search("OPTIONS=(.*) CALIBRATE", line)[1] for line in swaps] == expected
+
+
+def test_wrong_options_are_one_line_before_anything_is_trained(scratch, tmp_path):
+    shutil.copy(ROOT / "scripts" / "lib" / "check_options.py", tmp_path / "scripts" / "lib")
+    wrong = {"MECHANISMS": "softmax lot esp", "ESP_OPTIONS": "--esp-num-slice 8", "LOT_OPTIONS": "--lot-num-pivots 3"}
+    done = scratch("quickstart.sh", **wrong)
+    assert done.returncode == 2 and done.stdout == "", done.stdout
+    expected = "options of 'transformer, esp: plug in': unrecognized arguments: --esp-num-slice 8"
+    assert done.stderr == f"quickstart.sh: error: {expected}\n"
+    assert not (tmp_path / "calls").exists() and not (tmp_path / "checkpoints").exists()
+
+
+def checked(monkeypatch, capsys, fit="", **settings):
+    """The exit code and the error of check_options.py for one stage."""
+    settings = {"BACKBONE": "transformer", "OPTIONS": "", "CALIBRATE": "no", **settings}
+    words = " ".join(shlex.quote(f"{name}={value}") for name, value in settings.items())
+    plan = f"a\t1\tbase\tenv BACKBONE=transformer bash x.sh\n\nb\t1\tstage\tenv {words} bash y.sh\n"
+    architectures = ["transformer=lot_transformer_small", "diff_transformer=diff_transformer_small"]
+    monkeypatch.setenv("CALIBRATE_OPTIONS", fit)
+    monkeypatch.setenv("CALLED_BY", "x.sh")
+    monkeypatch.setattr(sys, "stdin", io.StringIO(plan))
+    monkeypatch.setattr(sys, "argv", ["check_options.py", "--architectures", *architectures])
+    code = runpy.run_path(str(ROOT / "scripts" / "lib" / "check_options.py"))["main"]()
+    return code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "settings, expected",
+    [
+        ({"ATTENTION": "lot", "OPTIONS": "--lot-num-pivots x"}, "argument --lot-num-pivots: invalid int value: 'x'"),
+        ({"ATTENTION": "lot", "OPTIONS": "--lot-num-pivots 0"}, "lot attention: num_pivots must be at least 1, got 0"),
+        ({"ATTENTION": "lot", "OPTIONS": "--lot-num-piv 3"}, "unrecognized arguments: --lot-num-piv 3"),
+        ({"ATTENTION": "lot", "OPTIONS": "--steps 3"}, "unrecognized arguments: --steps 3"),
+        ({"ATTENTION": "lot", "OPTIONS": "--esp-hard"}, "option --esp-hard does not belong to lot attention"),
+        ({"ATTENTION": "esp", "OPTIONS": "--attention-sites decoder"}, "esp attention couples the queries"),
+        ({"ATTENTION": "lot", "CALIBRATE": "text", "fit": "--steps 0"}, "--steps must be at least 1, got 0"),
+        ({"ATTENTION": "lot", "CALIBRATE": "text", "fit": "--step 9"}, "unrecognized arguments: --step 9"),
+    ],
+)
+def test_what_a_stage_would_refuse_is_refused(settings, expected, monkeypatch, capsys):
+    code, error = checked(monkeypatch, capsys, **settings)
+    assert code == 2 and len(error.splitlines()) == 1
+    assert error.startswith(f"x.sh: error: options of 'stage': {expected}")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"ATTENTION": "softmax"},
+        {
+            "ATTENTION": "lot",
+            "OPTIONS": "--lot-num-pivots 3 --lot-epsilon 0.5",
+            "CALIBRATE": "pieces",
+            "fit": "--steps 9",
+        },
+        {"ATTENTION": "esp", "OPTIONS": "--esp-num-slices 8", "BACKBONE": "diff_transformer", "fit": "--not-used"},
+    ],
+)
+def test_what_the_stages_take_is_let_through(settings, monkeypatch, capsys):
+    assert checked(monkeypatch, capsys, **settings) == (0, "")
 
 
 def test_a_failing_stage_is_one_line_and_there_is_no_table(scratch, tmp_path):

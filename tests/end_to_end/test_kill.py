@@ -47,8 +47,8 @@ def differential_esp(data, folder):
 
 @pytest.mark.parametrize("script", TRAININGS)
 def test_training_goes_on_as_if_it_had_not_been_killed(script, start, data, tmp_path):
-    settings = {"DATA": data / "bin", "SIZE": "small", "EPOCHS": 3, "MAX_TOKENS": 1000, "DEVICE": "cpu"}
-    settings |= TRAININGS[script]
+    settings = {"DATA": data / "bin", "SIZE": "small", "MAX_TOKENS": 1000, "DEVICE": "cpu"}
+    settings |= {"EPOCHS": 3, "FINETUNE_EPOCHS": 3, "BEST": "loss"} | TRAININGS[script]
     if script == "finetune":
         settings["SWAPPED"] = differential_esp(data, tmp_path / "base")
 

@@ -56,5 +56,6 @@ if [ -n "${BASELINE:-}" ]; then references+=(--baseline-generated "$BASELINE"); 
 fairseq-lot score --generated "$OUT" "${references[@]}" --results "$RESULTS" \
     --dataset "$(cat "$DATA/description.txt")" --architecture "$(architecture "$BACKBONE" "$SIZE")" \
     --backbone "$BACKBONE" --mechanism "$ATTENTION" --options="$(label)" --stage "$STAGE" --seed "$SEED" \
+    --protocol "$PROTOCOL_LABEL" \
     --precision "$PRECISION" --device "$(device_name)" --seconds "$(cat "$OUT.seconds")" --command="${generate[*]}"
 echo "$scored" >>"$OUT.scored"

@@ -195,8 +195,10 @@ def test_score(die_at, start, tmp_path):
     killed(score(1, die_at=die_at))
     assert unhidden(results.parent) == {}
     finish(score(1))
-    before = results.read_bytes()
+    both = unhidden(results.parent)
+    assert both.keys() == {results, results.with_name("r.sentences.tsv")}
     killed(score(2, die_at=die_at))
-    assert unhidden(results.parent) == {results: before}
+    assert unhidden(results.parent) == both
     finish(score(2))
-    assert results.read_bytes().startswith(before) and results.read_bytes().count(b"\n") == 2
+    for path in both:
+        assert path.read_bytes().startswith(both[path]) and path.read_bytes().count(b"\n") == 2

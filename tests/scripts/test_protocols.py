@@ -62,7 +62,10 @@ def test_quick_trainings_that_are_there_go_on(flags):
         ({"LR": ".002", "WARMUP": "9"}, "inverse_sqrt --lr .002e-1 --warmup-updates 9 --dropout 0.3"),
         ({"SIZE": "small", "FINETUNE_EPOCHS": "2"}, "inverse_sqrt --lr 3e-4 --warmup-updates 800 --dropout 0.1"),
         ({"SIZE": "small", "PROTOCOL": "quick"}, "fixed --lr 3e-4 --dropout 0.1 --max-tokens 4096 --max-epoch 2"),
-        ({"PROTOCOL": "quick", "FINETUNE_LR": "7e-5"}, "fixed --lr 7e-5 --dropout 0.3 --max-tokens 4096 --max-epoch 10"),
+        (
+            {"PROTOCOL": "quick", "FINETUNE_LR": "7e-5"},
+            "fixed --lr 7e-5 --dropout 0.3 --max-tokens 4096 --max-epoch 10",
+        ),
     ],
 )
 def test_fine_tuning_has_a_tenth_of_the_rate(flags, variables, expected):

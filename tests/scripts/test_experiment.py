@@ -227,5 +227,5 @@ def test_an_experiment_goes_on_after_a_full_disk_ctrl_c_and_kill_9(data, tmp_pat
         assert [path for path in (tmp_path / work).rglob("*.part") if not path.name.startswith(".")] == []
     assert rows[0] == rows[1]
     for training in ("base", "softmax/finetuned", "lot/finetuned"):  # the best by BLEU, as papers has it
-        assert "| best_bleu " in (tmp_path / "whole" / "transformer" / training / "train.log").read_text()
+        assert "| bleu " in (tmp_path / "whole" / "transformer" / training / "train.log").read_text()
     assert {row["protocol"] for row in rows[0].values()} == {"papers, EPOCHS=2 FINETUNE_EPOCHS=1 MAX_TOKENS=500"}

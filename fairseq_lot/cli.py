@@ -14,6 +14,7 @@ COMMANDS = {
     "calibrate": ("fairseq_lot.plug_and_play.calibrate", "fit a swapped attention to softmax, without labels"),
     "check": ("fairseq_lot.pretrained.check", "check a checkpoint and a data folder before a long run"),
     "compare": ("fairseq_lot.evaluation.compare", "test the differences between several systems, pair by pair"),
+    "curve": ("fairseq_lot.plug_and_play.curve", "the cost of swaps against the epochs that the base was trained for"),
     "diagnose": ("fairseq_lot.inspection.diagnose", "measure the attention of a checkpoint, head by head"),
     "encode": ("fairseq_lot.corpus.encode", "learn a joint BPE on a tokenised text and apply it"),
     "iwslt14": ("fairseq_lot.corpus.iwslt14", "extract the raw IWSLT'14 De-En archive into plain text"),

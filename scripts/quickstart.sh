@@ -6,7 +6,7 @@
 #   MECHANISMS   "lot:calibrated esp lot sinkhorn softmax": what takes longest first, so that it is not left alone
 #   JOBS         how many run side by side (one for each core, by nproc)
 #   WORK         folder for checkpoints, results, logs and the report
-#   SEED, and the other variables of reproduce_table.sh
+#   SEED or SEEDS, and the other variables of reproduce_table.sh; PROTOCOL is quick
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 source scripts/lib/settings.sh
@@ -16,7 +16,7 @@ bash scripts/setup.sh
 activate
 bash scripts/prepare_synthetic.sh
 
-export DATA=data-bin/synthetic SIZE=small
+export DATA=data-bin/synthetic SIZE=small PROTOCOL=${PROTOCOL:-quick}
 export EPOCHS=${EPOCHS:-4} MAX_TOKENS=${MAX_TOKENS:-1024} WARMUP=${WARMUP:-200}
 export FINETUNE_EPOCHS=${FINETUNE_EPOCHS:-1}
 # a quarter of the axes, and of the steps: ESP and the fit would otherwise take half of the time of everything together
@@ -31,17 +31,18 @@ WORK=${WORK:-checkpoints/quickstart}
 RESULTS=${RESULTS:-$WORK/results.jsonl}
 source scripts/reproduce_table.sh
 
-report=$WORK/report.html
+home=$(work_of "${seeds[0]}") report=$WORK/report.html
+base=$home/${BACKBONES%% *}/base/checkpoint_best.pt
 if [ ! "$report" -nt "$RESULTS" ]; then
-    models=("$WORK/${BACKBONES%% *}"/*/swapped.pt)
+    models=("$home/${BACKBONES%% *}"/*/swapped.pt)
     if [ -f "${models[0]}" ]; then models=(--compare "${models[@]}"); else models=(); fi
     head -n 3 "$DATA/text/test.$SRC" >"$WORK/sentences.$SRC"
-    fairseq-lot report --results "$RESULTS" --logs "$WORK"/*/*/train.log "$WORK"/*/*/*/train.log \
-        --path "$WORK/${BACKBONES%% *}/base/checkpoint_best.pt" ${models[@]+"${models[@]}"} \
+    fairseq-lot report --results "$RESULTS" --logs "$home"/*/*/train.log "$home"/*/*/*/train.log \
+        --path "$base" ${models[@]+"${models[@]}"} \
         --sentences "$WORK/sentences.$SRC" --tokenised --data "$DATA" --out "$report"
 fi
 echo
 echo "The report, with curves and attention maps: $report"
 echo "Next, type sentences and see what each model makes of them:"
 echo "    source ${VIRTUAL_ENV#"$PWD/"}/bin/activate"
-echo "    fairseq-lot translate --path $WORK/${BACKBONES%% *}/base/checkpoint_best.pt"
+echo "    fairseq-lot translate --path $base"

@@ -1,5 +1,6 @@
 """The pages say what the tracked results say, name every folder, and point at what is there."""
 
+import importlib.util
 import re
 import tokenize
 from pathlib import Path
@@ -7,7 +8,11 @@ from pathlib import Path
 import pytest
 
 from fairseq_lot.evaluation.results import read_rows
-from fairseq_lot.evaluation.table import render
+from fairseq_lot.evaluation.sentences import path_of, read_statistics
+from fairseq_lot.evaluation.table import result_tables
+from fairseq_lot.output.files import read_lines
+from fairseq_lot.plug_and_play.curve_table import CurvePoint
+from fairseq_lot.plug_and_play.curve_table import render as render_curve
 from fairseq_lot.plug_and_play.sweep_points import read_points
 from fairseq_lot.plug_and_play.sweep_table import render as render_sweep
 
@@ -20,35 +25,60 @@ PACKAGE = ROOT / "fairseq_lot"
 assert len(RESULTS) >= 2 and len(PAGES) >= 8
 
 
-def only_table(markdown):
-    """What follows the heading."""
-    return markdown.split("\n\n", 1)[1]
-
-
 @pytest.fixture(scope="module")
 def iwslt14():
     (path,) = (path for path in RESULTS if path.name.startswith("iwslt14"))
     return list(read_rows(path))
 
 
+def render_results():
+    """scripts/render_results.py as a module."""
+    spec = importlib.util.spec_from_file_location("render_results", ROOT / "scripts" / "render_results.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_tables_are_as_their_commands_print_them(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert render_results().rendered(RESULTS_PAGE) == RESULTS_PAGE
+
+
+def test_no_table_stands_outside_of_what_commands_print():
+    kept = re.compile(r"^<!-- of commit [0-9a-f]{7} -->$.*?^<!-- / -->$", re.MULTILINE | re.DOTALL)
+    page, blocks = kept.sub("", RESULTS_PAGE), render_results().BLOCK
+    assert page != RESULTS_PAGE and len(blocks.findall(page)) >= 5
+    assert "| --- |" in page and "| --- |" not in blocks.sub("", page)
+
+
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.name)
-def test_tables_are_those_of_the_results(path):
-    assert render(read_rows(path)) in RESULTS_PAGE
-
-
-def test_papers_table(iwslt14):
-    assert only_table(render(iwslt14, papers=True)) in RESULTS_PAGE
+def test_no_row_is_left_out(path):
+    for table in result_tables(read_rows(path)):
+        assert table.markdown() in RESULTS_PAGE
 
 
 def test_medians_in_the_readme(iwslt14):
-    assert only_table(render(iwslt14, medians=True)) in README
+    medians = [table.markdown().split("\n\n", 1)[1] for table in result_tables(iwslt14, medians=True)]
+    assert any(table in README for table in medians)
 
 
-def test_sweep_table():
-    (path,) = (ROOT / "results").glob("*.sweep/sweep.jsonl")
-    table = render_sweep(list(read_points(path).values())).rstrip("\n")
-    assert table in RESULTS_PAGE
-    assert table in path.with_suffix(".md").read_text(encoding="utf-8")
+def test_sweeps_and_curves_are_those_of_their_points():
+    sweeps, curves = (sorted((ROOT / "results").glob(f"*/{name}.jsonl")) for name in ("sweep", "curve"))
+    assert sweeps
+    for path in sweeps:
+        assert path.with_suffix(".md").read_text(encoding="utf-8") == render_sweep([*read_points(path).values()]) + "\n"
+    for path in curves:
+        points = read_points(path, CurvePoint)
+        assert path.with_suffix(".md").read_text(encoding="utf-8") == render_curve([*points.values()]) + "\n"
+
+
+def test_counts_of_sentences_are_those_of_the_rows():
+    for path in RESULTS:
+        rows = read_rows(path)
+        found = read_statistics(path, rows)  # it compares them with the scores
+        if path_of(path).exists():
+            assert len(found) == len(read_lines(path_of(path)))
+    assert sum(path.stat().st_size for path in (ROOT / "results").glob("*.sentences.tsv")) < 5e6
 
 
 def test_the_readme_is_short():

@@ -28,6 +28,7 @@ def measure(
     *,
     metric: dict,
     base: list[str] | None = None,
+    statistics: np.ndarray | None = None,
     samples: int = SAMPLES,
     seed: int = SEED,
 ) -> MetricScore:
@@ -38,6 +39,7 @@ def measure(
         references: as many reference sentences.
         metric: keyword arguments of sacreBLEU's BLEU: SACREBLEU or TOKENISED.
         base: the base's translations of the same sentences.
+        statistics: :func:`sentence_statistics` of the hypotheses, where they are known already.
         samples: bootstrap resamples of the test set.
         seed: seed of the resampling; the same seed gives the same interval and p-value.
 
@@ -47,7 +49,8 @@ def measure(
     bleu = BLEU(**metric)
     score = bleu.corpus_score(hypotheses, [references]).score
     signature = bleu.get_signature().format()
-    statistics = sentence_statistics(hypotheses, references, metric=metric)
+    if statistics is None:
+        statistics = sentence_statistics(hypotheses, references, metric=metric)
     if base is None:
         (scores,) = resampled_scores([statistics], samples=samples, seed=seed)
         comparison = {}
@@ -73,6 +76,11 @@ def sentence_statistics(hypotheses: list[str], references: list[str], *, metric:
         for hypothesis, reference in zip(hypotheses, references, strict=True)
     )
     return np.array([[score.sys_len, score.ref_len, *score.counts, *score.totals] for score in scores], dtype=float)
+
+
+def corpus_score(statistics: np.ndarray) -> float:
+    """Return BLEU of all sentences, as sacreBLEU's ``corpus_score`` does."""
+    return _bleu(statistics.sum(0))
 
 
 def resampled_scores(statistics: list[np.ndarray], *, samples: int, seed: int) -> np.ndarray:

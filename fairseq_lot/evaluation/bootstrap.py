@@ -1,6 +1,7 @@
 """Bootstrap of the sentences of a test set: its options, the interval, the paired test."""
 
 import argparse
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ def add_arguments(parser) -> None:
     parser.add_argument("--bootstrap-seed", type=int, default=SEED, metavar="INT", help="default: %(default)s")
 
 
-def settings(args: argparse.Namespace) -> dict[str, int]:
+def settings(args: argparse.Namespace) -> dict[str, Any]:
     """Return the keyword arguments ``samples`` and ``seed``.
 
     Raises:

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from statistics import median
 
-from fairseq_lot.evaluation.results import BASE, FINE_TUNED, PLUG_AND_PLAY, MetricScore, Row
-from fairseq_lot.evaluation.systems import by_system, label, table_order
+from fairseq_lot.evaluation.results import FINE_TUNED, PLUG_AND_PLAY, MetricScore, Row
+from fairseq_lot.evaluation.systems import at_stage, by_system, label, table_order
 from fairseq_lot.output.tables import MISSING, Table
 
 NOTE = (
@@ -17,7 +17,7 @@ def median_table(rows: Iterable[Row], heading: str, metric: str = "tokenised") -
     """A row for each mechanism, two columns for each backbone.
 
     Args:
-        rows: of one dataset and size.
+        rows: of one table.
         heading: the line above the table.
         metric: ``tokenised`` or ``sacrebleu``.
     """
@@ -41,8 +41,7 @@ def median_table(rows: Iterable[Row], heading: str, metric: str = "tokenised") -
 
 def by_seed(rows: Iterable[Row], stage: str, metric: str = "tokenised") -> dict[int, MetricScore]:
     """Scores of a system at a stage, by seed; softmax is not plugged in: its scores there are those of the base."""
-    stages = {PLUG_AND_PLAY: (PLUG_AND_PLAY, BASE), FINE_TUNED: (FINE_TUNED,)}[stage]
-    return {row.seed: getattr(row, metric) for row in rows if row.stage in stages}
+    return {row.seed: getattr(row, metric) for row in at_stage(rows, stage)}
 
 
 def measured(scores: dict[int, MetricScore], control: dict[int, MetricScore]) -> str:

@@ -25,7 +25,7 @@ def beside_papers(rows: Iterable[Row], heading: str) -> Table:
     """Return the reported scores and the medians of the rows, with differences to softmax.
 
     Args:
-        rows: of one dataset and size; their tokenised BLEU is shown.
+        rows: of one table; their tokenised BLEU is shown.
         heading: of the table.
     """
     systems = by_system(rows)

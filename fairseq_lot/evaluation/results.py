@@ -5,6 +5,7 @@ import fcntl
 import json
 import math
 import os
+from collections.abc import Callable
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -14,6 +15,7 @@ from fairseq_lot.output.files import atomic_write, read_lines
 
 BASE, PLUG_AND_PLAY, FINE_TUNED = STAGES = ("base", "plug-and-play", "fine-tuned")
 PRECISIONS = ("fp32", "fp16", "bf16")
+KEY = ("dataset", "architecture", "backbone", "mechanism", "options", "stage", "seed", "protocol")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +39,7 @@ class MetricScore:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One scored system; the fields are written in this order, and the first seven are its key."""
+    """One scored system; the fields are written in this order, and those of ``KEY`` tell it from others."""
 
     dataset: str
     architecture: str
@@ -46,6 +48,7 @@ class Row:
     options: str
     stage: str
     seed: int
+    protocol: str = "quick"  # how it was trained, scripts/lib/protocols.sh; older rows do not say
     sentences: int
     tokenised: MetricScore
     sacrebleu: MetricScore
@@ -61,7 +64,7 @@ class Row:
     @property
     def key(self) -> tuple:
         """What makes two rows the same system."""
-        return tuple(getattr(self, field.name) for field in fields(self)[:7])
+        return tuple(getattr(self, name) for name in KEY)
 
 
 def format_row(row: Row) -> str:
@@ -121,14 +124,28 @@ def put_row(path: str | Path, row: Row) -> None:
     Raises:
         InputError: a line of the file is broken, or the file cannot be written; nothing is changed.
     """
-    path = Path(path)
-    new_line = format_row(row).encode("utf-8")
+    put_line(Path(path), format_row(row), row.key, lambda path: [old and old.key for old in _parse_lines(path)])
+
+
+def put_line(path: Path, line: str, key: tuple, read_keys: Callable[[Path], list[tuple | None]]) -> None:
+    """Write a line into a file as :func:`put_row` does.
+
+    Args:
+        path: the file.
+        line: the new line, without its end.
+        key: of the line.
+        read_keys: returns the keys of the file's lines, None for a blank one.
+
+    Raises:
+        InputError: as there.
+    """
+    new_line = line.encode("utf-8")
     with _locked(path.parent):
         lines = []
         if path.exists():
-            old_rows = _parse_lines(path)
-            lines = path.read_bytes().split(b"\n")[: len(old_rows)]
-            same = [index for index, old in enumerate(old_rows) if old is not None and old.key == row.key]
+            keys = read_keys(path)
+            lines = path.read_bytes().split(b"\n")[: len(keys)]
+            same = [index for index, old in enumerate(keys) if old == key]
             if same:
                 lines[same[0]] = new_line
                 lines = [line for index, line in enumerate(lines) if index not in same[1:]]

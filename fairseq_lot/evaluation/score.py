@@ -5,11 +5,14 @@ import math
 import re
 from pathlib import Path
 
+import numpy as np
+
 from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation import bootstrap
-from fairseq_lot.evaluation.bleu import SACREBLEU, TOKENISED, detokenise, measure
+from fairseq_lot.evaluation.bleu import SACREBLEU, TOKENISED, detokenise, measure, sentence_statistics
 from fairseq_lot.evaluation.hypotheses import read_matching
 from fairseq_lot.evaluation.results import PRECISIONS, STAGES, MetricScore, Row, put_row, read_rows
+from fairseq_lot.evaluation.sentences import put_statistics, read_statistics
 from fairseq_lot.output.files import read_lines
 from fairseq_lot.output.provenance import current_commit
 
@@ -30,7 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LANG",
         help="for detokenising; default: the end of the reference's name, as in test.en",
     )
-    files.add_argument("--results", required=True, metavar="FILE.jsonl", help="where the row is written or replaced")
+    files.add_argument(
+        "--results",
+        required=True,
+        metavar="FILE.jsonl",
+        help="where the row is written or replaced; "
+        "the counts of its sentences, which fairseq-lot compare reads, stand beside it in FILE.sentences.tsv",
+    )
 
     key = parser.add_argument_group("the system; a row with the same values is replaced")
     key.add_argument("--dataset", required=True, metavar="TEXT", help="label of the data")
@@ -40,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     key.add_argument("--options", default="", metavar="TEXT", help="the mechanism's options as given")
     key.add_argument("--stage", required=True, choices=STAGES)
     key.add_argument("--seed", required=True, type=int, metavar="INT", help="seed of the training")
+    key.add_argument("--protocol", default="unknown", metavar="TEXT", help="of the training (default: %(default)s)")
 
     origin = parser.add_argument_group("where the translations come from")
     origin.add_argument("--device", default="unknown", metavar="TEXT")
@@ -61,7 +71,8 @@ def run(args: argparse.Namespace) -> int:
         InputError: an option, a translation, a reference or the results file is not as it must be.
     """
     _check_options(args)
-    row = score(args)
+    row, statistics = score(args)
+    put_statistics(args.results, row, statistics)
     put_row(args.results, row)
     print(
         f"{row.backbone} {row.mechanism} {row.stage}, seed {row.seed}, {row.sentences} sentences: "
@@ -70,8 +81,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def score(args: argparse.Namespace) -> Row:
-    """Return the row of the system that the options describe, without writing it."""
+def score(args: argparse.Namespace) -> tuple[Row, np.ndarray]:
+    """Return the row of the system that the options describe and its sentences' statistics, without writing them."""
     resampling = bootstrap.settings(args)
     references = read_lines(args.tokenised_reference)
     raw = None if args.raw_reference is None else read_lines(args.raw_reference)
@@ -84,7 +95,8 @@ def score(args: argparse.Namespace) -> Row:
     if args.baseline_generated is not None:
         base = read_matching(args.baseline_generated, references, args.tokenised_reference)
 
-    tokenised = measure(hypotheses, references, metric=TOKENISED, base=base, **resampling)
+    statistics = sentence_statistics(hypotheses, references, metric=TOKENISED)
+    tokenised = measure(hypotheses, references, metric=TOKENISED, base=base, statistics=statistics, **resampling)
     plain = {"language": target_language(args)}
     sacrebleu = measure(
         detokenise(hypotheses, **plain),
@@ -93,7 +105,7 @@ def score(args: argparse.Namespace) -> Row:
         base=None if base is None else detokenise(base, **plain),
         **resampling,
     )
-    return Row(
+    row = Row(
         dataset=args.dataset,
         architecture=args.architecture,
         backbone=args.backbone,
@@ -101,6 +113,7 @@ def score(args: argparse.Namespace) -> Row:
         options=args.options,
         stage=args.stage,
         seed=args.seed,
+        protocol=args.protocol,
         sentences=len(hypotheses),
         tokenised=tokenised,
         sacrebleu=sacrebleu,
@@ -113,10 +126,11 @@ def score(args: argparse.Namespace) -> Row:
         commit=current_commit() if args.commit is None else args.commit,
         command=args.made_with,
     )
+    return row, statistics
 
 
 def _check_options(args):
-    for name in ("dataset", "architecture", "backbone", "mechanism"):
+    for name in ("dataset", "architecture", "backbone", "mechanism", "protocol"):
         if not getattr(args, name).strip():
             raise InputError(f"--{name} is empty; give it a name")
     if args.seconds is not None and not (math.isfinite(args.seconds) and args.seconds >= 0):
@@ -125,6 +139,7 @@ def _check_options(args):
     if Path(args.results).exists():
         # A broken results file is found before the work and not after it.
         read_rows(args.results)
+        read_statistics(args.results, [])
 
 
 def target_language(args: argparse.Namespace) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from fairseq_lot.errors import InputError
-from fairseq_lot.evaluation.results import BASE, Row, read_rows
+from fairseq_lot.evaluation.results import BASE, FINE_TUNED, PLUG_AND_PLAY, Row, read_rows
 
 # in the order of the tables; others follow
 _BACKBONES = ("transformer", "diff_transformer")
@@ -27,11 +27,26 @@ def read_systems(paths: Iterable[str]) -> list[Row]:
     return [row for row, _ in found.values()]
 
 
+def only(rows: list[Row], **wanted: str | None) -> list[Row]:
+    """Return the rows whose fields have the wanted values; None: any.
+
+    Raises:
+        InputError: no row has one of them.
+    """
+    for name, value in wanted.items():
+        found = [row for row in rows if value in (None, getattr(row, name))]
+        if value is not None and not found:
+            known = sorted({getattr(row, name) for row in rows})
+            raise InputError(f"no row of {name} {value!r}; there are: {'; '.join(known) or 'none'}")
+        rows = found
+    return rows
+
+
 def tables(rows: Iterable[Row]) -> list[list[Row]]:
-    """Return the rows of each table: those of one dataset and size of the architecture."""
-    found: dict[tuple[str, str], list[Row]] = {}
+    """Return the rows of each table: those of one dataset, size of the architecture and protocol."""
+    found: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
-        found.setdefault((row.dataset, _size(row.architecture)), []).append(row)
+        found.setdefault((row.dataset, _size(row.architecture), row.protocol), []).append(row)
     return [found[key] for key in sorted(found)]
 
 
@@ -42,6 +57,12 @@ def by_system(rows: Iterable[Row]) -> dict[Key, list[Row]]:
         if row.stage != BASE or row.mechanism == "softmax":
             found.setdefault((row.backbone, row.mechanism, row.options), []).append(row)
     return {key: found[key] for key in sorted(found, key=table_order)}
+
+
+def at_stage(rows: Iterable[Row], stage: str) -> list[Row]:
+    """Return the rows of ``PLUG_AND_PLAY`` or ``FINE_TUNED``; softmax is not plugged in, there it is the base."""
+    stages = {PLUG_AND_PLAY: (PLUG_AND_PLAY, BASE), FINE_TUNED: (FINE_TUNED,)}[stage]
+    return [row for row in rows if row.stage in stages]
 
 
 def label(key: Key, systems: Iterable[Key]) -> str:

@@ -7,10 +7,10 @@ from statistics import median
 
 from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation.bootstrap import LEVEL
-from fairseq_lot.evaluation.medians import median_table
+from fairseq_lot.evaluation.medians import by_seed, median_table
 from fairseq_lot.evaluation.papers import beside_papers
 from fairseq_lot.evaluation.results import BASE, FINE_TUNED, PLUG_AND_PLAY, MetricScore, Row
-from fairseq_lot.evaluation.systems import by_system, label, read_systems, tables
+from fairseq_lot.evaluation.systems import by_system, label, only, read_systems, tables
 from fairseq_lot.output.tables import MISSING, Table
 
 METRICS = {"tokenised": "tokenised BLEU", "sacrebleu": "sacreBLEU"}
@@ -24,22 +24,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shown.add_argument("--medians", action="store_true", help="show medians only, the backbones side by side")
     shown.add_argument("--papers", action="store_true", help="show medians only, beside what the papers report")
     parser.add_argument("--dataset", metavar="LABEL", help="only this dataset")
+    parser.add_argument("--protocol", metavar="LABEL", help="only this protocol")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table, one for each dataset and size of the architecture.
+    """Print the table, one for each dataset, size of the architecture and protocol.
 
     Raises:
         InputError: a results file is missing or broken, or there is nothing to show.
     """
     if args.papers and args.metric != "tokenised":
         raise InputError(f"the papers report tokenised BLEU; leave out --metric {args.metric} or --papers")
-    rows = read_systems(args.results)
-    if args.dataset is not None:
-        known = sorted({row.dataset for row in rows})
-        rows = [row for row in rows if row.dataset == args.dataset]
-        if not rows:
-            raise InputError(f"no row of dataset {args.dataset!r}; there are: {', '.join(known) or 'none'}")
+    rows = only(read_systems(args.results), dataset=args.dataset, protocol=args.protocol)
     if not rows:
         raise InputError(f"no row in {', '.join(args.results)}; score a system first with fairseq-lot score")
     print(render(rows, metric=args.metric, papers=args.papers, medians=args.medians))
@@ -54,10 +50,10 @@ def render(rows: Iterable[Row], **options) -> str:
 def result_tables(
     rows: Iterable[Row], *, metric: str = "tokenised", papers: bool = False, medians: bool = False
 ) -> list[Table]:
-    """Return the tables, one for each dataset and size of the architecture.
+    """Return the tables, one for each dataset, size of the architecture and protocol.
 
     Args:
-        rows: scored systems; those of one dataset and size share a table.
+        rows: scored systems.
         metric: ``tokenised`` or ``sacrebleu``.
         papers: medians of tokenised BLEU beside the papers' instead.
         medians: medians of both backbones side by side instead.
@@ -75,22 +71,26 @@ def result_tables(
 def _heading(rows, metric):
     sentences = _listed(row.sentences for row in rows)
     return (
-        f"**{rows[0].dataset}**, {_listed(row.architecture for row in rows)}, {sentences} sentences, {METRICS[metric]}"
+        f"**{rows[0].dataset}**, {_listed(row.architecture for row in rows)}, protocol {rows[0].protocol}, "
+        f"{sentences} sentences, {METRICS[metric]}"
     )
 
 
 def _result_table(rows, metric):
     systems = by_system(rows)
     return Table(
-        ["Backbone", "Mechanism", "Plug-and-play", "Δ vs. base", "Fine-tuned", "Δ vs. base"],
-        [[key[0], label(key, systems), *_cells(found, metric)] for key, found in systems.items()],
+        ["Backbone", "Mechanism", "Plug-and-play", "Δ vs. base", "Fine-tuned", "Δ vs. base", "Δ vs. control"],
+        [
+            [key[0], label(key, systems), *_cells(found, systems.get((key[0], "softmax", ""), []), metric)]
+            for key, found in systems.items()
+        ],
         heading=_heading(rows, metric),
         notes=_notes(rows, metric),
     )
 
 
-def _cells(rows, metric):
-    """Return the four cells of one system."""
+def _cells(rows, softmax, metric):
+    """Return the five cells of one system; ``softmax`` are the rows of its base and control."""
     scores = {stage: [getattr(row, metric) for row in rows if row.stage == stage] for stage in _stages(rows)}
     cells = []
     for stage in (PLUG_AND_PLAY, FINE_TUNED):
@@ -99,7 +99,7 @@ def _cells(rows, metric):
         else:
             found = scores.get(stage, [])
             cells += [_score(found), _difference(found)]
-    return cells
+    return [*cells, _to_control(by_seed(rows, FINE_TUNED, metric), by_seed(softmax, FINE_TUNED, metric))]
 
 
 def _stages(rows):
@@ -130,6 +130,17 @@ def _difference(found: list[MetricScore]) -> str:
     return f"{text} ({min(deltas):+.2f} to {max(deltas):+.2f}; p < {LEVEL} in {significant} of {len(compared)})"
 
 
+def _to_control(found: dict[int, MetricScore], control: dict[int, MetricScore]) -> str:
+    """The median difference of seeds that both have, and its range; the control itself has none."""
+    differences = [found[seed].score - control[seed].score for seed in found if seed in control]
+    if not differences or found == control:
+        return MISSING
+    text = f"{median(differences):+.2f}"
+    if len(differences) == 1:
+        return text
+    return f"{text} ({min(differences):+.2f} to {max(differences):+.2f})"
+
+
 def _notes(rows, metric):
     """Return the notes below the table: how to read it and where it comes from."""
     scratch = sorted({row.mechanism for row in rows if row.stage == BASE and row.mechanism != "softmax"})
@@ -141,7 +152,8 @@ def _notes(rows, metric):
         + "; ".join(f"{samples} resamples, seed {seed}" for samples, seed in bootstrap)
         + ".",
         "softmax (base): plug-and-play is the base itself, fine-tuned the control, "
-        "the base fine-tuned for the same epochs.",
+        "the base fine-tuned for the same epochs. Δ vs. control: to the control of the same seed, not tested here "
+        "(fairseq-lot compare does).",
     ]
     if max(runs.values(), default=0) > 1:
         notes.append(

@@ -11,7 +11,7 @@ import torch
 from tqdm import tqdm
 
 from fairseq_lot.attention.registry import DEFAULT
-from fairseq_lot.errors import InputError
+from fairseq_lot.errors import InputError, check_least
 from fairseq_lot.evaluation.bleu import TOKENISED, measure
 from fairseq_lot.evaluation.results import MetricScore
 from fairseq_lot.output.files import atomic_write, read_lines
@@ -63,14 +63,26 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--no-calibration", action="store_true", help="only as they stand; else what has parameters is also calibrated")
     add("--text", action="store_true", help="calibrate on the text of DATA, too, not on random pieces alone")
     add("--no-bleu", action="store_true", help="only the loss on the validation set, which takes seconds")
+    add_sentences_argument(parser)
     add("--beam", type=int, default=5, help="for BLEU on the test set (default: %(default)s)")
     add_device_argument(parser)
     add_language_arguments(parser)
     add_fit_arguments(parser.add_argument_group("calibration"))
 
 
+def add_sentences_argument(parser: ArgumentParser) -> None:
+    """Add the option that shortens the validation set."""
+    parser.add_argument(
+        "--sentences",
+        type=int,
+        metavar="N",
+        help="of the validation set, the same random ones each time (default: all)",
+    )
+
+
 def run(args: Namespace) -> int:
     """Measure what is missing, then write the table and the figure."""
+    check_least(args, sentences=1)
     fitting, device = FitOptions.of(args), choose_device(args.device)
     if args.beam < 1:
         raise InputError(f"--beam must be at least 1, got {args.beam}")
@@ -111,7 +123,14 @@ def settings_of(args: Namespace, fitting: FitOptions) -> dict:
     """What all points of a folder share."""
     base = hashlib.sha256(Path(args.path).read_bytes()).hexdigest()
     typed = {} if args.source_lang is None else {"languages": [args.source_lang, args.target_lang]}
-    return {"base": base, "data": args.data, "beam": args.beam, **typed, **asdict(fitting)}
+    return {
+        "base": base,
+        "data": args.data,
+        "sentences": args.sentences,
+        "beam": args.beam,
+        **typed,
+        **asdict(fitting),
+    }
 
 
 def measure_way(
@@ -132,7 +151,7 @@ def measure_way(
         if not done.finished:
             raise KeyboardInterrupt
         state, seconds = done.state, round(time.perf_counter() - started, 1)
-    loss, tokens = validation_loss(load(state, args.data, "valid", device=device))
+    loss, tokens = validation_loss(load(state, args.data, "valid", device=device), args.sentences)
     bleu = None
     if not args.no_bleu:
         bleu = bleu_on_test_set(args, base, None if way == BASE else state, device)
@@ -153,10 +172,10 @@ def measure_way(
 
 
 @torch.no_grad()
-def validation_loss(loaded: Loaded, max_tokens: int = 4096) -> tuple[float, int]:
-    """Nats per target token, teacher-forced, over all sentences that the model has positions for; and their number."""
+def validation_loss(loaded: Loaded, sentences: int | None = None, max_tokens: int = 4096) -> tuple[float, int]:
+    """Nats per target token, teacher-forced, over so many random sentences, or all that fit; and their tokens."""
     total, tokens = torch.zeros((), dtype=torch.float64, device=loaded.device), 0
-    batches = loaded.dataset.batch_by_size(loaded.draw(None, 0), max_tokens=max_tokens)
+    batches = loaded.dataset.batch_by_size(loaded.draw(sentences, 0), max_tokens=max_tokens)
     for indices in tqdm(batches, desc="validation", unit="batch", leave=False, disable=None):
         sample = loaded.batch(indices)
         log_probs = loaded.model.get_normalized_probs(loaded.model(**sample["net_input"]), log_probs=True)

@@ -82,12 +82,12 @@ def parse(attention: str, options: str) -> dict:
     return {name: given[name] for name in option_names() if given.get(name) is not None and name != "attention"}
 
 
-def read_points(file: Path) -> dict[tuple, Point]:
+def read_points(file: Path, kind: type[Point] = Point) -> dict[tuple, Point]:
     """The points so far; InputError when a line is broken."""
     points = {}
     for number, line in enumerate(read_lines(file) if file.exists() else [], start=1):
         try:
-            point = parse_line(Point, line, "point")
+            point = parse_line(kind, line, "point")
         except ValueError as error:
             raise InputError(f"{file}, line {number}: {error}; mend or remove the line") from error
         points[point.key] = point
@@ -105,4 +105,4 @@ def check_settings(file: Path, settings: dict) -> None:
     for name, value in settings.items():
         if before.get(name) != value:
             old = before.get(name)
-            raise InputError(f"{file.parent} holds a sweep with another {name}, {old}; give another --out")
+            raise InputError(f"{file.parent} holds points with another {name}, {old}; give another --out")

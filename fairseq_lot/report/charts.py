@@ -18,6 +18,7 @@ def bleu_bars(rows: Sequence[Row]) -> Figure:
     rows = sorted(rows, key=lambda row: (row.dataset, row.backbone, STAGES.index(row.stage), row.mechanism))
     several = len({row.dataset for row in rows}) > 1
     seeds = len({row.seed for row in rows}) > 1
+    protocols = len({row.protocol for row in rows}) > 1
     for line, row in enumerate(rows):
         score = row.tokenised
         around = [[max(0.0, score.score - score.low)], [max(0.0, score.high - score.score)]]
@@ -30,6 +31,7 @@ def bleu_bars(rows: Sequence[Row]) -> Figure:
                 f"{row.mechanism} {row.options}".strip(),
                 row.stage,
                 *([f"seed {row.seed}"] if seeds else []),
+                *([row.protocol] if protocols else []),
             ]
         )
         for row in rows

@@ -2,7 +2,7 @@
 
 The plan comes on standard input, one stage per line: chain, weight, title and shell command, parted by tabs. The stages
 of a chain run one after another, chains side by side; an empty line waits for everything above it. A weight is the
-stage's expected share of the time, in any unit. What a stage prints goes to LOGS/CHAIN.log.
+stage's expected share of the time, in any unit. A chain is named by a path; what its stages print goes to CHAIN.log.
 """
 
 import argparse
@@ -126,7 +126,7 @@ class Stage:
 class Experiment:
     """The stages of all chains: those that have ended, run, and wait."""
 
-    def __init__(self, plan: str, logs: Path, jobs: int):
+    def __init__(self, plan: str, jobs: int):
         self.jobs = jobs
         self.stages, self.blocks = [], [{}]
         for line in plan.splitlines():
@@ -134,7 +134,7 @@ class Experiment:
                 self.blocks.append({})
                 continue
             chain, weight, title, command = line.split("\t")
-            stage = Stage(len(self.stages) + 1, chain, float(weight), title, command, logs / f"{chain}.log")
+            stage = Stage(len(self.stages) + 1, chain, float(weight), title, command, Path(f"{chain}.log"))
             self.stages.append(stage)
             self.blocks[-1].setdefault(chain, []).append(stage)
         self.began = time.monotonic()
@@ -274,23 +274,25 @@ def last_line(path: Path) -> str:
 def main() -> int:
     """Run the plan; return 0, the exit code of the stage that failed, 2 for a busy folder, or 130 when interrupted."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--logs", type=Path, required=True, help="folder for the logs, locked while this runs")
+    parser.add_argument("--lock", type=Path, nargs="+", required=True, help="folders that no other call may work in")
     parser.add_argument("--jobs", type=int, default=1, help="chains that run side by side (default: %(default)s)")
     parser.add_argument("--every", type=float, default=30, help="seconds between plain lines (default: %(default)s)")
     args = parser.parse_args()
 
     name = os.environ.get("CALLED_BY", parser.prog)
     try:
-        args.logs.mkdir(parents=True, exist_ok=True)
-        held = open(args.logs / ".lock", "w")  # noqa: SIM115  (until this process ends)
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        held = []  # open until this process ends
+        for folder in args.lock:
+            folder.mkdir(parents=True, exist_ok=True)
+            held.append(open(folder / ".lock", "w"))  # noqa: SIM115
+            fcntl.flock(held[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        print(f"{name}: error: another call is at work in {args.logs}; wait for it or end it", file=sys.stderr)
+        print(f"{name}: error: another call is at work in {folder}; wait for it or end it", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"{name}: error: cannot write in {args.logs}: {error.strerror}; give another WORK", file=sys.stderr)
+        print(f"{name}: error: cannot write in {folder}: {error.strerror}; give another WORK", file=sys.stderr)
         return 2
-    experiment = Experiment(sys.stdin.read(), args.logs, args.jobs)
+    experiment = Experiment(sys.stdin.read(), args.jobs)
     show = Bars() if sys.stderr.isatty() else Lines(args.every)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

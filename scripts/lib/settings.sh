@@ -19,6 +19,18 @@ each_of() {
     done
 }
 
+# each_seed: the words of SEEDS are whole numbers, and none is there twice.
+each_seed() {
+    local words word seen=" "
+    read -rd '' -a words <<<"${SEEDS-1}" || true
+    [ ${#words[@]} -gt 0 ] || die "SEEDS is blank; give whole numbers, as in '1 2 3 4'"
+    for word in "${words[@]}"; do
+        [[ $word =~ ^[0-9]+$ ]] || die "SEEDS: '$word' is not a whole number"
+        [[ $seen != *" $word "* ]] || die "SEEDS: '$word' is there twice"
+        seen+="$word "
+    done
+}
+
 # check_settings: the variables of an experiment, as far as they are set, make sense.
 check_settings() {
     local name
@@ -29,6 +41,9 @@ check_settings() {
     one_of ATTENTION "${ATTENTION:-softmax}" "${MECHANISM_NAMES[@]}"
     one_of CALIBRATE "${CALIBRATE:-no}" pieces text no
     one_of SIZE "${SIZE:-small}" small iwslt_de_en
+    one_of PROTOCOL "${PROTOCOL:-papers}" papers quick
+    one_of FINETUNE_SCHEDULE "${FINETUNE_SCHEDULE:-fixed}" inverse_sqrt fixed
+    one_of BEST "${BEST:-loss}" bleu loss
     one_of DEVICE "${DEVICE:-cpu}" cpu cuda
     one_of PRECISION "${PRECISION:-fp32}" fp32 fp16 bf16
     [ "${DEVICE:-}" != cpu ] || [ "${PRECISION:-fp32}" = fp32 ] || die "PRECISION is $PRECISION; on a CPU use fp32"
@@ -36,6 +51,9 @@ check_settings() {
         [ -z "${!name:-}" ] || require_numbers "$name"
         [ "$name" = SEED ] || [[ ! ${!name:-} =~ ^0+$ ]] || die "$name=${!name} is too small; give at least 1"
     done
+    each_seed
+    [ "${LAMBDA_INIT:-}" = by-layer ] || [[ ${LAMBDA_INIT:-0} =~ ^[0-9]*\.?[0-9]+$ ]] \
+        || die "LAMBDA_INIT=$LAMBDA_INIT is neither a number nor by-layer"
     for name in LR FINETUNE_LR DROPOUT; do
         [[ ${!name:-0} =~ ^[0-9]*\.?[0-9]+(e-?[0-9]+)?$ ]] || die "$name=${!name} is not a number"
     done

@@ -1,17 +1,20 @@
 #!/usr/bin/env bash
 # Fine-tunes a swapped checkpoint: the column "fine-tuned" of the result table.
-# The learning rate is a tenth of pretraining's and constant, as in ESPFormer's appendix C.4.
+# With PROTOCOL=papers the learning rate is a tenth of pretraining's, with pretraining's warm-up and inverse square root,
+# as in ESPFormer's appendix C.4; with PROTOCOL=quick it is the same tenth, and constant.
 #
 #   SWAPPED      checkpoint made by plug_and_play.sh (or the base itself, for the control)
 #   ATTENTION    its mechanism, and OPTIONS, as given to plug_and_play.sh
-#   DATA, SRC, TGT, BACKBONE, SIZE, SEED, MAX_TOKENS, PRECISION, DEVICE, GPUS: as for pretrain.sh
+#   DATA, SRC, TGT, BACKBONE, SIZE, SEED, PRECISION, DEVICE, GPUS: as for pretrain.sh
+#   PROTOCOL     papers or quick; FINETUNE_EPOCHS, FINETUNE_LR, FINETUNE_SCHEDULE, WARMUP, DROPOUT, MAX_TOKENS,
+#                LAMBDA_INIT and BEST, which it sets, are in lib/protocols.sh
 #   CHECKED      yes: that DATA and SWAPPED fit together is known, and not looked at again
 #   SAVE         folder for the checkpoints; a run that was stopped goes on from its last one
-#   EPOCHS, LR, DROPOUT
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../lib/common.sh"
 source scripts/lib/data.sh
 source scripts/lib/settings.sh
+source scripts/lib/protocols.sh
 source scripts/lib/training.sh
 
 check_settings
@@ -23,12 +26,10 @@ BACKBONE=${BACKBONE:-transformer}
 SIZE=${SIZE:-iwslt_de_en}
 SEED=${SEED:-1}
 SAVE=${SAVE:-$(dirname "$SWAPPED")/$ATTENTION-finetuned}
-if [ "$SIZE" = small ]; then
-    EPOCHS=${EPOCHS:-2} LR=${LR:-3e-4} DROPOUT=${DROPOUT:-0.1}
-else
-    EPOCHS=${EPOCHS:-10} LR=${LR:-5e-5} DROPOUT=${DROPOUT:-0.3}
-fi
-MAX_TOKENS=${MAX_TOKENS:-4096}
+use_protocol
+protocol_flags "$BACKBONE"
+schedule=(--lr-scheduler "$FINETUNE_SCHEDULE" --lr "$FINETUNE_LR")
+[ "$FINETUNE_SCHEDULE" = fixed ] || schedule+=(--warmup-updates "$WARMUP")
 
 activate
 read -ra options <<<"$OPTIONS"
@@ -39,6 +40,6 @@ fi
 train_once "$SAVE" "$DATA" \
     --arch "$(architecture "$BACKBONE" "$SIZE")" --attention "$ATTENTION" ${options[@]+"${options[@]}"} \
     --finetune-from-model "$SWAPPED" \
-    --lr-scheduler fixed --lr "$LR" \
+    "${schedule[@]}" \
     --dropout "$DROPOUT" --max-tokens "$MAX_TOKENS" \
-    --max-epoch "$EPOCHS" --seed "$SEED"
+    --max-epoch "$FINETUNE_EPOCHS" --seed "$SEED" ${PROTOCOL_FLAGS[@]+"${PROTOCOL_FLAGS[@]}"}

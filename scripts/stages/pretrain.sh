@@ -6,13 +6,16 @@
 #   BACKBONE     transformer or diff_transformer
 #   SIZE         iwslt_de_en (6+6 layers of width 512) or small (3+3 of width 128)
 #   SAVE         folder for the checkpoints; a run that was stopped goes on from its last one
-#   EPOCHS, LR, WARMUP, DROPOUT, MAX_TOKENS, SEED
+#   PROTOCOL     papers or quick; EPOCHS, LR, WARMUP, DROPOUT, MAX_TOKENS, LAMBDA_INIT and BEST, which it sets, are in
+#                lib/protocols.sh
+#   SEED
 #   PRECISION    fp32, fp16 or bf16; DEVICE: cpu or cuda (both chosen by themselves)
 #   GPUS         how many train together (1); each takes MAX_TOKENS, so n of them make n times the batch
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../lib/common.sh"
 source scripts/lib/data.sh
 source scripts/lib/settings.sh
+source scripts/lib/protocols.sh
 source scripts/lib/training.sh
 
 check_settings
@@ -21,12 +24,8 @@ BACKBONE=${BACKBONE:-transformer}
 SIZE=${SIZE:-iwslt_de_en}
 SEED=${SEED:-1}
 SAVE=${SAVE:-checkpoints/$(basename "$DATA").$SIZE.seed$SEED/$BACKBONE/base}
-if [ "$SIZE" = small ]; then
-    EPOCHS=${EPOCHS:-7} LR=${LR:-3e-3} WARMUP=${WARMUP:-800} DROPOUT=${DROPOUT:-0.1}
-else
-    EPOCHS=${EPOCHS:-25} LR=${LR:-5e-4} WARMUP=${WARMUP:-4000} DROPOUT=${DROPOUT:-0.3}
-fi
-MAX_TOKENS=${MAX_TOKENS:-4096}
+use_protocol
+protocol_flags "$BACKBONE"
 
 activate
 [ -f "$SAVE/finished" ] || check_data "$DATA" --split train
@@ -34,4 +33,4 @@ train_once "$SAVE" "$DATA" \
     --arch "$(architecture "$BACKBONE" "$SIZE")" --attention softmax \
     --lr-scheduler inverse_sqrt --lr "$LR" --warmup-updates "$WARMUP" \
     --dropout "$DROPOUT" --max-tokens "$MAX_TOKENS" \
-    --max-epoch "$EPOCHS" --seed "$SEED"
+    --max-epoch "$EPOCHS" --seed "$SEED" ${PROTOCOL_FLAGS[@]+"${PROTOCOL_FLAGS[@]}"}

@@ -7,12 +7,14 @@
 #   STAGE        base, plug-and-play or fine-tuned
 #   BASELINE     translations of the base (*.out), for the paired test; none for the base itself
 #   BACKBONE, SIZE, ATTENTION, OPTIONS, CALIBRATE, CALIBRATE_OPTIONS, SEED: labels of the row
+#   PROTOCOL     and what it sets (lib/protocols.sh): how the system was trained, another label
 #   CHECKED      yes: that DATA and CKPT fit together is known, and not looked at again
 #   OUT          where the translations are kept; BEAM, BATCH (sentences), PRECISION, DEVICE
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../lib/common.sh"
 source scripts/lib/data.sh
 source scripts/lib/settings.sh
+source scripts/lib/protocols.sh
 source scripts/lib/training.sh
 
 check_settings
@@ -28,9 +30,11 @@ RESULTS=${RESULTS:-results/$(basename "$DATA").$SIZE.jsonl}
 OUT=${OUT:-${CKPT%.pt}.test.out}
 BEAM=${BEAM:-5}
 BATCH=${BATCH:-128}
+use_protocol
+scored="$RESULTS, protocol $PROTOCOL_LABEL"
 
 if [ "$CKPT" -nt "$OUT" ]; then rm -f "$OUT" "$OUT.scored"; fi  # translations of an earlier checkpoint
-if [ -f "$RESULTS" ] && grep -qxF "$RESULTS" "$OUT.scored" 2>/dev/null; then
+if [ -f "$RESULTS" ] && grep -qxF "$scored" "$OUT.scored" 2>/dev/null; then
     echo "$OUT is scored in $RESULTS; remove $OUT.scored to score it again"
     exit 0
 fi
@@ -60,5 +64,6 @@ if [ -n "${BASELINE:-}" ]; then references+=(--baseline-generated "$BASELINE"); 
 fairseq-lot score --generated "$OUT" "${references[@]}" --results "$RESULTS" \
     --dataset "$(cat "$DATA/description.txt" 2>/dev/null || basename "$DATA")" --architecture "$(architecture "$BACKBONE" "$SIZE")" \
     --backbone "$BACKBONE" --mechanism "$ATTENTION" --options="$(label)" --stage "$STAGE" --seed "$SEED" \
+    --protocol "$PROTOCOL_LABEL" \
     --precision "$PRECISION" --device "$(device_name)" --seconds "$(cat "$OUT.seconds")" --command="${generate[*]}"
-echo "$RESULTS" >>"$OUT.scored"
+echo "$scored" >>"$OUT.scored"

@@ -47,8 +47,8 @@ def differential_esp(data, folder):
 
 @pytest.mark.parametrize("script", TRAININGS)
 def test_training_goes_on_as_if_it_had_not_been_killed(script, start, data, tmp_path):
-    settings = {"DATA": data / "bin", "SIZE": "small", "EPOCHS": 3, "MAX_TOKENS": 1000, "DEVICE": "cpu"}
-    settings |= TRAININGS[script]
+    settings = {"DATA": data / "bin", "SIZE": "small", "MAX_TOKENS": 1000, "DEVICE": "cpu"}
+    settings |= {"EPOCHS": 3, "FINETUNE_EPOCHS": 3, "BEST": "loss"} | TRAININGS[script]
     if script == "finetune":
         settings["SWAPPED"] = differential_esp(data, tmp_path / "base")
 
@@ -195,8 +195,10 @@ def test_score(die_at, start, tmp_path):
     killed(score(1, die_at=die_at))
     assert unhidden(results.parent) == {}
     finish(score(1))
-    before = results.read_bytes()
+    both = unhidden(results.parent)
+    assert both.keys() == {results, results.with_name("r.sentences.tsv")}
     killed(score(2, die_at=die_at))
-    assert unhidden(results.parent) == {results: before}
+    assert unhidden(results.parent) == both
     finish(score(2))
-    assert results.read_bytes().startswith(before) and results.read_bytes().count(b"\n") == 2
+    for path in both:
+        assert path.read_bytes().startswith(both[path]) and path.read_bytes().count(b"\n") == 2

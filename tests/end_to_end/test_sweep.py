@@ -54,8 +54,8 @@ def test_sweep_measures_resumes_and_extends(data, stock_checkpoint, diff_checkpo
     assert rows["esp", False]["bleu"] is None
 
     kept = contents(out)
-    for more in (("--steps", 4), ("--beam", 2), ("--path", diff_checkpoint)):
-        refuse(capsys, *words, *more, naming=["holds a sweep with another", "give another --out"])
+    for more in (("--steps", 4), ("--beam", 2), ("--sentences", 9), ("--path", diff_checkpoint)):
+        refuse(capsys, *words, *more, naming=["holds points with another", "give another --out"])
     (out / "settings.json").write_text("[1]")
     refuse(capsys, *words, naming=["settings.json"])
     (out / "settings.json").write_bytes(kept[out / "settings.json"])

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from fairseq_lot.cli import main
-from fairseq_lot.evaluation.bleu import TOKENISED, measure
+from fairseq_lot.evaluation.bleu import TOKENISED, measure, sentence_statistics
 from fairseq_lot.evaluation.compare import compare
+from fairseq_lot.evaluation.sentences import decode, encode
 
 
 def row(table, one, other):
@@ -62,6 +63,7 @@ def test_command_prints_the_table(arguments, capsys):
 @pytest.mark.parametrize(
     ("place", "value", "word"),
     [
+        (5, "--results=results.jsonl", "either --results"),
         (1, "good", "NAME=FILE"),
         (1, "good=", "NAME=FILE"),
         (1, "bad=x", "given twice"),
@@ -75,6 +77,83 @@ def test_bad_input_is_one_line(arguments, capsys, place, value, word):
     assert main(arguments) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("fairseq-lot: error: ") and err.count("\n") == 1 and word in err
+
+
+@pytest.fixture
+def scored(tmp_path, write_generated, corpus):
+    """A function that scores a system into results.jsonl; the file comes back."""
+    references, good, bad = corpus
+    reference = tmp_path / "reference.txt"
+    reference.write_text("\n".join(references) + "\n", encoding="utf-8")
+
+    def score(mechanism, sentences, *, seed=1, stage="fine-tuned", options="", backbone="transformer"):
+        main([
+            "score", f"--generated={write_generated('generated.txt', sentences)}", f"--tokenised-reference={reference}",
+            f"--results={tmp_path / 'results.jsonl'}", "--dataset=toy", "--architecture=transformer_small",
+            f"--backbone={backbone}", f"--mechanism={mechanism}", f"--options={options}", f"--stage={stage}",
+            f"--seed={seed}", "--bootstrap-samples=2", "--commit=abc1234", "--protocol=papers",
+        ])  # fmt: skip
+        return tmp_path / "results.jsonl"
+
+    return score
+
+
+def test_stored_counts_give_the_table_of_the_translations(scored, corpus, capsys):
+    references, good, bad = corpus
+    worse = ["no .", *bad[1:]]
+    for seed, sentences in ((1, good), (2, bad)):
+        scored("lot", sentences, seed=seed, options="--lot-num-pivots 16")
+        scored("softmax", bad, seed=seed)
+    results = scored("esp", worse, seed=2)
+    scored("esp", worse, backbone="diff_transformer")
+    scored("sinkhorn", worse, stage="plug-and-play")
+    capsys.readouterr()
+    assert main(["compare", f"--results={results}", "--bootstrap-samples=100"]) == 0
+    shown = capsys.readouterr().out
+    direct = compare(
+        {"softmax": [bad] * 2, "lot --lot-num-pivots 16": [good, bad]}, references, samples=100, seed=12345
+    )
+    (pair,) = direct.rows
+    heading, _, *lines = shown.splitlines()
+    assert heading == "**toy**, protocol papers, transformer, fine-tuned"
+    assert direct.notes[0] in shown and f"| {' | '.join(pair)} |" in lines
+    assert [line.split(" | ")[:2] for line in lines[2:5]] == [
+        ["| softmax", "esp"], ["| softmax", "lot --lot-num-pivots 16"], ["| esp", "lot --lot-num-pivots 16"]
+    ]  # fmt: skip
+    by_seed = lines[2].split(" | ")[5]
+    assert by_seed.endswith(" (seed 2)") and by_seed.count(",") == 0
+
+
+def test_counts_must_be_there_and_belong_to_their_rows(scored, corpus, capsys):
+    _, good, bad = corpus
+    results = scored("lot", good)
+    counts = results.with_name("results.sentences.tsv")
+    only_lot = counts.read_text()
+    scored("softmax", bad)
+    both = counts.read_text()
+
+    def refused(*words):
+        assert main(["compare", f"--results={results}", "--bootstrap-samples=10"]) == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1 and all(word in err for word in words)
+
+    capsys.readouterr()
+    counts.write_text(only_lot)
+    refused("no two systems of stage fine-tuned", str(counts))
+    counts.write_text(both.replace('"softmax"', '"other"').replace('"lot"', '"softmax"').replace('"other"', '"lot"'))
+    refused("counts of other translations", "score again")
+    counts.write_text(only_lot + "[]\tnonsense\n")
+    refused(f"{counts}, line 2: ")
+    assert main(["score", f"--results={results}", "--generated=x", "--tokenised-reference=x", "--dataset=a",
+                 "--architecture=a", "--backbone=a", "--mechanism=a", "--stage=base", "--seed=1"]) == 2  # fmt: skip
+    assert "line 2" in capsys.readouterr().err, "before the work"
+
+
+def test_counts_are_kept_exactly(corpus):
+    references, good, _ = corpus
+    statistics = sentence_statistics(["", "no", *good[2:]], references, metric=TOKENISED)
+    coded = encode(statistics)
+    assert np.array_equal(decode(coded), statistics) and len(coded) < statistics.size * 2
 
 
 def test_one_system_is_not_enough(arguments, capsys):

@@ -15,7 +15,9 @@ def test_a_row_for_each_mechanism_and_two_columns_for_each_backbone(make_row):
     rows += [make_row(mechanism="lot", options="--calibrate", stage="fine-tuned", seed=2, score=37.25)]
     rows += [make_row(**diff), make_row(**diff, mechanism="esp", stage="plug-and-play", score=29.5)]
     lines = render(rows, medians=True).splitlines()
-    assert lines[0].startswith("**toy**, diff_transformer_small, transformer_small, 500 sentences, tokenised BLEU")
+    assert lines[0].startswith(
+        "**toy**, diff_transformer_small, transformer_small, protocol quick, 500 sentences, tokenised BLEU"
+    )
     assert lines[2:8] == [
         "| Mechanism | transformer: plug-and-play | transformer: fine-tuned "
         "| diff_transformer: plug-and-play | diff_transformer: fine-tuned |",

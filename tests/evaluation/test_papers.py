@@ -13,7 +13,7 @@ def test_medians_and_differences_to_softmax_of_the_same_seed(make_row):
     rows += [make_row(mechanism="lot", options="--calibrate", stage="fine-tuned", seed=2, score=37.25)]
     rows += [make_row(mechanism="alibi", stage="plug-and-play", score=12.0)]
     lines = render(rows, papers=True).splitlines()
-    assert lines[0].startswith("**toy**, transformer_small, 500 sentences, tokenised BLEU")
+    assert lines[0].startswith("**toy**, transformer_small, protocol quick, 500 sentences, tokenised BLEU")
     assert lines[4:12] == [
         "| transformer | softmax (base) | 33.40 | 31.50 | 34.61 | 36.50 |",
         "| transformer | sinkhorn | 33.36 (-0.04) | – | 34.61 (+0.00) | – |",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fairseq_lot.errors import InputError
-from fairseq_lot.evaluation.results import format_row, parse_row, put_row, read_rows
+from fairseq_lot.evaluation.results import KEY, format_row, parse_row, put_row, read_rows
 
 
 def test_round_trip_and_order_of_the_fields(make_row):
@@ -19,7 +19,7 @@ def test_round_trip_and_order_of_the_fields(make_row):
     line = format_row(row)
     assert "\n" not in line and parse_row(line) == row
     assert list(json.loads(line)) == [field.name for field in dataclasses.fields(row)]
-    assert row.key == ("toy", "transformer_small", "transformer", "softmax", row.options, "base", 1)
+    assert row.key == ("toy", "transformer_small", "transformer", "softmax", row.options, "base", 1, "quick")
 
 
 def test_append_then_replace_keeping_the_rest_byte_for_byte(tmp_path, make_row):
@@ -41,7 +41,7 @@ def test_append_then_replace_keeping_the_rest_byte_for_byte(tmp_path, make_row):
     assert len(read_rows(path)) == 4
 
 
-@pytest.mark.parametrize("name", ["dataset", "architecture", "backbone", "mechanism", "options", "stage", "seed"])
+@pytest.mark.parametrize("name", KEY)
 def test_each_part_of_the_key_makes_another_row(tmp_path, make_row, name):
     path = tmp_path / "results.jsonl"
     put_row(path, make_row())
@@ -90,9 +90,10 @@ def test_broken_line_names_file_and_line_and_changes_nothing(tmp_path, make_row,
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["results.jsonl"]
 
 
-def test_rows_from_before_the_precision_was_noted_are_read(tmp_path, make_row):
+def test_rows_from_before_precision_and_protocol_were_noted_are_read(tmp_path, make_row):
     path = tmp_path / "results.jsonl"
-    old = {name: value for name, value in dataclasses.asdict(make_row()).items() if name != "precision"}
+    later = ("precision", "protocol")
+    old = {name: value for name, value in dataclasses.asdict(make_row()).items() if name not in later}
     path.write_text(json.dumps(old) + "\n", encoding="utf-8")
     before = path.read_bytes()
     assert [row.precision for row in read_rows(path)] == ["unknown"]
@@ -100,6 +101,8 @@ def test_rows_from_before_the_precision_was_noted_are_read(tmp_path, make_row):
     assert path.read_bytes().startswith(before) and [row.precision for row in read_rows(path)] == ["unknown", "bf16"]
     put_row(path, make_row(precision="fp16"))  # the same system, scored again
     assert [(row.seed, row.precision) for row in read_rows(path)] == [(1, "fp16"), (2, "bf16")]
+    put_row(path, make_row(protocol="papers"))  # trained in another way, another system
+    assert [row.protocol for row in read_rows(path)] == ["quick", "quick", "papers"]
 
 
 @pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "results").glob("*.jsonl")), ids=lambda x: x.name)

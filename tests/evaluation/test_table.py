@@ -7,20 +7,22 @@ from fairseq_lot.evaluation.results import put_row
 from fairseq_lot.evaluation.table import render
 
 EXPECTED = """\
-**toy**, diff_transformer_small, transformer_small, 500 sentences, tokenised BLEU
+**toy**, diff_transformer_small, transformer_small, protocol quick, 500 sentences, tokenised BLEU
 
-| Backbone | Mechanism | Plug-and-play | Δ vs. base | Fine-tuned | Δ vs. base |
-| --- | --- | --- | --- | --- | --- |
-| transformer | softmax (base) | 30.00 [29.00, 31.00] | – | 30.75 [29.75, 31.75] | +0.75* (p = 0.0310) |
-| transformer | sinkhorn | 29.90 [28.90, 30.90] | -0.10 (p = 0.4000) | – | – |
-| transformer | lot: --lot-num-pivots 16 | 20.00 [19.00, 21.00] | -10.00* (p = 0.0010) | – | – |
-| transformer | lot: --lot-num-pivots 32 | 29.00 [28.00, 30.00] | -1.00 (p = 0.0500) | 31.00 [30.00, 32.00] | – |
-| transformer | alibi | 10.00 [9.00, 11.00] | – | – | – |
-| diff_transformer | esp | – | – | 33.00 [32.00, 34.00] | – |
+| Backbone | Mechanism | Plug-and-play | Δ vs. base | Fine-tuned | Δ vs. base | Δ vs. control |
+| --- | --- | --- | --- | --- | --- | --- |
+| transformer | softmax (base) | 30.00 [29.00, 31.00] | – | 30.75 [29.75, 31.75] | +0.75* (p = 0.0310) | – |
+| transformer | sinkhorn | 29.90 [28.90, 30.90] | -0.10 (p = 0.4000) | – | – | – |
+| transformer | lot: --lot-num-pivots 16 | 20.00 [19.00, 21.00] | -10.00* (p = 0.0010) | – | – | – |
+| transformer | lot: --lot-num-pivots 32 | 29.00 [28.00, 30.00] | -1.00 (p = 0.0500) | 31.00 [30.00, 32.00] | – | \
++0.25 |
+| transformer | alibi | 10.00 [9.00, 11.00] | – | – | – | – |
+| diff_transformer | esp | – | – | 33.00 [32.00, 34.00] | – | – |
 
 - [low, high]: 95 % bootstrap interval. p: paired bootstrap test against the base, * where p < 0.05. \
 1000 resamples, seed 12345.
-- softmax (base): plug-and-play is the base itself, fine-tuned the control, the base fine-tuned for the same epochs.
+- softmax (base): plug-and-play is the base itself, fine-tuned the control, the base fine-tuned for the same epochs. \
+Δ vs. control: to the control of the same seed, not tested here (fairseq-lot compare does).
 - Options: lot: `--lot-num-pivots 16`; lot: `--lot-num-pivots 32`
 - Signature: `tok:none`
 - References: Moses tokens
@@ -75,12 +77,20 @@ def test_several_seeds_give_the_median(make_row):
         for s, delta in ((1, 2.0), (2, -1.0))
     ]
     text = render(rows)
-    assert "| transformer | softmax (base) | 32.50 [30.00, 35.00] (4 seeds) | – | – | – |\n" in text
-    assert "| lot | – | – | 33.30 [30.90, 36.00] (4 seeds) | +0.95 (+0.20 to +1.40; p < 0.05 in 3 of 4) |\n" in text
-    assert "| esp | – | – | 40.00 [39.00, 41.00] (2 seeds) | +9.00* (+9.00 to +9.00; p < 0.05 in 2 of 2) |\n" in text
+    assert "| transformer | softmax (base) | 32.50 [30.00, 35.00] (4 seeds) | – | – | – | – |\n" in text
+    assert "| lot | – | – | 33.30 [30.90, 36.00] (4 seeds) | +0.95 (+0.20 to +1.40; p < 0.05 in 3 of 4) | – |\n" in text
+    assert (
+        "| esp | – | – | 40.00 [39.00, 41.00] (2 seeds) | +9.00* (+9.00 to +9.00; p < 0.05 in 2 of 2) | – |\n" in text
+    )
     assert "| sinkhorn | – | – | 40.00 [39.00, 41.00] (2 seeds) | +0.50 (-1.00 to +2.00; p < 0.05 in 2 of 2) |" in text
     assert "- Several seeds: median [lowest, highest bound" in text
     assert text.endswith("- Seeds: 1, 2, 3, 4")
+
+
+def test_the_control_is_that_of_the_same_seed(make_row):
+    tuned = [make_row(stage="fine-tuned", seed=seed, score=30.0 + seed) for seed in (1, 2, 3)]
+    rows = [make_row(mechanism="lot", stage="fine-tuned", seed=seed, score=31.0) for seed in (2, 3, 4)]
+    assert "| lot | – | – | 31.00 [30.00, 32.00] (3 seeds) | – | -1.50 (-2.00 to -1.00) |" in render([*tuned, *rows])
 
 
 def test_datasets_and_sizes_have_tables_of_their_own(make_row):
@@ -89,11 +99,13 @@ def test_datasets_and_sizes_have_tables_of_their_own(make_row):
         make_row(architecture="lot_transformer_iwslt_de_en", mechanism="lot", stage="fine-tuned"),
         make_row(),
         make_row(dataset="another | one"),
+        make_row(protocol="papers"),
     ]
     tables = render(rows).split("\n\n**")
-    assert len(tables) == 3
-    assert tables[0].startswith("**another | one**, transformer_small, 500")
-    assert tables[1].startswith("toy**, lot_transformer_iwslt_de_en, transformer_iwslt_de_en, 500")
+    assert len(tables) == 4
+    assert tables[0].startswith("**another | one**, transformer_small, protocol quick, 500")
+    assert tables[1].startswith("toy**, lot_transformer_iwslt_de_en, transformer_iwslt_de_en, protocol quick, 500")
+    assert tables[2].startswith("toy**, transformer_small, protocol papers, 500")
 
 
 def test_models_trained_from_scratch_are_mentioned(make_row):
@@ -101,11 +113,11 @@ def test_models_trained_from_scratch_are_mentioned(make_row):
     assert "| lot |" not in text and "- Not shown: rows of stage base with lot" in text
 
 
-def test_only_one_dataset(rows, make_row, tmp_path, capsys):
+def test_only_one_dataset_and_protocol(rows, make_row, tmp_path, capsys):
     path = tmp_path / "results.jsonl"
-    for row in [*rows, make_row(dataset="other")]:
+    for row in [*rows, make_row(dataset="other"), make_row(protocol="papers, EPOCHS=7")]:
         put_row(path, row)
-    assert main(["table", str(path), "--dataset", "toy"]) == 0
+    assert main(["table", str(path), "--dataset", "toy", "--protocol", "quick"]) == 0
     assert capsys.readouterr().out == EXPECTED
 
 
@@ -117,6 +129,7 @@ def test_errors_are_one_line(make_row, tmp_path, capsys):
     broken.write_text("{}\n")
     for argv, words in (
         ([full, "--dataset", "absent"], ["no row of dataset 'absent'", "toy"]),
+        ([full, "--protocol", "papers"], ["no row of protocol 'papers'", "there are: quick"]),
         ([empty], ["no row in", empty]),
         ([empty, "--dataset", "toy"], ["there are: none"]),
         ([tmp_path / "absent.jsonl"], ["cannot read", "absent.jsonl"]),

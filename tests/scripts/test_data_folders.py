@@ -115,10 +115,11 @@ def stage(tmp_path):
 
 
 def test_training_shares_embeddings_as_far_as_the_dictionaries_allow(stage, tmp_path):
-    data = data_folder(tmp_path / "data", "fr-en")
+    data = data_folder(tmp_path / "data", "fr-en", dictionary="the@@ 1\n")
     check, train = stage("pretrain.sh", DATA=data, SAVE=tmp_path / "apart")
     assert check == f"fairseq-lot check {data} --split train --source-lang fr --target-lang en"
     assert f"{data} --user-dir fairseq_lot -s fr -t en --share-decoder-input-output-embed --optimizer" in train
+    assert "--eval-bleu-remove-bpe subword_nmt" in train
     shutil.copy(data / "dict.fr.txt", data / "dict.en.txt")
     settings = {"DATA": data, "SWAPPED": tmp_path / "base.pt", "SAVE": tmp_path / "joined"}
     check, train = stage("finetune.sh", **settings)

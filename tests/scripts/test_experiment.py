@@ -22,7 +22,7 @@ BIN = Path(sys.executable).parent
 # Notes its variables in the order of the calls, and leaves what the next stages want.
 STAGE = """
 line=
-for name in BACKBONE ATTENTION OPTIONS CALIBRATE STAGE EPOCHS; do line+="$name=${!name:-} "; done
+for name in BACKBONE ATTENTION OPTIONS CALIBRATE STAGE EPOCHS FINETUNE_EPOCHS; do line+="$name=${!name:-} "; done
 echo "$line$(basename "$0")" >>"$CALLS"
 case $0 in
     *plug_and_play.sh) mkdir -p "$(dirname "$OUT")" && touch "$OUT" ;;
@@ -70,21 +70,21 @@ def test_quickstart_runs_the_plan_and_ends_with_table_report_and_next_command(sc
     done = scratch("quickstart.sh", JOBS="1", MECHANISMS="softmax lot:calibrated esp", EPOCHS="3")
     assert done.returncode == 0, done.stderr
     calls = (tmp_path / "calls").read_text().splitlines()
-    base = "BACKBONE=transformer ATTENTION={} OPTIONS={} CALIBRATE={} STAGE={} EPOCHS={} {}"
+    base = "BACKBONE=transformer ATTENTION={} OPTIONS={} CALIBRATE={} STAGE={} EPOCHS=3 FINETUNE_EPOCHS=1 {}"
     esp = "--esp-num-slices 8"
     assert calls == [
-        base.format("", "", "", "", 3, "pretrain.sh"),
-        base.format("softmax", "", "", "base", 3, "score.sh"),
-        base.format("softmax", "", "no", "", 1, "finetune.sh"),
-        base.format("softmax", "", "no", "fine-tuned", 3, "score.sh"),
-        base.format("lot", "", "text", "", 3, "plug_and_play.sh"),
-        base.format("lot", "", "text", "plug-and-play", 3, "score.sh"),
-        base.format("lot", "", "text", "", 1, "finetune.sh"),
-        base.format("lot", "", "text", "fine-tuned", 3, "score.sh"),
-        base.format("esp", esp, "no", "", 3, "plug_and_play.sh"),
-        base.format("esp", esp, "no", "plug-and-play", 3, "score.sh"),
-        base.format("esp", esp, "no", "", 1, "finetune.sh"),
-        base.format("esp", esp, "no", "fine-tuned", 3, "score.sh"),
+        base.format("", "", "", "", "pretrain.sh"),
+        base.format("softmax", "", "", "base", "score.sh"),
+        base.format("softmax", "", "no", "", "finetune.sh"),
+        base.format("softmax", "", "no", "fine-tuned", "score.sh"),
+        base.format("lot", "", "text", "", "plug_and_play.sh"),
+        base.format("lot", "", "text", "plug-and-play", "score.sh"),
+        base.format("lot", "", "text", "", "finetune.sh"),
+        base.format("lot", "", "text", "fine-tuned", "score.sh"),
+        base.format("esp", esp, "no", "", "plug_and_play.sh"),
+        base.format("esp", esp, "no", "plug-and-play", "score.sh"),
+        base.format("esp", esp, "no", "", "finetune.sh"),
+        base.format("esp", esp, "no", "fine-tuned", "score.sh"),
     ]
     work = "checkpoints/quickstart"
     table, report = (tmp_path / "commands").read_text().splitlines()
@@ -180,6 +180,32 @@ def test_what_the_stages_take_is_let_through(settings, monkeypatch, capsys):
     assert checked(monkeypatch, capsys, **settings) == (0, "")
 
 
+def test_variants_that_are_there_already(scratch, tmp_path):
+    done = scratch("quickstart.sh", MECHANISMS="sinkhorn:soft sinkhorn:learnt lot:everywhere", JOBS="1")
+    assert done.returncode == 0, done.stderr
+    swaps = [line for line in (tmp_path / "calls").read_text().splitlines() if line.endswith("plug_and_play.sh")]
+    assert [re.search("OPTIONS=(.*) STAGE", line)[1] for line in swaps] == [
+        "--sinkhorn-epsilon 1 --sinkhorn-num-updates 3 CALIBRATE=no",
+        "--sinkhorn-learn-epsilon true CALIBRATE=pieces",
+        "--attention-sites encoder,cross,decoder --lot-num-pivots 128 CALIBRATE=pieces",
+    ]
+
+
+def test_several_seeds_share_a_plan_and_have_folders_of_their_own(scratch, tmp_path):
+    done = scratch("quickstart.sh", MECHANISMS="softmax lot", JOBS="1", SEEDS="1 3")
+    assert done.returncode == 0, done.stderr
+    titles = [line.split(",")[:-1] for line in done.stderr.splitlines() if re.match(r"\d+/16 ", line)]
+    assert [f"{number}/16 seed" in words[0] for number, words in enumerate(titles, start=1)] == [True] * 16
+    scripts = [line.split()[-1] for line in (tmp_path / "calls").read_text().splitlines()]
+    assert scripts[:4] == ["pretrain.sh", "score.sh"] * 2
+    for seed in "13":
+        home = tmp_path / "checkpoints" / "quickstart" / f"seed{seed}"
+        assert (home / ".lock").exists() and (home / "transformer" / "base" / "train.log").exists()
+        assert (home / "transformer" / "lot" / "swapped.pt").exists()
+    report = (tmp_path / "commands").read_text().splitlines()[-1]
+    assert "--path checkpoints/quickstart/seed1/transformer/base/checkpoint_best.pt" in report
+
+
 def test_a_failing_stage_is_one_line_and_there_is_no_table(scratch, tmp_path):
     failing = "echo chatter; echo 'No space left on device' >&2; exit 1"
     (tmp_path / "scripts" / "stages" / "pretrain.sh").write_text(failing)
@@ -264,6 +290,9 @@ def test_an_experiment_goes_on_after_a_full_disk_ctrl_c_and_kill_9(data, tmp_pat
         # a kill leaves at most a hidden part of what fairseq-lot was writing
         assert [path for path in (tmp_path / work).rglob("*.part") if not path.name.startswith(".")] == []
     assert rows[0] == rows[1]
+    for training in ("base", "softmax/finetuned", "lot/finetuned"):  # the best by BLEU, as papers has it
+        assert "| bleu " in (tmp_path / "whole" / "transformer" / training / "train.log").read_text()
+    assert {row["protocol"] for row in rows[0].values()} == {"papers, EPOCHS=2 FINETUNE_EPOCHS=1 MAX_TOKENS=500"}
 
 
 @pytest.mark.slow

@@ -20,9 +20,9 @@ TRAINING = (
 
 def start(plan, logs, *options, stderr=subprocess.PIPE):
     """Start the runner on a plan, given as lists of chain, title and command; None waits for everything above."""
-    lines = ["" if line is None else "\t".join([line[0], "1", *line[1:]]) for line in plan]
+    lines = ["" if line is None else "\t".join([f"{logs}/{line[0]}", "1", *line[1:]]) for line in plan]
     process = subprocess.Popen(
-        [sys.executable, str(RUNNER), "--logs", str(logs), *map(str, options)], stdin=subprocess.PIPE, text=True,
+        [sys.executable, str(RUNNER), "--lock", str(logs), *map(str, options)], stdin=subprocess.PIPE, text=True,
         stdout=subprocess.PIPE, stderr=stderr, env={**os.environ, "CALLED_BY": "table.sh"},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # in the background it is ignored
     )  # fmt: skip
@@ -143,8 +143,8 @@ def test_nothing_outlives_it(how, tmp_path):
 
 def test_it_ends_with_the_script_that_called_it(tmp_path):
     pid = tmp_path / "pid"
-    plan = write(tmp_path / "plan", f"a\t1\tlong\t{shell(f'echo $$ >{pid}; sleep 60')}")
-    script = f"{sys.executable} {RUNNER} --logs {tmp_path}/logs <{plan} 2>/dev/null; true"
+    plan = write(tmp_path / "plan", f"{tmp_path}/logs/a\t1\tlong\t{shell(f'echo $$ >{pid}; sleep 60')}")
+    script = f"{sys.executable} {RUNNER} --lock {tmp_path}/logs <{plan} 2>/dev/null; true"
     caller = subprocess.Popen(["bash", "-c", script])
     child = noted(pid)
     caller.kill()
@@ -161,11 +161,14 @@ def test_a_folder_that_cannot_be_is_one_line(tmp_path):
 
 def test_a_folder_at_work_is_refused(tmp_path):
     pid = tmp_path / "pid"
-    first = start([["a", "long", shell(f"echo $$ >{pid}; sleep 60")]], tmp_path / "logs")
+    first = start([["a", "long", shell(f"echo $$ >{pid}; sleep 60")]], tmp_path / "logs", tmp_path / "other")
     noted(pid)
     second = start([["a", "long", shell("sleep 60")]], tmp_path / "logs")
     _, shown = second.communicate(timeout=30)
     assert second.returncode == 2
     assert shown == f"table.sh: error: another call is at work in {tmp_path}/logs; wait for it or end it\n"
+    third = start([["a", "long", shell("sleep 60")]], tmp_path / "other")
+    _, shown = third.communicate(timeout=30)
+    assert third.returncode == 2 and f"at work in {tmp_path}/other" in shown
     first.terminate()
     first.wait(60)

@@ -26,6 +26,13 @@ WRONG = {
     "PRECISION=half": "PRECISION: there is no 'half'; use fp32, fp16, bf16",
     "DEVICE=cpu PRECISION=fp16": "PRECISION is fp16; on a CPU use fp32",
     "SEED=one": "SEED=one is not a whole number",
+    "SEEDS=1 two": "SEEDS: 'two' is not a whole number",
+    "SEEDS=1 2 1": "SEEDS: '1' is there twice",
+    "SEEDS= ": "SEEDS is blank",
+    "PROTOCOL=long": "PROTOCOL: there is no 'long'; use papers, quick",
+    "BEST=ppl": "BEST: there is no 'ppl'; use bleu, loss",
+    "FINETUNE_SCHEDULE=cosine": "FINETUNE_SCHEDULE: there is no 'cosine'; use inverse_sqrt, fixed",
+    "LAMBDA_INIT=none": "LAMBDA_INIT=none is neither a number nor by-layer",
     "EPOCHS=-1": "EPOCHS=-1 is not a whole number",
     "EPOCHS=0": "EPOCHS=0 is too small; give at least 1",
     "FINETUNE_EPOCHS=1.5": "FINETUNE_EPOCHS=1.5 is not a whole number",
@@ -89,6 +96,7 @@ def test_right_ones_are_let_through(scratch):
         "BACKBONES": "diff_transformer transformer", "SIZE": "iwslt_de_en", "SEED": "0", "LR": "5e-4", "EPOCHS": "08",
         "MECHANISMS": "softmax set:wide lot lot:calibrated lot:released sinkhorn:pieces", "PRECISION": "bf16",
         "SINKHORN_PIECES_OPTIONS": "--sinkhorn-learn-epsilon", "DROPOUT": ".1",
+        "SEEDS": "1 2 10", "LAMBDA_INIT": "0.8", "BEST": "loss", "FINETUNE_SCHEDULE": "fixed", "PROTOCOL": "quick",
     }  # fmt: skip
     result = run(scratch, "reproduce_table.sh", **right)
     assert result.stderr == "reproduce_table.sh: error: there is no .venv here; run 'bash scripts/setup.sh' first\n"

@@ -1,0 +1,83 @@
+"""Counts of every sentence that BLEU is made of, kept beside the rows of a results file for later comparisons."""
+
+import base64
+import json
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from fairseq_lot.errors import InputError
+from fairseq_lot.evaluation.bleu import corpus_score
+from fairseq_lot.evaluation.results import Row, put_line
+from fairseq_lot.output.files import read_lines
+
+_ORDERS = np.arange(4)
+
+
+def path_of(results: str | Path) -> Path:
+    """Return the file of the counts: beside ``NAME.jsonl`` it is ``NAME.sentences.tsv``."""
+    return Path(results).with_suffix(".sentences.tsv")
+
+
+def put_statistics(results: str | Path, row: Row, statistics: np.ndarray) -> None:
+    """Write the counts of a row, in the place of those with the same key, else at the end.
+
+    Args:
+        results: the file of the row.
+        row: the scored system.
+        statistics: of :func:`~fairseq_lot.evaluation.bleu.sentence_statistics`, tokenised.
+
+    Raises:
+        InputError: a line of the file is broken, or the file cannot be written; nothing is changed.
+    """
+    line = f"{json.dumps(row.key)}\t{encode(statistics)}"
+    put_line(path_of(results), line, row.key, lambda path: [key for key, _ in _read(path)])
+
+
+def read_statistics(results: str | Path, rows: list[Row]) -> dict[tuple, np.ndarray]:
+    """Return the counts of those rows that have them, by their keys.
+
+    Raises:
+        InputError: a line is broken, or its counts do not give the score of the row.
+    """
+    path = path_of(results)
+    if not path.exists():
+        return {}
+    coded, found = dict(_read(path)), {}
+    for row in rows:
+        if row.key in coded:
+            found[row.key] = statistics = decode(coded[row.key])
+            if len(statistics) != row.sentences or round(corpus_score(statistics), 2) != row.tokenised.score:
+                raise InputError(
+                    f"{path} has the counts of other translations than {results} for {row.key}; score again"
+                )
+    return found
+
+
+def encode(statistics: np.ndarray) -> str:
+    """Return the counts as text: numbers of possible n-grams follow from the length and are left out."""
+    length, reference, counts = statistics[:, 0], statistics[:, 1], statistics[:, 2:6]
+    columns = np.column_stack([reference, length, counts]).T
+    return base64.b64encode(zlib.compress(columns.astype("<u2").tobytes(), 9)).decode("ascii")
+
+
+def decode(text: str) -> np.ndarray:
+    """Return the counts that :func:`encode` has written."""
+    columns = np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype="<u2").reshape(6, -1).astype(float)
+    reference, length, counts = columns[0], columns[1], columns[2:]
+    possible = np.maximum(length - _ORDERS[:, None], 0)
+    return np.vstack([length, reference, counts, possible]).T
+
+
+def _read(path: Path) -> list[tuple[tuple, str]]:
+    """The key of each line and its counts, as they are coded."""
+    found = []
+    for number, line in enumerate(read_lines(path), start=1):
+        key, _, coded = line.partition("\t")
+        try:
+            decode(coded)
+            found.append((tuple(json.loads(key)), coded))
+        except (ValueError, TypeError, zlib.error) as error:
+            raise InputError(f"{path}, line {number}: {error}; fix or remove the line") from error
+    return found

@@ -1,0 +1,142 @@
+"""``fairseq-lot curve``: what swaps cost, from the checkpoints of one training, against its epochs."""
+
+import hashlib
+import json
+from argparse import ArgumentParser, Namespace
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from fairseq_lot.errors import InputError, check_least
+from fairseq_lot.output.files import atomic_write
+from fairseq_lot.plug_and_play.calibrate import FitOptions, add_fit_arguments
+from fairseq_lot.plug_and_play.curve_table import CurvePoint, draw, render
+from fairseq_lot.plug_and_play.swap import swap, why_not_calibrated
+from fairseq_lot.plug_and_play.sweep import BASE, add_sentences_argument, measure_way
+from fairseq_lot.plug_and_play.sweep_points import DRAWN, PIECES, check_settings, expand, parse, read_points
+from fairseq_lot.pretrained.checkpoint import load_checkpoint
+from fairseq_lot.pretrained.device import add_device_argument, choose_device
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the options of the command."""
+    add = parser.add_argument
+    add("data", metavar="DATA", help="folder made by scripts/prepare_*.sh")
+    add(
+        "--path",
+        dest="paths",
+        nargs="+",
+        required=True,
+        metavar="EPOCH.pt",
+        help="checkpoints of one training with softmax attention, each saved at the end of an epoch",
+    )
+    add(
+        "--out",
+        required=True,
+        metavar="FOLDER",
+        help="curve.jsonl, curve.md, curve.svg, and settings.json, which says what all calls must share; "
+        "call again to go on",
+    )
+    add(
+        "--try",
+        dest="tries",
+        action="append",
+        required=True,
+        metavar="WAY",
+        help="as for fairseq-lot sweep: a mechanism and its flat options in quotes; may be given several times",
+    )
+    add("--no-calibration", action="store_true", help="only as they stand; else what has parameters is also calibrated")
+    add_sentences_argument(parser)
+    add_device_argument(parser)
+    add_fit_arguments(parser.add_argument_group("calibration, on random pieces"))
+    parser.set_defaults(no_bleu=True)
+
+
+@dataclass(frozen=True)
+class Base:
+    """One checkpoint of the training."""
+
+    path: str
+    epoch: int
+    sum: str
+
+
+def run(args: Namespace) -> int:
+    """Measure what is missing, then write the table and the figure."""
+    check_least(args, sentences=1)
+    fitting, device = FitOptions.of(args), choose_device(args.device)
+    ways = list(dict.fromkeys([BASE, *(way for text in args.tries for way in expand(text))]))
+    bases = read_bases(args.paths)
+    folder = Path(args.out)
+    points = read_points(folder / "curve.jsonl", CurvePoint)
+    settings = {"data": args.data, "sentences": args.sentences, **asdict(fitting)}
+    check_settings(folder / "settings.json", settings)
+    for base in bases:
+        if any(point.epoch == base.epoch and point.base != base.sum for point in points.values()):
+            raise InputError(f"{folder} holds points of another checkpoint of epoch {base.epoch}; give another --out")
+
+    first = load_checkpoint(bases[0].path)
+    # all are checked first
+    fitted = [way for way in ways if why_not_calibrated(swapped(first, way), bases[0].path) is None]
+    todo = [(way, DRAWN) for way in ways] + [(way, PIECES) for way in fitted if not args.no_calibration]
+    with tqdm(total=len(bases) * len(todo), unit="swap", disable=None) as progress:
+        for base in bases:
+            state = load_checkpoint(base.path)
+            for way, calibration in todo:
+                if (base.epoch, *way, calibration) not in points:
+                    new = swapped(state, way)
+                    measured = measure_way(args, fitting, device, state, way, new, calibration)
+                    point = CurvePoint(**vars(measured), epoch=base.epoch, base=base.sum)
+                    points[point.key] = point
+                    with atomic_write(folder / "settings.json") as file:
+                        json.dump(settings, file, indent=1)
+                    with atomic_write(folder / "curve.jsonl") as file:
+                        file.writelines(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in points.values())
+                progress.update()
+    shown = list(points.values())
+    with atomic_write(folder / "curve.md") as file:
+        file.write(render(shown) + "\n")
+    draw(shown, folder / "curve.svg")
+    print(render(shown))
+    return 0
+
+
+def swapped(base: dict, way: tuple[str, str]) -> dict:
+    """A checkpoint with its attention swapped in one way."""
+    return swap(base, attention=way[0], **parse(*way))
+
+
+def read_bases(paths: list[str]) -> list[Base]:
+    """The checkpoints in the order of their epochs; the same file under two names counts once.
+
+    Raises:
+        InputError: one cannot be read or does not stand at the end of an epoch, or two of one epoch differ.
+    """
+    found: dict[int, Base] = {}
+    for path in paths:
+        epoch = finished_epochs(load_checkpoint(path), path)
+        base = Base(path, epoch, hashlib.sha256(Path(path).read_bytes()).hexdigest())
+        other = found.setdefault(epoch, base)
+        if other.sum != base.sum:
+            raise InputError(
+                f"{other.path} and {path} are both of epoch {epoch} and differ; give those of one training"
+            )
+    return [found[epoch] for epoch in sorted(found)]
+
+
+def finished_epochs(state: dict, path: str) -> int:
+    """How many epochs a checkpoint was trained for, as fairseq notes it for going on.
+
+    Raises:
+        InputError: it does not say, or was saved within an epoch.
+    """
+    extra = state.get("extra_state")
+    position = extra.get("train_iterator") if isinstance(extra, dict) else None
+    position = position if isinstance(position, dict) else {}
+    following, done = position.get("epoch"), position.get("iterations_in_epoch")
+    if type(following) is not int or type(done) is not int:
+        raise InputError(f"{path} does not say its epoch; give checkpoints as fairseq-train saved them")
+    if done or following < 2:
+        raise InputError(f"{path} was saved within epoch {following}; give those saved at the end of an epoch")
+    return following - 1

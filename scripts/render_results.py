@@ -1,0 +1,65 @@
+"""Prints the tables of docs/results.md anew: what stands between two comments is what the command in the first prints.
+
+<!-- $ fairseq-lot table results/NAME.jsonl -->   or   <!-- $ cat FILE -->
+<!-- / -->
+"""
+
+import argparse
+import contextlib
+import io
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+from fairseq_lot.cli import main as fairseq_lot
+from fairseq_lot.output.files import atomic_write
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "results.md"
+BLOCK = re.compile(r"^<!-- \$ ([^\n]+) -->$.*?^<!-- / -->$", re.MULTILINE | re.DOTALL)
+
+
+def rendered(page: str) -> str:
+    """The text of a page with all of its tables printed anew."""
+    return BLOCK.sub(lambda block: f"<!-- $ {block[1]} -->\n\n{printed(block[1])}\n\n<!-- / -->", page)
+
+
+def printed(command: str) -> str:
+    """What a command prints in the repository's root, without line ends around it."""
+    program, *words = shlex.split(command)
+    if program == "cat" and len(words) == 1:
+        return Path(words[0]).read_text(encoding="utf-8").strip("\n")
+    if program != "fairseq-lot":
+        sys.exit(f"render_results.py: error: {PAGE} has the command {command!r}; use fairseq-lot or cat FILE")
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        code = fairseq_lot(words)
+    if code:
+        sys.exit(f"render_results.py: error: {command!r} failed, see above; nothing was changed")
+    return output.getvalue().strip("\n")
+
+
+def main() -> int:
+    """Write the page, or say with --check whether it is as it would be written."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if something would change")
+    args = parser.parse_args()
+    os.chdir(ROOT)
+    before = PAGE.read_text(encoding="utf-8")
+    after = rendered(before)
+    if after == before:
+        print(f"{PAGE} is as its commands print it")
+        return 0
+    if args.check:
+        print(f"{PAGE} is not as its commands print it; run python scripts/render_results.py", file=sys.stderr)
+        return 1
+    with atomic_write(PAGE) as file:
+        file.write(after)
+    print(f"{PAGE} was printed anew")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -36,10 +36,10 @@ base=$home/${BACKBONES%% *}/base/checkpoint_best.pt
 if [ ! "$report" -nt "$RESULTS" ]; then
     models=("$home/${BACKBONES%% *}"/*/swapped.pt)
     if [ -f "${models[0]}" ]; then models=(--compare "${models[@]}"); else models=(); fi
-    head -n 3 "$DATA/text/test.de" >"$WORK/sentences.de"
+    head -n 3 "$DATA/text/test.$SRC" >"$WORK/sentences.$SRC"
     fairseq-lot report --results "$RESULTS" --logs "$home"/*/*/train.log "$home"/*/*/*/train.log \
         --path "$base" ${models[@]+"${models[@]}"} \
-        --sentences "$WORK/sentences.de" --tokenised --data "$DATA" --out "$report"
+        --sentences "$WORK/sentences.$SRC" --tokenised --data "$DATA" --out "$report"
 fi
 echo
 echo "The report, with curves and attention maps: $report"

@@ -3,7 +3,8 @@
 # mechanism swap, score, fine-tune, score. A stage that is finished is not run again, one that was stopped goes on.
 # Says how far each stage is and how long everything will take, in bars on a terminal, otherwise in lines.
 #
-#   DATA         folder made by prepare_*.sh; made with prepare_iwslt14.sh (its variables apply) when it is missing
+#   DATA         folder made by prepare_*.sh, or by fairseq-preprocess alone; when it is missing prepare_iwslt14.sh makes
+#                it (its variables apply). SRC, TGT: languages; needed only where DATA has several pairs
 #   SIZE         iwslt_de_en or small
 #   BACKBONES    "transformer diff_transformer"
 #   MECHANISMS   "softmax sinkhorn sinkhorn:soft esp lot"; softmax is the control: the base, fine-tuned for as long.
@@ -21,12 +22,13 @@
 #   RESULTS      results file;  the other variables of the scripts in stages/
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
+source scripts/lib/data.sh
 source scripts/lib/settings.sh
 source scripts/lib/protocols.sh
 source scripts/lib/training.sh
 
 check_settings
-export DATA=${DATA:-data-bin/iwslt14.de-en}
+export DATA=${DATA:-$IWSLT14}
 export SIZE=${SIZE:-iwslt_de_en}
 read -rd '' -a seeds <<<"${SEEDS:-${SEED:-1}}" || true
 BACKBONES=${BACKBONES:-transformer diff_transformer}
@@ -41,7 +43,8 @@ export RESULTS=${RESULTS:-results/$(basename "$DATA").$SIZE.jsonl}
 activate
 device_flags
 export DEVICE PRECISION
-is_complete "$DATA" || OUT=$DATA bash scripts/prepare_iwslt14.sh
+[ -d "$DATA" ] || OUT=$DATA bash scripts/prepare_iwslt14.sh
+find_languages "$DATA"
 
 # work_of SEED: the folder of its checkpoints and logs.
 work_of() {
@@ -118,5 +121,7 @@ mechanism_stages() {
 }
 
 mapfile -t folders < <(for seed in "${seeds[@]}"; do work_of "$seed"; done)
+plan | CALLED_BY=$(basename "$0") python scripts/lib/check_options.py --architectures \
+    $(for backbone in $BACKBONES; do echo "$backbone=$(architecture "$backbone" "$SIZE")"; done)
 plan | CALLED_BY=$(basename "$0") python scripts/lib/run_stages.py --lock "${folders[@]}" --jobs "${JOBS:-1}"
 fairseq-lot table "$RESULTS"

@@ -120,8 +120,8 @@ mechanism_stages() {
     done
 }
 
+mapfile -t folders < <(for seed in "${seeds[@]}"; do work_of "$seed"; done)
 plan | CALLED_BY=$(basename "$0") python scripts/lib/check_options.py --architectures \
     $(for backbone in $BACKBONES; do echo "$backbone=$(architecture "$backbone" "$SIZE")"; done)
-mapfile -t folders < <(for seed in "${seeds[@]}"; do work_of "$seed"; done)
 plan | CALLED_BY=$(basename "$0") python scripts/lib/run_stages.py --lock "${folders[@]}" --jobs "${JOBS:-1}"
 fairseq-lot table "$RESULTS"

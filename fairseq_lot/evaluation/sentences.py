@@ -2,7 +2,7 @@
 
 import base64
 import json
-import zlib
+import lzma
 from pathlib import Path
 
 import numpy as np
@@ -59,12 +59,12 @@ def encode(statistics: np.ndarray) -> str:
     """Return the counts as text: numbers of possible n-grams follow from the length and are left out."""
     length, reference, counts = statistics[:, 0], statistics[:, 1], statistics[:, 2:6]
     columns = np.column_stack([reference, length, counts]).T
-    return base64.b64encode(zlib.compress(columns.astype("<u2").tobytes(), 9)).decode("ascii")
+    return base64.b64encode(lzma.compress(columns.astype("<u2").tobytes())).decode("ascii")
 
 
 def decode(text: str) -> np.ndarray:
     """Return the counts that :func:`encode` has written."""
-    columns = np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype="<u2").reshape(6, -1).astype(float)
+    columns = np.frombuffer(lzma.decompress(base64.b64decode(text)), dtype="<u2").reshape(6, -1).astype(float)
     reference, length, counts = columns[0], columns[1], columns[2:]
     possible = np.maximum(length - _ORDERS[:, None], 0)
     return np.vstack([length, reference, counts, possible]).T
@@ -78,6 +78,6 @@ def _read(path: Path) -> list[tuple[tuple, str]]:
         try:
             decode(coded)
             found.append((tuple(json.loads(key)), coded))
-        except (ValueError, TypeError, zlib.error) as error:
+        except (ValueError, TypeError, lzma.LZMAError) as error:
             raise InputError(f"{path}, line {number}: {error}; fix or remove the line") from error
     return found

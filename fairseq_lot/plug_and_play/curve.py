@@ -17,6 +17,7 @@ from fairseq_lot.plug_and_play.sweep import BASE, add_sentences_argument, measur
 from fairseq_lot.plug_and_play.sweep_points import DRAWN, PIECES, check_settings, expand, parse, read_points
 from fairseq_lot.pretrained.checkpoint import load_checkpoint
 from fairseq_lot.pretrained.device import add_device_argument, choose_device
+from fairseq_lot.pretrained.languages import add_language_arguments, typed_pair, with_languages
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -49,6 +50,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--no-calibration", action="store_true", help="only as they stand; else what has parameters is also calibrated")
     add_sentences_argument(parser)
     add_device_argument(parser)
+    add_language_arguments(parser)
     add_fit_arguments(parser.add_argument_group("calibration, on random pieces"))
     parser.set_defaults(no_bleu=True)
 
@@ -65,12 +67,12 @@ class Base:
 def run(args: Namespace) -> int:
     """Measure what is missing, then write the table and the figure."""
     check_least(args, sentences=1)
-    fitting, device = FitOptions.of(args), choose_device(args.device)
+    fitting, device, pair = FitOptions.of(args), choose_device(args.device), typed_pair(args)
     ways = list(dict.fromkeys([BASE, *(way for text in args.tries for way in expand(text))]))
     bases = read_bases(args.paths)
     folder = Path(args.out)
     points = read_points(folder / "curve.jsonl", CurvePoint)
-    settings = {"data": args.data, "sentences": args.sentences, **asdict(fitting)}
+    settings = {"data": args.data, "sentences": args.sentences, "languages": pair and [*pair], **asdict(fitting)}
     check_settings(folder / "settings.json", settings)
     for base in bases:
         if any(point.epoch == base.epoch and point.base != base.sum for point in points.values()):
@@ -82,7 +84,7 @@ def run(args: Namespace) -> int:
     todo = [(way, DRAWN) for way in ways] + [(way, PIECES) for way in fitted if not args.no_calibration]
     with tqdm(total=len(bases) * len(todo), unit="swap", disable=None) as progress:
         for base in bases:
-            state = load_checkpoint(base.path)
+            state = with_languages(load_checkpoint(base.path), base.path, pair)
             for way, calibration in todo:
                 if (base.epoch, *way, calibration) not in points:
                     new = swapped(state, way)

@@ -123,14 +123,8 @@ def settings_of(args: Namespace, fitting: FitOptions) -> dict:
     """What all points of a folder share."""
     base = hashlib.sha256(Path(args.path).read_bytes()).hexdigest()
     typed = {} if args.source_lang is None else {"languages": [args.source_lang, args.target_lang]}
-    return {
-        "base": base,
-        "data": args.data,
-        "sentences": args.sentences,
-        "beam": args.beam,
-        **typed,
-        **asdict(fitting),
-    }
+    settings = {"base": base, "data": args.data, "sentences": args.sentences, "beam": args.beam}
+    return settings | typed | asdict(fitting)
 
 
 def measure_way(

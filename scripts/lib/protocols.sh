@@ -1,4 +1,4 @@
-# Shared by reproduce_table.sh and its stages, after settings.sh: the settings of the protocols, which stand here and
+# Shared by reproduce_table.sh and its stages, after data.sh: the settings of the protocols, which stand here and
 # nowhere else. What is set before the call keeps its value, and results say so.
 #
 #   PROTOCOL     papers  as ESPFormer trains (Table 12, appendix C.4): λ_init = 0, fine-tuning with pretraining's
@@ -53,16 +53,17 @@ _tenth() {
     echo "${1%%e*}e$((exponent - 1))"
 }
 
-# protocol_flags BACKBONE: set PROTOCOL_FLAGS, what fairseq-train needs for BEST and LAMBDA_INIT.
+# protocol_flags BACKBONE DATA: set PROTOCOL_FLAGS, what fairseq-train needs for BEST and LAMBDA_INIT.
 protocol_flags() {
     PROTOCOL_FLAGS=()
     if [ "$1" = diff_transformer ] && [ "$LAMBDA_INIT" != by-layer ]; then
         PROTOCOL_FLAGS+=(--differential-lambda-init "$LAMBDA_INIT")
     fi
-    if [ "$BEST" = bleu ]; then # as in fairseq's recipe; the data is Moses tokens in pieces
-        find_languages "$DATA"
+    if [ "$BEST" = bleu ]; then # as in fairseq's recipe for IWSLT'14
+        find_languages "$2"
         PROTOCOL_FLAGS+=(--eval-bleu --eval-bleu-args '{"beam": 5, "max_len_a": 1.2, "max_len_b": 10}'
-            --eval-bleu-detok moses --eval-bleu-remove-bpe "$(joining "$DATA")"
+            --eval-bleu-detok moses --eval-bleu-detok-args "{\"target_lang\": \"$TGT\"}"
+            --eval-bleu-remove-bpe "$(joining "$2")"
             --best-checkpoint-metric bleu --maximize-best-checkpoint-metric)
     fi
 }

@@ -27,7 +27,7 @@ SIZE=${SIZE:-iwslt_de_en}
 SEED=${SEED:-1}
 SAVE=${SAVE:-$(dirname "$SWAPPED")/$ATTENTION-finetuned}
 use_protocol
-protocol_flags "$BACKBONE"
+protocol_flags "$BACKBONE" "$DATA"
 schedule=(--lr-scheduler "$FINETUNE_SCHEDULE" --lr "$FINETUNE_LR")
 [ "$FINETUNE_SCHEDULE" = fixed ] || schedule+=(--warmup-updates "$WARMUP")
 

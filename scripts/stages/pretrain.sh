@@ -25,7 +25,7 @@ SIZE=${SIZE:-iwslt_de_en}
 SEED=${SEED:-1}
 SAVE=${SAVE:-checkpoints/$(basename "$DATA").$SIZE.seed$SEED/$BACKBONE/base}
 use_protocol
-protocol_flags "$BACKBONE"
+protocol_flags "$BACKBONE" "$DATA"
 
 activate
 [ -f "$SAVE/finished" ] || check_data "$DATA" --split train

@@ -87,12 +87,13 @@ def scored(tmp_path, write_generated, corpus):
     reference.write_text("\n".join(references) + "\n", encoding="utf-8")
 
     def score(mechanism, sentences, *, seed=1, stage="fine-tuned", options="", backbone="transformer"):
-        main([
+        code = main([
             "score", f"--generated={write_generated('generated.txt', sentences)}", f"--tokenised-reference={reference}",
             f"--results={tmp_path / 'results.jsonl'}", "--dataset=toy", "--architecture=transformer_small",
             f"--backbone={backbone}", f"--mechanism={mechanism}", f"--options={options}", f"--stage={stage}",
-            f"--seed={seed}", "--bootstrap-samples=2", "--commit=abc1234", "--protocol=papers",
+            f"--seed={seed}", "--bootstrap-samples=2", "--commit=abc1234", "--protocol=papers", "--target-lang=en",
         ])  # fmt: skip
+        assert code == 0
         return tmp_path / "results.jsonl"
 
     return score
@@ -144,7 +145,7 @@ def test_counts_must_be_there_and_belong_to_their_rows(scored, corpus, capsys):
     refused("counts of other translations", "score again")
     counts.write_text(only_lot + "[]\tnonsense\n")
     refused(f"{counts}, line 2: ")
-    assert main(["score", f"--results={results}", "--generated=x", "--tokenised-reference=x", "--dataset=a",
+    assert main(["score", f"--results={results}", "--generated=x", "--tokenised-reference=x.en", "--dataset=a",
                  "--architecture=a", "--backbone=a", "--mechanism=a", "--stage=base", "--seed=1"]) == 2  # fmt: skip
     assert "line 2" in capsys.readouterr().err, "before the work"
 

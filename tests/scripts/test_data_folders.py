@@ -174,8 +174,9 @@ def test_a_folder_of_fairseq_preprocess_alone_goes_through_every_stage(tmp_path)
     def call(script, **variables):
         environment = {
             **os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "VIRTUAL_ENV": sys.prefix, "OMP_NUM_THREADS": "1",
-            "DEVICE": "cpu", "SIZE": "small", "EPOCHS": "1", "MAX_TOKENS": "500", "BEAM": "1",
-            "RESULTS": str(tmp_path / "results.jsonl"), **{name: str(value) for name, value in variables.items()},
+            "DEVICE": "cpu", "SIZE": "small", "EPOCHS": "1", "FINETUNE_EPOCHS": "1", "MAX_TOKENS": "500",
+            "BEAM": "1", "RESULTS": str(tmp_path / "results.jsonl"),
+            **{name: str(value) for name, value in variables.items()},
         }  # fmt: skip
         command = ["bash", str(ROOT / "scripts" / script)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)

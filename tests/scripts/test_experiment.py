@@ -120,6 +120,32 @@ def test_variants_have_options_of_their_own(scratch, tmp_path):
     assert [re.search("OPTIONS=(.*) CALIBRATE", line)[1] for line in swaps] == expected
 
 
+def test_variants_that_are_there_already(scratch, tmp_path):
+    done = scratch("quickstart.sh", MECHANISMS="sinkhorn:soft sinkhorn:learnt lot:everywhere", JOBS="1")
+    assert done.returncode == 0, done.stderr
+    swaps = [line for line in (tmp_path / "calls").read_text().splitlines() if line.endswith("plug_and_play.sh")]
+    assert [re.search("OPTIONS=(.*) STAGE", line)[1] for line in swaps] == [
+        "--sinkhorn-epsilon 1 --sinkhorn-num-updates 3 CALIBRATE=no",
+        "--sinkhorn-learn-epsilon true CALIBRATE=pieces",
+        "--attention-sites encoder,cross,decoder --lot-num-pivots 128 CALIBRATE=pieces",
+    ]
+
+
+def test_several_seeds_share_a_plan_and_have_folders_of_their_own(scratch, tmp_path):
+    done = scratch("quickstart.sh", MECHANISMS="softmax lot", JOBS="1", SEEDS="1 3")
+    assert done.returncode == 0, done.stderr
+    titles = [line.split(",")[:-1] for line in done.stderr.splitlines() if re.match(r"\d+/16 ", line)]
+    assert [f"{number}/16 seed" in words[0] for number, words in enumerate(titles, start=1)] == [True] * 16
+    scripts = [line.split()[-1] for line in (tmp_path / "calls").read_text().splitlines()]
+    assert scripts[:4] == ["pretrain.sh", "score.sh"] * 2
+    for seed in "13":
+        home = tmp_path / "checkpoints" / "quickstart" / f"seed{seed}"
+        assert (home / ".lock").exists() and (home / "transformer" / "base" / "train.log").exists()
+        assert (home / "transformer" / "lot" / "swapped.pt").exists()
+    report = (tmp_path / "commands").read_text().splitlines()[-1]
+    assert "--path checkpoints/quickstart/seed1/transformer/base/checkpoint_best.pt" in report
+
+
 def test_wrong_options_are_one_line_before_anything_is_trained(scratch, tmp_path):
     shutil.copy(ROOT / "scripts" / "lib" / "check_options.py", tmp_path / "scripts" / "lib")
     wrong = {"MECHANISMS": "softmax lot esp", "ESP_OPTIONS": "--esp-num-slice 8", "LOT_OPTIONS": "--lot-num-pivots 3"}
@@ -178,32 +204,6 @@ def test_what_a_stage_would_refuse_is_refused(settings, expected, monkeypatch, c
 )
 def test_what_the_stages_take_is_let_through(settings, monkeypatch, capsys):
     assert checked(monkeypatch, capsys, **settings) == (0, "")
-
-
-def test_variants_that_are_there_already(scratch, tmp_path):
-    done = scratch("quickstart.sh", MECHANISMS="sinkhorn:soft sinkhorn:learnt lot:everywhere", JOBS="1")
-    assert done.returncode == 0, done.stderr
-    swaps = [line for line in (tmp_path / "calls").read_text().splitlines() if line.endswith("plug_and_play.sh")]
-    assert [re.search("OPTIONS=(.*) STAGE", line)[1] for line in swaps] == [
-        "--sinkhorn-epsilon 1 --sinkhorn-num-updates 3 CALIBRATE=no",
-        "--sinkhorn-learn-epsilon true CALIBRATE=pieces",
-        "--attention-sites encoder,cross,decoder --lot-num-pivots 128 CALIBRATE=pieces",
-    ]
-
-
-def test_several_seeds_share_a_plan_and_have_folders_of_their_own(scratch, tmp_path):
-    done = scratch("quickstart.sh", MECHANISMS="softmax lot", JOBS="1", SEEDS="1 3")
-    assert done.returncode == 0, done.stderr
-    titles = [line.split(",")[:-1] for line in done.stderr.splitlines() if re.match(r"\d+/16 ", line)]
-    assert [f"{number}/16 seed" in words[0] for number, words in enumerate(titles, start=1)] == [True] * 16
-    scripts = [line.split()[-1] for line in (tmp_path / "calls").read_text().splitlines()]
-    assert scripts[:4] == ["pretrain.sh", "score.sh"] * 2
-    for seed in "13":
-        home = tmp_path / "checkpoints" / "quickstart" / f"seed{seed}"
-        assert (home / ".lock").exists() and (home / "transformer" / "base" / "train.log").exists()
-        assert (home / "transformer" / "lot" / "swapped.pt").exists()
-    report = (tmp_path / "commands").read_text().splitlines()[-1]
-    assert "--path checkpoints/quickstart/seed1/transformer/base/checkpoint_best.pt" in report
 
 
 def test_a_failing_stage_is_one_line_and_there_is_no_table(scratch, tmp_path):

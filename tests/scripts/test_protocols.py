@@ -9,7 +9,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 EVAL_BLEU = (
     '--eval-bleu --eval-bleu-args {"beam": 5, "max_len_a": 1.2, "max_len_b": 10} --eval-bleu-detok moses '
-    "--eval-bleu-remove-bpe sentencepiece --best-checkpoint-metric bleu --maximize-best-checkpoint-metric"
+    '--eval-bleu-detok-args {"target_lang": "en"} --eval-bleu-remove-bpe sentencepiece '
+    "--best-checkpoint-metric bleu --maximize-best-checkpoint-metric"
 )
 
 
@@ -19,7 +20,7 @@ def flags(tmp_path):
     data, tools = tmp_path / "data", tmp_path / "bin"
     for folder in (data, tools):
         folder.mkdir()
-    for name in ("train.de-en.de.idx", "sentencepiece.bpe.model"):
+    for name in ("train.de-en.de.idx", "dict.de.txt", "dict.en.txt", "sentencepiece.bpe.model"):
         (data / name).touch()
     (tmp_path / "swapped.pt").touch()
     for name in ("fairseq-train", "fairseq-lot"):
@@ -45,6 +46,13 @@ def test_pretraining_as_the_papers(flags):
         "--warmup-updates 4000 --dropout 0.3 --max-tokens 4096 --max-epoch 25 --seed 1 "
         f"--differential-lambda-init 0 {EVAL_BLEU}"
     )
+
+
+def test_validation_joins_the_pieces_of_the_data(flags, tmp_path):
+    (tmp_path / "data" / "sentencepiece.bpe.model").unlink()
+    (tmp_path / "data" / "dict.de.txt").write_text("w@@ 7\n")
+    found = flags("pretrain", SRC="en", TGT="de")
+    assert ' {"target_lang": "de"} --eval-bleu-remove-bpe subword_nmt ' in found
 
 
 def test_quick_trainings_that_are_there_go_on(flags):

@@ -139,7 +139,7 @@ class Lot(Mechanism):
 
     def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_weights, causal):
         if causal:
-            return self._attend_prefix(q, k, v, key_padding_mask, None, need_weights)[0]
+            return self._attend_prefix(q, k, v, key_padding_mask, None, need_weights, with_state=False)[0]
         if not need_weights and fusable(q):
             values = self._fused(q, k, v, query_padding_mask, key_padding_mask)
             if values is not None:
@@ -176,7 +176,8 @@ class Lot(Mechanism):
         return {**summary, "to_keys": to_keys.conditional} if need_weights else summary
 
     def attend_summary(self, q, summary, need_weights=False):
-        to_pivots = torch.softmax(self.scores(q), -1)  # Γ1/a after one half-update
+        scores = self._scores_by_head(q.transpose(0, 1))
+        to_pivots = torch.softmax(scores, -1).transpose(0, 1)  # Γ1/a after one half-update
         weights = (to_pivots @ summary["to_keys"]).to(q.dtype) if need_weights and "to_keys" in summary else None
         return AttentionOutput((self.drop(to_pivots) @ summary["value"]).to(q.dtype), weights)
 
@@ -192,15 +193,7 @@ class Lot(Mechanism):
     def _next_token(self, q, k, v, key_padding_mask, state):
         """:meth:`causal_step` for one token, without weights: a step of decoding is as slow as its kernels are many."""
         both = torch.cat([x.permute(1, 2, 0, 3) for x in (q, k)], 1)  # (num_heads, 2, bsz, head_dim)
-        both, pivots = at_least_float32(both), at_least_float32(self.pivots)
-        scores = torch.baddbmm(
-            both.new_empty(()),
-            both.flatten(1, 2),
-            pivots.transpose(-1, -2),
-            beta=0,
-            alpha=self.scaling / self.options.epsilon,
-        )
-        scores = scores.unflatten(1, (2, -1)).permute(2, 0, 1, 3)  # (bsz, num_heads, 2, r)
+        scores = self._scores_by_head(both).permute(2, 0, 1, 3)  # (bsz, num_heads, 2, r)
         v = v.squeeze(2).to(scores.dtype, copy=key_padding_mask is not None)
         if key_padding_mask is not None:
             pads = key_padding_mask.unsqueeze(-1)
@@ -212,13 +205,19 @@ class Lot(Mechanism):
         values = self.drop(to_pivots) @ after.means
         return AttentionOutput(values.to(q.dtype)), {"key": after.log_sums, "value": after.means}
 
-    def _attend_prefix(self, q, k, v, key_padding_mask, state, need_weights):
+    def _scores_by_head(self, x):
+        """What :meth:`scores` gives of ``(num_heads, i, j, head_dim)``, in one kernel: best where tokens are few."""
+        x, pivots, scale = at_least_float32(x), at_least_float32(self.pivots), self.scaling / self.options.epsilon
+        scores = torch.baddbmm(x.new_empty(()), x.flatten(1, 2), pivots.transpose(-1, -2), beta=0, alpha=scale)
+        return scores.unflatten(1, x.shape[1:3])
+
+    def _attend_prefix(self, q, k, v, key_padding_mask, state, need_weights, *, with_state=True):
         to_pivots, scores = torch.softmax(self.scores(q), -1), self.scores(k)
         if key_padding_mask is not None:
             scores = scores.masked_fill(key_padding_mask[:, None, :, None], -torch.inf)
         before = PrefixState(state["key"], state["value"]) if state else None
-        values, after = prefix_apply(self.drop(to_pivots), scores, v.to(scores.dtype), before)
-        following = {"key": after.log_sums, "value": after.means}
+        values, after = prefix_apply(self.drop(to_pivots), scores, v.to(scores.dtype), before, with_state=with_state)
+        following = {} if after is None else {"key": after.log_sums, "value": after.means}
         if not need_weights or (state and "scores" not in state):
             return AttentionOutput(values), following
         scores = torch.cat([state["scores"], scores], 2) if state else scores

@@ -289,5 +289,4 @@ def test_the_state_of_decoding_grows_with_softmax_alone(tiny_architecture):
     assert (
         long["softmax"] - short["softmax"] == long["lot@encoder r=3"] - short["lot@encoder r=3"] >= 2 * 30 * 2 * 8 * 4
     )
-    # of lot what the last layer keeps to say how it aligns: 2 heads of 3 pivots
-    assert long["lot@all r=3"] - short["lot@all r=3"] == 2 * 30 * 2 * 3 * 4
+    assert long["lot@all r=3"] == short["lot@all r=3"] > 0

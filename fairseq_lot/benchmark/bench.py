@@ -116,6 +116,7 @@ def run(args: Namespace) -> int:
                 warm_up=args.warm_up,
                 repeats=args.repeats,
                 limit=args.limit,
+                turn=bench.turn,
                 tell=lambda text, length=length: progress.set_postfix_str(f"{length} tokens, {text}"),
             )
             results.rows |= {(name, length): found for name, found in figures.items()}
@@ -136,9 +137,10 @@ def header(args: Namespace, device: torch.device, words: str, tokens: int) -> st
         where = torch.cuda.get_device_name(device)
     else:
         where = f"{platform.machine()} {device.type}, {torch.get_num_threads()} threads"
+    limit = "" if args.limit == math.inf else f" (fewer where they take more than {args.limit:g} s)"
     memory = "of the allocator" if device.type == "cuda" else "of live tensors"
     return (
         f"{where}, torch {torch.__version__}, commit {current_commit()}, {args.dtype}, {words}, sentences of N "
         f"tokens in a batch of {tokens} tokens (one sentence at least), warm-up {args.warm_up}, lower quartile of "
-        f"{args.repeats} interleaved rounds, memory {memory}"
+        f"{args.repeats} interleaved rounds{limit}, memory {memory}"
     )

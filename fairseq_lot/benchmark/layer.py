@@ -24,11 +24,12 @@ class LayerBench:
     Attributes:
         base: what the others are compared with.
         measures: what is measured.
+        turn: seconds that a work of a contender is repeated for in one round.
         contenders: functions of q, k and v, by name.
         words: what of it stands in the header.
     """
 
-    base, measures = BASE, MEASURES
+    base, measures, turn = BASE, MEASURES, 0.0
 
     def __init__(self, args: Namespace, device: torch.device, dtype: torch.dtype):
         if args.prefix is not None or args.vocabulary is not None:

@@ -85,6 +85,14 @@ def _seconds(work, device):
     return start.elapsed_time(end) / 1e3
 
 
+def _turn(work, device, at_least):
+    """Seconds of each of as many calls as take so many seconds together, one at least."""
+    seconds = [_seconds(work, device)]
+    while sum(seconds) < at_least:
+        seconds.append(_seconds(work, device))
+    return seconds
+
+
 def measure(
     makers: dict[str, Callable[[], Job]],
     device: torch.device,
@@ -92,6 +100,7 @@ def measure(
     warm_up: int,
     repeats: int,
     limit: float = math.inf,
+    turn: float = 0.0,
     tell: Callable[[str], None] = lambda name: None,
 ) -> dict[str, Figures | None]:
     """Measure all contenders in turns, so that whatever else the machine does affects all alike.
@@ -104,6 +113,7 @@ def measure(
         warm_up: rounds before those that count; the measurement of peak memory comes before them.
         repeats: rounds that count.
         limit: no more rounds after so many seconds, but one that counts.
+        turn: a work is done again and again until its turn has taken so many seconds, and once at least.
         tell: hears whose turn it is.
 
     Returns:
@@ -134,13 +144,15 @@ def measure(
             tell(f"{name}: round {number + 1} of {warm_up + repeats}")
             try:
                 for key, work in job.works.items():
-                    times.setdefault((name, key), []).append(_seconds(work, device))
+                    seconds = _turn(work, device, turn)
+                    if number >= warm_up:
+                        times.setdefault((name, key), []).extend(seconds)
             except (MemoryError, RuntimeError) as error:
                 without_memory(name, error)
         if number >= warm_up and time.perf_counter() - start > limit:
             break
     for name, job in jobs.items():
-        figures = {key: lower_quartile(times[name, key][warm_up:]) for key in job.works}
+        figures = {key: lower_quartile(times[name, key]) for key in job.works}
         rates = {key: number / figures[work] for key, (number, work) in job.rates.items()}
         found[name] = {**found[name], **figures, **rates}
     return found

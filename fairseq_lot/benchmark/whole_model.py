@@ -36,11 +36,12 @@ class ModelBench:
     Attributes:
         base: what the others are compared with.
         measures: what is measured.
+        turn: seconds that a work of a contender is repeated for in one round.
         contenders: models in training mode, by name.
         words: what of it stands in the header.
     """
 
-    base, measures = DEFAULT, MEASURES
+    base, measures, turn = DEFAULT, MEASURES, 0.3
 
     def __init__(self, args: Namespace, device: torch.device, dtype: torch.dtype, *, longest: int):
         if args.num_heads is not None or args.head_dim is not None or args.peers:

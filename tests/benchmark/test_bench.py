@@ -1,6 +1,8 @@
 """The benchmark command: what it counts, what it leaves out, what it writes, and what it refuses."""
 
 import csv
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -104,6 +106,20 @@ def test_a_limit_ends_the_rounds_but_one_counts():
         makers = {"one": lambda calls=calls: Job({"work": lambda: calls.append(None)})}
         assert measure(makers, CPU, warm_up=2, repeats=5, limit=limit)["one"]["work"] >= 0
         assert len(calls) == expected
+
+
+def test_a_work_is_repeated_until_its_turn_is_over(monkeypatch):
+    now, calls = [0.0], []
+    monkeypatch.setattr("fairseq_lot.benchmark.measure.time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def work(name, seconds):
+        calls.append(name)
+        now[0] += seconds
+
+    works = {"long": partial(work, "long", 0.75), "short": partial(work, "short", 0.125)}
+    found = measure({"one": lambda: Job(works)}, CPU, warm_up=0, repeats=2, turn=0.5)["one"]
+    assert (found["long"], found["short"]) == (0.75, 0.125)
+    assert calls == ["short"] + 2 * ["long", *4 * ["short"]]  # first for its memory
 
 
 def test_the_lower_quartile_counts():

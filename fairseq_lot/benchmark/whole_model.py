@@ -108,8 +108,10 @@ def job(model: TransformerModel, source: torch.Tensor, target: torch.Tensor, wri
         loss, _ = label_smoothed_nll_loss(
             log_probabilities.flatten(0, 1), target.flatten(), 0.1, ignore_index=symbols.pad()
         )
-        loss.backward()
-        model.zero_grad()
+        try:
+            loss.backward()
+        finally:
+            model.zero_grad()
 
     translating = deepcopy(model, {id(x): x for x in (*model.parameters(), symbols)})  # with the same parameters
     translating.make_generation_fast_()

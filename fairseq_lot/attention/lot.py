@@ -117,12 +117,20 @@ class Lot(Mechanism):
 
     def scores(self, x: torch.Tensor) -> torch.Tensor:
         """``s·x·z/ε`` of queries or keys with every pivot, ``(bsz, num_heads, len, r)``, at least float32."""
-        pivots = at_least_float32(self.pivots) * (self.scaling / self.options.epsilon)
-        return pivot_scores(at_least_float32(x), pivots)
+        return pivot_scores(at_least_float32(x), self._scaled_pivots())
+
+    def _scaled_pivots(self):
+        return at_least_float32(self.pivots) * (self.scaling / self.options.epsilon)
+
+    def probes(self, like):
+        """On the CPU, where products are what takes time; elsewhere q and k are what the kernels want."""
+        return self._scaled_pivots() if like.device.type == "cpu" and like.dtype == self.pivots.dtype else None
 
     def coupling(self, q, k, query_padding_mask=None, key_padding_mask=None):
         """The coupling of queries and keys, as two factors; shapes as in :meth:`forward`."""
-        query_scores, key_scores = self.scores(q), self.scores(k)
+        return self._coupling_of(self.scores(q), self.scores(k), query_padding_mask, key_padding_mask)
+
+    def _coupling_of(self, query_scores, key_scores, query_padding_mask, key_padding_mask):
         return pivot_coupling(
             query_scores,
             key_scores,
@@ -138,13 +146,18 @@ class Lot(Mechanism):
         return coupling.from_queries.conditional, coupling.to_keys.conditional
 
     def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_weights, causal):
-        if causal:
-            return self._attend_prefix(q, k, v, key_padding_mask, None, need_weights, with_state=False)[0]
-        if not need_weights and fusable(q):
+        if not causal and not need_weights and fusable(q):
             values = self._fused(q, k, v, query_padding_mask, key_padding_mask)
             if values is not None:
                 return AttentionOutput(values)
-        coupling = self.coupling(q, k, query_padding_mask, key_padding_mask)
+        masks = {"query_padding_mask": query_padding_mask, "key_padding_mask": key_padding_mask}
+        return self.attend_scored(self.scores(q), self.scores(k), v, **masks, need_weights=need_weights, causal=causal)
+
+    def attend_scored(self, query_scores, key_scores, v, *, query_padding_mask, key_padding_mask, need_weights, causal):
+        if causal:
+            prefix = query_scores, key_scores, v, key_padding_mask, None, need_weights
+            return self._attend_prefix(*prefix, with_state=False)[0]
+        coupling = self._coupling_of(query_scores, key_scores, query_padding_mask, key_padding_mask)
         v = self._mixed(v.to(coupling.to_keys.conditional.dtype))
         at_pivots = coupling.to_keys.apply(v)  # (bsz, num_heads, r, value_dim)
         values = self.drop(coupling.from_queries.conditional) @ at_pivots
@@ -186,7 +199,8 @@ class Lot(Mechanism):
         if q.size(2) == k.size(2) == 1 and not need_weights:
             return self._next_token(q, k, v, key_padding_mask, state)
         k, v = without_pads(k, key_padding_mask), without_pads(v, key_padding_mask)
-        output, state = self._attend_prefix(q, k, v, key_padding_mask, state, need_weights)
+        scores = self.scores(q), self.scores(k)
+        output, state = self._attend_prefix(*scores, v, key_padding_mask, state, need_weights)
         weights = None if output.weights is None else output.weights.to(q.dtype)
         return AttentionOutput(output.values.to(q.dtype), weights), state
 
@@ -211,8 +225,8 @@ class Lot(Mechanism):
         scores = torch.baddbmm(x.new_empty(()), x.flatten(1, 2), pivots.transpose(-1, -2), beta=0, alpha=scale)
         return scores.unflatten(1, x.shape[1:3])
 
-    def _attend_prefix(self, q, k, v, key_padding_mask, state, need_weights, *, with_state=True):
-        to_pivots, scores = torch.softmax(self.scores(q), -1), self.scores(k)
+    def _attend_prefix(self, query_scores, scores, v, key_padding_mask, state, need_weights, *, with_state=True):
+        to_pivots = torch.softmax(query_scores, -1)
         if key_padding_mask is not None:
             scores = scores.masked_fill(key_padding_mask[:, None, :, None], -torch.inf)
         before = PrefixState(state["key"], state["value"]) if state else None

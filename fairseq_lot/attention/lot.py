@@ -124,7 +124,8 @@ class Lot(Mechanism):
 
     def probes(self, like):
         """On the CPU, where products are what takes time; elsewhere q and k are what the kernels want."""
-        return self._scaled_pivots() if like.device.type == "cpu" and like.dtype == self.pivots.dtype else None
+        probes = self._scaled_pivots()
+        return probes if like.device.type == "cpu" and like.dtype == probes.dtype else None
 
     def coupling(self, q, k, query_padding_mask=None, key_padding_mask=None):
         """The coupling of queries and keys, as two factors; shapes as in :meth:`forward`."""

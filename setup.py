@@ -58,9 +58,11 @@ setup(
         "tqdm>=4.60",
     ],
     extras_require={
-        "test": ["hypothesis", "mypy", "pot>=0.9", "pytest>=8", "pytest-xdist", "ruff", "scipy"],
+        "test": ["hypothesis", "mypy", "pot>=0.9", "pytest>=8", "pytest-xdist", "ruff", "scipy", "subword-nmt>=0.3.8"],
         # CUDA builds of torch bring it along; here it is for tests on machines without a GPU
         "kernels-test": ["triton>=3.7"],
+        # for BPE=subword_nmt in scripts/prepare_*.sh
+        "subword-nmt": ["subword-nmt>=0.3.8"],
     },
     entry_points={"console_scripts": ["fairseq-lot = fairseq_lot.cli:main"]},
 )

@@ -15,7 +15,7 @@ COMMANDS = {
     "check": ("fairseq_lot.pretrained.check", "check a checkpoint and a data folder before a long run"),
     "compare": ("fairseq_lot.evaluation.compare", "test the differences between several systems, pair by pair"),
     "diagnose": ("fairseq_lot.inspection.diagnose", "measure the attention of a checkpoint, head by head"),
-    "encode": ("fairseq_lot.corpus.encode", "learn a joint sentencepiece BPE on a tokenised folder and apply it"),
+    "encode": ("fairseq_lot.corpus.encode", "learn a joint BPE on a tokenised text and apply it"),
     "iwslt14": ("fairseq_lot.corpus.iwslt14", "extract the raw IWSLT'14 De-En archive into plain text"),
     "report": ("fairseq_lot.report.build", "results, curves and attention maps as one page to look at"),
     "score": ("fairseq_lot.evaluation.score", "score the output of fairseq-generate with sacreBLEU, as one JSON line"),
@@ -23,7 +23,7 @@ COMMANDS = {
     "swap": ("fairseq_lot.plug_and_play.swap", "swap the attention of a pretrained checkpoint (plug-and-play)"),
     "synthetic": ("fairseq_lot.corpus.synthetic.generate", "write the synthetic German-English corpus"),
     "table": ("fairseq_lot.evaluation.table", "print scored systems as a Markdown table"),
-    "tokenise": ("fairseq_lot.corpus.tokenise", "Moses-tokenise and lower-case a folder of raw text"),
+    "tokenise": ("fairseq_lot.corpus.tokenise", "Moses-tokenise and lower-case raw text"),
     "translate": ("fairseq_lot.pretrained.translate", "translate typed or piped sentences, with one model or two"),
 }
 

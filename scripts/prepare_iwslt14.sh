@@ -1,20 +1,21 @@
 #!/usr/bin/env bash
-# Makes data-bin/iwslt14.de-en, the real data of the result table: IWSLT'14 German-English, joint sentencepiece BPE.
+# Makes data-bin/iwslt14.de-en, the real data of the result table: IWSLT'14 German-English, joint BPE.
 #
 #   TOKENISED    folder with tokenised, lower-cased {train,valid,test}.{de,en}: nothing is downloaded
 #   ARCHIVE      local copy of the raw archive (de-en.tgz or 2014-01.tgz); without either it is fetched from URL
 #   VOCAB_SIZE   BPE pieces of both languages together (10000)
 #   NAME, OUT    name and folder of the result; DESCRIPTION is the one line that tables print for it
-#   WORKERS      processes
+#   BPE, JOINED, WORKERS: as for prepare_corpus.sh; BPE=subword_nmt JOINED=no is what fairseq's recipe does
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
+source scripts/lib/data.sh
 
+SRC=de TGT=en
 TOKENISED=${TOKENISED:-}
 ARCHIVE=${ARCHIVE:-}
 URL=${URL:-http://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz}
 NAME=${NAME:-iwslt14.de-en}
 OUT=${OUT:-data-bin/$NAME}
-WORKERS=${WORKERS:-2}
 if [ "$NAME" = iwslt14.de-en ]; then
     DESCRIPTION=${DESCRIPTION:-IWSLT\'14 De-En}
 else
@@ -38,18 +39,14 @@ fetch() {
     mv "$2.part" "$2"
 }
 
-reuse "$OUT"
-VOCAB_SIZE=${VOCAB_SIZE:-10000}
-require_numbers VOCAB_SIZE WORKERS
-activate
-make_work "$OUT"
+begin "$OUT" 10000
 if [ -z "$TOKENISED" ]; then
     if [ -z "$ARCHIVE" ]; then
         ARCHIVE=$(dirname "$OUT")/de-en.tgz
         [ -f "$ARCHIVE" ] || fetch "$URL" "$ARCHIVE"
     fi
     fairseq-lot iwslt14 --archive "$ARCHIVE" --out "$WORK/raw"
-    fairseq-lot tokenise --raw "$WORK/raw" --out "$WORK/text" --no-clean # iwslt14 has cleaned it
+    tokenise --no-clean --raw "$WORK/raw" # iwslt14 has cleaned it
     TOKENISED=$WORK/text
 fi
-binarise "$TOKENISED" "$OUT"
+binarise "$OUT" "$TOKENISED"

@@ -35,10 +35,10 @@ report=$WORK/report.html
 if [ ! "$report" -nt "$RESULTS" ]; then
     models=("$WORK/${BACKBONES%% *}"/*/swapped.pt)
     if [ -f "${models[0]}" ]; then models=(--compare "${models[@]}"); else models=(); fi
-    head -n 3 "$DATA/text/test.de" >"$WORK/sentences.de"
+    head -n 3 "$DATA/text/test.$SRC" >"$WORK/sentences.$SRC"
     fairseq-lot report --results "$RESULTS" --logs "$WORK"/*/*/train.log "$WORK"/*/*/*/train.log \
         --path "$WORK/${BACKBONES%% *}/base/checkpoint_best.pt" ${models[@]+"${models[@]}"} \
-        --sentences "$WORK/sentences.de" --tokenised --data "$DATA" --out "$report"
+        --sentences "$WORK/sentences.$SRC" --tokenised --data "$DATA" --out "$report"
 fi
 echo
 echo "The report, with curves and attention maps: $report"

@@ -3,7 +3,8 @@
 # mechanism swap, score, fine-tune, score. A stage that is finished is not run again, one that was stopped goes on.
 # Says how far each stage is and how long everything will take, in bars on a terminal, otherwise in lines.
 #
-#   DATA         folder made by prepare_*.sh; made with prepare_iwslt14.sh (its variables apply) when it is missing
+#   DATA         folder made by prepare_*.sh, or by fairseq-preprocess alone; when it is missing prepare_iwslt14.sh makes
+#                it (its variables apply). SRC, TGT: languages; needed only where DATA has several pairs
 #   SIZE         iwslt_de_en or small
 #   BACKBONES    "transformer diff_transformer"
 #   MECHANISMS   "softmax sinkhorn esp lot"; softmax is the control: the base, fine-tuned for as long. NAME:VARIANT is
@@ -16,11 +17,12 @@
 #   WORK         folder for the checkpoints and the logs;  RESULTS: results file
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
+source scripts/lib/data.sh
 source scripts/lib/settings.sh
 source scripts/lib/training.sh
 
 check_settings
-export DATA=${DATA:-data-bin/iwslt14.de-en}
+export DATA=${DATA:-$IWSLT14}
 export SIZE=${SIZE:-iwslt_de_en}
 export SEED=${SEED:-1}
 BACKBONES=${BACKBONES:-transformer diff_transformer}
@@ -32,7 +34,8 @@ export RESULTS=${RESULTS:-results/$(basename "$DATA").$SIZE.jsonl}
 activate
 device_flags
 export DEVICE PRECISION
-is_complete "$DATA" || OUT=$DATA bash scripts/prepare_iwslt14.sh
+[ -d "$DATA" ] || OUT=$DATA bash scripts/prepare_iwslt14.sh
+find_languages "$DATA"
 
 # stage CHAIN WEIGHT TITLE NAME=VALUE... SCRIPT: one line of the plan; the weight is in epochs, roughly.
 stage() {
@@ -82,5 +85,7 @@ plan() {
     done
 }
 
+plan | CALLED_BY=$(basename "$0") python scripts/lib/check_options.py --architectures \
+    $(for backbone in $BACKBONES; do echo "$backbone=$(architecture "$backbone" "$SIZE")"; done)
 plan | CALLED_BY=$(basename "$0") python scripts/lib/run_stages.py --logs "$WORK" --jobs "${JOBS:-1}"
 fairseq-lot table "$RESULTS"

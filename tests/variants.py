@@ -42,6 +42,8 @@ VARIANTS = {
         "even": {"epsilon": 0.5, "num_updates": 4},
         "one-update": {"epsilon": 0.5, "num_updates": 1},
         "tolerance": {"epsilon": 1.0, "num_updates": 101, "tolerance": 1e-12},
+        "learnable": {"learn_epsilon": True},
+        "learnable-one-update": {"learn_epsilon": True, "epsilon": 0.5, "num_updates": 1},
     },
     "softmax": {
         "default": {},

@@ -16,7 +16,10 @@ from fairseq_lot.transport.sliced_soft import soft_sliced_apply, staircase
 
 @dataclass(frozen=True)
 class EspOptions(Options):
-    """Defaults are those of ESPFormer's translation experiment (its Table 12) [ESPFormer]."""
+    """Defaults are Table 12's values, for translation, in the units of the released modules [ESPFormer].
+
+    docs/attention.md has the other readings of the paper, and with which options they are had.
+    """
 
     sort_temperature: float = option(1e-3, "temperature t of the soft sort", minimum=1e-30)
     anneal: float = option(1.0, "t is multiplied by this after every epoch; the paper has 0.8", above=0, maximum=1)

@@ -10,7 +10,15 @@ from fairseq_lot.attention.convolution import TokenConvolution
 from fairseq_lot.attention.options import Options, option
 from fairseq_lot.errors import InputError
 from fairseq_lot.transport.marginals import at_least_float32, uniform_log_mass
-from fairseq_lot.transport.pivots import fusable, fused_values, key_side, pivot_coupling, pivot_scores
+from fairseq_lot.transport.pivots import (
+    FusedInputs,
+    FusedSettings,
+    fusable,
+    fused_values,
+    key_side,
+    pivot_coupling,
+    pivot_scores,
+)
 from fairseq_lot.transport.pivots_causal import PrefixState, absorb, empty_prefix, prefix_apply
 
 
@@ -166,18 +174,15 @@ class Lot(Mechanism):
 
     def _fused(self, q, k, v, query_padding_mask, key_padding_mask):
         """The values from one kernel, or None."""
+        v = v if self.convolution is None else self._mixed(at_least_float32(v))
         return fused_values(
-            q,
-            k,
-            v if self.convolution is None else self._mixed(at_least_float32(v)),
-            self.pivots,
-            self.log_masses(),
-            query_padding_mask,
-            key_padding_mask,
-            scale=self.scaling / self.options.epsilon,
-            query_updates=self.query_updates,
-            key_updates=self.options.num_updates,
-            dropout=self.dropout if self.training else 0.0,
+            FusedInputs(q, k, v, self.pivots, self.log_masses(), query_padding_mask, key_padding_mask),
+            FusedSettings(
+                scale=self.scaling / self.options.epsilon,
+                query_updates=self.query_updates,
+                key_updates=self.options.num_updates,
+                dropout=self.dropout if self.training else 0.0,
+            ),
         )
 
     def summarise(self, k, v, key_padding_mask=None, need_weights=False):

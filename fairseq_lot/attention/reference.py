@@ -179,6 +179,10 @@ def _slices(mechanism, head):
     return axes if mechanism.slices is None else mechanism.slices[head]
 
 
+def _epsilon(mechanism, head):
+    return mechanism.options.epsilon if mechanism.log_epsilon is None else torch.exp(mechanism.log_epsilon[head])
+
+
 # mechanism: the plan of one of its heads for q and k
 TWINS = {
     "esp": lambda m, head, q, k: esp_plan(
@@ -205,7 +209,7 @@ TWINS = {
         num_updates=m.options.num_updates,
         positional_temperature=m.options.positional_temperature,
     ),
-    "sinkhorn": lambda m, head, q, k: sinkhorn_plan(q, k, epsilon=m.options.epsilon, num_updates=m.options.num_updates),
+    "sinkhorn": lambda m, head, q, k: sinkhorn_plan(q, k, epsilon=_epsilon(m, head), num_updates=m.options.num_updates),
     "softmax": lambda m, head, q, k: softmax_plan(
         q, k, slope=alibi_slopes(m.num_heads)[head] if m.options.prior == "alibi" else 0.0
     ),

@@ -74,6 +74,6 @@ def build_mechanism(
 
 def describe(name: str, options: dict) -> str:
     """The mechanism with those of its options that differ from their defaults: ``softmax (prior=alibi)``."""
-    defaults = {field.name: field.default for field in dataclasses.fields(mechanism_class(name).options_class)}
+    defaults = dataclasses.asdict(build_options(name))
     changed = [f"{key}={value}" for key, value in options.items() if value != defaults[key]]
     return f"{name} ({', '.join(changed)})" if changed else name

@@ -1,6 +1,10 @@
 """Sinkhorn attention: the entropic plan with both marginals."""
 
+import math
 from dataclasses import dataclass
+
+import torch
+from torch import nn
 
 from fairseq_lot.attention.base import AttentionOutput, Mechanism
 from fairseq_lot.attention.options import Options, option
@@ -12,31 +16,55 @@ from fairseq_lot.transport.sinkhorn import sinkhorn
 class SinkhornOptions(Options):
     """Defaults are those of ESPFormer's translation experiment (its Table 12) [ESPFormer]."""
 
-    epsilon: float = option(0.1, "entropic regularisation, in the unit of the scores", above=0)
+    epsilon: float = option(
+        None, "entropic regularisation, in the unit of the scores; default: 0.1, or 1 (softmax's) if learnt", above=0
+    )
     num_updates: int = option(15, "half-updates, S in the papers; 1 is softmax", minimum=1)
     tolerance: float | None = option(
         None,
         "stop once the marginal error is at most this, for which a GPU is waited for; num_updates stays the bound",
         above=0,
     )
+    learn_epsilon: bool = option(False, "learn a temperature for every head, which starts at epsilon")
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.epsilon is None:
+            object.__setattr__(self, "epsilon", 1.0 if self.learn_epsilon else 0.1)
 
 
 class Sinkhorn(Mechanism):
     """``A = n·P`` with P in U(1/n, 1/m) maximising ``⟨P, s·q·k⟩ + ε H(P)`` [Sinkformer, Cuturi13]; rows exact.
 
+    With ``learn_epsilon`` every head has an ε of its own ([CETA], §7).
+
     :func:`~fairseq_lot.attention.reference.sinkhorn_plan` computes the same in plain loops.
+
+    Attributes:
+        log_epsilon: ``(num_heads,)``, learnt; None where ε is fixed.
     """
 
     options_class = SinkhornOptions
+    options: SinkhornOptions
+    log_epsilon: nn.Parameter | None
 
     def __init__(self, **context):
         super().__init__(**context)
         self.couples_queries = self.options.num_updates > 1  # one update is the softmax of a row
+        self.log_epsilon = None
+        if self.options.learn_epsilon:
+            self.log_epsilon = nn.Parameter(torch.full((self.num_heads,), math.log(self.options.epsilon)))
+
+    def epsilon(self) -> float | torch.Tensor:
+        """ε: a number, or one for every head, ``(num_heads, 1, 1)``, at least float32."""
+        if self.log_epsilon is None:
+            return self.options.epsilon
+        return at_least_float32(self.log_epsilon).exp()[:, None, None]
 
     def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_weights, causal):
         q, k = at_least_float32(q), at_least_float32(k)
         solution = sinkhorn(
-            (q * (self.scaling / self.options.epsilon)) @ k.transpose(-1, -2),
+            (q * (self.scaling / self.epsilon())) @ k.transpose(-1, -2),
             uniform_log_mass(query_padding_mask, q).unsqueeze(-2),
             uniform_log_mass(key_padding_mask, k).unsqueeze(-2),
             num_updates=self.options.num_updates,

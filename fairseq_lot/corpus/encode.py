@@ -1,21 +1,17 @@
-"""Joint sentencepiece BPE: learned on both languages of a tokenised folder and applied to it."""
+"""Joint BPE, sentencepiece's or subword-nmt's: learned on both languages of a tokenised text and applied to it."""
 
 import io
 import re
-from collections.abc import Iterable, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import sentencepiece
 from tqdm import tqdm
 
-from fairseq_lot.corpus.parallel import (
-    SPLITS,
-    add_language_arguments,
-    check_folders,
-    output_folder,
-    read_parallel,
-    write_lines,
-)
+from fairseq_lot.corpus import subword
+from fairseq_lot.corpus.parallel import add_text_arguments, check_output, output_folder, read_splits, write_lines
 from fairseq_lot.errors import InputError
 from fairseq_lot.output.files import read_lines
 
@@ -81,65 +77,115 @@ def encode_lines(model: bytes, lines: Sequence[str], threads: int = 1, progress:
     return encoded
 
 
-def _read_folder(folder: Path, languages: Sequence[str]) -> dict[tuple[str, str], list[str]]:
-    """Return the lines of each (split, language), checked."""
-    texts = {}
-    for split in SPLITS:
-        for language, lines in zip(languages, read_parallel(folder, split, languages), strict=True):
+@dataclass(frozen=True)
+class Bpe:
+    """A way to learn pieces and to apply them.
+
+    Attributes:
+        file_name: what the learned model is kept as.
+        learn: ``(lines, vocab_size) -> model``.
+        encode: ``(model, lines, threads, progress) -> lines of pieces``.
+        reserved: finds what the text must not hold, since joining the pieces would take it for a mark of its own.
+        mark: that mark, in words.
+    """
+
+    file_name: str
+    learn: Callable[[Iterable[str], int], bytes]
+    encode: Callable[..., list[str]]
+    reserved: re.Pattern
+    mark: str
+
+
+BPES = {
+    "sentencepiece": Bpe(MODEL_NAME, learn_bpe, encode_lines, re.compile(SPACE), "the character U+2581 (a space)"),
+    "subword_nmt": Bpe(
+        subword.CODES_NAME, subword.learn_bpe, subword.encode_lines, re.compile(r"@@( |$)"), "@@ at the end of a token"
+    ),
+}
+
+
+def _check_text(texts: dict[str, list[list[str]]], languages: Sequence[str], bpe: Bpe) -> None:
+    """Refuse lines that would not be the same after their pieces are joined."""
+    for split, sides in texts.items():
+        for language, lines in zip(languages, sides, strict=True):
             for number, line in enumerate(lines, start=1):
-                if SPACE in line:
+                if bpe.reserved.search(line):
                     raise InputError(
-                        f"{folder / f'{split}.{language}'}, line {number}: holds the character U+2581, which "
-                        "sentencepiece keeps for spaces; replace it by an underscore"
+                        f"{split}.{language}, line {number}: holds {bpe.mark}, which the BPE uses itself; replace it"
                     )
-            texts[split, language] = lines
-    reference = folder / "raw" / f"test.{languages[1]}"
-    if reference.exists():
-        found, wanted = len(read_lines(reference)), len(texts["test", languages[1]])
-        if found != wanted:
-            raise InputError(f"{reference} has {found} lines but the test set has {wanted}; mend or remove raw/")
-    return texts
 
 
-def encode_folder(
-    text: str | Path, out: str | Path, vocab_size: int, languages: Sequence[str] = ("de", "en"), threads: int = 1
+def encode_text(
+    text: Sequence[str | Path],
+    out: str | Path,
+    vocab_size: int,
+    languages: Sequence[str],
+    *,
+    bpe: str = "sentencepiece",
+    threads: int = 1,
 ) -> None:
-    """Learn one BPE model on both train files of ``text`` and write model and pieces to ``out``.
+    """Learn one BPE on both sides of train, and write it and the pieces to the folder ``out``.
 
-    ``out/text`` gets the test set as it was encoded, with single spaces: what decoding gives back.
+    ``out/text`` gets the test set as it was encoded, with single spaces: what joining the pieces gives back. Where the
+    text is a folder with an untokenised reference ``raw/test.*``, ``out/raw`` gets it.
+
+    Args:
+        text: see :func:`~fairseq_lot.corpus.parallel.read_splits`.
+        out: folder to write.
+        vocab_size: sentencepiece: pieces; subword_nmt: merges.
+        languages: source and target.
+        bpe: a key of ``BPES``.
+        threads: of sentencepiece's encoding.
 
     Raises:
         InputError: bad text, a vocabulary that does not fit it, or an output that cannot be written.
     """
     if vocab_size < 1 or threads < 1:
         raise InputError(f"--vocab-size {vocab_size} --threads {threads}: both must be at least 1")
-    text = Path(text)
-    check_folders(text, out)
-    texts = _read_folder(text, languages)
-    train = [line for language in languages for line in texts["train", language]]
+    check_output(text, out)
+    kind = BPES[bpe]
+    texts = read_splits(text, languages)
+    _check_text(texts, languages, kind)
+    reference = Path(text[0]) / "raw" / f"test.{languages[1]}"
+    if reference.exists():
+        found, wanted = len(read_lines(reference)), len(texts["test"][1])
+        if found != wanted:
+            raise InputError(f"{reference} has {found} lines but the test set has {wanted}; mend or remove raw/")
+    train = [line for side in texts["train"] for line in side]
     with tqdm(train, desc=f"learning {vocab_size} pieces", unit=" lines", disable=None, leave=False) as lines:
-        model = learn_bpe(lines, vocab_size)
-    with tqdm(total=sum(map(len, texts.values())), desc="encoding", unit=" lines", disable=None) as progress:
-        encoded = {key: encode_lines(model, lines, threads, progress) for key, lines in texts.items()}
+        model = kind.learn(lines, vocab_size)
+    total = sum(len(side) for sides in texts.values() for side in sides)
+    with tqdm(total=total, desc="encoding", unit=" lines", disable=None) as progress:
+        encoded = {
+            split: [kind.encode(model, lines, threads, progress) for lines in sides] for split, sides in texts.items()
+        }
     with output_folder(out) as folder:
-        for (split, language), lines in encoded.items():
-            write_lines(folder / f"{split}.{language}", lines)
-        for language in languages:
-            write_lines(folder / "text" / f"test.{language}", texts["test", language])
-        (folder / MODEL_NAME).write_bytes(model)
+        for split, sides in encoded.items():
+            for language, lines in zip(languages, sides, strict=True):
+                write_lines(folder / f"{split}.{language}", lines)
+        for language, lines in zip(languages, texts["test"], strict=True):
+            write_lines(folder / "text" / f"test.{language}", lines)
+        if reference.exists():
+            (folder / "raw").mkdir()
+            shutil.copyfile(reference, folder / "raw" / reference.name)
+        (folder / kind.file_name).write_bytes(model)
 
 
 def add_arguments(parser) -> None:
     """Add the options of ``fairseq-lot encode``."""
+    files = ", ".join(bpe.file_name for bpe in BPES.values())
+    add_text_arguments(parser, "text", "tokenised")
+    parser.add_argument("--out", required=True, metavar="DIR", help=f"folder for the BPE ({files}) and the pieces")
+    parser.add_argument("--bpe", choices=BPES, default="sentencepiece", help="default: %(default)s")
     parser.add_argument(
-        "--text", required=True, metavar="DIR", help="tokenised folder: {train,valid,test} per language"
+        "--vocab-size", type=int, required=True, metavar="N", help="pieces (subword_nmt: merges), e.g. 10000"
     )
-    parser.add_argument("--out", required=True, metavar="DIR", help=f"folder for {MODEL_NAME} and the encoded files")
-    parser.add_argument("--vocab-size", type=int, required=True, metavar="N", help="number of pieces, e.g. 10000")
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="encoding threads (default: %(default)s)")
-    add_language_arguments(parser)
+    parser.add_argument(
+        "--threads", type=int, default=1, metavar="N", help="encoding threads of sentencepiece (default: %(default)s)"
+    )
 
 
 def run(args) -> None:
     """Run ``fairseq-lot encode``."""
-    encode_folder(args.text, args.out, args.vocab_size, (args.source, args.target), args.threads)
+    languages = (args.source, args.target)
+    encode_text(args.text, args.out, args.vocab_size, languages, bpe=args.bpe, threads=args.threads)

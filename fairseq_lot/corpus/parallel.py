@@ -1,11 +1,11 @@
-"""Folders of parallel text: {train,valid,test}.{source,target}, checked when read, complete when written."""
+"""Parallel text in files {train,valid,test}.{source,target}, checked when read, complete when written."""
 
 import contextlib
 import os
 import shutil
 import tempfile
 from argparse import ArgumentTypeError
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from fairseq_lot.errors import InputError
@@ -21,37 +21,89 @@ def language_code(text: str) -> str:
     return text
 
 
-def add_language_arguments(parser) -> None:
-    """Add ``--source`` and ``--target``, the two file name endings of a folder."""
-    for name, language in (("source", "de"), ("target", "en")):
-        text = f"{name} language (default: %(default)s)"
-        parser.add_argument(f"--{name}", default=language, type=language_code, metavar="LANG", help=text)
+def add_text_arguments(parser, name: str, kind: str) -> None:
+    """Add what text a command reads, as option ``name``, and its two languages."""
+    parser.add_argument(
+        f"--{name}",
+        required=True,
+        nargs="+",
+        metavar=("DIR", "PREFIX"),
+        help=f"{kind} text: a folder of {{train,valid,test}} per language, or a prefix for each of the three; a number "
+        "in place of the second or third holds out as many pairs of the first, evenly spread",
+    )
+    for side in ("source", "target"):
+        text = f"{side} language, by which the file names end"
+        parser.add_argument(f"--{side}", required=True, type=language_code, metavar="LANG", help=text)
 
 
-def check_folders(read: str | Path, out: str | Path) -> None:
-    """Refuse a missing input folder, an output that is no folder, and an output that is the input.
+def check_output(sources: Sequence[str | Path], out: str | Path) -> None:
+    """Refuse an output that is no folder, and one that is the folder that is read.
 
     Raises:
         InputError: naming the folder.
     """
-    read, out = Path(read), Path(out)
-    if not read.is_dir():
-        raise InputError(f"{read} is not a folder; give one that holds {{train,valid,test}} in two languages")
+    out = Path(out)
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} exists and is not a folder; choose another --out")
-    if read.resolve() == out.resolve():
+    if len(sources) == 1 and Path(sources[0]).resolve() == out.resolve():
         raise InputError(f"--out {out} is the folder that is read; choose another one")
 
 
-def read_parallel(folder: str | Path, split: str, languages: Sequence[str], *, allow_empty=False) -> list[list[str]]:
-    """Read one split of a folder, its lines paired and its spaces single.
+def read_splits(
+    sources: Sequence[str | Path], languages: Sequence[str], *, allow_empty: Collection[str] = ()
+) -> dict[str, list[list[str]]]:
+    """Read train, valid and test, each as :func:`read_parallel` does.
+
+    Args:
+        sources: a folder, or a prefix for each split. A number in place of the second or third: so many pairs of the
+            first, evenly spread, which are not trained on.
+        languages: source and target, the endings of the file names.
+        allow_empty: splits whose empty lines are kept.
+
+    Raises:
+        InputError: the text is not as it must be.
+    """
+    if len(set(languages)) != 2:
+        raise InputError(f"both languages are {languages[0]!r}; give two different ones")
+    if len(sources) == 1:
+        folder = Path(sources[0])
+        if not folder.is_dir():
+            raise InputError(f"{folder} is not a folder; give one that holds {{train,valid,test}} in two languages")
+        sources = [folder / split for split in SPLITS]
+    if len(sources) != len(SPLITS):
+        raise InputError(f"{len(sources)} names of text; give one folder, or a prefix for each of {', '.join(SPLITS)}")
+    named = dict(zip(SPLITS, map(str, sources), strict=True))
+    counts = {split: int(name) for split, name in named.items() if split != "train" and name.isdecimal()}
+    texts = {
+        split: read_parallel(name, languages, allow_empty=split in allow_empty)
+        for split, name in named.items()
+        if split not in counts
+    }
+    for split, count in counts.items():
+        texts["train"], texts[split] = _hold_out(texts["train"], count, f"{named['train']}.{languages[0]}")
+    return {split: texts[split] for split in SPLITS}
+
+
+def _hold_out(sides: list[list[str]], count: int, path: str) -> tuple[list[list[str]], list[list[str]]]:
+    """Part a text in two, of which the second has ``count`` evenly spread pairs, none with an empty side."""
+    full = [number for number, pair in enumerate(zip(*sides, strict=True)) if all(pair)]
+    if not 1 <= count < len(full):
+        raise InputError(f"cannot hold out {count} pairs of the {len(full)} in {path}; give a number in between")
+    held = {full[number * len(full) // count] for number in range(count)}
+    return tuple(
+        [[line for number, line in enumerate(side) if (number in held) == wanted] for side in sides]
+        for wanted in (False, True)
+    )
+
+
+def read_parallel(prefix: str | Path, languages: Sequence[str], *, allow_empty=False) -> list[list[str]]:
+    """Read two files, their lines paired and their spaces single.
 
     Every run of white space (also no-break spaces, as fairseq splits on them) becomes one space.
 
     Args:
-        folder: the folder of ``{split}.{language}`` files.
-        split: ``train``, ``valid`` or ``test``.
-        languages: source and target, the endings of the file names.
+        prefix: the files are ``{prefix}.{language}``.
+        languages: source and target.
         allow_empty: keep empty lines, for a caller that drops such pairs.
 
     Returns:
@@ -60,10 +112,10 @@ def read_parallel(folder: str | Path, split: str, languages: Sequence[str], *, a
     Raises:
         InputError: a file is missing or without lines, a line is not UTF-8, binary or empty, counts differ.
     """
-    paths = [Path(folder) / f"{split}.{language}" for language in languages]
+    paths = [Path(f"{prefix}.{language}") for language in languages]
     for path in paths:
         if not path.is_file():
-            raise InputError(f"{path} is missing; the folder needs {{train,valid,test}}.{{{','.join(languages)}}}")
+            raise InputError(f"{path} is missing; the text needs {prefix}.{{{','.join(languages)}}}")
     sides = [[" ".join(line.split()) for line in read_lines(path)] for path in paths]
     counts = [len(lines) for lines in sides]
     if len(set(counts)) != 1:

@@ -1,4 +1,4 @@
-"""Moses tokenisation, lower-casing and cleaning of a folder of raw parallel text."""
+"""Moses tokenisation, lower-casing and cleaning of raw parallel text."""
 
 import sys
 from collections.abc import Sequence
@@ -7,14 +7,7 @@ from pathlib import Path
 from sacremoses import MosesTokenizer
 from tqdm import tqdm
 
-from fairseq_lot.corpus.parallel import (
-    SPLITS,
-    add_language_arguments,
-    check_folders,
-    output_folder,
-    read_parallel,
-    write_lines,
-)
+from fairseq_lot.corpus.parallel import add_text_arguments, check_output, output_folder, read_splits, write_lines
 from fairseq_lot.errors import InputError
 
 MAX_RATIO = 1.5  # with MAX_TOKENS the setting of fairseq's IWSLT'14 recipe
@@ -61,18 +54,18 @@ def check_limits(max_ratio: float, max_tokens: int) -> None:
 
 
 def tokenise_folder(
-    raw: str | Path,
+    raw: Sequence[str | Path],
     out: str | Path,
-    languages: Sequence[str] = ("de", "en"),
+    languages: Sequence[str],
     *,
     clean: bool = True,
     max_ratio: float = MAX_RATIO,
     max_tokens: int = MAX_TOKENS,
 ) -> dict[str, int]:
-    """Tokenise ``raw`` into ``out``; the untouched test set goes to ``out/raw``, line by line the same.
+    """Tokenise ``raw`` into the folder ``out``; the untouched test set goes to ``out/raw``, line by line the same.
 
     Args:
-        raw: folder of {train,valid,test} in both languages.
+        raw: see :func:`~fairseq_lot.corpus.parallel.read_splits`.
         out: folder to write.
         languages: source and target.
         clean: drop pairs of train and valid (never of test) that ``clean_indices`` does not keep.
@@ -86,9 +79,9 @@ def tokenise_folder(
         InputError: bad text, or an output that cannot be written.
     """
     check_limits(max_ratio, max_tokens)
-    check_folders(raw, out)
+    check_output(raw, out)
     cleaned = ("train", "valid") if clean else ()
-    texts = {split: read_parallel(raw, split, languages, allow_empty=split in cleaned) for split in SPLITS}
+    texts = read_splits(raw, languages, allow_empty=cleaned)
     dropped = {}
     tokenised = {}
     with tqdm(total=2 * sum(len(sides[0]) for sides in texts.values()), unit=" lines", disable=None) as progress:
@@ -101,7 +94,7 @@ def tokenise_folder(
                 pair = [[lines[index] for index in kept] for lines in pair]
             tokenised[split] = pair
     for split, pair in tokenised.items():
-        _check_tokenised(Path(raw), split, pair, languages)
+        _check_tokenised(split, pair, languages)
     with output_folder(out) as folder:
         for split, pair in tokenised.items():
             for lines, language in zip(pair, languages, strict=True):
@@ -111,19 +104,19 @@ def tokenise_folder(
     return dropped
 
 
-def _check_tokenised(raw: Path, split: str, pair: Sequence[Sequence[str]], languages: Sequence[str]) -> None:
+def _check_tokenised(split: str, pair: Sequence[Sequence[str]], languages: Sequence[str]) -> None:
     """Refuse a split that cleaning emptied, and a line of control characters that leaves no token."""
     if not pair[0]:
-        raise InputError(f"no pair of {raw / split}.* passes the cleaning; give --no-clean or wider limits")
+        raise InputError(f"no pair of {split} passes the cleaning; give --no-clean or wider limits")
     for lines, language in zip(pair, languages, strict=True):
         if "" in lines:
             number = lines.index("") + 1
-            raise InputError(f"{raw / f'{split}.{language}'}, line {number}: no token in it; remove it from both")
+            raise InputError(f"{split}.{language}, line {number}: no token in it; remove it from both")
 
 
 def add_arguments(parser) -> None:
     """Add the options of ``fairseq-lot tokenise``."""
-    parser.add_argument("--raw", required=True, metavar="DIR", help="raw folder: {train,valid,test} per language")
+    add_text_arguments(parser, "raw", "untokenised")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder for the tokenised files")
     parser.add_argument("--no-clean", action="store_true", help="keep every pair of train and valid")
     parser.add_argument(
@@ -132,7 +125,6 @@ def add_arguments(parser) -> None:
     parser.add_argument(
         "--max-tokens", type=int, default=MAX_TOKENS, help="drop pairs with more tokens (default: %(default)s)"
     )
-    add_language_arguments(parser)
 
 
 def run(args) -> None:

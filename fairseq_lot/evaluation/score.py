@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import re
 from pathlib import Path
 
 from fairseq_lot.errors import InputError
@@ -24,7 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--raw-reference", metavar="FILE", help="untokenised reference; without it the tokens are detokenised"
     )
     files.add_argument("--baseline-generated", metavar="FILE", help="output of the base, for the paired test")
-    files.add_argument("--target-lang", default="en", metavar="LANG", help="for detokenising (default: %(default)s)")
+    files.add_argument(
+        "--target-lang",
+        metavar="LANG",
+        help="for detokenising; default: the end of the reference's name, as in test.en",
+    )
     files.add_argument("--results", required=True, metavar="FILE.jsonl", help="where the row is written or replaced")
 
     key = parser.add_argument_group("the system; a row with the same values is replaced")
@@ -80,7 +85,7 @@ def score(args: argparse.Namespace) -> Row:
         base = read_matching(args.baseline_generated, references, args.tokenised_reference)
 
     tokenised = measure(hypotheses, references, metric=TOKENISED, base=base, **resampling)
-    plain = {"language": args.target_lang}
+    plain = {"language": target_language(args)}
     sacrebleu = measure(
         detokenise(hypotheses, **plain),
         detokenise(references, **plain) if raw is None else raw,
@@ -116,11 +121,21 @@ def _check_options(args):
             raise InputError(f"--{name} is empty; give it a name")
     if args.seconds is not None and not (math.isfinite(args.seconds) and args.seconds >= 0):
         raise InputError(f"--seconds must be a number of seconds, not {args.seconds}")
-    if not (args.target_lang.isalpha() and len(args.target_lang) in (2, 3)):
-        raise InputError(f"--target-lang must be a language code such as en, not {args.target_lang!r}")
+    target_language(args)
     if Path(args.results).exists():
         # A broken results file is found before the work and not after it.
         read_rows(args.results)
+
+
+def target_language(args: argparse.Namespace) -> str:
+    """The language that was typed, else the one that the tokenised reference's name ends with."""
+    typed, named = args.target_lang, Path(args.tokenised_reference).suffix[1:]
+    language = named if typed is None else typed
+    if re.fullmatch(r"[A-Za-z]{2,3}([_-]\w+)?", language) and (typed is not None or named != "txt"):
+        return language
+    if typed is not None:
+        raise InputError(f"--target-lang must be a language code such as en, not {typed!r}")
+    raise InputError(f"the name of {args.tokenised_reference} does not end with a language; give --target-lang")
 
 
 def _describe(metric: MetricScore) -> str:

@@ -11,6 +11,7 @@ from torch import nn
 from fairseq_lot.attention.base import Mechanism
 from fairseq_lot.attention.differential import Differential
 from fairseq_lot.attention.registry import MECHANISMS
+from fairseq_lot.attention.sinkhorn import Sinkhorn
 from fairseq_lot.modules.flat_options import DEFAULTS
 from fairseq_lot.modules.multihead_attention import PluggableMultiheadAttention
 from fairseq_lot.modules.sites import attentions, inner
@@ -52,9 +53,12 @@ class Captured:
         return isinstance(self.mechanism, Differential)
 
     @property
-    def epsilon(self) -> float:
-        """The entropic regularisation of the mechanism, 1 (softmax's) where it has none."""
-        return getattr(getattr(inner(self.mechanism), "options", None), "epsilon", 1.0)
+    def epsilon(self) -> float | torch.Tensor:
+        """The entropic regularisation of the mechanism, or of every head, ``(heads, 1, 1)``; 1 (softmax's) if none."""
+        plans = inner(self.mechanism)
+        if isinstance(plans, Sinkhorn):
+            return plans.epsilon()
+        return getattr(getattr(plans, "options", None), "epsilon", 1.0)
 
     @property
     def scores(self) -> torch.Tensor:

@@ -8,10 +8,20 @@ from tqdm import tqdm
 
 from fairseq_lot.errors import InputError, check_least
 from fairseq_lot.inspection.capture import capture
-from fairseq_lot.inspection.per_head import CERTIFICATES, MEASURES, certify, mean_rows, measure, summary
+from fairseq_lot.inspection.per_head import (
+    CERTIFICATES,
+    COUPLING_CERTIFICATES,
+    MEASURES,
+    certify,
+    certify_coupling,
+    mean_rows,
+    measure,
+    summary,
+)
 from fairseq_lot.output.files import atomic_write
 from fairseq_lot.output.tables import Table
 from fairseq_lot.pretrained.device import add_device_argument, choose_device
+from fairseq_lot.pretrained.languages import add_language_arguments, typed_pair
 from fairseq_lot.pretrained.loading import Loaded, load
 
 _SIDES = {"source": "src_tokens", "target": "prev_output_tokens"}
@@ -29,6 +39,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--batch", type=int, default=16, metavar="N", help="sentences at a time (default: %(default)s)")
     add("--seed", type=int, default=1, help="of the sentences drawn and of the perturbations (default: %(default)s)")
     add_device_argument(parser)
+    add_language_arguments(parser)
     add("--json", metavar="OUT.json", help="also write the figures here, unrounded")
     add(
         "--perturbations",
@@ -42,7 +53,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Print the tables; write the JSON file."""
     check_least(args, sentences=1, batch=1, perturbations=0, seed=0)
-    loaded = load(args.path, args.data, args.split, device=choose_device(args.device))
+    loaded = load(args.path, args.data, args.split, device=choose_device(args.device), pair=typed_pair(args))
     options = {name: getattr(args, name) for name in ("sentences", "batch", "perturbations", "seed")}
     if args.json is None:
         report = diagnose(loaded, **options)
@@ -61,11 +72,13 @@ def diagnose(loaded: Loaded, *, sentences: int, batch: int, perturbations: int, 
 
     Returns:
         ``sentences`` (how many were used), ``rows`` (one per site, layer and head, the measures averaged over the
-        sentences) and ``certificates`` (one per encoder layer, over all heads, sentences and perturbations).
+        sentences), ``certificates`` (one per encoder layer, over all heads, sentences and perturbations) and
+        ``coupling_certificates`` (likewise, of the two plans of LOT where it stands).
     """
     drawn = loaded.draw(sentences, seed)
     measured: dict[tuple, list[dict]] = {}
-    certified: dict[int, list[dict]] = {}
+    certifying = {"certificates": certify, "coupling_certificates": certify_coupling}
+    certified: dict[str, dict[int, list[dict]]] = {kind: {} for kind in certifying}
     with torch.no_grad(), capture(loaded.model) as seen, tqdm(total=len(drawn), unit="sentence", disable=None) as bar:
         for start in range(0, len(drawn), batch):
             sample = loaded.batch(drawn[start : start + batch])
@@ -78,13 +91,17 @@ def diagnose(loaded: Loaded, *, sentences: int, batch: int, perturbations: int, 
                 measured.setdefault(where, []).append(measure(attention, queries, keys))
                 if attention.site == "encoder" and perturbations:
                     seeds = [(seed, int(i), attention.layer) for i in sample["id"]]
-                    found = certify(attention, queries, perturbations, seeds)
-                    certified.setdefault(attention.layer, []).extend(found)
+                    for kind, of_sentences in certifying.items():
+                        found = list(of_sentences(attention, queries, perturbations, seeds))
+                        certified[kind].setdefault(attention.layer, []).extend(found)
             seen.clear()
             bar.update(len(sample["id"]))
     rows = [row for where, parts in sorted(measured.items(), key=_order) for row in mean_rows(*where, parts)]
-    certificates = [summary(layer, parts) for layer, parts in sorted(certified.items())]
-    return {"sentences": len(drawn), "rows": rows, "certificates": certificates}
+    certificates = {
+        kind: [summary(layer, parts) for layer, parts in sorted(of_kind.items()) if parts]
+        for kind, of_kind in certified.items()
+    }
+    return {"sentences": len(drawn), "rows": rows, **certificates}
 
 
 def _check_finite(attention, path):
@@ -113,15 +130,32 @@ def render(report: dict, *, title: str) -> str:
         heading=f"{title}: means over {report['sentences']} sentences; layers and heads count from 0, entropy in nats",
         notes=[signed] if any(row["signed"] for row in report["rows"]) else [],
     )
+    others = sorted({row["attention"] for row in report["certificates"]} - {"sinkhorn"})
+    not_of_the_mechanism = (
+        "These are certificates of the exact plan of the scores q·k, which the updates of sinkhorn converge to; "
+        f"they are not certificates of what attends here, {', '.join(others)}."
+    )
     certificates = _table(
-        ("layer",),
+        ("layer", "attention"),
         CERTIFICATES,
         report["certificates"],
         heading="Encoder self-attention, exact plan at τ, scores perturbed by random signs: measured change over its "
         "bound (at most 1)",
-        notes=["Of the plan: inequality (31); of the output: the certificate derived from it."],
+        notes=[
+            "Of the plan: inequality (31); of the output: the certificate derived from it, and inequality (44) as "
+            "stated, with the values perturbed as well.",
+            *([not_of_the_mechanism] if others else []),
+        ],
     )
-    return "\n\n".join(table.markdown(padded=True) for table in (heads, certificates) if table.rows)
+    couplings = _table(
+        ("layer", "attention"),
+        COUPLING_CERTIFICATES,
+        report["coupling_certificates"],
+        heading="The two plans of lot, through its pivots at its ε, scores with pivots and values perturbed by random "
+        "signs: measured change over its bound (at most 1)",
+        notes=["A and output: of the exact plans; as run: of the output after T half-updates, as the model has it."],
+    )
+    return "\n\n".join(table.markdown(padded=True) for table in (heads, certificates, couplings) if table.rows)
 
 
 def _table(keys, figures, rows, **texts):

@@ -5,9 +5,11 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from fairseq_lot.attention.lot import Lot
 from fairseq_lot.inspection.capture import Captured
+from fairseq_lot.modules.sites import inner
 from fairseq_lot.transport import diagnostics
-from fairseq_lot.transport.certificates import perturbation_certificate
+from fairseq_lot.transport.certificates import coupling_certificate, perturbation_certificate
 
 # measure: (title in the table, format of a figure)
 MEASURES = {
@@ -26,9 +28,23 @@ CERTIFICATES = {
     "plan_ratio_mean": ("(31) mean", ".3f"),
     "output_ratio": ("output largest", ".3f"),
     "output_ratio_mean": ("output mean", ".3f"),
+    "inequality_44_ratio": ("(44) largest", ".3f"),
+    "inequality_44_ratio_mean": ("(44) mean", ".3f"),
     "marginal_error": ("marginal error", ".1e"),
 }
-# sizes of the score perturbations, in units of τ
+COUPLING_CERTIFICATES = {
+    "epsilon": ("ε", "g"),
+    "query_updates": ("T, queries", "d"),
+    "key_updates": ("T, keys", "d"),
+    "plan_ratio": ("A largest", ".3f"),
+    "plan_ratio_mean": ("A mean", ".3f"),
+    "output_ratio": ("output largest", ".3f"),
+    "output_ratio_mean": ("output mean", ".3f"),
+    "as_run_ratio": ("as run largest", ".3f"),
+    "as_run_ratio_mean": ("as run mean", ".3f"),
+    "marginal_error": ("marginal error", ".1e"),
+}
+# sizes of the perturbations, in units of τ for scores and of their root mean square for values
 _NOISE_SIZES = (0.01, 0.1, 1.0)
 
 
@@ -71,24 +87,55 @@ def certify(attention: Captured, padding_mask: torch.Tensor, perturbations: int,
         q, k, v = (x[:, ~pads].double() for x in (q, k, v))
         scores = (q * q.size(-1) ** -0.5) @ k.transpose(-1, -2)
         random = np.random.default_rng(seed)
-        signs = torch.from_numpy(random.choice([-1.0, 1.0], (perturbations, *scores.shape)))
-        sizes = torch.tensor([_NOISE_SIZES[i % len(_NOISE_SIZES)] for i in range(perturbations)], dtype=signs.dtype)
-        noise = attention.epsilon * sizes[:, None, None, None] * signs
-        found = perturbation_certificate(scores, v, noise, epsilon=attention.epsilon)
-        yield {"epsilon": attention.epsilon, **vars(found)}
+        noise, value_noise = (_signs(random, perturbations, x) for x in (scores, v))
+        found = perturbation_certificate(
+            scores, v, attention.epsilon * noise, _size_of(v) * value_noise, epsilon=attention.epsilon
+        )
+        epsilon = torch.as_tensor(attention.epsilon).mean().item()
+        yield {"attention": attention.name, "epsilon": epsilon, **vars(found)}
 
 
-def summary(layer, parts):
-    """The largest ratios of one layer, and the largest marginal error that was left."""
-    plan, output, error = (
-        torch.stack([part[name] for part in parts]) for name in ("plan_ratio", "output_ratio", "marginal_error")
-    )
-    return {
-        "layer": layer,
-        "epsilon": parts[0]["epsilon"],
-        "plan_ratio": plan.max().item(),
-        "plan_ratio_mean": plan.mean().item(),
-        "output_ratio": output.max().item(),
-        "output_ratio_mean": output.mean().item(),
-        "marginal_error": error.max().item(),
-    }
+def certify_coupling(
+    attention: Captured, padding_mask: torch.Tensor, perturbations: int, seeds: list
+) -> Iterator[dict]:
+    """:func:`certify` for the two plans of LOT, each with noise of its own; nothing for other mechanisms."""
+    lot = inner(attention.mechanism)
+    if not isinstance(lot, Lot):
+        return
+    log_masses = torch.log_softmax(lot.log_masses().double(), -1)  # they sum to 1 in float64, too
+    sides = lot.scores(attention.q), lot.scores(attention.k), attention.v
+    updates = {"query_updates": lot.query_updates, "key_updates": lot.options.num_updates}
+    for *parts, pads, seed in zip(*sides, padding_mask, seeds, strict=True):
+        query_scores, key_scores, v = (x[:, ~pads].double() for x in parts)
+        random = np.random.default_rng(seed)
+        query_noise, key_noise, value_noise = (_signs(random, perturbations, x) for x in (query_scores, key_scores, v))
+        found = coupling_certificate(
+            query_scores, key_scores, log_masses, v, query_noise, key_noise, _size_of(v) * value_noise, **updates
+        )
+        yield {"attention": attention.name, "epsilon": lot.options.epsilon, **updates, **vars(found)}
+
+
+def _signs(random, perturbations, like):
+    """Random signs of the shape of ``like``, ``(perturbations, ...)``, of the sizes in turn."""
+    signs = torch.from_numpy(random.choice([-1.0, 1.0], (perturbations, *like.shape))).to(like)
+    sizes = torch.tensor([_NOISE_SIZES[i % len(_NOISE_SIZES)] for i in range(perturbations)]).to(like)
+    return sizes[:, None, None, None] * signs
+
+
+def _size_of(v):
+    """Root mean square of the values of each head, ``(heads, 1, 1)``."""
+    return v.square().mean((-1, -2), keepdim=True).sqrt()
+
+
+def summary(layer: int, parts: list[dict]) -> dict:
+    """The largest and the mean ratios of one layer, the largest marginal error that was left, the mean τ."""
+    figures = {"layer": layer}
+    for name, first in parts[0].items():
+        if not isinstance(first, torch.Tensor):  # what all sentences share
+            figures[name] = first
+            continue
+        values = torch.stack([part[name] for part in parts])
+        figures[name] = values.max().item()
+        if name.endswith("_ratio"):
+            figures[f"{name}_mean"] = values.mean().item()
+    return figures

@@ -21,6 +21,7 @@ import torch
 
 from fairseq_lot.errors import InputError
 from fairseq_lot.kernels import naive
+from fairseq_lot.kernels.naive import LotInputs, LotSettings
 
 VARIABLE = "FAIRSEQ_LOT_KERNELS"
 CAPABILITY = (8, 0)
@@ -51,49 +52,26 @@ def wanted(x: torch.Tensor) -> bool:
     return mode == "on" or (mode == "auto" and x.is_cuda)
 
 
-def lot(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    pivots: torch.Tensor,
-    log_masses: torch.Tensor,
-    query_padding_mask: torch.Tensor | None,
-    key_padding_mask: torch.Tensor | None,
-    *,
-    scale: float,
-    query_updates: int,
-    key_updates: int,
-    dropout: float = 0.0,
-) -> torch.Tensor | None:
-    """Values of LOT attention, or None where the kernel is not used.
-
-    Args:
-        q: ``(bsz, num_heads, n, d)``, k: ``(bsz, num_heads, m, d)`` and v: ``(bsz, num_heads, m, value_dim)``.
-        pivots: ``(num_heads, r, d)``.
-        log_masses: ``(num_heads, r)``, float32.
-        query_padding_mask: ``(bsz, n)`` and key_padding_mask: ``(bsz, m)``, bool, True = pad; None = no pads.
-        scale: the scores are ``scale·x·z``.
-        query_updates, key_updates: half-updates on either side.
-        dropout: probability of dropping an entry of the query side; the seed is drawn from torch's CPU generator.
+def lot(inputs: LotInputs, settings: LotSettings) -> torch.Tensor | None:
+    """Values of LOT attention, or None where the kernel is not used; its seed for dropout is of torch's CPU generator.
 
     Returns:
         ``(bsz, num_heads, n, value_dim)`` in the type of v, zero at padded queries.
     """
+    q, _, v, pivots, *_ = inputs
     r, d, dv = pivots.size(-2), q.size(-1), v.size(-1)
-    dtypes = q.dtype, k.dtype, v.dtype, pivots.dtype
-    updates = {"query_updates": query_updates, "key_updates": key_updates}
+    dtypes = tuple(x.dtype for x in inputs[:4])
     limit = _beyond(dtypes)
     for name, size, most in (("r", r, MOST_PIVOTS), ("head_dim", d, WIDEST_HEAD), ("value_dim", dv, WIDEST_HEAD)):
         limit = limit or (f"{name} is {size}, more than {most}" if size > most else None)
     if limit is None and padded(r) * max(padded(d), padded(dv)) > LARGEST_TILE:
         limit = f"r = {r} pivots of width {max(d, dv)} are too many for one program"
-    key = ("lot", q.device, *dtypes, r, d, dv, *updates.values(), dropout > 0)
-    if not _usable(q, limit, key, lambda: _lot_error(q.device, dtypes, r, d, dv, updates, dropout)):
+    key = ("lot", q.device, *dtypes, r, d, dv, settings.query_updates, settings.key_updates, settings.dropout > 0)
+    if not _usable(q, limit, key, lambda: _lot_error(q.device, dtypes, r, d, dv, settings)):
         return None
     from fairseq_lot.kernels.lot import lot as kernel
 
-    masks = query_padding_mask, key_padding_mask
-    return kernel(q, k, v, pivots, log_masses, *masks, scale=scale, **updates, dropout=dropout)
+    return kernel(inputs, settings)
 
 
 def sinkhorn(
@@ -188,7 +166,7 @@ def _problem(inputs, *functions):
     return results
 
 
-def _lot_error(device, dtypes, r, d, dv, updates, dropout) -> float:
+def _lot_error(device, dtypes, r, d, dv, settings) -> float:
     from fairseq_lot.kernels.lot import lot as kernel
 
     generator = torch.Generator().manual_seed(0)
@@ -199,18 +177,18 @@ def _lot_error(device, dtypes, r, d, dv, updates, dropout) -> float:
     inputs.append(logits.to(device).log_softmax(-1))
     masks = torch.zeros(2, 2, 13, dtype=torch.bool)
     masks[0, 0, -4:], masks[1, 1, :5] = True, True
-    options = {"scale": d**-0.5, **updates}
+    settings, dropping = (settings._replace(scale=d**-0.5, dropout=x) for x in (0.0, settings.dropout))
     result, exact = _problem(
         inputs,
-        lambda *x: kernel(*x, *masks.to(device), **options),
-        lambda *x: naive.lot(*x, *masks, **options),
+        lambda *x: kernel(LotInputs(*x, *masks.to(device)), settings),
+        lambda *x: naive.lot(LotInputs(*x, *masks), settings),
     )
     worst = _excess(result, exact, [dtypes[2], *dtypes, torch.float32])
-    if not dropout:
+    if not dropping.dropout:
         return worst
     # values are linear in v, whatever is dropped, as long as the gradient drops the same
     v = inputs[2].clone().requires_grad_()
-    values = kernel(*inputs[:2], v, *inputs[3:], *masks.to(device), **options, dropout=dropout)
+    values = kernel(LotInputs(*inputs[:2], v, *inputs[3:], *masks.to(device)), dropping)
     (grad,) = torch.autograd.grad(values, v, values.detach())
     square = values.detach().double().square().sum().cpu()
     return max(worst, _excess([(grad.double() * v.detach().double()).sum()], [square], dtypes[2:3]))

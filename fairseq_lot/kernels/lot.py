@@ -23,6 +23,7 @@ from fairseq_lot.kernels.launch import (
     num_parts,
     with_unit_stride,
 )
+from fairseq_lot.kernels.naive import LotInputs, LotSettings
 from fairseq_lot.kernels.tiles import (
     NEG_INF,
     add_tokens,
@@ -232,7 +233,7 @@ def query_backward(Q, Z, MASSES, PADS, REACHES, A, GRAD_O, GRAD_H, OUT, GRAD_Q, 
             w, grad = _of_last_tokens(s, do, a, h, log_mass, kept, PRECISION)
             grad_a = tl.dot(tl.trans(w * kept), do, grad_a, input_precision=PRECISION)
             grad_h += tl.sum(grad, 0)
-        tl.store(OUT + top * slot + (g * parts + part) * R + t, grad_h, mask=(t < R) & (top >= 0))
+        tl.store(OUT + top * slot + (g * parts + part) * R + t, grad_h, mask=tl.where(top >= 0, t < R, False))
         at = ((part * all_programs + g) * r + t)[:, None] * dv + ev[None, :]
         tl.store(GRAD_A + at, grad_a, mask=(t < r)[:, None] & (ev < dv)[None, :])
         tl.debug_barrier()
@@ -337,7 +338,10 @@ def key_backward(K, V, Z, MASSES, PADS, REACHES, A, GRAD_A, GRAD_H, OUT, GRAD_K,
 
 class _Lot(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, pivots, log_masses, query_pads, key_pads, scale, query_updates, key_updates, dropout):
+    def forward(ctx, q, k, v, pivots, log_masses, query_padding_mask, key_padding_mask, settings):
+        scale, query_updates, key_updates, dropout = settings
+        masks = query_padding_mask, key_padding_mask
+        query_pads, key_pads = (None if x is None else x.contiguous().view(torch.uint8) for x in masks)
         q, k, v = (with_unit_stride(x) for x in (q, k, v))
         bsz, heads, n, d = q.shape
         m, dv, r = k.size(2), v.size(3), pivots.size(1)
@@ -411,7 +415,7 @@ class _Lot(torch.autograd.Function):
         )  # fmt: skip
         of_pivots = grad_z.view(-1, heads, r, d).sum(0).to(pivots.dtype)
         of_masses = grad_h[..., :r].reshape(-1, heads, r).sum(0)
-        return grad_q, grad_k, grad_v, of_pivots, of_masses, *[None] * 6
+        return grad_q, grad_k, grad_v, of_pivots, of_masses, None, None, None
 
 
 def _strides(name, x):
@@ -424,20 +428,6 @@ def _side(name, x, pads):
     return {name.upper(): x, **_strides(f"s{name}", x), **mask, "HAS_PADS": pads is not None}
 
 
-def lot(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    pivots: torch.Tensor,
-    log_masses: torch.Tensor,
-    query_padding_mask: torch.Tensor | None,
-    key_padding_mask: torch.Tensor | None,
-    *,
-    scale: float,
-    query_updates: int,
-    key_updates: int,
-    dropout: float = 0.0,
-) -> torch.Tensor:
-    """Values of LOT attention, zero at padded queries; arguments as for :func:`~fairseq_lot.kernels.choice.lot`."""
-    pads = [None if x is None else x.contiguous().view(torch.uint8) for x in (query_padding_mask, key_padding_mask)]
-    return _Lot.apply(q, k, v, pivots, log_masses, *pads, scale, query_updates, key_updates, dropout)
+def lot(inputs: LotInputs, settings: LotSettings) -> torch.Tensor:
+    """Values of LOT attention, ``(bsz, num_heads, n, value_dim)``, zero at padded queries."""
+    return _Lot.apply(*inputs, settings)

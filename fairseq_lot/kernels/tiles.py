@@ -15,7 +15,7 @@ NEG_INF = tl.constexpr(float("-inf"))
 @triton.jit
 def load_reach(reaches, t, there, R: tl.constexpr):
     """One reach, as its maximum and the log of the sum over that; 0 where there is none."""
-    mask = (t < R) & there
+    mask = tl.where(there, t < R, False)  # Triton 3.9's interpreter knows no & of a scalar and a block
     return tl.load(reaches + t, mask=mask, other=0.0), tl.load(reaches + R + t, mask=mask, other=0.0)
 
 

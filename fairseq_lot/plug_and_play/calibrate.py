@@ -28,10 +28,10 @@ from fairseq_lot.plug_and_play.distillation import (
     teacher_calls,
     with_target,
 )
-from fairseq_lot.plug_and_play.sentences import RandomPieces, Sentences, TextSentences, dictionaries_in
+from fairseq_lot.plug_and_play.sentences import RandomPieces, Sentences, TextSentences, dictionaries_of_training
 from fairseq_lot.pretrained.checkpoint import Checkpoint, model_args, read, serialised
 from fairseq_lot.pretrained.device import add_device_argument, choose_device
-from fairseq_lot.pretrained.loading import Loaded, build, load_data, saved_task
+from fairseq_lot.pretrained.loading import Loaded, build, load_data
 
 
 @dataclass(frozen=True)
@@ -188,9 +188,7 @@ def _sentences(state, path, data, fitting: FitOptions, paired, teacher: nn.Modul
     if data is not None:
         task, dataset = load_data(state, path, data, fitting.split, needs_target=False)
         return TextSentences(Loaded(teacher, task, dataset, str(path)), f"{data}, {fitting.split}", **shared)
-    task = saved_task(state, path)
-    sizes = tuple(len(side.dictionary) for side in (teacher.encoder, teacher.decoder))
-    counted = dictionaries_in(task.get("data") or "", (task.get("source_lang"), task.get("target_lang")), sizes)
+    counted = dictionaries_of_training(state, path, (len(teacher.encoder.dictionary), len(teacher.decoder.dictionary)))
     return RandomPieces(teacher, *(counted or ()), with_target=not encoder_only(paired), **shared)
 
 

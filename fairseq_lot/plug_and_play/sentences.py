@@ -11,6 +11,8 @@ from fairseq.data.data_utils import collate_tokens
 from torch import nn
 
 from fairseq_lot.errors import InputError
+from fairseq_lot.pretrained.checkpoint import saved_task
+from fairseq_lot.pretrained.languages import languages
 from fairseq_lot.pretrained.loading import Loaded, on_device
 
 # pieces of a random sentence, both included; the end of sentence comes to them
@@ -142,10 +144,16 @@ class _Side:
         return [torch.from_numpy(np.append(pieces, self._eos)) for pieces in np.split(drawn, np.cumsum(lengths)[:-1])]
 
 
-def dictionaries_in(folder: str | Path, languages: tuple[str, str], sizes: tuple[int, int]) -> list[Dictionary] | None:
-    """The dictionaries of a data folder, source and target; None unless both are there and have these sizes."""
+def dictionaries_of_training(state: dict, path: str | Path, sizes: tuple[int, int]) -> list[Dictionary] | None:
+    """The dictionaries that a checkpoint was trained with, source and target.
+
+    None unless both are still in the folder of the training and have these sizes.
+    """
+    saved = saved_task(state, path)
     try:
-        found = [Dictionary.load(str(Path(folder) / f"dict.{language}.txt")) for language in languages]
+        folder = Path(saved["data"])
+        pair = languages(saved, folder, path)
+        found = [Dictionary.load(str(folder / f"dict.{language}.txt")) for language in pair]
     except Exception:  # there is none, or none that can be read: pieces are then drawn uniformly
         return None
     return found if tuple(map(len, found)) == sizes else None

@@ -31,8 +31,9 @@ from fairseq_lot.plug_and_play.sweep_points import (
 from fairseq_lot.plug_and_play.sweep_table import draw, render
 from fairseq_lot.pretrained.checkpoint import load_checkpoint
 from fairseq_lot.pretrained.device import add_device_argument, choose_device
-from fairseq_lot.pretrained.loading import Loaded, load
-from fairseq_lot.pretrained.translate import translate_split
+from fairseq_lot.pretrained.languages import add_language_arguments, typed_pair, with_languages
+from fairseq_lot.pretrained.loading import Loaded, load, load_data
+from fairseq_lot.pretrained.translate import references, translate_split
 
 BASE = (DEFAULT, "")
 
@@ -40,7 +41,8 @@ BASE = (DEFAULT, "")
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of the command."""
     add = parser.add_argument
-    add("data", metavar="DATA", help="folder made by scripts/prepare_*.sh")
+    add("data", metavar="DATA", help="folder made by fairseq-preprocess; translations are compared with its "
+        "text/test.LANG, else with the target side of its test split")  # fmt: skip
     add("--path", required=True, metavar="BASE.pt", help="pretrained checkpoint with softmax attention")
     add(
         "--out",
@@ -63,6 +65,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--no-bleu", action="store_true", help="only the loss on the validation set, which takes seconds")
     add("--beam", type=int, default=5, help="for BLEU on the test set (default: %(default)s)")
     add_device_argument(parser)
+    add_language_arguments(parser)
     add_fit_arguments(parser.add_argument_group("calibration"))
 
 
@@ -72,7 +75,7 @@ def run(args: Namespace) -> int:
     if args.beam < 1:
         raise InputError(f"--beam must be at least 1, got {args.beam}")
     ways = list(dict.fromkeys([BASE, *(way for text in args.tries for way in expand(text))]))
-    base = load_checkpoint(args.path)
+    base = with_languages(load_checkpoint(args.path), args.path, typed_pair(args))
     # all are checked first
     swapped = {way: swap(base, attention=way[0], **parse(*way)) for way in ways}
     calibrations = [] if args.no_calibration else [PIECES, *([TEXT] if args.text else [])]
@@ -107,7 +110,8 @@ def run(args: Namespace) -> int:
 def settings_of(args: Namespace, fitting: FitOptions) -> dict:
     """What all points of a folder share."""
     base = hashlib.sha256(Path(args.path).read_bytes()).hexdigest()
-    return {"base": base, "data": args.data, "beam": args.beam, **asdict(fitting)}
+    typed = {} if args.source_lang is None else {"languages": [args.source_lang, args.target_lang]}
+    return {"base": base, "data": args.data, "beam": args.beam, **typed, **asdict(fitting)}
 
 
 def measure_way(
@@ -175,9 +179,9 @@ def translations_of_base(args: Namespace, base: dict, device: torch.device) -> l
 
 def bleu_on_test_set(args: Namespace, base: dict, state: dict | None, device: torch.device) -> MetricScore:
     """Tokenised BLEU of the test set with its comparison with the base; of the base itself where ``state`` is None."""
-    references = read_lines(Path(args.data) / "text" / "test.en")
+    compared_with = references(args.data, "test", *load_data(base, args.path, args.data, "test"))
     of_base = translations_of_base(args, base, device)
     if state is None:
-        return measure(of_base, references, metric=TOKENISED)
+        return measure(of_base, compared_with, metric=TOKENISED)
     translations = translate_split(load(state, args.data, "test", device=device), beam=args.beam)
-    return measure(translations, references, metric=TOKENISED, base=of_base)
+    return measure(translations, compared_with, metric=TOKENISED, base=of_base)

@@ -10,7 +10,8 @@ from fairseq.data.data_utils import load_indexed_dataset
 from fairseq.data.indexed_dataset import _code_to_dtype, infer_dataset_impl
 
 from fairseq_lot.errors import InputError
-from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
+from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args, saved_task
+from fairseq_lot.pretrained.languages import Pair, add_language_arguments, languages, typed_pair
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -18,19 +19,20 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("data", metavar="DATA", help="folder made by fairseq-preprocess")
     parser.add_argument("--path", metavar="CKPT.pt", help="checkpoint that is to translate or be trained on it")
     parser.add_argument("--split", default="test", help="train, valid or test (default: %(default)s)")
-    parser.add_argument("--source-lang", default="de", metavar="LANG", help="default: %(default)s")
-    parser.add_argument("--target-lang", default="en", metavar="LANG", help="default: %(default)s")
+    add_language_arguments(parser)
 
 
 def run(args: Namespace) -> int:
     """Check; print one line when all is well."""
-    sizes = check_data(args.data, split=args.split, source=args.source_lang, target=args.target_lang)
-    limit = None
+    pair, state, limit = typed_pair(args), None, None
     if args.path is not None:
         state = load_checkpoint(args.path)
-        limit = model_args(state, args.path).max_source_positions
-        check_dictionary(args.data, args.source_lang, state, args.path)
-    check_lengths(sizes, limit, where=f"{args.data}, split {args.split}, {args.source_lang} side")
+        limit = getattr(model_args(state, args.path), "max_source_positions", None)
+    source, target = pair or languages({} if state is None else saved_task(state, args.path), args.data, args.path)
+    sizes = check_data(args.data, split=args.split, source=source, target=target)
+    if state is not None:
+        check_dictionaries(args.data, (source, target), state, args.path)
+    check_lengths(sizes, limit, where=f"{args.data}, split {args.split}, {source} side")
     print(f"{args.data}: {args.split} has {len(sizes)} sentences, the longest source has {sizes.max() - 1} pieces")
     return 0
 
@@ -53,14 +55,18 @@ def check_data(data: str | Path, *, split: str, source: str, target: str, needs_
     if not split.isalnum():
         raise InputError(f"--split must name a split such as train, valid or test, not {split!r}")
     data = Path(data)
-    prefixes = {lang: data / f"{split}.{source}-{target}.{lang}" for lang in (source, target)}
+    pair = f"{source}-{target}"
+    if not (data / f"{split}.{pair}.{source}.idx").exists():  # fairseq also translates the other way round
+        back = f"{target}-{source}"
+        pair = back if (data / f"{split}.{back}.{source}.idx").exists() else pair
+    prefixes = {lang: data / f"{split}.{pair}.{lang}" for lang in (source, target)}
     needed = [data / f"dict.{lang}.txt" for lang in (source, target)]
     if not needs_target and not Path(f"{prefixes[target]}.bin").exists():
         del prefixes[target]
     needed += [Path(f"{prefix}.{kind}") for prefix in prefixes.values() for kind in ("bin", "idx")]
     for file in needed:
         if not file.is_file():
-            raise InputError(f"{data} is not a complete data folder: {file.name} is missing; see scripts/prepare_*.sh")
+            raise _incomplete(data, file)
     sizes = {}
     for lang, prefix in prefixes.items():
         try:
@@ -111,19 +117,37 @@ def check_lengths(sizes: np.ndarray, limit: int | None, *, where: str) -> None:
         )
 
 
+def _incomplete(data: Path, file: Path) -> InputError:
+    """What is missing; of a dictionary also which there are, as the language may be the wrong one."""
+    there = ", ".join(sorted(other.name for other in data.glob("dict.*.txt"))) if file.suffix == ".txt" else ""
+    there = f" (there is {there})" if there else ""
+    return InputError(
+        f"{data} is not a complete data folder: {file.name} is missing{there}; make it with fairseq-preprocess, "
+        "see scripts/prepare_*.sh"
+    )
+
+
 def _dictionary(data, lang):
+    file = Path(data) / f"dict.{lang}.txt"
+    if not file.is_file():
+        raise _incomplete(Path(data), file)
     try:
-        return Dictionary.load(str(Path(data) / f"dict.{lang}.txt"))
+        return Dictionary.load(str(file))
     except Exception as error:
-        raise InputError(f"{data}/dict.{lang}.txt is not a fairseq dictionary: {error}") from error
+        raise InputError(f"{file} is not a fairseq dictionary: {error}") from error
 
 
-def check_dictionary(data, source, state, path):
-    """The embedding must have a row for each symbol; otherwise fairseq fails deep inside."""
-    rows = state["model"]["encoder.embed_tokens.weight"].size(0)
-    symbols = len(_dictionary(data, source))
-    if rows != symbols:
-        raise InputError(
-            f"{path} was trained with {rows} symbols, but {data}/dict.{source}.txt has {symbols}; "
-            "use the data folder that it was trained on"
-        )
+def check_dictionaries(data: str | Path, pair: Pair, state: dict, path: str | Path) -> None:
+    """Either embedding must have a row for each symbol; otherwise fairseq fails deep inside.
+
+    Raises:
+        InputError: a dictionary is missing, damaged, or of another size.
+    """
+    for stack, language in zip(("encoder", "decoder"), pair, strict=True):
+        symbols = len(_dictionary(data, language))
+        embedding = state["model"].get(f"{stack}.embed_tokens.weight")
+        if embedding is not None and embedding.size(0) != symbols:
+            raise InputError(
+                f"{path} was trained with {embedding.size(0)} symbols, but {data}/dict.{language}.txt has {symbols}; "
+                "use the data folder that it was trained on"
+            )

@@ -105,6 +105,38 @@ def model_args(state: dict, path: str | Path) -> Namespace:
     return args
 
 
+def saved_task(state: dict, path: str | Path) -> dict:
+    """Options of the task that the checkpoint was trained on."""
+    task = state["cfg"].get("task") if state.get("cfg") is not None else state.get("args")
+    if not isinstance(task, (dict, Namespace)):
+        raise InputError(f"{path} cannot be loaded: it does not say which task it was trained on")
+    task = dict(task if isinstance(task, dict) else vars(task))
+    # early versions of fairseq saved several folders, and truth values as words
+    words = {"True": True, "False": False}
+    task = {name: words.get(value, value) if isinstance(value, str) else value for name, value in task.items()}
+    if isinstance(task.get("data"), list) and task["data"]:
+        task["data"] = task["data"][0]
+    return task
+
+
+def saved_encoder(state: dict, kind: str) -> dict:
+    """What the training was told about its text, for fairseq's encoders; empty if it was told nothing.
+
+    Args:
+        state: a checkpoint.
+        kind: ``bpe`` or ``tokenizer``, as fairseq's options are called.
+
+    Returns:
+        The encoder's options by their names, its own name as ``_name``.
+    """
+    if state.get("cfg") is None:  # fairseq 0.10 and older
+        options = dict(vars(state["args"]))
+        options["_name"] = options.get(kind)
+    else:
+        options = state["cfg"].get(kind)
+    return options if isinstance(options, dict) and isinstance(options.get("_name"), str) else {}
+
+
 def serialised(state: dict) -> memoryview:
     """A checkpoint as it stands in a file; its tensors are on the CPU there."""
     buffer = io.BytesIO()

@@ -6,13 +6,12 @@ import dataclasses
 import logging
 from argparse import Namespace
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
 from fairseq.data import Dictionary, LanguagePairDataset
-from fairseq.data.data_utils import infer_language_pair
 from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from fairseq.utils import apply_to_sample
@@ -20,19 +19,26 @@ from torch import nn
 
 from fairseq_lot.errors import InputError
 from fairseq_lot.models.pluggable_transformer import base_architecture
-from fairseq_lot.pretrained.check import check_data, check_dictionary
-from fairseq_lot.pretrained.checkpoint import Checkpoint, model_args, read
+from fairseq_lot.pretrained.check import check_data, check_dictionaries
+from fairseq_lot.pretrained.checkpoint import Checkpoint, model_args, read, saved_encoder, saved_task
 from fairseq_lot.pretrained.device import choose_device
+from fairseq_lot.pretrained.languages import Pair, languages, with_languages
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model in eval mode, its task, and one split of its data, or none."""
+    """A model in eval mode, its task, and one split of its data, or none.
+
+    Attributes:
+        encoders: what its training was told about ``bpe`` and ``tokenizer``, see
+            :func:`~fairseq_lot.pretrained.checkpoint.saved_encoder`.
+    """
 
     model: nn.Module
     task: TranslationTask
     dataset: LanguagePairDataset | None
     path: str
+    encoders: dict[str, dict] = field(default_factory=dict)
 
     @property
     def pad(self) -> int:
@@ -114,6 +120,7 @@ def load(
     *,
     needs_target: bool = True,
     device: str | torch.device | None = None,
+    pair: Pair | None = None,
     **overrides,
 ) -> Loaded:
     """Load a model and a split of its data.
@@ -124,15 +131,17 @@ def load(
         split: train, valid or test; None: the dictionaries alone.
         needs_target: refuse a split that has its source side alone.
         device: where the model is to be; None: a GPU when there is one.
+        pair: source and target language; None: those of the checkpoint, else those in the names of the data's files.
         **overrides: arguments of the model that differ from the saved ones.
 
     Raises:
         InputError: either is missing or damaged, or they do not fit each other.
     """
     state, path = read(checkpoint)
+    state = with_languages(state, path, pair)
     task, dataset = load_data(state, path, data, split, needs_target=needs_target)
     model = build(state, path, device=choose_device() if device is None else device, **overrides)
-    return Loaded(model, task, dataset, path)
+    return Loaded(model, task, dataset, path, {kind: saved_encoder(state, kind) for kind in ("bpe", "tokenizer")})
 
 
 def load_data(
@@ -151,8 +160,8 @@ def load_data(
     source, target = languages(saved, data, path)
     if split is not None:
         check_data(data, split=split, source=source, target=target, needs_target=needs_target)
-    check_dictionary(data, source, state, path)
-    known = {field.name for field in dataclasses.fields(TranslationConfig)}
+    check_dictionaries(data, (source, target), state, path)
+    known = {option.name for option in dataclasses.fields(TranslationConfig)}
     options = {name: value for name, value in saved.items() if name in known} | {
         "data": str(data),
         "source_lang": source,
@@ -179,25 +188,3 @@ def _without_notes():
         yield
     finally:
         logger.setLevel(level)
-
-
-def saved_task(state: dict, path: str | Path) -> dict:
-    """Options of the task that the checkpoint was trained on."""
-    task = state["cfg"].get("task") if state.get("cfg") is not None else state.get("args")
-    if not isinstance(task, (dict, Namespace)):
-        raise InputError(f"{path} cannot be loaded: it does not say which task it was trained on")
-    return dict(task) if isinstance(task, dict) else vars(task)
-
-
-def languages(saved: dict, data: str | Path, path: str | Path) -> tuple[str, str]:
-    """Source and target language: those of the checkpoint, or as fairseq infers them from the names in a data folder.
-
-    Raises:
-        InputError: neither says.
-    """
-    pair = saved.get("source_lang"), saved.get("target_lang")
-    if None in pair and Path(data).is_dir():
-        pair = infer_language_pair(str(data))
-    if None in pair:
-        raise InputError(f"{path} does not say its languages, and nor do the names of the files in {data}")
-    return pair

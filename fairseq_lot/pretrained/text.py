@@ -1,61 +1,265 @@
-"""From a typed sentence to a model's pieces and back, as the corpus of its data folder was made."""
+"""From a sentence as people write it to a model's pieces and back, through fairseq's own encoders.
 
+A sentence is split into tokens (fairseq's ``--tokenizer``), and those into pieces (``--bpe``). What did that with the
+text of a model is known from, in this order:
+
+1. the options ``--bpe``, ``--bpe-codes`` and ``--tokenizer``;
+2. the checkpoint, if its training was given them;
+3. the data folder. Sentencepiece's pieces begin with ``\u2581``, those of subword-nmt and fastBPE end with ``@@``, and
+   where the dictionary has neither they are whole words. The file that made the pieces is looked for in the folder,
+   under its usual names. The tokenizer is then Moses.
+
+Three more things are seen in the dictionary, and done likewise: text without capitals was lower-cased, text with
+quotation marks was not escaped (``&quot;``), text with ``@-@`` was split at dashes.
+
+Only sentences that somebody types need this: a split of a data folder is in pieces already.
+"""
+
+import contextlib
+import io
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from fairseq.data import Dictionary
-from sacremoses import MosesDetokenizer
-from sentencepiece import SentencePieceProcessor
+from fairseq.data.data_utils import post_process
+from fairseq.data.encoders import BPE_REGISTRY, TOKENIZER_REGISTRY, build_bpe, build_tokenizer
 
-from fairseq_lot.corpus.encode import MODEL_NAME
-from fairseq_lot.corpus.tokenise import tokenise_lines
+from fairseq_lot.corpus.encode import MODEL_NAME, SPACE
 from fairseq_lot.errors import InputError
+from fairseq_lot.pretrained.loading import Loaded
+
+_REGISTRIES = {"bpe": BPE_REGISTRY, "tokenizer": TOKENIZER_REGISTRY}
+_BUILDERS = {"bpe": build_bpe, "tokenizer": build_tokenizer}
+_MODELS, _CODES = (MODEL_NAME, "sentencepiece.model", "spm.model"), ("code", "codes", "bpecodes", "bpe.codes")
+# of each BPE: the option of fairseq that names its file, and the names that the file usually has in a data folder
+_FILES = {
+    "bert": ("bpe_vocab_file", ()),
+    "byte_bpe": ("sentencepiece_model_path", _MODELS),
+    "fastbpe": ("bpe_codes", _CODES),
+    "sentencepiece": ("sentencepiece_model", _MODELS),
+    "subword_nmt": ("bpe_codes", _CODES),
+}
+_PARTS_OF_TEXT = ("characters", "fastbpe", "sentencepiece", "subword_nmt", None)  # BPEs whose pieces spell it
+_RARE = 1e-3  # share of the text up to which a look does not count
+_PROBES = 500  # symbols by which a BPE and a dictionary are compared, at most
+
+
+def add_text_arguments(parser: ArgumentParser) -> None:
+    """Add the options that say how sentences become pieces."""
+    add = parser.add_argument
+    add(
+        "--bpe",
+        metavar="NAME",
+        help=f"fairseq's encoder of pieces: {', '.join(sorted(BPE_REGISTRY))}; default: the checkpoint's, else by the "
+        "look of the pieces in the dictionary",
+    )
+    add(
+        "--bpe-codes",
+        metavar="FILE",
+        help="its codes or model; default: the checkpoint's, else one of the usual names in the data folder: "
+        f"{', '.join(_MODELS + _CODES)}",
+    )
+    add(
+        "--tokenizer",
+        metavar="NAME",
+        help=f"fairseq's encoder of tokens: {', '.join(sorted(TOKENIZER_REGISTRY))}; default: the checkpoint's, else "
+        "moses; space leaves sentences as they are",
+    )
+    add(
+        "--tokenised",
+        action="store_true",
+        help="sentences are tokens already, lower-cased if the model's text was, and translations stay tokens",
+    )
+
+
+def text_options(args: Namespace) -> dict:
+    """What :meth:`Text.of` takes, from a command line."""
+    return {name: getattr(args, name) for name in ("bpe", "bpe_codes", "tokenizer", "tokenised")}
+
+
+def piece_kind(dictionary: Dictionary) -> str | None:
+    """How a dictionary's pieces join to words: ``sentencepiece``, ``subword_nmt``, or None where they are words.
+
+    The names are fairseq's, as :meth:`Dictionary.string` takes them.
+    """
+    shares = {
+        "sentencepiece": _share(dictionary, lambda symbol: symbol.startswith(SPACE)),
+        "subword_nmt": _share(dictionary, lambda symbol: symbol.endswith("@@") and symbol != "@@"),
+    }
+    kind = max(shares, key=shares.__getitem__)
+    return kind if shares[kind] > _RARE else None
 
 
 @dataclass(frozen=True)
 class Text:
-    """How a corpus is encoded, by Moses tokens, lower case and sentencepiece, and decoded.
+    """How the text of a model was encoded, and how its translations are decoded.
 
     Attributes:
-        pieces: the sentencepiece model.
-        source, target: languages.
-        tokenised: sentences come as Moses tokens already, and translations stay such tokens.
+        tokenizer: fairseq's; None: sentences come as tokens already, and translations stay such tokens.
+        bpe: fairseq's; None: tokens are the pieces.
+        lower: sentences are lower-cased.
+        joined: how pieces of a translation join to words where there is no ``bpe``, see :func:`piece_kind`.
     """
 
-    pieces: SentencePieceProcessor
-    source: str
-    target: str
-    tokenised: bool = False
+    tokenizer: Any
+    bpe: Any
+    lower: bool
+    joined: str | None
 
     @classmethod
-    def of(cls, data: str | Path, source: str, target: str, *, tokenised: bool = False) -> "Text":
-        """The encoding of a data folder.
+    def of(
+        cls,
+        loaded: Loaded,
+        *,
+        bpe: str | None = None,
+        bpe_codes: str | Path | None = None,
+        tokenizer: str | None = None,
+        tokenised: bool = False,
+    ) -> "Text":
+        """The encoding of a model's text, found as this module says.
+
+        Args:
+            loaded: the model with its data folder.
+            bpe, tokenizer: names of fairseq's encoders; None: to be found out.
+            bpe_codes: codes or model of the BPE; None: to be found.
+            tokenised: sentences are tokens already.
 
         Raises:
-            InputError: its sentencepiece model is missing or damaged.
+            InputError: an encoder is unknown, lacks its file or package, or makes pieces that the model does not know.
         """
-        path = Path(data) / MODEL_NAME
-        if not path.is_file():
-            raise InputError(f"{data} has no {MODEL_NAME}; copy the model that encoded its text there")
-        try:
-            pieces = SentencePieceProcessor(model_file=str(path))
-        except Exception as error:  # whatever reading garbage raises
-            raise InputError(f"{path} is not a sentencepiece model: {error}") from error
-        return cls(pieces, source, target, tokenised)
+        task = loaded.task
+        saved = {kind: loaded.encoders.get(kind, {}) for kind in _REGISTRIES}
+        # a training that was told of a BPE and of no tokenizer had none
+        usual = None if saved["bpe"] and bpe is None else "moses"
+        names = {
+            "bpe": bpe or saved["bpe"].get("_name") or piece_kind(task.source_dictionary),
+            "tokenizer": None if tokenised else tokenizer or saved["tokenizer"].get("_name") or usual,
+        }
+        for kind, name in names.items():
+            if name is not None and name not in _REGISTRIES[kind]:
+                raise InputError(f"--{kind} knows {', '.join(sorted(_REGISTRIES[kind]))}, not {name!r}")
+        told = {kind: saved[kind] if saved[kind].get("_name") == name else {} for kind, name in names.items()}
+        spelt = _symbols(task.source_dictionary) if names["bpe"] in _PARTS_OF_TEXT else []
+        words, pieces = None, None
+        if names["bpe"] is not None or bpe_codes is not None:
+            guessed = bpe is None and not told["bpe"]
+            pieces = _build_bpe(names["bpe"], bpe_codes, told["bpe"], task, guessed=guessed)
+        if names["tokenizer"] is not None:
+            pair = {"source_lang": task.cfg.source_lang, "target_lang": task.cfg.target_lang}
+            words = _build("tokenizer", names["tokenizer"], (told["tokenizer"] or _moses_options(spelt)) | pair)
+        capitals = _share(task.source_dictionary, lambda symbol: symbol != symbol.lower())
+        lower = not tokenised and bool(spelt) and capitals <= _RARE
+        return cls(words, pieces, lower, piece_kind(task.target_dictionary))
 
     def encode(self, sentences: Sequence[str]) -> list[list[str]]:
         """The pieces of each sentence, without an end of sentence; none for a blank one."""
-        tokens = sentences if self.tokenised else tokenise_lines(sentences, self.source)
-        return [self.pieces.encode(line, out_type=str) for line in tokens]
+        return [self._encode(sentence).split() for sentence in sentences]
+
+    def _encode(self, line):
+        if self.tokenizer is not None:
+            line = self.tokenizer.encode(line)
+        if self.lower:
+            line = line.lower()
+        return line if self.bpe is None else self.bpe.encode(line)
 
     def decode(self, pieces: str) -> str:
         """The sentence that these pieces, separated by spaces, spell."""
-        tokens = self.pieces.decode(pieces.split())
-        return tokens if self.tokenised else MosesDetokenizer(self.target).detokenize(tokens.split())
+        tokens = post_process(pieces, self.joined) if self.bpe is None else self.bpe.decode(pieces)
+        return tokens if self.tokenizer is None else self.tokenizer.decode(tokens)
 
 
 def indices(pieces: Sequence[str], dictionary: Dictionary) -> torch.Tensor:
     """``(len + 1,)``: the symbols of the pieces and the end of sentence."""
     return torch.tensor([*map(dictionary.index, pieces), dictionary.eos()])
+
+
+def _symbols(dictionary):
+    """Without those that every dictionary has."""
+    return dictionary.symbols[dictionary.nspecial :]
+
+
+def _share(dictionary, condition):
+    """How much of the text these symbols were, by the dictionary's counts."""
+    counts = dict(zip(_symbols(dictionary), dictionary.count[dictionary.nspecial :], strict=True))
+    counts = {symbol: max(count, 1) for symbol, count in counts.items()}
+    return sum(count for symbol, count in counts.items() if condition(symbol)) / max(sum(counts.values()), 1)
+
+
+def _moses_options(spelt):
+    """How Moses was called, as far as the symbols show it."""
+    return {
+        "moses_no_dash_splits": not any("@-@" in symbol for symbol in spelt),
+        "moses_no_escape": any(mark in symbol for symbol in spelt for mark in "'\""),
+    }
+
+
+def _build_bpe(name, codes, told, task, *, guessed):
+    """The BPE of this name with its file, compared with the dictionary; ``guessed``: by the look of the pieces."""
+    option, usual = _FILES.get(name, (None, ()))
+    if codes is not None and option is None:
+        raise InputError(f"--bpe-codes belongs to one of {', '.join(sorted(_FILES))}; name it with --bpe")
+    if codes is not None and not Path(codes).is_file():
+        raise InputError(f"there is no --bpe-codes {codes}")
+    file = codes
+    if file is None and option is not None:
+        saved = [Path(told[option])] if isinstance(told.get(option), str) else []
+        beside = [*(path.name for path in saved), *usual]
+        file = next(
+            (path for path in [*saved, *(Path(task.cfg.data) / name for name in beside)] if path.is_file()), None
+        )
+        if file is None and usual:
+            raise InputError(
+                f"{task.cfg.data} has no {usual[0]} (nor {', '.join(usual[1:])}), with which {name} makes pieces of "
+                "sentences; copy there what encoded its text, or name it with --bpe-codes"
+            )
+    if file is not None:
+        told = told | {option: str(file)}
+    told = told | {"sentencepiece_enable_sampling": False}  # that is for training
+    if guessed and name == "subword_nmt" and _has_counts(file):
+        name = "fastbpe"
+    bpe = _build("bpe", name, told, file)
+    _compare(bpe, file or f"--bpe {name}", task)
+    return bpe
+
+
+def _has_counts(file):
+    """Codes of fastBPE have a count in each line, which subword-nmt's have not."""
+    with open(file, "rb") as codes:
+        return len(codes.readline().split()) == 3
+
+
+def _build(kind, name, options, file=None):
+    """One of fairseq's encoders."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return _BUILDERS[kind](Namespace(**{**options, kind: name}))
+    except (Exception, SystemExit) as error:  # whatever reading garbage raises; subword-nmt exits
+        reason = said.getvalue().strip().splitlines()[0] if said.getvalue().strip() else _first_line(error)
+        what = f"--{kind} {name}" if file is None else f"{file}, --{kind} {name}"
+        raise InputError(f"{what} cannot be used: {reason}") from error
+
+
+def _first_line(error):
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _compare(bpe, file, task):
+    """Refuse a BPE if the dictionary lacks most of what it makes of the words that the longest symbols spell."""
+    dictionary = task.source_dictionary
+    try:
+        spelt = [bpe.decode(symbol) for symbol in _symbols(dictionary) if not symbol.startswith("madeupword")]
+        longest = sorted(spelt, key=len, reverse=True)[: min(_PROBES, 1 + len(spelt) // 4)]
+        pieces = [piece for text in longest for piece in bpe.encode(text).split()]
+    except Exception as error:  # an encoder of numbers meets words
+        raise InputError(f"{file} does not fit {task.cfg.data}: {_first_line(error)}") from error
+    unknown = sum(dictionary.index(piece) == dictionary.unk() for piece in pieces)
+    if 2 * unknown > len(pieces):
+        raise InputError(
+            f"{file} does not fit {task.cfg.data}: {unknown} of {len(pieces)} pieces that it makes are not in "
+            f"dict.{task.cfg.source_lang}.txt; give the one that encoded its text"
+        )

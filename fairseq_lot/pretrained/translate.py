@@ -7,27 +7,32 @@ from itertools import islice
 from pathlib import Path
 
 import torch
+from fairseq.data import LanguagePairDataset
+from fairseq.tasks.translation import TranslationTask
 from tqdm import tqdm
 
 from fairseq_lot.errors import InputError
+from fairseq_lot.output.files import read_lines
 from fairseq_lot.pretrained.check import check_lengths
 from fairseq_lot.pretrained.checkpoint import Checkpoint
 from fairseq_lot.pretrained.device import add_device_argument, choose_device
+from fairseq_lot.pretrained.languages import Pair, add_language_arguments, typed_pair
 from fairseq_lot.pretrained.loading import Loaded, load, on_device
-from fairseq_lot.pretrained.text import Text, indices
+from fairseq_lot.pretrained.text import Text, add_text_arguments, indices, piece_kind, text_options
 
 _BATCH = 32  # piped sentences at a time
 
 
-class Translator:
-    """A trained model that takes sentences as people write them.
+class Searcher:
+    """A trained model that translates pieces.
 
     Args:
         checkpoint: its path, or what ``swap`` or ``calibrate`` returned.
-        data: its data folder, with the sentencepiece model; None: the one it was trained on.
+        data: its data folder; None: the one it was trained on.
+        split: split of the data to load; None: the dictionaries alone.
         beam: size of the beam.
-        tokenised: sentences come as Moses tokens, translations leave as such.
         device: to run on; None: a GPU when there is one.
+        languages: source and target; None: those of the checkpoint, else as the files in ``data`` are named.
 
     Raises:
         InputError: a file is missing or damaged, or they do not fit each other.
@@ -38,31 +43,20 @@ class Translator:
         checkpoint: Checkpoint,
         data: str | Path | None = None,
         *,
+        split: str | None = None,
         beam: int = 5,
-        tokenised: bool = False,
         device: str | torch.device | None = None,
+        languages: Pair | None = None,
     ) -> None:
         if beam < 1:
             raise InputError(f"--beam must be at least 1, got {beam}")
-        self.loaded = load(checkpoint, data, None, device=device)
-        task = self.loaded.task
-        self.text = Text.of(task.cfg.data, task.cfg.source_lang, task.cfg.target_lang, tokenised=tokenised)
-        self._generator = task.build_generator([self.loaded.model], Namespace(beam=beam))
+        self.loaded = load(checkpoint, data, split, needs_target=False, device=device, pair=languages)
+        self._generator = self.loaded.task.build_generator([self.loaded.model], Namespace(beam=beam))
 
-    def translate(self, sentences: Sequence[str], first_line: int = 1) -> list[str]:
-        """One translation per sentence; a blank one stays blank.
-
-        Raises:
-            InputError: a sentence is longer than the model's positions; ``first_line`` numbers the first one.
-        """
-        encoded = self.text.encode(sentences)
-        translations = [""] * len(encoded)
-        filled = [i for i, pieces in enumerate(encoded) if pieces]
-        if filled:
-            sources = [self.symbols(encoded[i], f"line {first_line + i}") for i in filled]
-            for i, target in zip(filled, self.search(sources), strict=True):
-                translations[i] = self.text.decode(self.loaded.task.target_dictionary.string(target))
-        return translations
+    def spell(self, target: torch.Tensor) -> str:
+        """A translation, as :meth:`search` finds it, with its pieces joined to words."""
+        dictionary = self.loaded.task.target_dictionary
+        return dictionary.string(target, piece_kind(dictionary))
 
     def symbols(self, pieces: Sequence[str], where: str) -> torch.Tensor:
         """``(len,)``: what the encoder reads, end of sentence included; refused if it is too long."""
@@ -82,6 +76,50 @@ class Translator:
         return [by_id[i][0]["tokens"].cpu() for i in range(len(sources))]
 
 
+class Translator(Searcher):
+    """A trained model that takes sentences as people write them.
+
+    Args:
+        checkpoint, data, beam, device, languages: as for :class:`Searcher`.
+        text: how sentences become pieces, where it is not to be found out: the options ``bpe``, ``bpe_codes``,
+            ``tokenizer`` and ``tokenised`` of :meth:`fairseq_lot.pretrained.text.Text.of`.
+
+    Raises:
+        InputError: a file is missing or damaged, or they do not fit each other.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        data: str | Path | None = None,
+        *,
+        beam: int = 5,
+        device: str | torch.device | None = None,
+        languages: Pair | None = None,
+        **text,
+    ) -> None:
+        super().__init__(checkpoint, data, beam=beam, device=device, languages=languages)
+        self.text = Text.of(self.loaded, **text)
+
+    def translate(self, sentences: Sequence[str], first_line: int = 1) -> list[str]:
+        """One translation per sentence; a blank one stays blank.
+
+        Raises:
+            InputError: a sentence is longer than the model's positions; ``first_line`` numbers the first one.
+        """
+        encoded = self.text.encode(sentences)
+        translations = [""] * len(encoded)
+        filled = [i for i, pieces in enumerate(encoded) if pieces]
+        if filled:
+            sources = [self.symbols(encoded[i], f"line {first_line + i}") for i in filled]
+            for i, target in zip(filled, self.search(sources), strict=True):
+                translations[i] = self.spell(target)
+        return translations
+
+    def spell(self, target: torch.Tensor) -> str:
+        return self.text.decode(self.loaded.task.target_dictionary.string(target))
+
+
 @torch.no_grad()
 def translate_split(loaded: Loaded, *, beam: int, batch: int = 128) -> list[str]:
     """The translation of every sentence of a split, pieces joined to words, in the order of the corpus.
@@ -92,6 +130,7 @@ def translate_split(loaded: Loaded, *, beam: int, batch: int = 128) -> list[str]
     task, dataset = loaded.task, loaded.dataset
     check_lengths(dataset.src_sizes, loaded.model.max_positions()[0], where=str(task.cfg.data))
     generator = task.build_generator([loaded.model], Namespace(beam=beam))
+    joined = piece_kind(task.target_dictionary)
     translations = [""] * len(dataset)
     by_length = dataset.src_sizes.argsort(kind="stable")[::-1]
     with tqdm(total=len(dataset), desc="test", unit="sentence", leave=False, disable=None) as bar:
@@ -99,9 +138,30 @@ def translate_split(loaded: Loaded, *, beam: int, batch: int = 128) -> list[str]
             sample = loaded.batch(by_length[start : start + batch])
             found = task.inference_step(generator, [loaded.model], sample)
             for i, hypotheses in zip(sample["id"].tolist(), found, strict=True):
-                translations[i] = task.target_dictionary.string(hypotheses[0]["tokens"], "sentencepiece")
+                translations[i] = task.target_dictionary.string(hypotheses[0]["tokens"], joined)
             bar.update(len(sample["id"]))
     return translations
+
+
+def references(data: str | Path, split: str, task: TranslationTask, dataset: LanguagePairDataset) -> list[str]:
+    """What the translations of a split are to be compared with, as tokens, in the order of the corpus.
+
+    Those are the lines of ``text/SPLIT.LANGUAGE`` in the data folder where there is such a file; else the target side
+    of the split, pieces joined to words. There ``<<unk>>``, which no translation says, stands for what the dictionary
+    lacks.
+
+    Raises:
+        InputError: the file is of another length than the split.
+    """
+    file = Path(data) / "text" / f"{split}.{task.cfg.target_lang}"
+    if not file.exists():
+        dictionary = task.target_dictionary
+        joined = piece_kind(dictionary)
+        return [dictionary.string(dataset.tgt[i], joined, escape_unk=True) for i in range(len(dataset))]
+    lines = read_lines(file)
+    if len(lines) != len(dataset):
+        raise InputError(f"{file} has {len(lines)} lines, the split {len(dataset)} sentences; mend or remove the file")
+    return lines
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -110,17 +170,18 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("sentences", nargs="*", metavar="SENTENCE", help="what to translate; default: the lines of standard input")
     add("--path", required=True, metavar="CKPT.pt", help="checkpoint: ours or fairseq's transformer*")
     add("--compare", metavar="OTHER.pt", help="print its translations as well, after a tab")
-    add("--data", metavar="DATA", help="data folder with sentencepiece.bpe.model; default: that of the training")
+    add("--data", metavar="DATA", help="data folder; default: that of the training")
     add("--beam", type=int, default=5, metavar="N", help="default: %(default)s")
     add_device_argument(parser)
-    add("--tokenised", action="store_true", help="lines are lower-cased Moses tokens, and so are the translations")
+    add_language_arguments(parser)
+    add_text_arguments(parser.add_argument_group("from sentences to pieces"))
 
 
 def run(args: Namespace) -> int:
     """Translate line by line on a terminal, in batches elsewhere; with ``--compare`` a header says which is which."""
     paths = [path for path in (args.path, args.compare) if path is not None]
-    device = choose_device(args.device)
-    models = [Translator(path, args.data, beam=args.beam, tokenised=args.tokenised, device=device) for path in paths]
+    shared = {"beam": args.beam, "device": choose_device(args.device), "languages": typed_pair(args)}
+    models = [Translator(path, args.data, **shared, **text_options(args)) for path in paths]
     if args.compare is not None:
         print(*paths, sep="\t")
     typed = not args.sentences and sys.stdin.isatty()

@@ -12,11 +12,16 @@ from fairseq_lot.evaluation.systems import read_systems
 from fairseq_lot.output.figures import write_figure
 from fairseq_lot.output.files import atomic_write, read_lines
 from fairseq_lot.pretrained.device import add_device_argument, choose_device
-from fairseq_lot.pretrained.translate import Translator
+from fairseq_lot.pretrained.languages import add_language_arguments, typed_pair
+from fairseq_lot.pretrained.loading import Loaded
+from fairseq_lot.pretrained.text import add_text_arguments, text_options
+from fairseq_lot.pretrained.translate import Searcher, Translator
 from fairseq_lot.report.charts import bleu_bars, loss_curves, map_grid
 from fairseq_lot.report.html import page
 from fairseq_lot.report.maps import sentence_maps
 from fairseq_lot.report.training_log import Curves, read_curves
+
+FIRST = 5  # sentences of a split
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -25,13 +30,16 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--results", nargs="+", default=[], metavar="FILE.jsonl", help="scores, written by fairseq-lot score")
     add("--path", metavar="CKPT.pt", help="checkpoint whose attention is to be seen")
     add("--compare", nargs="+", default=[], metavar="CKPT.pt", help="checkpoints to see beside it")
-    add("--sentences", metavar="FILE", help="source sentences, one per line; needed with --path")
+    add("--sentences", metavar="FILE", help="source sentences, one per line; this or --split is needed with --path")
+    add("--split", metavar="NAME", help=f"look at the first {FIRST} sentences of this split of the data: train, valid "
+        "or test")  # fmt: skip
     add("--sites", default="encoder", metavar="SITES", help=f"of {','.join(SITES)} (default: %(default)s)")
     add("--logs", nargs="+", default=[], metavar="LOG", help="logs of fairseq-train or its --tensorboard-logdir; "
         "default: train.log beside the checkpoints")  # fmt: skip
-    add("--data", metavar="DATA", help="data folder with sentencepiece.bpe.model; default: that of the training")
-    add("--tokenised", action="store_true", help="the sentences are lower-cased Moses tokens")
+    add("--data", metavar="DATA", help="data folder; default: that of the training")
     add_device_argument(parser)
+    add_language_arguments(parser)
+    add_text_arguments(parser.add_argument_group("from sentences to pieces"))
     add("--out", required=True, metavar="REPORT.html", help="the page")
     add("--figures", metavar="DIR", help="also write its static figures here, as svg and png")
 
@@ -59,28 +67,39 @@ def run(args: Namespace) -> int:
 def _maps(args) -> dict | None:
     """The maps that were asked for."""
     if args.path is None:
-        if args.sentences or args.compare:
-            raise InputError("--sentences and --compare go with --path; name a checkpoint there")
+        if args.sentences or args.split or args.compare:
+            raise InputError("--sentences, --split and --compare go with --path; name a checkpoint there")
         return None
-    if args.sentences is None:
-        raise InputError("--path needs --sentences FILE, the sentences to look at")
+    if (args.sentences is None) == (args.split is None):
+        raise InputError("--path needs either --sentences FILE or --split NAME, the sentences to look at")
     sites = args.sites.split(",")
     for site in sites:
         if site not in SITES:
             raise InputError(f"--sites knows {', '.join(SITES)}, not {site!r}")
-    sentences = read_lines(args.sentences)
-    if not sentences:
-        raise InputError(f"{args.sentences} is empty; put one sentence on each line")
     paths = [args.path, *args.compare]
     names = _short_names(paths)
     if len(set(names)) < len(names):
         raise InputError(f"a checkpoint is named twice: {', '.join(paths)}")
-    device = choose_device(args.device)
+    shared = {"device": choose_device(args.device), "languages": typed_pair(args)}
+    if args.split is not None:
+        models = {
+            name: Searcher(path, args.data, split=args.split, **shared) for name, path in zip(names, paths, strict=True)
+        }
+        return sentence_maps(models, _first_of_split(models[names[0]].loaded), sites)
+    sentences = read_lines(args.sentences)
+    if not sentences:
+        raise InputError(f"{args.sentences} is empty; put one sentence on each line")
     models = {
-        name: Translator(path, args.data, tokenised=args.tokenised, device=device)
+        name: Translator(path, args.data, **shared, **text_options(args))
         for name, path in zip(names, paths, strict=True)
     }
-    return sentence_maps(models, sentences, sites)
+    return sentence_maps(models, models[names[0]].text.encode(sentences), sites)
+
+
+def _first_of_split(loaded: Loaded) -> list[list[str]]:
+    """The pieces of its first sentences, without an end of sentence."""
+    dictionary, sources = loaded.task.source_dictionary, loaded.dataset.src
+    return [dictionary.string(sources[i]).split() for i in range(min(FIRST, len(loaded.dataset)))]
 
 
 def _short_names(paths) -> list[str]:

@@ -8,20 +8,20 @@ import torch
 
 from fairseq_lot.errors import InputError
 from fairseq_lot.inspection.capture import Captured, capture
-from fairseq_lot.pretrained.translate import Translator
+from fairseq_lot.pretrained.translate import Searcher
 from fairseq_lot.transport.diagnostics import imbalance, receiver_mass
 
 _LEVELS = 255
 
 
-def sentence_maps(models: dict[str, Translator], sentences: Sequence[str], sites: Sequence[str]) -> dict:
+def sentence_maps(models: dict[str, Searcher], sentences: Sequence[Sequence[str]], sites: Sequence[str]) -> dict:
     """Run sentences through models and keep every map.
 
     The decoder is forced through the first model's own translation in all of them, so that tokens are the same.
 
     Args:
         models: by the name that the page shows.
-        sentences: as people write them.
+        sentences: the pieces of each, without an end of sentence.
         sites: of ``encoder``, ``cross`` and ``decoder``.
 
     Returns:
@@ -37,7 +37,7 @@ def sentence_maps(models: dict[str, Translator], sentences: Sequence[str], sites
             if getattr(model.loaded.task, side).symbols != getattr(first.loaded.task, side).symbols:
                 raise InputError(f"{name} and {first_name} differ in vocabulary; compare models of one data folder")
     shown = []
-    for number, pieces in enumerate(first.text.encode(sentences), start=1):
+    for number, pieces in enumerate(sentences, start=1):
         if not pieces:
             raise InputError(f"sentence {number} is blank; remove the line")
         source = first.symbols(pieces, f"sentence {number}")
@@ -47,7 +47,7 @@ def sentence_maps(models: dict[str, Translator], sentences: Sequence[str], sites
             {
                 "source": [*pieces, "</s>"],
                 "target": [first.loaded.task.target_dictionary[i] for i in before],
-                "translation": first.text.decode(first.loaded.task.target_dictionary.string(target)),
+                "translation": first.spell(target),
                 "maps": [_maps_of(model, source, before, sites) for model in models.values()],
             }
         )

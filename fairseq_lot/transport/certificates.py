@@ -1,4 +1,7 @@
-"""How far a doubly stochastic plan can move when its scores are perturbed: measured against proven bounds."""
+"""How far a plan can move when its scores are perturbed: measured against proven bounds.
+
+docs/attention.md, "What is certified", has the proofs.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,6 +9,7 @@ from typing import Any
 import torch
 
 from fairseq_lot.transport.marginals import uniform_log_mass
+from fairseq_lot.transport.pivots import pivot_coupling
 from fairseq_lot.transport.sinkhorn import sinkhorn
 
 
@@ -17,12 +21,15 @@ class Certificate:
         plan_ratio: ``‖P_τ(S) - P_τ(T)‖₁`` over ``(n/τ) ‖S - T‖_∞``, inequality (31) of [CETA]; ``(k, ...)``.
         output_ratio: ``Σ_i ‖((P_τ(S) - P_τ(T)) V)_i‖₂`` over ``(n/τ) ‖S - T‖_∞ max_j ‖V_j - mean V‖₂``: the output
             certificate derived from (31), ``(k, ...)``.
+        inequality_44_ratio: ``‖P_τ(S) V - P_τ(T) W‖`` over ``‖V - W‖ + (n/τ) ‖S - T‖_∞ ‖W‖``, inequality (44) of
+            [CETA] as it is stated, with the largest norm of a row for ``‖·‖``; ``(k, ...)``.
         marginal_error: ``(...)``, the largest that was left in any of the plans, in units of mass: P_τ is the
             doubly stochastic plan, and this says how far from one it was.
     """
 
     plan_ratio: torch.Tensor
     output_ratio: torch.Tensor
+    inequality_44_ratio: torch.Tensor
     marginal_error: torch.Tensor
 
 
@@ -30,8 +37,9 @@ def perturbation_certificate(
     scores: torch.Tensor,
     v: torch.Tensor,
     noise: torch.Tensor,
+    value_noise: torch.Tensor | None = None,
     *,
-    epsilon: float,
+    epsilon: float | torch.Tensor,
     tolerance: float = 1e-10,
 ) -> Certificate:
     """Perturb scores and compare the change of the plan and of the output with what is certified.
@@ -41,30 +49,126 @@ def perturbation_certificate(
     (31). The rows of ``D = P_τ(S) - P_τ(T)`` sum to 0, so ``D V = D (V - c)`` for any row c, and the norm of row i is
     at most ``‖D_i‖₁ max_j ‖V_j - c‖``; c is the mean of V here.
 
-    Where the updates end before the columns of P_τ(S) are exact, P_τ(T) is held to the same columns: the argument
-    needs equal marginals, not uniform ones.
-
     Args:
         scores: ``(..., n, m)``, S, of real tokens only; float64 for ratios near 0.
         v: ``(..., m, d)``.
         noise: ``(k, ..., n, m)``, T - S, nowhere all zero.
-        epsilon: τ, in the unit of the scores.
+        value_noise: ``(k, ..., m, d)``, W - V for (44); default: W = V.
+        epsilon: τ, in the unit of the scores: a number, or one for every plan, ``(..., 1, 1)``.
         tolerance: the marginal error at which a plan counts as exact.
     """
     n = scores.size(-2)
     log_a, log_b = uniform_log_mass(None, scores), uniform_log_mass(None, scores.transpose(-1, -2))
-    budget: dict[str, Any] = {"num_updates": 2001, "tolerance": tolerance}
-    base = sinkhorn(scores / epsilon, log_a, log_b, **budget)
-    # log P_τ(S) differs from S/τ by row and column constants alone, which change no plan: a start near the solution
-    start = base.conditional.clamp(min=torch.finfo(scores.dtype).tiny).log()
-    log_columns = base.conditional.mean(-2).clamp(min=torch.finfo(scores.dtype).tiny).log()
-    moved = sinkhorn(start + noise / epsilon, log_a, log_columns, **budget)
-    difference = moved.conditional - base.conditional
-    bound = n / epsilon * noise.abs().amax((-1, -2))
+    base, moved, error = _exact_plans(scores / epsilon, noise / epsilon, log_a, log_b, tolerance)
+    bound = n * _size(noise / epsilon)
     radius = (v - v.mean(-2, keepdim=True)).norm(dim=-1).amax(-1)
-    change = (difference @ v).norm(dim=-1).sum(-1)
+    change = ((moved - base) @ v).norm(dim=-1).sum(-1)
     return Certificate(
-        plan_ratio=difference.abs().sum((-1, -2)) / bound,
-        output_ratio=change / (bound * torch.where(radius == 0, 1.0, radius)),
-        marginal_error=base.marginal_error + moved.marginal_error.amax(0),
+        plan_ratio=(moved - base).abs().sum((-1, -2)) / bound,
+        output_ratio=change / (bound * _not_zero(radius)),
+        inequality_44_ratio=_output_ratio(base, moved, v, value_noise, bound),
+        marginal_error=error,
     )
+
+
+@dataclass(frozen=True)
+class CouplingCertificate:
+    """The same for ``A = n·Γ1 diag(1/σ) Γ2ᵀ``, whose two plans have scores of their own, S1 and S2, in units of ε.
+
+    Attributes:
+        plan_ratio: of the exact plans, ``‖A - B‖₁`` over ``n √(‖S1 - T1‖_∞² + ‖S2 - T2‖_∞²)``, ``(k, ...)``.
+        output_ratio: of the exact plans, ``‖A V - B W‖`` over ``‖V - W‖`` plus that bound times ``‖W‖``, where
+            ``‖·‖`` is the largest norm of a row; ``(k, ...)``.
+        as_run_ratio: of the plans after u1 and u2 half-updates, ``‖A V - B W‖`` over
+            ``‖V - W‖ + √((u1 ‖S1 - T1‖_∞)² + (u2 ‖S2 - T2‖_∞)²) ‖W‖``, ``(k, ...)``.
+        marginal_error: ``(...)``, the largest that was left in any of the exact plans, in units of mass.
+    """
+
+    plan_ratio: torch.Tensor
+    output_ratio: torch.Tensor
+    as_run_ratio: torch.Tensor
+    marginal_error: torch.Tensor
+
+
+def coupling_certificate(
+    query_scores: torch.Tensor,
+    key_scores: torch.Tensor,
+    log_masses: torch.Tensor,
+    v: torch.Tensor,
+    query_noise: torch.Tensor,
+    key_noise: torch.Tensor,
+    value_noise: torch.Tensor | None = None,
+    *,
+    query_updates: int,
+    key_updates: int,
+    tolerance: float = 1e-10,
+) -> CouplingCertificate:
+    """Perturb the scores of both plans and compare the change of their coupling with what is certified.
+
+    Args:
+        query_scores: ``(..., n, r)``, S1, and key_scores: ``(..., m, r)``, S2, of real tokens only and already
+            divided by epsilon; float64 for ratios near 0.
+        log_masses: ``(..., r)``, log σ.
+        v: ``(..., m, d)``.
+        query_noise: ``(k, ..., n, r)``, T1 - S1, and key_noise: ``(k, ..., m, r)``, T2 - S2, not both all zero.
+        value_noise: ``(k, ..., m, d)``, W - V; default: W = V.
+        query_updates, key_updates: u1 and u2, half-updates of the plans as they are run.
+        tolerance: the marginal error at which a plan counts as exact.
+    """
+    n = query_scores.size(-2)
+    log_a, log_b = uniform_log_mass(None, query_scores), uniform_log_mass(None, key_scores)
+    to_pivots, moved_to_pivots, error = _exact_plans(query_scores, query_noise, log_a, log_masses, tolerance)
+    # of the other plan the pivots are the side that is exact
+    of_pivots = key_scores.transpose(-1, -2), key_noise.transpose(-1, -2)
+    to_keys, moved_to_keys, key_error = _exact_plans(*of_pivots, log_masses, log_b, tolerance)
+    base, moved = to_pivots @ to_keys, moved_to_pivots @ moved_to_keys
+    sizes = _size(query_noise), _size(key_noise)
+    bound = n * torch.hypot(*sizes)
+
+    def run(*scores):
+        updates = {"query_updates": query_updates, "key_updates": key_updates}
+        return pivot_coupling(*scores, log_a, log_b, log_masses, **updates).conditional
+
+    run_base, run_moved = run(query_scores, key_scores), run(query_scores + query_noise, key_scores + key_noise)
+    run_bound = torch.hypot(query_updates * sizes[0], key_updates * sizes[1])
+    return CouplingCertificate(
+        plan_ratio=(moved - base).abs().sum((-1, -2)) / bound,
+        output_ratio=_output_ratio(base, moved, v, value_noise, bound),
+        as_run_ratio=_output_ratio(run_base, run_moved, v, value_noise, run_bound),
+        marginal_error=torch.maximum(error, key_error),
+    )
+
+
+def _exact_plans(scores, noise, log_a, log_b, tolerance):
+    """The conditionals of the exact plans of the scores and of the scores with noise, and their marginal error.
+
+    Where the updates end before the columns of the first are exact, the second is held to the same columns: the
+    argument of (31) needs equal marginals, not uniform ones.
+    """
+    budget: dict[str, Any] = {"num_updates": 2001, "tolerance": tolerance}
+    tiny = torch.finfo(scores.dtype).tiny
+    base = sinkhorn(scores, log_a, log_b, **budget)
+    # its log differs from the scores by row and column constants alone, which change no plan: near the solution
+    start = base.conditional.clamp(min=tiny).log()
+    moved = sinkhorn(start + noise, log_a, base.plan.sum(-2).clamp(min=tiny).log(), **budget)
+    return base.conditional, moved.conditional, base.marginal_error + moved.marginal_error.amax(0)
+
+
+def _output_ratio(base, moved, v, value_noise, bound):
+    """``‖A V - B W‖`` over ``‖V - W‖ + bound·‖W‖``, norms being those of the largest row."""
+    w = v if value_noise is None else v + value_noise
+    certified = _largest_row(w - v) + bound * _largest_row(w)
+    return _largest_row(base @ v - moved @ w) / _not_zero(certified)
+
+
+def _largest_row(x):
+    return x.norm(dim=-1).amax(-1)
+
+
+def _size(noise):
+    """``‖noise‖_∞`` of every plan."""
+    return noise.abs().amax((-1, -2))
+
+
+def _not_zero(x):
+    return torch.where(x == 0, 1.0, x)

@@ -77,8 +77,9 @@ def pivot_coupling(
     )
 
 
-#: whether a kernel may make the values of LOT at once, and what tries it
+#: whether a kernel may make the values of LOT at once, what tries it, and from what
 fusable, fused_values = kernels.wanted, kernels.lot
+FusedInputs, FusedSettings = kernels.LotInputs, kernels.LotSettings
 
 
 class _PivotScores(torch.autograd.Function):

@@ -2,19 +2,9 @@
 
 MECHANISM_NAMES=(esp lot set sinkhorn softmax) # the package's own list, which a fresh clone cannot be asked for
 
-# one_of NAME VALUE CHOICE...: the VALUE of the variable NAME is one of the choices.
-one_of() {
-    local name=$1 value=$2 choice
-    shift 2
-    for choice in "$@"; do
-        [ "$value" != "$choice" ] || return 0
-    done
-    die "$name: there is no '$value'; use $(sed 's/ /, /g' <<<"$*")"
-}
-
 # each_of NAME CHOICE...: the words of the variable NAME, up to a colon, are among the choices, and none is there twice.
 each_of() {
-    local name=$1 words word seen=" "
+    local name=$1 words word own shared seen=" "
     shift
     read -rd '' -a words <<<"${!name:-$1}" || true
     [ ${#words[@]} -gt 0 ] || die "$name is blank; use $(sed 's/ /, /g' <<<"$*")"
@@ -22,7 +12,9 @@ each_of() {
         one_of "$name" "${word%%:*}" "$@"
         [[ $word =~ ^[a-z_]+(:[A-Za-z0-9_]+)?$ ]] || die "$name: '$word' is neither NAME nor NAME:VARIANT"
         [[ $seen != *" $word "* ]] || die "$name: '$word' is there twice"
-        [[ $word != @(softmax|sinkhorn):@(pieces|calibrated) ]] || die "$name: ${word%%:*} has nothing to calibrate"
+        own=${word^^}_OPTIONS own=${own/:/_} shared=${word%%:*} shared=${shared^^}_OPTIONS
+        [[ $word != @(softmax|sinkhorn):@(pieces|calibrated) || ${!own:-${!shared:-}} == *--sinkhorn-learn-epsilon* ]] ||
+            die "$name: ${word%%:*} has nothing to calibrate"
         seen+="$word "
     done
 }

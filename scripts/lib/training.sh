@@ -30,24 +30,24 @@ device_flags() {
     esac
 }
 
-# train_once SAVE DATA FLAGS...: train into SAVE unless that has been done; resume what was stopped.
+# train_once SAVE DATA FLAGS...: train into SAVE unless that has been done; resume what was stopped. Needs SRC and TGT.
 train_once() {
-    local save=$1 data=$2 log_format
+    local save=$1 data=$2 log_format shared=--share-decoder-input-output-embed
     shift 2
     same_settings "$save" "$*"
     if [ -f "$save/finished" ]; then
         echo "$save is finished; remove it to train again"
         return
     fi
-    [ -f "$data/dict.de.txt" ] || die "$data is not a data folder; make it with one of scripts/prepare_*.sh"
     device_flags
+    if cmp -s "$data/dict.$SRC.txt" "$data/dict.$TGT.txt"; then shared=--share-all-embeddings; fi
     if [ ! -e "$save" ] || [ ! -f "$save.settings" ]; then
         put "$*" "$save.settings"
         mkdir -p "$save"
     fi
     if [ -t 2 ]; then log_format=tqdm; else log_format=simple; fi
-    fairseq-train "$data" --user-dir fairseq_lot -s de -t en \
-        --share-all-embeddings \
+    fairseq-train "$data" --user-dir fairseq_lot -s "$SRC" -t "$TGT" \
+        "$shared" \
         --optimizer adam --adam-betas '(0.9, 0.98)' --weight-decay 0.0001 \
         --criterion label_smoothed_cross_entropy --label-smoothing 0.1 \
         --save-dir "$save" --no-epoch-checkpoints --log-file "$save/train.log" \

@@ -4,12 +4,13 @@
 #
 #   SWAPPED      checkpoint made by plug_and_play.sh (or the base itself, for the control)
 #   ATTENTION    its mechanism, and OPTIONS, as given to plug_and_play.sh
-#   DATA, BACKBONE, SIZE, SEED, MAX_TOKENS, PRECISION, DEVICE, GPUS: as for pretrain.sh
+#   DATA, SRC, TGT, BACKBONE, SIZE, SEED, MAX_TOKENS, PRECISION, DEVICE, GPUS: as for pretrain.sh
 #   CHECKED      yes: that DATA and SWAPPED fit together is known, and not looked at again
 #   SAVE         folder for the checkpoints; a run that was stopped goes on from its last one
 #   EPOCHS, LR, DROPOUT
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../lib/common.sh"
+source scripts/lib/data.sh
 source scripts/lib/settings.sh
 source scripts/lib/training.sh
 
@@ -17,7 +18,7 @@ check_settings
 [ -n "${SWAPPED:-}" ] || die "SWAPPED is not set; give the checkpoint to fine-tune"
 ATTENTION=${ATTENTION:-lot}
 OPTIONS=${OPTIONS:-}
-DATA=${DATA:-data-bin/iwslt14.de-en}
+DATA=${DATA:-$IWSLT14}
 BACKBONE=${BACKBONE:-transformer}
 SIZE=${SIZE:-iwslt_de_en}
 SEED=${SEED:-1}
@@ -34,7 +35,7 @@ read -ra options <<<"$OPTIONS"
 if [ -f "$SAVE.settings" ] && [ -e "$SAVE" ] && [ "$SWAPPED" -nt "$SAVE.settings" ]; then
     die "$SAVE was trained from an earlier $SWAPPED; remove it to train again"
 fi
-[ -f "$SAVE/finished" ] || [ "${CHECKED:-}" = yes ] || fairseq-lot check "$DATA" --split train --path "$SWAPPED"
+[ -f "$SAVE/finished" ] || check_data "$DATA" --split train --path "$SWAPPED"
 train_once "$SAVE" "$DATA" \
     --arch "$(architecture "$BACKBONE" "$SIZE")" --attention "$ATTENTION" ${options[@]+"${options[@]}"} \
     --finetune-from-model "$SWAPPED" \

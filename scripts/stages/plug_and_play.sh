@@ -7,10 +7,11 @@
 #   CALIBRATE    what to fit the mechanism's own parameters on: pieces (random ones, no data needed), text (the
 #                training sources of DATA) or no (they stay as drawn)
 #   CALIBRATE_OPTIONS  options of the fit, e.g. "--steps 400 --joint-steps 200"
-#   DATA         folder made by prepare_*.sh
+#   DATA         folder made by prepare_*.sh, or by fairseq-preprocess alone
 #   OUT          the new checkpoint
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../lib/common.sh"
+source scripts/lib/data.sh
 source scripts/lib/settings.sh
 
 check_settings
@@ -18,7 +19,7 @@ ATTENTION=${ATTENTION:-lot}
 OPTIONS=${OPTIONS:-}
 CALIBRATE=${CALIBRATE:-pieces}
 CALIBRATE_OPTIONS=${CALIBRATE_OPTIONS:-}
-DATA=${DATA:-data-bin/iwslt14.de-en}
+DATA=${DATA:-$IWSLT14}
 [ -n "${BASE:-}" ] || die "BASE is not set; give the pretrained checkpoint"
 OUT=${OUT:-${BASE%.pt}.$ATTENTION.pt}
 

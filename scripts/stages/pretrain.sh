@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Trains the base of one backbone, with softmax attention: the column "base" of the result table.
 #
-#   DATA         folder made by prepare_*.sh (data-bin/iwslt14.de-en)
+#   DATA         folder made by prepare_*.sh, or by fairseq-preprocess alone (IWSLT'14)
+#   SRC, TGT     languages; needed only where DATA has several pairs
 #   BACKBONE     transformer or diff_transformer
 #   SIZE         iwslt_de_en (6+6 layers of width 512) or small (3+3 of width 128)
 #   SAVE         folder for the checkpoints; a run that was stopped goes on from its last one
@@ -10,11 +11,12 @@
 #   GPUS         how many train together (1); each takes MAX_TOKENS, so n of them make n times the batch
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../lib/common.sh"
+source scripts/lib/data.sh
 source scripts/lib/settings.sh
 source scripts/lib/training.sh
 
 check_settings
-DATA=${DATA:-data-bin/iwslt14.de-en}
+DATA=${DATA:-$IWSLT14}
 BACKBONE=${BACKBONE:-transformer}
 SIZE=${SIZE:-iwslt_de_en}
 SEED=${SEED:-1}
@@ -27,7 +29,7 @@ fi
 MAX_TOKENS=${MAX_TOKENS:-4096}
 
 activate
-[ -f "$SAVE/finished" ] || fairseq-lot check "$DATA" --split train
+[ -f "$SAVE/finished" ] || check_data "$DATA" --split train
 train_once "$SAVE" "$DATA" \
     --arch "$(architecture "$BACKBONE" "$SIZE")" --attention softmax \
     --lr-scheduler inverse_sqrt --lr "$LR" --warmup-updates "$WARMUP" \

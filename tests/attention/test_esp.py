@@ -62,6 +62,19 @@ def test_infinite_inverse_temperature_is_the_best_slice(kind, slicer, src_len):
         close(plan[head], plans[costs[:, head].argmin(), head])
 
 
+@both_sizes
+def test_algorithm_1_scales_nothing_and_is_ours_at_other_temperatures(src_len):
+    """t/d and τ·d, where t and τ are those of q and k as they come."""
+    mechanism = esp(sort_temperature=0.3 / DIM, slice_inverse_temperature=0.2 * DIM)
+    q, k, v = draw(1, src_len=src_len)
+    plan = mechanism(q, k, v, need_weights=True).weights[0]
+    for head in range(HEADS):
+        axes = torch.eye(DIM, dtype=torch.float64)
+        plans, costs = reference.sliced_plans(q[0, head], k[0, head], axes, sort_temperature=0.3)
+        weights = torch.softmax(-0.2 * torch.stack(costs), 0)
+        close(plan[head], q.size(2) * (weights[:, None, None] * torch.stack(plans)).sum(0))
+
+
 @every_slicer
 @both_sizes
 def test_soft_becomes_hard_as_the_temperature_falls(slicer, src_len):

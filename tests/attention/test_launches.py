@@ -67,6 +67,17 @@ def test_hard_esp_works_on_few_slices_at_a_time_where_memory_ends(monkeypatch):
     assert few > 2 * forward_and_backward(mechanism, DIM)[0]
 
 
+@pytest.mark.parametrize(("num_updates", "most"), [(1, (37, 18)), (15, (84, 154))])
+def test_a_temperature_costs_few_kernels_where_it_is_learnt_and_none_where_it_is_fixed(num_updates, most):
+    counts = [
+        forward_and_backward(build("sinkhorn", num_updates=num_updates, epsilon=epsilon, learn_epsilon=learn), DIM)
+        for epsilon, learn in ((1.0, False), (2.0, False), (1.0, True))
+    ]
+    assert counts[0] == counts[1] and counts[0][0] <= most[0] and counts[0][1] <= most[1]
+    # in float32, its exponential, over it, times s; and back, the sums over a head's scores among it
+    assert counts[2][0] <= counts[0][0] + 4 and counts[2][1] <= counts[0][1] + 8
+
+
 @both_pads
 @torch.no_grad()
 def test_a_token_of_causal_lot_takes_few_kernels(padded):

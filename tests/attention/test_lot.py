@@ -99,6 +99,35 @@ def test_masses_are_the_marginal_that_the_pivots_receive(temperature):
     torch.testing.assert_close(coupling.to_keys.plan.sum(-1), sigma.expand(3, -1, -1), atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize(("query_updates", "causal"), [(None, False), (1, False), (1, True)])
+def test_a_temperature_beside_the_scale_of_the_pivots_is_redundant(query_updates, causal):
+    """At ε with pivots z it is LOT at 1 with pivots z/ε: the same values, and by the chain rule the same gradients."""
+    epsilon, found = 0.4, []
+    for options, divisor in (({"epsilon": epsilon}, 1.0), ({}, epsilon)):
+        mechanism = move(build(query_updates=query_updates, **options))
+        mechanism.pivots.data.div_(divisor)
+        inputs = [x.requires_grad_() for x in draw(2, 6, 6)]
+        values = mechanism(*inputs, causal=causal).values
+        of_pivots, *others = torch.autograd.grad(values.square().sum(), [mechanism.pivots, *inputs])
+        found.append([values, of_pivots / divisor, *others])
+    for tempered, scaled in zip(*found, strict=True):
+        torch.testing.assert_close(scaled, tempered, atol=1e-12, rtol=1e-12)
+
+
+def test_the_pivots_of_a_head_hold_its_temperature():
+    """With a temperature for every head, as the slow twin has it, A is that of pivots divided by it."""
+    q, k, v = draw(1, 5, 6)
+    temperatures = (0.3, 2.0)
+    mechanism = move(build(num_pivots=4))
+    expected = []
+    for head, epsilon in enumerate(temperatures):
+        own = mechanism.pivots[head], mechanism.mass_logits[head]
+        expected.append(5 * reference.lot_plan(q[0, head], k[0, head], *own, epsilon=epsilon, num_updates=5))
+    mechanism.pivots.data.div_(torch.tensor(temperatures, dtype=torch.float64)[:, None, None])
+    weights = mechanism(q, k, v, need_weights=True).weights[0]
+    torch.testing.assert_close(weights, torch.stack(expected), atol=1e-12, rtol=0)
+
+
 def test_a_hot_temperature_makes_masses_equal():
     mechanism = move(build(mass_temperature=1e9))
     torch.testing.assert_close(mechanism.log_masses().exp(), torch.full_like(mechanism.mass_logits, 1 / 32))

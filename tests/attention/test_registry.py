@@ -10,7 +10,7 @@ import torch
 from fairseq_lot.attention.base import Mechanism
 from fairseq_lot.attention.differential import Differential, build_differential, scheduled_lambda_init
 from fairseq_lot.attention.options import Options
-from fairseq_lot.attention.registry import MECHANISMS, build_mechanism, build_options, mechanism_class
+from fairseq_lot.attention.registry import MECHANISMS, build_mechanism, build_options, describe, mechanism_class
 from fairseq_lot.errors import InputError
 from tests.variants import HEAD_DIM, NUM_HEADS, PLAIN_CASES, draw
 
@@ -67,7 +67,8 @@ def test_unknown_option_is_named(build, name):
     ("name", "option", "value"),
     [
         *[(name, "epsilon", x) for name in ENTROPIC for x in (0, -1, NOT_A_NUMBER, INFINITE, -INFINITE)],
-        *[(name, "epsilon", x) for name in ENTROPIC for x in (None, "1")],
+        *[(name, "epsilon", "1") for name in ENTROPIC],
+        *[(name, "epsilon", None) for name in ("lot", "set")],
         *[(name, "num_updates", x) for name in ENTROPIC for x in (0, -3, None, "5")],
         ("lot", "num_pivots", 0),
         ("lot", "num_pivots", -1),
@@ -143,6 +144,23 @@ def test_axes_add_nothing_to_a_checkpoint():
     assert not build_mechanism("esp", **CONTEXT).state_dict()
     assert not build_mechanism("sinkhorn", **CONTEXT).state_dict()
     assert not build_mechanism("softmax", **CONTEXT).state_dict()
+
+
+@pytest.mark.parametrize(
+    ("options", "epsilon"),
+    [({}, 0.1), ({"learn_epsilon": True}, 1.0), ({"learn_epsilon": True, "epsilon": 0.1}, 0.1), ({"epsilon": 2}, 2)],
+)
+def test_epsilon_of_sinkhorn_is_that_of_the_papers_if_fixed_and_of_softmax_if_learnt(options, epsilon):
+    assert build_options("sinkhorn", **options).epsilon == epsilon
+
+
+def test_a_description_leaves_defaults_out():
+    def described(**options):
+        return describe("sinkhorn", dataclasses.asdict(build_options("sinkhorn", **options)))
+
+    assert described() == "sinkhorn"
+    assert described(epsilon=0.5) == "sinkhorn (epsilon=0.5)"
+    assert described(learn_epsilon=True) == "sinkhorn (epsilon=1.0, learn_epsilon=True)"
 
 
 @pytest.mark.parametrize("num_heads, head_dim", [(0, 4), (2, 0), (-2, 4)])

@@ -1,4 +1,6 @@
-"""Sinkhorn attention: its tolerance mode, its limit of large epsilon and what half an update is."""
+"""Sinkhorn attention: its tolerance mode, its limit of large epsilon, what half an update is, and a learnt epsilon."""
+
+import math
 
 import pytest
 import torch
@@ -94,3 +96,50 @@ def test_each_pair_of_half_updates_brings_the_columns_nearer():
     for first in (1, 2):
         found = [errors(attention(q, k, mask, epsilon=0.5, num_updates=n), mask) for n in range(first, 16, 2)]
         assert all((after <= before + 1e-15).all() for before, after in zip(found, found[1:], strict=False))
+
+
+def build(**options):
+    return build_mechanism("sinkhorn", num_heads=NUM_HEADS, head_dim=HEAD_DIM, **options).double()
+
+
+def with_gradients(mechanism, mask):
+    """Values, A, and the gradients of q, k and v."""
+    inputs = [x.requires_grad_() for x in draw(3, 6, 6)]
+    output = mechanism(*inputs, mask, mask, need_weights=True)
+    weights = torch.randn(output.values.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    return [output.values, output.weights, *torch.autograd.grad((output.values * weights).sum(), inputs)]
+
+
+@pytest.mark.parametrize("num_updates", [1, 4, 15])
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 2.5])
+def test_a_learnt_epsilon_is_the_fixed_one_at_its_start(epsilon, num_updates):
+    mask = padding_mask(LENGTHS, 6, "left")
+    options = {"epsilon": epsilon, "num_updates": num_updates}
+    learnt = build(learn_epsilon=True, **options)
+    assert learnt.log_epsilon.shape == (NUM_HEADS,) and build(**options).log_epsilon is None
+    learnt.log_epsilon.data.fill_(math.log(epsilon))  # its start is rounded to float32
+    for actual, expected in zip(with_gradients(learnt, mask), with_gradients(build(**options), mask), strict=True):
+        torch.testing.assert_close(actual, expected, atol=1e-11, rtol=1e-11)
+
+
+def test_every_head_has_its_own_temperature():
+    """Head by head A is that of the fixed form, and the gradient of log ε is minus that of a factor of the scores."""
+    q, k, v = draw(1, 5, 6)
+    temperatures = torch.tensor([0.3, 2.0], dtype=torch.float64)
+    learnt = build(learn_epsilon=True, num_updates=4)
+    learnt.log_epsilon.data.copy_(temperatures.log())
+    factor = torch.ones(1, NUM_HEADS, 1, 1, dtype=torch.float64, requires_grad=True)
+    output = learnt(factor * q, k, v, need_weights=True)
+    for head, epsilon in enumerate(temperatures.tolist()):
+        expected = attention(q, k, epsilon=epsilon, num_updates=4)[:, head]
+        torch.testing.assert_close(output.weights[:, head], expected, atol=1e-12, rtol=0)
+    of_epsilon, of_scores = torch.autograd.grad(output.values.square().sum(), [learnt.log_epsilon, factor])
+    assert of_epsilon.abs().min() > 1e-3
+    torch.testing.assert_close(of_epsilon, -of_scores.flatten(), atol=1e-12, rtol=0)
+
+
+def test_temperatures_of_half_precision_are_exponentiated_in_float32():
+    mechanism = build(learn_epsilon=True).half()
+    mechanism.log_epsilon.data.fill_(math.log(1e-6))  # float16 has a twentieth of its digits there
+    expected = mechanism.log_epsilon.float().exp()
+    assert mechanism.epsilon().dtype == torch.float32 and torch.equal(mechanism.epsilon().flatten(), expected)

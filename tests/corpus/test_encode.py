@@ -1,13 +1,19 @@
 """The joint BPE: exact round trip, determinism, and one clear line for every bad input."""
 
+import sys
+from itertools import pairwise
+
 import pytest
 import sentencepiece
 from fairseq.data.data_utils import post_process
 
 from fairseq_lot.cli import main
-from fairseq_lot.corpus.encode import MODEL_NAME, encode_folder, encode_lines, learn_bpe
+from fairseq_lot.corpus.encode import MODEL_NAME, encode_lines, encode_text, learn_bpe
+from fairseq_lot.corpus.parallel import read_splits
 from fairseq_lot.errors import InputError
 
+LANGUAGES = ("de", "en")
+IN_GERMAN_AND_ENGLISH = ("--source", "de", "--target", "en")
 LINES = {
     "de": [
         "ich habe &quot; gut &quot; gesagt , d&apos; accord ?",
@@ -37,13 +43,15 @@ def folder(tmp_path):
 
 def run_encode(folder, out, capsys, *options):
     """Return the exit code and the lines on stderr."""
-    code = main(["encode", "--text", str(folder), "--out", str(out), "--vocab-size", "120", *options])
+    code = main(
+        ["encode", "--text", str(folder), "--out", str(out), "--vocab-size", "120", *IN_GERMAN_AND_ENGLISH, *options]
+    )
     return code, capsys.readouterr().err.splitlines()
 
 
 def test_decoding_gives_back_the_tokens(folder, tmp_path):
     out = tmp_path / "out"
-    encode_folder(folder, out, 120)
+    encode_text([folder], out, 120, LANGUAGES)
     for split in ("train", "valid", "test"):
         for language, lines in LINES.items():
             pieces = (out / f"{split}.{language}").read_text(encoding="utf-8").removesuffix("\n").split("\n")
@@ -68,7 +76,7 @@ def test_escape_and_its_suffix_can_be_one_piece():
 
 def test_same_text_gives_the_same_bytes(folder, tmp_path):
     for name, threads in (("a", 1), ("b", 2)):
-        encode_folder(folder, tmp_path / name, 120, threads=threads)
+        encode_text([folder], tmp_path / name, 120, LANGUAGES, threads=threads)
     for file in (tmp_path / "a").glob("*.*"):
         assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes()
 
@@ -77,10 +85,61 @@ def test_other_languages_and_quiet_output(folder, tmp_path, capfd):
     for split in ("train", "valid", "test"):
         (folder / f"{split}.de").rename(folder / f"{split}.fr")
     command = ["encode", "--text", str(folder), "--out", str(tmp_path / "out"), "--vocab-size", "120"]
-    assert main([*command, "--source", "fr"]) == 0
+    assert main([*command, "--source", "fr", "--target", "en"]) == 0
     assert (tmp_path / "out" / "test.fr").is_file()
     captured = capfd.readouterr()
     assert captured.out == "" and captured.err == ""
+
+
+def test_subword_nmt_gives_back_the_tokens_too_and_says_nothing(folder, tmp_path, capsys):
+    code, lines = run_encode(folder, tmp_path / "out", capsys, "--bpe", "subword_nmt", "--vocab-size", "20")
+    assert code == 0 and lines == []
+    assert (tmp_path / "out" / "code").read_text().startswith("#version")
+    for language, wanted in LINES.items():
+        pieces = (tmp_path / "out" / f"test.{language}").read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        assert any("@@ " in line for line in pieces)
+        assert [post_process(line, "subword_nmt") for line in pieces] == [" ".join(line.split()) for line in wanted]
+
+
+@pytest.mark.parametrize("line", ["a@@ b", "b @@"])
+def test_subword_nmt_refuses_its_own_mark(line, folder, tmp_path, capsys):
+    (folder / "valid.en").write_text(f"good\n{line}\ngood\ngood\n")
+    code, lines = run_encode(folder, tmp_path / "out", capsys, "--bpe", "subword_nmt")
+    assert code == 2 and len(lines) == 1 and "valid.en, line 2: holds @@ at the end of a token" in lines[0]
+
+
+def test_subword_nmt_says_how_many_merges_there_are(folder, tmp_path, capsys):
+    code, lines = run_encode(folder, tmp_path / "out", capsys, "--bpe", "subword_nmt", "--vocab-size", "1000")
+    assert code == 2 and len(lines) == 1 and "--vocab-size 1000 is too large for this text; give at most " in lines[0]
+    most = lines[0].split()[-1]
+    assert run_encode(folder, tmp_path / "out", capsys, "--bpe", "subword_nmt", "--vocab-size", most) == (0, [])
+
+
+def test_without_the_package_there_is_one_line_with_the_command(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "subword_nmt", None)
+    code, lines = run_encode(folder, tmp_path / "out", capsys, "--bpe", "subword_nmt")
+    assert code == 2 and len(lines) == 1 and "run 'pip install subword-nmt'" in lines[0]
+
+
+def test_prefixes_and_held_out_pairs(tmp_path):
+    for language in LANGUAGES:
+        (tmp_path / f"all.{language}").write_text("".join(f"{language} {n}\n" if n % 10 else "\n" for n in range(40)))
+    splits = read_splits([tmp_path / "all", 4, 3], LANGUAGES, allow_empty={"train"})
+    assert [len(sides[0]) for sides in splits.values()] == [33, 4, 3]
+    for source, target in splits.values():
+        assert [line[2:] for line in source] == [line[2:] for line in target]
+    held = [line for split in ("valid", "test") for line in splits[split][0]]
+    assert "" not in held and not {*held} & {*splits["train"][0]}
+    places = sorted(int(line.split()[1]) for line in splits["valid"][0])
+    assert all(6 <= later - earlier <= 14 for earlier, later in pairwise(places))
+
+
+@pytest.mark.parametrize("count", ["0", "36", "100"])
+def test_too_many_held_out_pairs_are_refused(count, tmp_path):
+    for language in LANGUAGES:
+        (tmp_path / f"all.{language}").write_text("".join(f"{n}\n" if n else "\n" for n in range(37)))
+    with pytest.raises(InputError, match=f"cannot hold out {count} pairs of the 36 in .*all.de"):
+        read_splits([tmp_path / "all", count, "1"], LANGUAGES, allow_empty={"train"})
 
 
 def test_existing_folder_keeps_its_other_files(folder, tmp_path):
@@ -88,7 +147,7 @@ def test_existing_folder_keeps_its_other_files(folder, tmp_path):
     out.mkdir()
     (out / "notes").write_text("mine")
     (out / "train.de").write_text("half a li")
-    encode_folder(folder, out, 120)
+    encode_text([folder], out, 120, LANGUAGES)
     assert (out / "notes").read_text() == "mine"
     assert len((out / "train.de").read_text(encoding="utf-8").splitlines()) >= 4
 
@@ -167,7 +226,8 @@ def test_bad_text_is_one_line(damage, folder, tmp_path, capsys):
     ],
 )
 def test_bad_vocabulary_is_one_line(size, expected, folder, tmp_path, capfd):
-    code = main(["encode", "--text", str(folder), "--out", str(tmp_path / "out"), "--vocab-size", size])
+    command = ["encode", "--text", str(folder), "--out", str(tmp_path / "out"), "--vocab-size", size]
+    code = main([*command, *IN_GERMAN_AND_ENGLISH])
     lines = capfd.readouterr().err.splitlines()
     assert code == 2 and len(lines) == 1 and expected in lines[0]
     assert not (tmp_path / "out").exists()
@@ -199,5 +259,5 @@ def test_a_failed_write_leaves_nothing(folder, tmp_path, monkeypatch):
 
     monkeypatch.setattr("fairseq_lot.corpus.encode.write_lines", full_disk)
     with pytest.raises(InputError, match="No space left on device"):
-        encode_folder(folder, tmp_path / "out", 120)
+        encode_text([folder], tmp_path / "out", 120, LANGUAGES)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["text"]

@@ -24,7 +24,7 @@ def lines_of(path):
 
 
 def run_tokenise(folder, out, *options):
-    return main(["tokenise", "--raw", str(folder), "--out", str(out), *options])
+    return main(["tokenise", "--raw", str(folder), "--out", str(out), "--source", "de", "--target", "en", *options])
 
 
 def test_moses_tokens_in_lower_case():

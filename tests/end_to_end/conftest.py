@@ -64,10 +64,10 @@ def in_this_process(main, *words):
     return output.getvalue()
 
 
-def train(data, save, *flags, updates=20, launcher=()):
+def train(data, save, *flags, updates=20, launcher=(), languages=("-s", "de", "-t", "en")):
     """fairseq-train for a few updates, in this process unless a launcher is given; returns the last checkpoint."""
     words = (
-        data, "-s", "de", "-t", "en", "--save-dir", save, "--cpu", "--distributed-world-size", 1,
+        data, *languages, "--save-dir", save, "--cpu", "--distributed-world-size", 1,
         "--num-workers", 0,
         "--max-update", updates, "--optimizer", "adam", "--lr", "1e-3", "--max-tokens", 400, "--seed", 1,
         "--no-epoch-checkpoints", "--disable-validation", "--user-dir", "fairseq_lot", *flags,
@@ -104,8 +104,9 @@ def data(tmp_path_factory):
     """Preprocessed synthetic corpus: 300 sentences to train on, 60 to validate and 60 to test."""
     home = tmp_path_factory.mktemp("data")
     fairseq_lot("synthetic", "--out", home / "raw", "--train", 300, "--valid", 60, "--test", 60)
-    fairseq_lot("tokenise", "--raw", home / "raw", "--out", home / "text", "--no-clean")
-    fairseq_lot("encode", "--text", home / "text", "--out", home / "bpe", "--vocab-size", 300)
+    pair = ("--source", "de", "--target", "en")
+    fairseq_lot("tokenise", "--raw", home / "raw", "--out", home / "text", "--no-clean", *pair)
+    fairseq_lot("encode", "--text", home / "text", "--out", home / "bpe", "--vocab-size", 300, *pair)
     prefixes = [word for split in ("train", "valid", "test") for word in (f"--{split}pref", home / "bpe" / split)]
     words = ("-s", "de", "-t", "en", "--joined-dictionary", "--destdir", home / "bin", *prefixes)
     in_this_process(fairseq_preprocess, *words)

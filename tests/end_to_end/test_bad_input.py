@@ -9,6 +9,7 @@ import torch
 from fairseq_cli.preprocess import cli_main as fairseq_preprocess
 
 from tests.end_to_end.conftest import ROOT, command, contents, in_this_process, refuse, train
+from tests.end_to_end.test_malformed_checkpoints import words_of
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ def test_a_full_disk_leaves_nothing(stock_checkpoint, tmp_path, capsys, monkeypa
 
 
 def test_check_refuses_incomplete_and_damaged_data(data, stock_checkpoint, tmp_path, capsys):
-    refuse(capsys, "check", tmp_path / "nowhere", naming=["nowhere", "dict.de.txt"])
+    refuse(capsys, "check", tmp_path / "nowhere", naming=["nowhere"])
     copy = tmp_path / "copy"
     shutil.copytree(data / "bin", copy)
     (copy / "test.de-en.en.idx").unlink()
@@ -132,6 +133,58 @@ def test_check_refuses_an_empty_source(data, tmp_path, capsys):
         "--srcdict", data / "bin" / "dict.de.txt", "--joined-dictionary",
     )  # fmt: skip
     refuse(capsys, "check", tmp_path / "bin", naming=["sentence 5 is empty"])
+
+
+FOLDERS = {
+    "no-source-dictionary": (lambda folder: (folder / "dict.de.txt").unlink(), (), ["dict.de.txt is missing"]),
+    "no-target-dictionary": (lambda folder: (folder / "dict.en.txt").unlink(), (), ["dict.en.txt is missing"]),
+    "longer-target-dictionary": (
+        lambda folder: (folder / "dict.en.txt").open("a").write("more 1\n"),
+        (),
+        ["dict.en.txt", "symbols"],
+    ),
+    "other-language": (
+        lambda folder: None,
+        ("--source-lang", "fr", "--target-lang", "en"),
+        ["dict.fr.txt is missing (there is dict.de.txt, dict.en.txt)"],
+    ),
+    "half-a-pair": (lambda folder: None, ("--target-lang", "en"), ["--source-lang and --target-lang go together"]),
+}
+
+
+@pytest.mark.fast_if(lambda name, command: command == "diagnose" or (name, command) == ("other-language", "sweep"))
+@pytest.mark.parametrize(
+    "name, command",
+    [
+        (name, command)
+        for name, (_, options, _) in FOLDERS.items()
+        for command in ("calibrate", "check", "diagnose", "report", "sweep", "translate")
+        if not (command == "calibrate" and options)  # it has no options for languages
+    ],
+)
+def test_folders_of_other_languages_and_dictionaries(
+    name, command, data, stock_checkpoint, lot_checkpoint, tmp_path, capsys
+):
+    change, options, naming = FOLDERS[name]
+    shutil.copytree(data / "bin", tmp_path / "bin", ignore=shutil.ignore_patterns("text"))
+    shutil.copytree(data / "text", tmp_path / "text")
+    change(tmp_path / "bin")
+    before = contents(tmp_path)
+    path = lot_checkpoint if command == "calibrate" else stock_checkpoint
+    refuse(capsys, *words_of(command, tmp_path / "bin", path, tmp_path), *options, naming=naming)
+    assert contents(tmp_path) == before
+
+
+def test_encoders_that_are_not_there(data, stock_checkpoint, tmp_path, capsys):
+    sentence = ("translate", "das", "--path", stock_checkpoint)
+    refuse(capsys, *sentence, "--bpe", "magic", naming=["--bpe knows", "subword_nmt", "magic"])
+    refuse(capsys, *sentence, "--tokenizer", "magic", naming=["--tokenizer knows", "moses", "magic"])
+    refuse(capsys, *sentence, "--bpe-codes", tmp_path / "gone", naming=["--bpe-codes", tmp_path / "gone"])
+    out = tmp_path / "report.html"
+    words = ("report", "--path", stock_checkpoint, "--sentences", data / "raw" / "test.de", "--out", out)
+    refuse(capsys, *words, "--bpe", "magic", naming=["--bpe knows"])
+    refuse(capsys, *words, "--split", "test", naming=["either --sentences FILE or --split NAME"])
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.fast_if(lambda flags, naming: "num_pivots" in naming)

@@ -174,6 +174,26 @@ def test_swap_calibrates_by_itself_without_data(stock_checkpoint, lot_checkpoint
     assert not all(torch.equal(uniform["model"][key], state["model"][key]) for key in changed)
 
 
+def test_temperatures_of_sinkhorn_are_calibrated_by_the_swap_itself(data, stock_checkpoint, tmp_path, capsys):
+    options = ("--attention", "sinkhorn", "--sinkhorn-learn-epsilon", "--sinkhorn-epsilon", 0.3)
+    paths = [tmp_path / "drawn.pt", tmp_path / "fitted.pt"]
+    for path, more in zip(paths, (("--no-calibrate",), FIT), strict=True):
+        fairseq_lot("swap", "--path", stock_checkpoint, *options, "--out", path, *more)
+    said = capsys.readouterr().out
+    assert "calibrated on random pieces" in said and "sinkhorn attention at encoder" in said
+    before, after = zip(*re.findall(r"([0-9.]+) → ([0-9.]+) +\|", said), strict=True)
+    assert sum(map(float, after)) < 0.9 * sum(map(float, before))
+    drawn, fitted = (load_checkpoint(path)["model"] for path in paths)
+    args = model_args(load_checkpoint(paths[1]), paths[1])
+    assert args.sinkhorn_epsilon == 0.3 and args.sinkhorn_learn_epsilon is True
+    changed = {key for key in drawn if not torch.equal(drawn[key], fitted[key])}
+    names = [f"encoder.layers.{layer}.self_attn.mechanism.log_epsilon" for layer in range(args.encoder_layers)]
+    assert changed == set(names)
+    assert all(drawn[name].exp().sub(0.3).abs().max() < 1e-6 for name in names)
+    translations = [hypotheses(generate(data / "bin", path)) for path in paths]
+    assert translations[0] != translations[1]
+
+
 def test_what_is_not_calibrated_says_why(stock_checkpoint, tmp_path, capsys):
     for number, (options, reason) in enumerate(
         {

@@ -22,6 +22,7 @@ CASES |= {
     "differential-lot-everywhere": ("diff_transformer", EVERYWHERE),
     "lot-one-update": ("lot_transformer", {**EVERYWHERE, "lot_num_updates": 1}),
     "lot-convolution": ("lot_transformer", {"attention": "lot", "lot_conv_kernel": 3}),
+    "learnt-temperatures": ("lot_transformer", {"attention": "sinkhorn", "sinkhorn_learn_epsilon": True}),
     "learnable-slices": ("lot_transformer", {"attention": "esp", "esp_slicer": "learnable"}),
     "learnable-slices-hard": ("lot_transformer", {"attention": "esp", "esp_slicer": "learnable", "esp_hard": True}),
 }

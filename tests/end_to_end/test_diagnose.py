@@ -37,8 +37,8 @@ def test_json_holds_what_the_table_shows(data, stock_checkpoint, tmp_path):
     assert heads == [[*keys, *(title for title, _ in MEASURES.values())]] + [
         shown(row, keys, MEASURES) for row in report["rows"]
     ]
-    assert certificates == [["layer", *(title for title, _ in CERTIFICATES.values())]] + [
-        shown(row, ("layer",), CERTIFICATES) for row in report["certificates"]
+    assert certificates == [["layer", "attention", *(title for title, _ in CERTIFICATES.values())]] + [
+        shown(row, ("layer", "attention"), CERTIFICATES) for row in report["certificates"]
     ]
     assert len(report["rows"]) == 3 * 2 * 2, "three sites, two layers, two heads"
     assert (report["split"], report["sentences"], report["seed"]) == ("valid", 5, 1)

@@ -49,14 +49,16 @@ SYNTHETIC = [
     *[("--train", x) for x in (0, -1, HUGE, "x")],
     *[("--seed", x) for x in (-1, "x")],
 ]
+PAIR = ("--source", "de", "--target", "en")
 TOKENISE = [
     *[("--max-ratio", x) for x in (0, -1, "nan", "x")],
     *[("--max-tokens", x) for x in (0, -1, "x")],
-    *[("--source", x) for x in ("", "xx", "../de")],
+    *[("--source", x) for x in ("", "xx", "../de", "en")],
 ]
 ENCODE = [
     *[("--vocab-size", x) for x in (0, -1, 5, 2**31 - 1, HUGE, "x")],
     *[("--threads", x) for x in (0, -1, "x")],
+    *[("--bpe", x) for x in ("", "magic")],
 ]
 WRONG = {
     "calibrate": FIT,
@@ -125,8 +127,8 @@ def commands(data, stock_checkpoint, lot_checkpoint, tmp_path_factory):
         "sweep": ("sweep", folder, "--path", stock_checkpoint, "--out", "out", "--try", "softmax", "--no-bleu"),
         "score": scoring(translations, data, "r.jsonl"),
         "synthetic": ("synthetic", "--out", "out"),
-        "tokenise": ("tokenise", "--raw", data / "raw", "--out", "out"),
-        "encode": ("encode", "--text", data / "text", "--vocab-size", 300, "--out", "out"),
+        "tokenise": ("tokenise", "--raw", data / "raw", "--out", "out", *PAIR),
+        "encode": ("encode", "--text", data / "text", "--vocab-size", 300, "--out", "out", *PAIR),
     }
 
 

@@ -12,6 +12,7 @@ from sacrebleu.significance import PairedTest
 from sacremoses import MosesDetokenizer
 
 from fairseq_lot.cli import main
+from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation.bleu import (
     SACREBLEU,
     TOKENISED,
@@ -22,7 +23,7 @@ from fairseq_lot.evaluation.bleu import (
 )
 from fairseq_lot.evaluation.bootstrap import paired_p_value
 from fairseq_lot.evaluation.results import read_rows
-from fairseq_lot.evaluation.score import add_arguments
+from fairseq_lot.evaluation.score import add_arguments, target_language
 from fairseq_lot.output.provenance import current_commit
 
 
@@ -30,7 +31,7 @@ from fairseq_lot.output.provenance import current_commit
 def arguments(tmp_path, write_generated, corpus):
     """Arguments of the command for the better of two systems; keywords replace or drop options."""
     references, good, bad = corpus
-    reference = tmp_path / "reference.txt"
+    reference = tmp_path / "reference.en"
     reference.write_text("\n".join(references) + "\n", encoding="utf-8")
     options = {
         "generated": write_generated("good.txt", good),
@@ -220,8 +221,8 @@ def test_bad_files(arguments, capsys, tmp_path, write_generated, corpus):
         ({"generated": long}, [long, "sentence 151", "another test set"]),
         ({"baseline_generated": short}, [short]),
         ({"baseline_generated": tmp_path / "absent"}, ["cannot read", "absent"]),
-        ({"generated": tmp_path / "reference.txt"}, ["no H- line"]),
-        ({"tokenised_reference": tmp_path / "absent"}, ["cannot read", "absent"]),
+        ({"generated": tmp_path / "reference.en"}, ["no H- line"]),
+        ({"tokenised_reference": tmp_path / "absent.en"}, ["cannot read", "absent"]),
         ({"raw_reference": raw}, ["unequal line counts", "1 in", "151 in"]),
     ):
         refused(capsys, arguments(**changes), *words)
@@ -242,7 +243,28 @@ def test_defaults():
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     defaults = {action.dest: action.default for action in parser._actions}
-    assert (defaults["bootstrap_samples"], defaults["bootstrap_seed"], defaults["target_lang"]) == (1000, 12345, "en")
+    assert (defaults["bootstrap_samples"], defaults["bootstrap_seed"]) == (1000, 12345)
+
+
+@pytest.mark.parametrize(
+    ("name", "typed", "language"),
+    [
+        ("test.en", None, "en"),
+        ("test.de-en.pt_BR", None, "pt_BR"),
+        ("test.en", "fr", "fr"),
+        ("reference.txt", "fr", "fr"),
+        ("reference.txt", None, None),
+        ("reference", None, None),
+        ("test.english", None, None),
+    ],
+)
+def test_target_language(name, typed, language):
+    args = argparse.Namespace(tokenised_reference=f"some/folder/{name}", target_lang=typed)
+    if language is not None:
+        assert target_language(args) == language
+    else:
+        with pytest.raises(InputError, match="give --target-lang"):
+            target_language(args)
 
 
 def test_commit_of_a_checkout(tmp_path):

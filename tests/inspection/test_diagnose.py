@@ -40,7 +40,12 @@ def test_every_mechanism_has_a_row_per_site_layer_and_head(name, differential):
         if listed == "softmax":
             assert row["softmax_distance"] < 1e-5
     assert [row["layer"] for row in report["certificates"]] == list(range(LAYERS))
-    assert all(0 < row["plan_ratio"] <= 1 and 0 < row["output_ratio"] <= 1 for row in report["certificates"])
+    couplings = report["coupling_certificates"]
+    assert [row["layer"] for row in couplings] == (list(range(LAYERS)) if name == "lot" else [])
+    for row in report["certificates"] + couplings:
+        assert row["attention"] == ("differential " if differential else "") + name
+        ratios = [value for key, value in row.items() if key.endswith("_ratio")]
+        assert len(ratios) == 3 and all(0 < ratio <= 1 for ratio in ratios)
 
 
 def test_softmax_is_not_balanced_and_sinkhorn_is():
@@ -65,8 +70,9 @@ def test_padding_does_not_show(name, differential):
     alone = diagnose(loaded, **{**OPTIONS, "batch": 1})
     for first, second in zip(padded["rows"], alone["rows"], strict=True):
         assert first == pytest.approx(second, abs=2e-4)
-    for first, second in zip(padded["certificates"], alone["certificates"], strict=True):
-        assert first == pytest.approx(second, abs=1e-3)
+    for kind in ("certificates", "coupling_certificates"):
+        for first, second in zip(padded[kind], alone[kind], strict=True):
+            assert first == pytest.approx(second, abs=1e-3)
 
 
 @pytest.mark.parametrize("arch, options", [("transformer", {}), ("lot_transformer", {"attention": "lot"})])
@@ -98,9 +104,25 @@ def test_same_seed_same_sentences():
     assert first["sentences"] == 3
 
 
+def test_every_head_is_certified_at_its_own_temperature():
+    loaded = load(attention="sinkhorn", sinkhorn_learn_epsilon=True)
+    for block in loaded.model.encoder.layers:
+        block.self_attn.mechanism.log_epsilon.data.copy_(torch.tensor([0.25, 0.5, 1.0, 4.0]).log())
+    for row in diagnose(loaded, **OPTIONS)["certificates"]:
+        assert row["epsilon"] == pytest.approx(5.75 / HEADS)
+        assert 0 < row["plan_ratio"] <= 1 and 0 < row["output_ratio"] <= 1 and row["marginal_error"] < 1e-4
+
+
 def test_no_perturbations_no_certificates():
     report = diagnose(load(), **{**OPTIONS, "perturbations": 0})
-    assert report["certificates"] == [] and "(31)" not in render(report, title="")
+    assert report["certificates"] == report["coupling_certificates"] == [] and "(31)" not in render(report, title="")
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_the_table_says_whose_certificate_it_is(name):
+    text = render(diagnose(load(attention=name), **OPTIONS), title="")
+    assert (f"not certificates of what attends here, {name}." in text) == (name != "sinkhorn")
+    assert ("The two plans of lot" in text) == (name == "lot")
 
 
 def test_the_table_says_that_differential_attention_is_signed():

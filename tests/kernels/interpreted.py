@@ -18,12 +18,14 @@ from fairseq_lot.errors import InputError
 from fairseq_lot.kernels import choice, launch, naive, tiles
 from fairseq_lot.kernels import lot as lot_kernels
 from fairseq_lot.kernels import sinkhorn as sinkhorn_kernels
+from fairseq_lot.kernels.naive import LotInputs, LotSettings
 
 assert os.environ["TRITON_INTERPRET"] == "1"
 
 LOT_NAMES = ["values", "grad_q", "grad_k", "grad_v", "grad_pivots", "grad_log_masses"]
 SINKHORN_NAMES = ["conditional", "grad_scores", "grad_log_a", "grad_log_b"]
 HALVES = [torch.float16, torch.bfloat16]
+SETTINGS = LotSettings(scale=0.25, query_updates=3, key_updates=3)
 
 
 @pytest.fixture(autouse=True)
@@ -64,8 +66,9 @@ def with_gradients(function, inputs, weights):
     return [values, *(torch.zeros_like(x) if g is None else g for x, g in zip(leaves, grads, strict=True))]
 
 
-def twin(q, k, v, pivots, log_masses, query_pads, key_pads, *, scale, query_updates, key_updates):
+def twin(inputs, settings):
     """The plain loops of ``reference``, on the real tokens of each sentence and head."""
+    q, k, v, pivots, log_masses, query_pads, key_pads = inputs
     values = torch.zeros(*q.shape[:3], v.size(-1), dtype=q.dtype)
     for sentence in range(q.size(0)):
         of_q = torch.ones(q.size(2), dtype=torch.bool) if query_pads is None else ~query_pads[sentence]
@@ -78,23 +81,23 @@ def twin(q, k, v, pivots, log_masses, query_pads, key_pads, *, scale, query_upda
                 k[sentence, head][of_k],
                 pivots[head],
                 log_masses[head],
-                epsilon=q.size(-1) ** -0.5 / scale,
-                num_updates=key_updates,
-                query_updates=query_updates,
+                epsilon=q.size(-1) ** -0.5 / settings.scale,
+                num_updates=settings.key_updates,
+                query_updates=settings.query_updates,
             )
             attention = of_q.sum() * plan @ v[sentence, head][of_k]
             values[sentence, head] = values[sentence, head].index_put((of_q.nonzero().squeeze(1),), attention)
     return values
 
 
-def opened(*inputs, **options):
+def opened(inputs, settings):
     """``naive.lot``, whose sentences all need a token; the values of those of pads alone are zero."""
     *tensors, query_pads, key_pads = inputs
     bsz, _, n, _ = tensors[0].shape
     query_pads = torch.zeros(bsz, n, dtype=torch.bool) if query_pads is None else query_pads
     key_pads = torch.zeros(bsz, tensors[1].size(2), dtype=torch.bool) if key_pads is None else key_pads
     some_query, some_key = (~mask.all(-1, keepdim=True) for mask in (query_pads, key_pads))
-    values = naive.lot(*tensors, query_pads & some_query, key_pads & some_key, **options)
+    values = naive.lot(LotInputs(*tensors, query_pads & some_query, key_pads & some_key), settings)
     return values.masked_fill((query_pads | ~some_key)[:, None, :, None], 0.0)
 
 
@@ -116,17 +119,15 @@ def check(results, exact, plain, names, *, scores, updates, dtypes):
 
 def check_lot(T, Tq, n, m, r, d, query_pads=None, key_pads=None, *, expected=twin, scale=None, **drawing):
     inputs = draw(n, m, r, d, **drawing)
-    options = {"scale": scale or d**-0.5, "query_updates": Tq, "key_updates": T}
+    masks, settings = (query_pads, key_pads), LotSettings(scale or d**-0.5, Tq, T)
     weights = torch.randn(2, inputs[0].size(1), n, inputs[2].size(-1)).to(inputs[0].dtype)
-    run = lot_kernels.lot
-    results = with_gradients(lambda *x: run(*x, query_pads, key_pads, **options), inputs, weights)
-    doubles = [x.double() for x in inputs]
-    exact = with_gradients(lambda *x: expected(*x, query_pads, key_pads, **options), doubles, weights.double())
-    plain = with_gradients(
-        lambda *x: opened(*x, query_pads, key_pads, **options), [x.float() for x in inputs], weights.float()
+    doubles, floats = ([x.to(dtype) for x in inputs] for dtype in (torch.float64, torch.float32))
+    results, exact, plain = (
+        with_gradients(lambda *x, run=run: run(LotInputs(*x, *masks), settings), leaves, weights.to(leaves[0].dtype))
+        for run, leaves in ((lot_kernels.lot, inputs), (expected, doubles), (opened, floats))
     )
     q, k, pivots = doubles[0], doubles[1], doubles[3]
-    scores = max((options["scale"] * x @ pivots.transpose(-1, -2)).abs().max() for x in (q, k))
+    scores = max((settings.scale * x @ pivots.transpose(-1, -2)).abs().max() for x in (q, k))
     dtypes = [inputs[2].dtype, *(x.dtype for x in inputs)]
     check(results, exact, plain, LOT_NAMES, scores=scores, updates=T + Tq, dtypes=dtypes)
 
@@ -187,8 +188,7 @@ def test_extreme_scores(T, Tq, size):
 @pytest.mark.parametrize("size", [1.0, 1e4])
 def test_rows_sum_to_one_however_large_the_scores(size):
     q, k, v, *held = draw(6, 7, 5, 16, size=size)
-    options = {"scale": 0.25, "query_updates": 5, "key_updates": 4}
-    values = lot_kernels.lot(q, k, torch.ones_like(v), *held, None, None, **options)
+    values = lot_kernels.lot(LotInputs(q, k, torch.ones_like(v), *held), LotSettings(0.25, 5, 4))
     # sums of at most 7 products, each with a few roundings
     assert (values - 1).abs().max() <= 32 * torch.finfo(torch.float32).eps
 
@@ -206,14 +206,15 @@ def test_tokens_split_among_programs(T, Tq, monkeypatch):
 def test_what_stands_in_pads_is_never_read():
     query_pads, key_pads = pads(5, (3, 5), (0, 1)), pads(4, (0, 1), (3, 4))
     inputs = draw(5, 4, 3, 16)
-    options = {"scale": 0.25, "query_updates": 3, "key_updates": 3}
     clean, dirty = (
         [x.masked_fill(mask[:, None, :, None], value) for x, mask in zip(inputs, masks, strict=False)] + inputs[3:]
         for value, masks in ((value, (query_pads, key_pads, key_pads)) for value in (0.0, torch.nan))
     )
     weights = torch.randn(2, 1, 5, 16)
-    run = lot_kernels.lot
-    results = [with_gradients(lambda *x: run(*x, query_pads, key_pads, **options), x, weights) for x in (clean, dirty)]
+    results = [
+        with_gradients(lambda *x: lot_kernels.lot(LotInputs(*x, query_pads, key_pads), SETTINGS), inputs, weights)
+        for inputs in (clean, dirty)
+    ]
     for first, second in zip(*results, strict=True):
         assert torch.equal(first, second)
 
@@ -229,10 +230,9 @@ def _mask_of(OUT, seed, dropout, g, n, R: tl.constexpr, N: tl.constexpr):
 def test_dropout_is_of_the_query_side_and_the_same_in_the_gradient(Tq):
     n, r, dropout = 6, 5, 0.3
     inputs, weights = draw(n, 4, r, 16), torch.randn(2, 1, n, 16)
-    options = {"scale": 0.25, "query_updates": Tq, "key_updates": 3}
+    settings = LotSettings(0.25, Tq, 3, dropout)
     torch.manual_seed(3)
-    run = lot_kernels.lot
-    results = with_gradients(lambda *x: run(*x, None, None, **options, dropout=dropout), inputs, weights)
+    results = with_gradients(lambda *x: lot_kernels.lot(LotInputs(*x), settings), inputs, weights)
     torch.manual_seed(3)
     seed, kept = int(torch.randint(2**31 - 1, ())), torch.zeros(2, 1, n, 16)
     for sentence in range(2):
@@ -292,7 +292,7 @@ def test_two_launches_each_and_no_matrix_of_tokens_and_pivots(monkeypatch):
         monkeypatch.setattr(lot_kernels, name, Counted(getattr(lot_kernels, name)))
     inputs = [x.requires_grad_() for x in draw(40, 40, 32, 16)]
     with Sizes() as sizes:
-        values = lot_kernels.lot(*inputs, None, None, scale=0.25, query_updates=5, key_updates=5)
+        values = lot_kernels.lot(LotInputs(*inputs), LotSettings(0.25, 5, 5))
         values.sum().backward()
     assert [getattr(lot_kernels, name).launches for name in names] == [1, 1, 1, 1]
     assert 0 < sizes.largest < 2 * 40 * 32 * torch.float32.itemsize
@@ -304,7 +304,7 @@ def test_six_launches_forward_where_tokens_are_split(monkeypatch):
     names = ["key_forward", "query_forward"]
     for name in names:
         monkeypatch.setattr(lot_kernels, name, Counted(getattr(lot_kernels, name)))
-    lot_kernels.lot(*draw(130, 130, 3, 16), None, None, scale=0.25, query_updates=5, key_updates=5)
+    lot_kernels.lot(LotInputs(*draw(130, 130, 3, 16)), LotSettings(0.25, 5, 5))
     assert [getattr(lot_kernels, name).launches for name in names] == [3, 3]
 
 
@@ -370,6 +370,7 @@ MECHANISMS = {
     "lot-tempered": {"num_pivots": 6, "mass_temperature": 0.3, "epsilon": 0.5, "query_updates": 1},
     "set": {"num_pivots": 6},
     "sinkhorn": {},
+    "sinkhorn-learnable": {"learn_epsilon": True},
 }
 
 
@@ -395,9 +396,6 @@ def test_mechanisms_give_the_same_through_kernels(name, monkeypatch):
 @pytest.fixture
 def untested(monkeypatch):
     monkeypatch.setattr(choice, "_tested", {})
-
-
-OPTIONS = {"scale": 0.25, "query_updates": 3, "key_updates": 3}
 
 
 @triton.jit
@@ -430,14 +428,14 @@ def test_a_broken_kernel_is_replaced_after_one_warning(fault, untested, monkeypa
     inputs = draw(5, 5, 3, 16)
     monkeypatch.setenv(choice.VARIABLE, "auto")
     with pytest.warns(UserWarning, match="plain torch instead of the lot kernel on cpu") as warned:
-        assert choice.lot(*inputs, None, None, **OPTIONS) is None
+        assert choice.lot(LotInputs(*inputs), SETTINGS) is None
     assert len(warned) == 1 and "\n" not in str(warned[0].message)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert choice.lot(*inputs, None, None, **OPTIONS) is None
+        assert choice.lot(LotInputs(*inputs), SETTINGS) is None
     monkeypatch.setenv(choice.VARIABLE, "on")
     with pytest.raises(InputError, match="^FAIRSEQ_LOT_KERNELS=on, but the lot kernel cannot be used: .*$"):
-        choice.lot(*inputs, None, None, **OPTIONS)
+        choice.lot(LotInputs(*inputs), SETTINGS)
 
 
 def test_a_broken_solver_is_replaced_after_one_warning(untested, monkeypatch):
@@ -452,8 +450,8 @@ def test_a_broken_solver_is_replaced_after_one_warning(untested, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_a_sound_kernel_passes_its_test(dtype, dropout):
-    updates = {"query_updates": 2, "key_updates": 3}
-    assert choice._lot_error(torch.device("cpu"), [dtype] * 4, 3, 16, 16, updates, dropout) <= 1
+    settings = LotSettings(1.0, 2, 3, dropout)
+    assert choice._lot_error(torch.device("cpu"), [dtype] * 4, 3, 16, 16, settings) <= 1
 
 
 @pytest.mark.parametrize(
@@ -467,13 +465,13 @@ def test_a_sound_kernel_passes_its_test(dtype, dropout):
 def test_sizes_beyond_the_kernels_are_named(inputs, reason, monkeypatch):
     monkeypatch.setenv(choice.VARIABLE, "on")
     with pytest.raises(InputError, match=f"cannot be used: {reason}; set it to auto or off$"):
-        choice.lot(*draw(*inputs), None, None, **OPTIONS)
+        choice.lot(LotInputs(*draw(*inputs)), SETTINGS)
     monkeypatch.setenv(choice.VARIABLE, "auto")
-    assert choice.lot(*draw(*inputs), None, None, **OPTIONS) is None
+    assert choice.lot(LotInputs(*draw(*inputs)), SETTINGS) is None
 
 
 def test_float64_has_no_kernel(monkeypatch):
     monkeypatch.setenv(choice.VARIABLE, "on")
     inputs = [x.double() for x in draw(4, 4, 3, 16)]
     with pytest.raises(InputError, match="there is none for float64"):
-        choice.lot(*inputs, None, None, **OPTIONS)
+        choice.lot(LotInputs(*inputs), SETTINGS)

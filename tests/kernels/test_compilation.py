@@ -2,18 +2,16 @@
 
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 
 triton = pytest.importorskip("triton", reason="no triton: pip install -e '.[kernels-test]'")
-from triton.backends import nvidia  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.backends.nvidia.compiler import get_ptxas  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from fairseq_lot.kernels import lot, sinkhorn  # noqa: E402
 
-PTXAS = Path(nvidia.__file__).parent / "bin" / "ptxas"
 # of the inputs' type; every other matrix is float32
 INPUTS = {"Q", "K", "V", "Z", "GRAD_O", "GRAD_Q", "GRAD_K", "GRAD_V"}
 OUTPUT = ("OUT", lot.query_forward)
@@ -44,9 +42,9 @@ def resources(kernel, target, dtype, warps, folder, **constants):
                 aligned[(place,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
     compiled = triton.compile(source, target=GPUTarget("cuda", target, 32), options={"num_warps": warps})
-    (folder / "kernel.ptx").write_text(compiled.asm["ptx"])
-    architecture = f"sm_{target}a" if target == 90 else f"sm_{target}"
-    command = [PTXAS, "-v", f"--gpu-name={architecture}", folder / "kernel.ptx", "-o", folder / "kernel.cubin"]
+    ptx, architecture = folder / "kernel.ptx", f"sm_{target}a" if target == 90 else f"sm_{target}"
+    ptx.write_text(compiled.asm["ptx"])
+    command = [get_ptxas(target).path, "-v", f"--gpu-name={architecture}", ptx, "-o", folder / "kernel.cubin"]
     report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     spilled = int(re.search(r"(\d+) bytes spill stores", report)[1])
     return spilled, compiled.metadata.shared

@@ -262,3 +262,12 @@ def test_spelling_out_writes_the_options_of_the_chosen_mechanism(name):
 def test_spelling_out_refuses_a_wrong_value():
     with pytest.raises(ValueError, match="lot attention: epsilon"):
         spell_out(parse("--attention", "lot", "--lot-epsilon", "0"))
+
+
+def test_spelling_out_writes_what_a_default_depends_on():
+    for words, epsilon in (((), 0.1), (("--sinkhorn-learn-epsilon",), 1.0)):
+        args = parse("--attention", "sinkhorn", *words)
+        spell_out(args)
+        assert args.sinkhorn_epsilon == epsilon and args.sinkhorn_learn_epsilon is bool(words)
+    older = argparse.Namespace(attention="sinkhorn", sinkhorn_epsilon=0.1, sinkhorn_num_updates=15)
+    assert build_options("sinkhorn", **mechanism_options(older, "sinkhorn")) == build_options("sinkhorn")

@@ -162,6 +162,7 @@ def step_by_step(attention, query, key, mask, site, order):
         ("decoder", "softmax", {"prior": "alibi", "differential": True}),
         ("cross", "softmax", {}),
         ("cross", "softmax", {"differential": True}),
+        ("cross", "sinkhorn", {"num_updates": 1, "learn_epsilon": True}),
         ("cross", "lot", {"query_updates": 1, "num_pivots": 4}),
         ("cross", "lot", {"query_updates": 1, "num_pivots": 4, "differential": True}),
     ],

@@ -23,6 +23,7 @@ LENGTHS = tuple(3 + i % 7 for i in range(24))
 OPTIONS = {
     "esp": {"esp_slicer": "learnable", "esp_num_slices": 3, "esp_sort_temperature": 0.1},
     "lot": {"lot_num_pivots": 5},
+    "sinkhorn": {"sinkhorn_learn_epsilon": True, "sinkhorn_epsilon": 0.1},
 }
 LEARNING = [
     name
@@ -66,22 +67,42 @@ def calibrate(student, teacher, *, steps=30, seed=1, rate=0.1, progress=lambda s
 
 
 def test_every_mechanism_with_parameters_is_meant():
-    assert LEARNING == ["esp", "lot", "set"]
+    assert LEARNING == ["esp", "lot", "set", "sinkhorn"]
 
 
 @pytest.mark.parametrize("differential", [False, True])
 @pytest.mark.parametrize("name", LEARNING)
 def test_heads_come_nearer_to_softmax_and_nothing_else_moves(name, differential):
     student, teacher = pair(name, differential=differential)
-    start = {key: value.clone() for key, value in student.model.state_dict().items()}
+    # fairseq never fills _float_tensor: it may hold NaN
+    start = {k: value.clone() for k, value in student.model.state_dict().items() if not k.endswith("._float_tensor")}
     paired, fitted = calibrate(student, teacher)
     assert [(one.site, one.layer) for one in paired] == [("encoder", layer) for layer in range(LAYERS)]
     assert fitted.before.shape == fitted.after.shape == (LAYERS, HEADS)
     assert fitted.after.sum() < 0.97 * fitted.before.sum() and 0 < fitted.best_step <= fitted.steps == 30
-    moved = {key for key, value in student.model.state_dict().items() if not torch.equal(value, start[key])}
+    state = student.model.state_dict()
+    moved = {key for key, value in start.items() if not torch.equal(value, state[key])}
     fittable = {key for key in start if ".mechanism." in key and "lambda_" not in key and ".norm." not in key}
     assert moved and moved <= fittable
     assert all(any(f"layers.{layer}." in key for key in moved) for layer in range(LAYERS))
+
+
+@pytest.mark.parametrize("start", [0.1, 5.0])
+def test_temperatures_of_one_update_become_those_of_softmax(start):
+    """Sinkhorn of one update is softmax at ε, so what calibration should find is known: ε = 1 in every head."""
+    student, teacher = pair("sinkhorn", sinkhorn_epsilon=start, sinkhorn_num_updates=1)
+    paired, fitted = calibrate(student, teacher, steps=120, rate=0.2)
+    assert fitted.after.max() < 1e-4 < 0.05 < fitted.before.min()
+    for one in paired:
+        torch.testing.assert_close(one.student.epsilon().flatten(), torch.ones(HEADS), atol=0.05, rtol=0)
+
+
+def test_temperatures_start_at_softmax_s_own_and_come_nearer():
+    student, teacher = pair("sinkhorn", sinkhorn_epsilon=None)
+    starts = [one.student.epsilon() for one in pairs(student.model, teacher.model)]
+    assert len(starts) == LAYERS and all(start.eq(1).all() for start in starts)
+    _, fitted = calibrate(student, teacher, rate=0.2)
+    assert fitted.after.sum() < fitted.before.sum() and fitted.best_step > 0
 
 
 def test_the_kept_parameters_have_the_errors_that_are_told():
@@ -135,9 +156,9 @@ def test_what_only_gets_worse_is_left_as_it_was():
     assert torch.equal(student.model.encoder.layers[0].self_attn.mechanism.pivots, start)
 
 
-@pytest.mark.parametrize("name", sorted(set(MECHANISMS) - set(LEARNING)))
-def test_nothing_to_fit_is_an_error(name):
-    student, teacher = pair(name)
+@pytest.mark.parametrize(("name", "options"), [("softmax", {}), ("sinkhorn", {"sinkhorn_learn_epsilon": False})])
+def test_nothing_to_fit_is_an_error(name, options):
+    student, teacher = pair(name, **options)
     with pytest.raises(InputError, match="nothing to calibrate"):
         pairs(student.model, teacher.model)
 

@@ -1,4 +1,4 @@
-"""prepare_iwslt14.sh and prepare_synthetic.sh on a tiny tokenised folder: result, reuse and bad input."""
+"""The scripts prepare_*.sh on a tiny text: result, reuse and bad input."""
 
 import io
 import os
@@ -56,6 +56,7 @@ def prepared(tmp_path_factory):
     (text / "raw" / "test.en").write_text("The house's number.\n" * 4)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "dict.de.txt").write_text("half a di")
+    (tmp_path / "data" / "vocab_size").write_text("50\n")
     (tmp_path / "data" / "leftover").write_text("")
     run = prepare("prepare_iwslt14.sh", tmp_path, TOKENISED=text, VOCAB_SIZE=50, NAME="tiny")
     return tmp_path, run
@@ -91,10 +92,31 @@ def test_complete_folder_is_reused_at_once(prepared):
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*")} == before
 
 
-def test_another_vocabulary_is_refused(prepared):
+@pytest.mark.parametrize(
+    "script, variables, expected",
+    [
+        ("prepare_iwslt14.sh", {"VOCAB_SIZE": 60}, "made with VOCAB_SIZE=50, not 60"),
+        ("prepare_iwslt14.sh", {"BPE": "subword_nmt"}, "made with BPE=sentencepiece, not subword_nmt"),
+        ("prepare_iwslt14.sh", {"JOINED": "no"}, "made with JOINED=yes, not no"),
+        (
+            "prepare_corpus.sh",
+            {"SRC": "fr", "TGT": "en", "TRAIN": "a", "VALID": "b", "TEST": "c"},
+            "made with SRC=de, not fr",
+        ),
+    ],
+)
+def test_a_folder_made_otherwise_is_refused(script, variables, expected, prepared):
     tmp_path, _ = prepared
-    run = prepare("prepare_iwslt14.sh", tmp_path, TOKENISED=tmp_path / "text", VOCAB_SIZE=60)
-    assert_refused(run, tmp_path, "made with VOCAB_SIZE=50, not 60", left=("data", "text"))
+    run = prepare(script, tmp_path, **variables)
+    assert_refused(run, tmp_path, expected, left=("data", "text"))
+
+
+def test_a_folder_of_fairseq_preprocess_alone_is_left_alone(text, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "dict.de.txt").write_text("das 1\n")
+    run = prepare("prepare_iwslt14.sh", tmp_path, TOKENISED=text, VOCAB_SIZE=50)
+    assert_refused(run, tmp_path, "exists and was not made by prepare_*.sh", left=("data", "text"))
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["dict.de.txt"]
 
 
 @pytest.mark.parametrize(
@@ -120,9 +142,11 @@ def test_bad_text_is_one_line(name, content, expected, text, tmp_path):
         ({"ARCHIVE": "no/such/archive.tgz"}, "no/such/archive.tgz is not a file"),
         ({"TOKENISED": "{text}"}, "--vocab-size 10000 is too large"),
         ({"TOKENISED": "{text}", "VOCAB_SIZE": "0"}, "--vocab-size 0"),
+        ({"TOKENISED": "{text}", "BPE": "fastbpe"}, "BPE: there is no 'fastbpe'; use sentencepiece, subword_nmt"),
+        ({"TOKENISED": "{text}", "JOINED": "maybe"}, "JOINED: there is no 'maybe'; use yes, no"),
         ({"TOKENISED": "{text}", "VOCAB_SIZE": "many"}, "VOCAB_SIZE=many is not a whole number"),
         ({"TOKENISED": "{text}", "OUT": "{text}/train.de/data"}, "cannot write in"),
-        ({"TOKENISED": "{text}", "OUT": "{text}"}, "exists and is not a data folder"),
+        ({"TOKENISED": "{text}", "OUT": "{text}"}, "exists and was not made by prepare_*.sh"),
     ],
 )
 def test_bad_variables_are_one_line(variables, expected, text, tmp_path):
@@ -200,3 +224,87 @@ def test_the_synthetic_corpus_is_tokenised_and_keeps_its_raw_reference(tmp_path)
     assert (tmp_path / "data" / "description.txt").read_text() == "synthetic German-English\n"
     assert (tmp_path / "data" / "raw" / "test.en").read_text() == "The house's number.\n" * 4
     assert (tmp_path / "data" / "text" / "test.en").read_text() == "the house &apos;s number .\n" * 4
+
+
+@pytest.fixture
+def french(text):
+    """The same text as fr and en, each split under a name of its own; variables that prepare_corpus.sh takes for it."""
+    for split in ("train", "valid", "test"):
+        (text / f"{split}.de").rename(text / f"my {split}.fr")
+        (text / f"{split}.en").rename(text / f"my {split}.en")
+    prefixes = {name: text / f"my {name.lower()}" for name in ("TRAIN", "VALID", "TEST")}
+    return {"SRC": "fr", "TGT": "en", "TOKENISED": "yes", "VOCAB_SIZE": 40, **prefixes}
+
+
+def names_in(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_ones_own_text_becomes_a_data_folder_as_fairseqs_recipe_makes_it(french, tmp_path):
+    """subword-nmt, a dictionary for each language."""
+    settings = {**french, "BPE": "subword_nmt", "JOINED": "no"}
+    run = prepare("prepare_corpus.sh", tmp_path, **settings)
+    assert run.returncode == 0, run.stderr
+    assert run.stderr == "" and len(run.stdout.splitlines()) == 1
+    data = tmp_path / "data"
+    assert names_in(data) == {
+        *(name.replace("de", "fr") for name in BINARIES), "dict.fr.txt", "dict.en.txt", "code", "description.txt",
+        "vocab_size", "text/test.fr", "text/test.en", "preprocess.log",
+    }  # fmt: skip
+    assert (data / "description.txt").read_text() == "corpus.fr-en\n"
+    assert (data / "dict.fr.txt").read_bytes() != (data / "dict.en.txt").read_bytes()
+    assert "@@ " in (data / "dict.en.txt").read_text()
+    assert (data / "text" / "test.fr").read_bytes() == (tmp_path / "text" / "my test.fr").read_bytes()
+    assert "is complete" in prepare("prepare_corpus.sh", tmp_path, **settings).stdout
+    (data / "text" / "test.fr").unlink()
+    assert "is ready" in prepare("prepare_corpus.sh", tmp_path, **settings).stdout
+    assert (data / "text" / "test.fr").is_file()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "text"]
+
+
+def test_raw_text_is_tokenised_and_pairs_are_held_out(french, tmp_path):
+    train = french["TRAIN"]
+    for language in ("fr", "en"):
+        lines = [f"Number {n}, isn't it?" for n in range(50)]
+        (train.parent / f"{train.name}.{language}").write_text("\n".join(lines) + "\n")
+    run = prepare("prepare_corpus.sh", tmp_path, **{**french, "TOKENISED": "no", "VALID": 5, "TEST": 4})
+    assert run.returncode == 0, run.stderr
+    data = tmp_path / "data"
+    raw = (data / "raw" / "test.en").read_text().splitlines()
+    tokens = (data / "text" / "test.en").read_text().splitlines()
+    assert len(raw) == len(tokens) == 4 and raw[0].startswith("Number ") and tokens[0].startswith("number ")
+    assert (data / "sentencepiece.bpe.model").is_file() and not (data / "code").exists()
+
+
+@pytest.mark.parametrize(
+    "variables, expected",
+    [
+        ({"SRC": ""}, "SRC is not set; give SRC, TGT, TRAIN, VALID and TEST"),
+        ({"TEST": ""}, "TEST is not set"),
+        ({"TGT": "fr"}, "SRC and TGT are both fr; give two different languages"),
+        ({"TGT": "../en"}, "TGT=../en is not a language code"),
+        ({"BPE": "fastbpe"}, "BPE: there is no 'fastbpe'; use sentencepiece, subword_nmt"),
+        ({"TOKENISED": "folder"}, "TOKENISED: there is no 'folder'; use yes, no"),
+        ({"CLEAN": "very"}, "CLEAN: there is no 'very'; use yes, no"),
+        ({"SRC": "it"}, "my train.it is missing"),
+        ({"VALID": "nowhere/valid"}, "nowhere/valid.fr is missing"),
+        ({"VALID": "{text}/my test", "TEST": "{text}/unequal"}, "unequal.fr has 1 lines but"),
+        ({"VALID": "60"}, "cannot hold out 60 pairs of the 60 in"),
+        ({"BPE": "subword_nmt", "VOCAB_SIZE": "5000"}, "--vocab-size 5000 is too large for this text; give at most"),
+    ],
+)
+def test_bad_variables_of_ones_own_text_are_one_line(variables, expected, french, text, tmp_path):
+    (text / "unequal.fr").write_text("un\n")
+    (text / "unequal.en").write_text("one\ntwo\n")
+    filled = {name: value.format(text=text) for name, value in variables.items()}
+    assert_refused(prepare("prepare_corpus.sh", tmp_path, **{**french, **filled}), tmp_path, expected)
+    assert len(list(text.iterdir())) == 8
+
+
+def test_without_subword_nmt_there_is_one_line_before_anything_is_done(french, tmp_path):
+    fake = tmp_path / "bin"
+    fake.mkdir()
+    (fake / "python").write_text("#!/bin/sh\nexit 1\n")
+    (fake / "python").chmod(0o755)
+    run = prepare("prepare_corpus.sh", tmp_path, path_first=fake, **{**french, "BPE": "subword_nmt"})
+    assert_refused(run, tmp_path, "run 'pip install subword-nmt'", left=("bin", "text"))

@@ -1,5 +1,6 @@
 """What the variables of an experiment may be: a wrong one stops both commands before anything is set up or trained."""
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -86,7 +87,8 @@ def test_right_ones_are_let_through(scratch):
     """The next thing that is missing then is the environment."""
     right = {
         "BACKBONES": "diff_transformer transformer", "SIZE": "iwslt_de_en", "SEED": "0", "LR": "5e-4", "EPOCHS": "08",
-        "MECHANISMS": "softmax set:wide lot lot:calibrated lot:released", "PRECISION": "bf16", "DROPOUT": ".1",
+        "MECHANISMS": "softmax set:wide lot lot:calibrated lot:released sinkhorn:pieces", "PRECISION": "bf16",
+        "SINKHORN_PIECES_OPTIONS": "--sinkhorn-learn-epsilon", "DROPOUT": ".1",
     }  # fmt: skip
     result = run(scratch, "reproduce_table.sh", **right)
     assert result.stderr == "reproduce_table.sh: error: there is no .venv here; run 'bash scripts/setup.sh' first\n"
@@ -98,3 +100,17 @@ def test_names_are_those_of_the_package(scratch):
     assert sorted(done.stdout.split()) == sorted(MECHANISMS)
     offered = WRONG["SIZE=large"].partition("use ")[2].split(", ")
     assert sorted(offered) == sorted(size.removeprefix("_") for size in SIZES if size)
+
+
+def test_an_old_bash_is_one_line(tmp_path):
+    """Its version, which no test can change, goes by another name in a copy."""
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+    common = tmp_path / "scripts" / "lib" / "common.sh"
+    assert "BASH_VERSINFO[0]" in common.read_text()
+    common.write_text(common.read_text().replace("BASH_VERSINFO", "STAND_IN").replace("BASH_VERSION", "NAME"))
+    for script in ("quickstart.sh", "stages/score.sh", "setup.sh"):
+        old = run(tmp_path, script, PATH=os.environ["PATH"], STAND_IN="3", NAME="3.2.57")
+        expected = f"{Path(script).name}: error: this is bash 3.2.57; bash 4 or newer is needed, on Linux\n"
+        assert (old.returncode, old.stdout, old.stderr) == (2, "", expected)
+    new = run(tmp_path, "stages/score.sh", PATH=os.environ["PATH"], STAND_IN="4", NAME="4.0")
+    assert "CKPT is not set" in new.stderr

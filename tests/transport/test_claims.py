@@ -1,7 +1,8 @@
 """Claims of the papers on transport attention, each on matrices that are small enough to check.
 
 Limits in epsilon are in test_sinkhorn.py, exact sides and the rank of couplings in test_pivots.py, the limits of ESP in
-tests/attention/test_esp.py; what is here is named after the claim.
+tests/attention/test_esp.py, Theorems 6, 7 and 8 of [CETA] in tests/attention/test_ceta.py; what is here is named after
+the claim.
 """
 
 import pytest
@@ -82,6 +83,30 @@ def test_inequality_31_is_nearly_reached():
     noise = 1e-3 * random(1, n, n).sign()
     found = perturbation_certificate(torch.zeros(n, n).double(), random(n, 3), noise, epsilon=0.5)
     assert 0.95 < found.plan_ratio.item() <= 1
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(n=st.integers(2, 8), epsilon=st.floats(0.05, 20), step=st.floats(1e-3, 2), apart=st.floats(0, 2), seed=SEEDS)
+def test_theorem_10_output_is_lipschitz_in_scores_and_values(n, epsilon, step, apart, seed):
+    """Inequality (44), ``‖PV - QW‖_{∞,2} ≤ ‖V - W‖_{∞,2} + (n/τ) ‖S - T‖_∞ ‖W‖_{∞,2}``."""
+    scores, noise = (epsilon * x * random(n, n, seed=seed + i).tanh() for i, x in enumerate((2, step)))
+    v, value_noise = random(n, 3, seed=seed + 2), apart * random(n, 3, seed=seed + 3)
+    w = v + value_noise
+    change = (exact(scores, epsilon) @ v - exact(scores + noise, epsilon) @ w).norm(dim=-1).max()
+    bound = (v - w).norm(dim=-1).max() + n / epsilon * noise.abs().max() * w.norm(dim=-1).max()
+    assert change <= bound + 1e-7
+    found = perturbation_certificate(scores, v, noise[None], value_noise[None], epsilon=epsilon, tolerance=1e-11)
+    close(found.inequality_44_ratio[0] * bound, change, 1e-7)
+
+
+def test_theorem_10_is_reached_by_the_values_and_half_by_the_scores():
+    """Either term alone; no row of P - Q has more than half of its mass, as its columns sum to 0."""
+    flat, v = torch.zeros(2, 2).double(), torch.tensor([[1.0, 0], [-1, 0]]).double()
+    signs = torch.tensor([[1.0, -1], [-1, 1]]).double()
+    by_values = perturbation_certificate(flat, v, 1e-9 * signs[None], torch.ones(1, 2, 2).double(), epsilon=0.5)
+    assert 0.999 < by_values.inequality_44_ratio.item() <= 1
+    by_scores = perturbation_certificate(flat, v, 1e-3 * signs[None], epsilon=0.5)
+    assert 0.499 < by_scores.inequality_44_ratio.item() <= 0.5
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.transport import diagnostics
+from fairseq_lot.transport.certificates import coupling_certificate
 from fairseq_lot.transport.pivots import pivot_coupling
 from tests.conftest import close, random
 
@@ -96,6 +97,86 @@ def test_pivots_at_clusters_reach_the_bound_and_all_of_a_permutation_with_n_pivo
         best.append(min(errors))
         assert best[-1] == pytest.approx(2 * (1 - r / n), abs=1e-9)
     assert best == sorted(best, reverse=True)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    n=st.integers(1, 6),
+    m=st.integers(1, 6),
+    r=st.integers(1, 6),
+    steps=st.tuples(st.floats(1e-3, 2), st.floats(0, 2), st.floats(0, 2)),
+    updates=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    seed=SEEDS,
+)
+def test_coupling_is_lipschitz_in_the_scores_of_both_plans(n, m, r, steps, updates, seed):
+    """``‖A - B‖₁ ≤ n √(δ1² + δ2²)`` for the exact plans, and a row moves by ``√((u1 δ1)² + (u2 δ2)²)`` as it is run.
+
+    The change is computed here from couplings of many updates, for all masses of the pivots.
+    """
+    masses = torch.softmax(2 * random(r, seed=seed), -1)
+    scores = [2 * random(size, r, seed=seed + 1 + i).tanh() for i, size in enumerate((n, m))]
+    noise = [steps[i] * random(size, r, seed=seed + 3 + i).sign() for i, size in enumerate((n, m))]
+    v = random(m, 3, seed=seed + 5)
+    w = v + steps[2] * random(m, 3, seed=seed + 6)
+    moved = [x + y for x, y in zip(scores, noise, strict=True)]
+    first, second = (couple(*x, masses, updates=2001).conditional for x in (scores, moved))
+    bound = n * (steps[0] ** 2 + steps[1] ** 2) ** 0.5
+    assert (first - second).abs().sum() <= bound + 1e-7
+    output = (first @ v - second @ w).norm(dim=-1).max()
+    spread, radius = (x.norm(dim=-1).max() for x in (v - w, w))
+    assert output <= spread + bound * radius + 1e-7
+    counts = dict(zip(("query_updates", "key_updates"), updates, strict=True))
+    found = coupling_certificate(
+        *scores, masses.log(), v, *(x[None] for x in noise), (w - v)[None], **counts, tolerance=1e-11
+    )
+    close(found.plan_ratio[0] * bound, (first - second).abs().sum(), 1e-7)
+    close(found.output_ratio[0] * (spread + bound * radius), output, 1e-7)
+    logs = uniform(n).log(), uniform(m).log(), masses.log()
+    first, second = (pivot_coupling(*x, *logs, **counts).conditional for x in (scores, moved))
+    row = ((updates[0] * steps[0]) ** 2 + (updates[1] * steps[1]) ** 2) ** 0.5
+    assert (first - second).abs().sum(-1).max() <= row + 1e-9
+    output = (first @ v - second @ w).norm(dim=-1).max()
+    close(found.as_run_ratio[0] * (spread + row * radius), output, 1e-9)
+    assert found.as_run_ratio[0] <= 1 + 1e-9
+
+
+@pytest.mark.parametrize("side", [0, 1], ids=["queries", "keys"])
+def test_the_bound_of_a_coupling_is_reached_by_either_plan_with_any_masses(side):
+    """One plan flat and moved by signs, the other a partition of the tokens into clusters as large as the masses."""
+    masses = torch.tensor([1.0, 1, 3, 3]).double() / 8
+    clusters = 50 * torch.nn.functional.one_hot(torch.tensor([0, 1, 2, 2, 2, 3, 3, 3]), 4).double()
+    signs = torch.tensor([1.0, -1] * 4).double()[:, None] * torch.tensor([1.0, -1, 1, -1]).double()
+    scores, noise = [clusters, clusters], [torch.zeros(1, 8, 4).double()] * 2
+    scores[side], noise[side] = torch.zeros(8, 4).double(), 1e-3 * signs[None]
+    found = coupling_certificate(*scores, masses.log(), random(8, 3), *noise, query_updates=1, key_updates=1)
+    assert 0.999 < found.plan_ratio.item() <= 1
+
+
+def test_both_plans_together_move_a_coupling_further_than_either():
+    """The larger of δ1 and δ2 would be no bound, so that √(δ1² + δ2²) is no more than 1.2 times too large.
+
+    Pivots stand in a square of 3 by 3; queries know the pivots of one row, keys those of one column, so that each pair
+    meets in one pivot. There both plans give a third of their shares twice the change of the rest, and the other way.
+    """
+    place, size = torch.arange(9), 1e-3
+    line, cross = place // 3, place % 3  # of a pivot: its row and its column; of a token: its line, and which one there
+    at = (line, cross), (cross, line)
+    scores = [50 * (line[:, None] == along).double() for along, _ in at]
+    noise = [size * (2 * (cross[:, None] == across).double() - 1)[None] for _, across in at]
+    masses = torch.full((9,), 1 / 9, dtype=torch.float64)
+    found = coupling_certificate(*scores, masses.log(), random(9, 3), *noise, query_updates=1, key_updates=1)
+    assert found.plan_ratio.item() == pytest.approx(32 / 27 / 2**0.5, abs=1e-3)
+
+
+def test_a_row_moves_with_the_number_of_updates():
+    """Two updates move a row by twice the noise: by its own scores, and by what its columns give to another row."""
+    scores = torch.tensor([[0.0, 0], [20, 20]]).double()
+    noise = 1e-3 * torch.tensor([[[1.0, -1], [-1, 1]]]).double()
+    v, half = torch.tensor([[1.0], [-1]]).double(), uniform(2).log()
+    found = coupling_certificate(
+        scores, 50 * torch.eye(2).double(), half, v, noise, torch.zeros_like(noise), query_updates=2, key_updates=2
+    )
+    assert 0.999 < found.as_run_ratio.item() <= 1
 
 
 def test_lot_with_pivots_at_the_keys_attends_to_one_key():

@@ -129,6 +129,17 @@ def test_certificate_measures_a_plain_change():
     assert found.marginal_error.item() < 1e-10
 
 
+def test_certificate_may_have_a_temperature_for_every_plan():
+    scores, v, noise = random(2, 4, 4), random(2, 4, 3), random(3, 2, 4, 4)
+    temperatures, exact = (0.4, 2.0), {"tolerance": 1e-13}
+    epsilons = torch.tensor(temperatures, dtype=torch.float64)[:, None, None]
+    found = perturbation_certificate(scores, v, noise, epsilon=epsilons, **exact)
+    for head, epsilon in enumerate(temperatures):
+        alone = perturbation_certificate(scores[head], v[head], noise[:, head], epsilon=epsilon, **exact)
+        torch.testing.assert_close(found.plan_ratio[:, head], alone.plan_ratio, atol=1e-9, rtol=1e-9)
+        torch.testing.assert_close(found.output_ratio[:, head], alone.output_ratio, atol=1e-9, rtol=1e-9)
+
+
 def test_certificate_sees_no_change_where_there_is_none():
     scores = random(4, 4)
     noise = torch.stack([random(4, 1).expand(4, 4), random(1, 4).expand(4, 4)])

@@ -1,0 +1,85 @@
+"""The two languages of a model: as typed, else as its checkpoint says, else as the files of its data are named."""
+
+import copy
+import re
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from fairseq_lot.errors import InputError
+from fairseq_lot.pretrained.checkpoint import saved_task
+
+Pair = tuple[str, str]
+
+
+def add_language_arguments(parser: ArgumentParser) -> None:
+    """Add ``--source-lang`` and ``--target-lang``."""
+    for side in ("source", "target"):
+        text = f"{side} language; default: the checkpoint's, else as the files of DATA are named (train.de-en.de.idx)"
+        parser.add_argument(f"--{side}-lang", metavar="LANG", help=text)
+
+
+def typed_pair(args: Namespace) -> Pair | None:
+    """The languages of a command line, None if there are none; InputError for half a pair."""
+    pair = args.source_lang, args.target_lang
+    if pair == (None, None):
+        return None
+    if None in pair:
+        raise InputError("--source-lang and --target-lang go together; give both or neither")
+    for side, language in zip(("source", "target"), pair, strict=True):
+        if not re.fullmatch(r"[\w-]+", language):
+            raise InputError(f"--{side}-lang must be a language such as de, not {language!r}")
+    return pair
+
+
+def with_languages(state: dict, path: str | Path, pair: Pair | None) -> dict:
+    """A checkpoint whose task says these languages; the very same where none were typed."""
+    if pair is None:
+        return state
+    saved_task(state, path)
+    holder = "cfg" if state.get("cfg") is not None else "args"
+    changed = copy.deepcopy(state[holder])
+    task = changed["task"] if holder == "cfg" else changed
+    (task if isinstance(task, dict) else vars(task)).update(source_lang=pair[0], target_lang=pair[1])
+    return {**state, holder: changed}
+
+
+def languages(saved: dict, data: str | Path, path: str | Path | None) -> Pair:
+    """Source and target language: those of the checkpoint, else those in the names of the files in a data folder.
+
+    Args:
+        saved: what :func:`~fairseq_lot.pretrained.checkpoint.saved_task` returned; empty: there is no checkpoint.
+        data: folder made by fairseq-preprocess.
+        path: where the checkpoint came from, for messages.
+
+    Raises:
+        InputError: neither says, or the folder holds several pairs.
+    """
+    source, target = saved.get("source_lang"), saved.get("target_lang")
+    if isinstance(source, str) and isinstance(target, str):
+        return source, target
+    if not Path(data).is_dir():
+        raise InputError(f"there is no folder {data}; give one that fairseq-preprocess has made")
+    pairs = pairs_in(data)
+    if len(pairs) == 1:
+        return pairs[0]
+    way_out = "name the languages with --source-lang and --target-lang"
+    if pairs:
+        raise InputError(f"{data} holds {' and '.join(map('-'.join, pairs))}; {way_out}")
+    silent = (
+        f"no file in {data} is named" if path is None else f"{path} names no languages, nor is a file in {data} named"
+    )
+    raise InputError(f"{silent} as fairseq-preprocess does (train.de-en.de.idx); {way_out}")
+
+
+def pairs_in(data: str | Path) -> list[Pair]:
+    """The language pairs of a data folder, by its ``SPLIT.SOURCE-TARGET.LANGUAGE.idx``."""
+    found = set()
+    for file in Path(data).glob("*.idx"):
+        _, *pair_and_language = file.stem.split(".")
+        if len(pair_and_language) == 2:
+            pair, language = pair_and_language
+            if pair.startswith(f"{language}-"):
+                found.add((language, pair.removeprefix(f"{language}-")))
+            elif pair.endswith(f"-{language}"):
+                found.add((pair.removesuffix(f"-{language}"), language))
+    return sorted(found)

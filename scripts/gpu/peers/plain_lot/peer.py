@@ -1,0 +1,22 @@
+"""LOT attention in plain torch, beside the one by kernels."""
+
+import os
+
+from fairseq_lot.attention.registry import build_mechanism
+from fairseq_lot.kernels.choice import VARIABLE
+
+
+def build(num_heads, head_dim, num_pivots):
+    mechanism = build_mechanism("lot", num_heads=num_heads, head_dim=head_dim, num_pivots=num_pivots)
+
+    def attend(q, k, v):
+        if mechanism.pivots.device != q.device or mechanism.pivots.dtype != q.dtype:
+            mechanism.to(q.device, q.dtype)
+        before = os.environ.get(VARIABLE, "auto")
+        os.environ[VARIABLE] = "off"
+        try:
+            return mechanism(q, k, v).values
+        finally:
+            os.environ[VARIABLE] = before
+
+    return attend

@@ -1,0 +1,79 @@
+"""Which two languages a model has: never ``None``."""
+
+from argparse import Namespace
+
+import pytest
+
+from fairseq_lot.errors import InputError
+from fairseq_lot.pretrained.checkpoint import saved_task
+from fairseq_lot.pretrained.languages import languages, pairs_in, typed_pair, with_languages
+
+
+def folder(path, *names):
+    for name in names:
+        (path / name).write_bytes(b"")
+    return path
+
+
+def test_the_checkpoint_comes_first_then_the_folder(tmp_path):
+    data = folder(tmp_path, "train.de-en.de.idx", "train.de-en.en.idx", "valid.de-en.de.idx", "dict.de.txt", "a.b-c.x")
+    assert languages({"source_lang": "en", "target_lang": "fr"}, data, "c.pt") == ("en", "fr")
+    for saved in ({"source_lang": None, "target_lang": None}, {"source_lang": "en", "target_lang": None}, {}):
+        assert languages(saved, data, "c.pt") == ("de", "en")
+
+
+@pytest.mark.parametrize(
+    "names, pairs",
+    [
+        (["train.zh-CN-en.zh-CN.idx", "train.zh-CN-en.en.idx"], [("zh-CN", "en")]),
+        (["test.en-de.de.idx"], [("en", "de")]),
+        (["train.de-en.de.idx", "train.fr-en.en.idx"], [("de", "en"), ("fr", "en")]),
+        (["train.align.de-en.idx", "dict.de.txt", "train.de-en.de.bin", "train.idx", "best.a-b.pt"], []),
+    ],
+    ids=["dashes", "target-only", "two", "none"],
+)
+def test_names_of_files(names, pairs, tmp_path):
+    assert pairs_in(folder(tmp_path, *names)) == pairs
+
+
+def test_who_does_not_say_is_told_how_to(tmp_path):
+    empty, two = tmp_path / "empty", tmp_path / "two"
+    empty.mkdir()
+    two.mkdir()
+    folder(two, "train.de-en.de.idx", "train.fr-en.fr.idx")
+    for data, words in [
+        (tmp_path / "gone", ["gone"]),
+        (empty, ["empty", "c.pt", "--source-lang and --target-lang"]),
+        (two, ["de-en and fr-en", "--source-lang and --target-lang"]),
+    ]:
+        with pytest.raises(InputError) as caught:
+            languages({"source_lang": None, "target_lang": None}, data, "c.pt")
+        assert all(word in str(caught.value) for word in words)
+
+
+def test_typed_languages():
+    assert typed_pair(Namespace(source_lang=None, target_lang=None)) is None
+    assert typed_pair(Namespace(source_lang="zh-CN", target_lang="en")) == ("zh-CN", "en")
+    for pair in (("de", None), (None, "en"), ("de", "../en"), ("", "en")):
+        with pytest.raises(InputError, match="-lang"):
+            typed_pair(Namespace(source_lang=pair[0], target_lang=pair[1]))
+
+
+@pytest.mark.parametrize("form", ["cfg", "args"])
+def test_typed_languages_win_and_the_checkpoint_is_not_changed(form):
+    task = {"source_lang": "de", "target_lang": None, "data": "d"}
+    state = {"cfg": {"task": task, "model": Namespace()}} if form == "cfg" else {"args": Namespace(**task)}
+    assert with_languages(state, "c.pt", None) is state
+    changed = saved_task(with_languages(state, "c.pt", ("fr", "en")), "c.pt")
+    assert changed == task | {"source_lang": "fr", "target_lang": "en"}
+    assert saved_task(state, "c.pt") == task
+
+
+def test_early_versions_of_fairseq():
+    args = Namespace(data=["data-bin/a"], left_pad_source="True", left_pad_target="False", source_lang="de")
+    assert saved_task({"args": args}, "c.pt") == {
+        "data": "data-bin/a",
+        "left_pad_source": True,
+        "left_pad_target": False,
+        "source_lang": "de",
+    }

@@ -1,0 +1,219 @@
+"""From sentences to pieces and back: whose encoders, which files, and what the dictionary shows."""
+
+import io
+import sys
+from argparse import Namespace
+
+import pytest
+from fairseq.data import Dictionary
+from sacremoses import MosesDetokenizer
+
+from fairseq_lot.corpus.encode import MODEL_NAME, encode_lines, learn_bpe
+from fairseq_lot.corpus.tokenise import tokenise_lines
+from fairseq_lot.errors import InputError
+from fairseq_lot.pretrained.checkpoint import saved_encoder
+from fairseq_lot.pretrained.text import Text, piece_kind
+
+RAW = [
+    "Der alte Mann liest ein gutes Buch.",
+    'Die Frau sagt: "Das ist ein alter Mann!"',
+    "Er geht's langsam an, die Frau - nicht.",
+]
+TOKENS = tokenise_lines(RAW, "de")
+
+
+def dictionary_of(lines):
+    """As fairseq-preprocess makes it."""
+    dictionary = Dictionary()
+    for line in lines:
+        for piece in line.split():
+            dictionary.add_symbol(piece)
+    dictionary.finalize()
+    return dictionary
+
+
+def model(data, lines, targets=None, **encoders):
+    """A model of this text as far as its text goes."""
+    source = dictionary_of(lines)
+    target = source if targets is None else dictionary_of(targets)
+    cfg = Namespace(data=str(data), source_lang="de", target_lang="en")
+    return Namespace(task=Namespace(cfg=cfg, source_dictionary=source, target_dictionary=target), encoders=encoders)
+
+
+@pytest.fixture(scope="module")
+def sentencepiece():
+    """The bytes of a model, and the text in its pieces."""
+    pieces = learn_bpe(TOKENS, 40)
+    return pieces, encode_lines(pieces, TOKENS)
+
+
+@pytest.fixture(scope="module")
+def subwords():
+    """The codes of subword-nmt, and the text in their pieces."""
+    learn = pytest.importorskip("subword_nmt.learn_bpe", reason="pip install subword-nmt")
+    apply = pytest.importorskip("subword_nmt.apply_bpe")
+    codes = io.StringIO()
+    learn.learn_bpe(io.StringIO("\n".join(TOKENS)), codes, 15)
+    codes.seek(0)
+    bpe = apply.BPE(codes)
+    return codes.getvalue(), [bpe.process_line(line) for line in TOKENS]
+
+
+def test_our_own_folders(sentencepiece, tmp_path):
+    (tmp_path / MODEL_NAME).write_bytes(sentencepiece[0])
+    text = Text.of(model(tmp_path, sentencepiece[1]))
+    assert [" ".join(pieces) for pieces in text.encode(RAW)] == sentencepiece[1], "as the corpus was made"
+    english = MosesDetokenizer("en")
+    assert [text.decode(line) for line in sentencepiece[1]] == [english.detokenize(line.split()) for line in TOKENS]
+    assert text.encode(["", "  "]) == [[], []]
+    tokenised = Text.of(model(tmp_path, sentencepiece[1]), tokenised=True)
+    assert [" ".join(pieces) for pieces in tokenised.encode(TOKENS)] == sentencepiece[1]
+    assert [tokenised.decode(line) for line in sentencepiece[1]] == TOKENS
+
+
+@pytest.mark.parametrize("name", ["code", "codes", "bpecodes", "bpe.codes"])
+def test_subword_nmt_with_its_codes_in_the_folder(name, subwords, tmp_path):
+    (tmp_path / name).write_text(subwords[0], encoding="utf-8")
+    text = Text.of(model(tmp_path, subwords[1]))
+    assert any("@@ " in line for line in subwords[1])
+    assert [" ".join(pieces) for pieces in text.encode(RAW)] == subwords[1]
+    assert text.decode(subwords[1][0]) == "der alte mann liest ein gutes buch."
+
+
+def test_whole_words_need_no_file(tmp_path):
+    text = Text.of(model(tmp_path, TOKENS, ["the@@ re", "a house"]))
+    assert [" ".join(pieces) for pieces in text.encode(RAW)] == TOKENS
+    assert text.decode("hou@@ se .") == "house.", "the target side may be another"
+
+
+def test_an_option_comes_before_the_checkpoint_and_that_before_the_folder(subwords, sentencepiece, tmp_path):
+    codes, lines = subwords
+    data, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
+    data.mkdir()
+    elsewhere.mkdir()
+    (elsewhere / "mine").write_text(codes, encoding="utf-8")
+    saved = {"_name": "subword_nmt", "bpe_codes": str(elsewhere / "mine"), "bpe_separator": "@@"}
+    (data / "code").write_text("#version: 0.2\nq q\n", encoding="utf-8")  # letters
+    by_folder, by_checkpoint, by_option = (
+        [" ".join(pieces) for pieces in text.encode(TOKENS)]
+        for text in (
+            Text.of(model(data, lines), tokenised=True),
+            Text.of(model(data, lines, bpe=saved), tokenised=True),
+            Text.of(model(data, lines), bpe_codes=elsewhere / "mine", tokenised=True),
+        )
+    )
+    assert by_checkpoint == by_option == lines and by_folder[0].startswith("d@@ e@@ r ")
+    # the checkpoint's file was moved into the folder
+    (elsewhere / "mine").rename(data / "mine")
+    assert [" ".join(x) for x in Text.of(model(data, lines, bpe=saved), tokenised=True).encode(TOKENS)] == lines
+    model_file = tmp_path / "spm"
+    model_file.write_bytes(sentencepiece[0])
+    sampled = {"_name": "sentencepiece", "sentencepiece_model": str(model_file)}
+    sampled |= {"sentencepiece_enable_sampling": True, "sentencepiece_alpha": 0.5}
+    text = Text.of(model(data, sentencepiece[1], bpe=sampled), tokenised=True)
+    assert [" ".join(pieces) for pieces in text.encode(TOKENS)] == sentencepiece[1], "sampling is for training"
+    # an option names another encoder than the checkpoint
+    (data / MODEL_NAME).write_bytes(sentencepiece[0])
+    text = Text.of(model(data, sentencepiece[1], bpe=saved), bpe="sentencepiece")
+    assert [" ".join(pieces) for pieces in text.encode(RAW)] == sentencepiece[1]
+
+
+def test_tokenizers(sentencepiece, tmp_path):
+    (tmp_path / MODEL_NAME).write_bytes(sentencepiece[0])
+    lines, sentence = sentencepiece[1], "Buch-buch."
+    spell = {
+        "moses": "buch-buch .",
+        "dashes": "buch @-@ buch .",
+        "none": "buch-buch.",
+    }
+    dashes = {"_name": "moses", "moses_no_dash_splits": False}
+    bpe = {"_name": "sentencepiece", "sentencepiece_model": str(tmp_path / MODEL_NAME)}
+
+    def spelt(text):
+        (pieces,) = text.encode([sentence])
+        return "".join(pieces).replace("\u2581", " ").strip()
+
+    assert spelt(Text.of(model(tmp_path, lines))) == spell["moses"]
+    assert spelt(Text.of(model(tmp_path, lines, tokenizer=dashes))) == spell["dashes"]
+    assert spelt(Text.of(model(tmp_path, lines, tokenizer=dashes), tokenizer="space")) == spell["none"]
+    assert spelt(Text.of(model(tmp_path, lines, bpe=bpe))) == spell["none"], "it was told of a BPE alone"
+    assert spelt(Text.of(model(tmp_path, lines, bpe=bpe, tokenizer=dashes))) == spell["dashes"]
+    assert spelt(Text.of(model(tmp_path, lines, bpe=bpe), bpe="sentencepiece")) == spell["moses"]
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        ("ein haus", "das &quot; haus-boot &quot;"),
+        ("ein haus " * 1000 + "ẞ", "das &quot; haus-boot &quot;"),
+        ("ein Haus", "Das &quot; Haus-Boot &quot;"),
+        ('ein " haus', 'das " haus-boot "'),
+        ("ein @-@ haus", "das &quot; haus @-@ boot &quot;"),
+    ],
+    ids=["lower", "lower-with-a-slip", "cased", "not-escaped", "dashes"],
+)
+def test_what_the_dictionary_shows(words, expected, tmp_path):
+    (pieces,) = Text.of(model(tmp_path, [words])).encode(['Das "Haus-Boot"'])
+    assert " ".join(pieces) == expected
+
+
+@pytest.mark.parametrize(
+    "lines, kind",
+    [
+        (["\u2581das \u2581hau s"], "sentencepiece"),
+        (["d a s \u2581 h a u s"], "sentencepiece"),
+        (["das hau@@ s"], "subword_nmt"),
+        (["das haus"], None),
+        (["das haus"] * 1000 + ["\u2581 x@@ @@"], None),
+        (["@@ das haus"], None),
+        ([], None),
+    ],
+    ids=["sentencepiece", "characters", "subword-nmt", "words", "words-with-marks", "word-of-marks", "empty"],
+)
+def test_the_look_of_pieces(lines, kind):
+    assert piece_kind(dictionary_of(lines)) == kind
+
+
+def test_bad_encoders_are_refused_with_one_line(sentencepiece, subwords, tmp_path, monkeypatch, capsys):
+    data = tmp_path / "data"
+    data.mkdir()
+    files = {
+        "codes": subwords[0].encode(),
+        "counts": b"e r 12\nd er 3\n",
+        "three": b"#version: 0.2\na b c\n",
+        "garbage": b"\xff\xfe\x00",
+    }
+    paths = {name: tmp_path / name for name in files}
+    for name, content in files.items():
+        paths[name].write_bytes(content)
+    of_models, of_codes = sentencepiece[1], subwords[1]
+    monkeypatch.setitem(sys.modules, "fastBPE", None)
+    for lines, options, words in [
+        (of_models, {}, [data, MODEL_NAME, "--bpe-codes"]),
+        (of_codes, {}, [data, "code", "--bpe-codes"]),
+        (of_codes, {"bpe": "magic"}, ["--bpe", "magic", "fastbpe, gpt2", "sentencepiece, subword_nmt"]),
+        (of_codes, {"tokenizer": "magic"}, ["--tokenizer", "magic", "moses, nltk, space"]),
+        (of_codes, {"bpe_codes": tmp_path / "gone"}, ["--bpe-codes", "gone"]),
+        (TOKENS, {"bpe_codes": paths["codes"]}, ["--bpe-codes", "--bpe"]),
+        (of_codes, {"bpe_codes": paths["three"]}, [paths["three"], "invalid line"]),
+        (of_codes, {"bpe_codes": paths["garbage"]}, [paths["garbage"]]),
+        (of_models, {"bpe_codes": paths["garbage"]}, [paths["garbage"]]),
+        (of_codes, {"bpe_codes": paths["counts"]}, [paths["counts"], "pip install fastBPE"]),
+        (of_models, {"bpe": "subword_nmt", "bpe_codes": paths["codes"]}, [paths["codes"], data, "dict.de.txt"]),
+        (TOKENS, {"bpe": "gpt2", "bpe_codes": paths["codes"]}, ["--bpe-codes"]),
+    ]:
+        with pytest.raises(InputError) as caught:
+            Text.of(model(data, lines), **options)
+        message = str(caught.value)
+        assert "\n" not in message and all(str(word) in message for word in words), (options, message)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_settings_of_a_training():
+    bpe = {"_name": "subword_nmt", "bpe_codes": "code"}
+    assert saved_encoder({"cfg": {"bpe": bpe, "tokenizer": None}}, "bpe") == bpe
+    assert saved_encoder({"cfg": {"bpe": bpe, "tokenizer": None}}, "tokenizer") == {}
+    assert saved_encoder({"cfg": {"bpe": {"_name": None}}}, "bpe") == {}
+    early = {"args": Namespace(bpe="subword_nmt", bpe_codes="code")}
+    assert saved_encoder(early, "bpe") == {"_name": "subword_nmt", "bpe": "subword_nmt", "bpe_codes": "code"}
+    assert saved_encoder(early, "tokenizer") == {}

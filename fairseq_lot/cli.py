@@ -10,7 +10,7 @@ from fairseq_lot.errors import InputError, is_out_of_memory
 
 # name: (module with add_arguments(parser) and run(args), one line for --help)
 COMMANDS = {
-    "bench": ("fairseq_lot.benchmark.bench", "time and memory of the attention mechanisms against sentence length"),
+    "bench": ("fairseq_lot.benchmark.bench", "time and memory of a layer or a model against sentence length"),
     "calibrate": ("fairseq_lot.plug_and_play.calibrate", "fit a swapped attention to softmax, without labels"),
     "check": ("fairseq_lot.pretrained.check", "check a checkpoint and a data folder before a long run"),
     "compare": ("fairseq_lot.evaluation.compare", "test the differences between several systems, pair by pair"),

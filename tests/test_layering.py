@@ -26,12 +26,12 @@ SEES = {
     "report": {"plug_and_play", "inspection", "pretrained", "attention", "transport", *EXPERIMENT},
     "evaluation": TOOLS,
     "corpus": TOOLS,
-    "benchmark": {"attention", "transport", *TOOLS},
+    "benchmark": {"pretrained", "models", "modules", "attention", "transport", *TOOLS},
     "cli": {"errors"},
     "__init__": {"plug_and_play", "pretrained", "attention"},  # by name, when they are first used
 }
 WITHOUT_TORCH = {"evaluation", "corpus", "output", "errors", "cli", "__init__"}
-WITHOUT_FAIRSEQ = {"kernels", "transport", "attention", "benchmark", *WITHOUT_TORCH}
+WITHOUT_FAIRSEQ = {"kernels", "transport", "attention", *WITHOUT_TORCH}
 HEAVY = ["fairseq", "numpy", "omegaconf", "hydra", "ot", "scipy", "torch"]
 
 

@@ -76,6 +76,23 @@ class Mechanism(nn.Module):
         """Compute ``A v`` (and A when ``need_weights``); see :meth:`forward` for the shapes."""
         raise NotImplementedError
 
+    def attend_scored(
+        self, query_scores, key_scores, v, *, query_padding_mask, key_padding_mask, need_weights, causal
+    ) -> AttentionOutput:
+        """:meth:`attend` on the products of q and k with :meth:`probes`, ``(bsz, num_heads, len, r)``."""
+        raise NotImplementedError
+
+    def probes(self, like: torch.Tensor) -> torch.Tensor | None:
+        """``(num_heads, r, head_dim)``: all that is needed of q and k are their products with these; None: more is.
+
+        Who makes q and k by a projection may then make the products by a narrower one, and pass them to
+        :meth:`forward` instead.
+
+        Args:
+            like: has the dtype and the device that q and k would have.
+        """
+        return None
+
     def forward(
         self,
         q: torch.Tensor,
@@ -87,6 +104,7 @@ class Mechanism(nn.Module):
         *,
         causal: bool = False,
         masked: bool = False,
+        scored: bool = False,
     ) -> AttentionOutput:
         """Attend: ``values = A v``.
 
@@ -100,6 +118,7 @@ class Mechanism(nn.Module):
             need_weights: also return A.
             causal: query i sees keys 0 .. i + src_len - tgt_len only.
             masked: the padded slots of q, k and v hold zeros already.
+            scored: q and k are their products with :meth:`probes`.
 
         Raises:
             InputError: ``causal`` with a mechanism that does not support it, or queries that are not the keys' tokens
@@ -115,7 +134,8 @@ class Mechanism(nn.Module):
             k, v = without_pads(k, key_padding_mask), without_pads(v, key_padding_mask)
         masks = {"query_padding_mask": query_padding_mask, "key_padding_mask": key_padding_mask}
         with torch.autocast(q.device.type, enabled=False):  # each mechanism chooses its own precision
-            output = self.attend(q, k, v, **masks, need_weights=need_weights, causal=causal)
+            attend = self.attend_scored if scored else self.attend
+            output = attend(q, k, v, **masks, need_weights=need_weights, causal=causal)
         values, weights = without_pads(output.values.to(v.dtype), query_padding_mask), output.weights
         if weights is not None:
             weights = without_pads(weights.to(v.dtype), query_padding_mask)

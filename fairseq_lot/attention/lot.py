@@ -125,12 +125,21 @@ class Lot(Mechanism):
 
     def scores(self, x: torch.Tensor) -> torch.Tensor:
         """``s·x·z/ε`` of queries or keys with every pivot, ``(bsz, num_heads, len, r)``, at least float32."""
-        pivots = at_least_float32(self.pivots) * (self.scaling / self.options.epsilon)
-        return pivot_scores(at_least_float32(x), pivots)
+        return pivot_scores(at_least_float32(x), self._scaled_pivots())
+
+    def _scaled_pivots(self):
+        return at_least_float32(self.pivots) * (self.scaling / self.options.epsilon)
+
+    def probes(self, like):
+        """On the CPU, where products are what takes time; elsewhere q and k are what the kernels want."""
+        probes = self._scaled_pivots()
+        return probes if like.device.type == "cpu" and like.dtype == probes.dtype else None
 
     def coupling(self, q, k, query_padding_mask=None, key_padding_mask=None):
         """The coupling of queries and keys, as two factors; shapes as in :meth:`forward`."""
-        query_scores, key_scores = self.scores(q), self.scores(k)
+        return self._coupling_of(self.scores(q), self.scores(k), query_padding_mask, key_padding_mask)
+
+    def _coupling_of(self, query_scores, key_scores, query_padding_mask, key_padding_mask):
         return pivot_coupling(
             query_scores,
             key_scores,
@@ -146,13 +155,18 @@ class Lot(Mechanism):
         return coupling.from_queries.conditional, coupling.to_keys.conditional
 
     def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_weights, causal):
-        if causal:
-            return self._attend_prefix(q, k, v, key_padding_mask, None, need_weights)[0]
-        if not need_weights and fusable(q):
+        if not causal and not need_weights and fusable(q):
             values = self._fused(q, k, v, query_padding_mask, key_padding_mask)
             if values is not None:
                 return AttentionOutput(values)
-        coupling = self.coupling(q, k, query_padding_mask, key_padding_mask)
+        masks = {"query_padding_mask": query_padding_mask, "key_padding_mask": key_padding_mask}
+        return self.attend_scored(self.scores(q), self.scores(k), v, **masks, need_weights=need_weights, causal=causal)
+
+    def attend_scored(self, query_scores, key_scores, v, *, query_padding_mask, key_padding_mask, need_weights, causal):
+        if causal:
+            prefix = query_scores, key_scores, v, key_padding_mask, None, need_weights
+            return self._attend_prefix(*prefix, with_state=False)[0]
+        coupling = self._coupling_of(query_scores, key_scores, query_padding_mask, key_padding_mask)
         v = self._mixed(v.to(coupling.to_keys.conditional.dtype))
         at_pivots = coupling.to_keys.apply(v)  # (bsz, num_heads, r, value_dim)
         values = self.drop(coupling.from_queries.conditional) @ at_pivots
@@ -181,7 +195,8 @@ class Lot(Mechanism):
         return {**summary, "to_keys": to_keys.conditional} if need_weights else summary
 
     def attend_summary(self, q, summary, need_weights=False):
-        to_pivots = torch.softmax(self.scores(q), -1)  # Γ1/a after one half-update
+        scores = self._scores_by_head(q.transpose(0, 1))
+        to_pivots = torch.softmax(scores, -1).transpose(0, 1)  # Γ1/a after one half-update
         weights = (to_pivots @ summary["to_keys"]).to(q.dtype) if need_weights and "to_keys" in summary else None
         return AttentionOutput((self.drop(to_pivots) @ summary["value"]).to(q.dtype), weights)
 
@@ -190,22 +205,15 @@ class Lot(Mechanism):
         if q.size(2) == k.size(2) == 1 and not need_weights:
             return self._next_token(q, k, v, key_padding_mask, state)
         k, v = without_pads(k, key_padding_mask), without_pads(v, key_padding_mask)
-        output, state = self._attend_prefix(q, k, v, key_padding_mask, state, need_weights)
+        scores = self.scores(q), self.scores(k)
+        output, state = self._attend_prefix(*scores, v, key_padding_mask, state, need_weights)
         weights = None if output.weights is None else output.weights.to(q.dtype)
         return AttentionOutput(output.values.to(q.dtype), weights), state
 
     def _next_token(self, q, k, v, key_padding_mask, state):
         """:meth:`causal_step` for one token, without weights: a step of decoding is as slow as its kernels are many."""
         both = torch.cat([x.permute(1, 2, 0, 3) for x in (q, k)], 1)  # (num_heads, 2, bsz, head_dim)
-        both, pivots = at_least_float32(both), at_least_float32(self.pivots)
-        scores = torch.baddbmm(
-            both.new_empty(()),
-            both.flatten(1, 2),
-            pivots.transpose(-1, -2),
-            beta=0,
-            alpha=self.scaling / self.options.epsilon,
-        )
-        scores = scores.unflatten(1, (2, -1)).permute(2, 0, 1, 3)  # (bsz, num_heads, 2, r)
+        scores = self._scores_by_head(both).permute(2, 0, 1, 3)  # (bsz, num_heads, 2, r)
         v = v.squeeze(2).to(scores.dtype, copy=key_padding_mask is not None)
         if key_padding_mask is not None:
             pads = key_padding_mask.unsqueeze(-1)
@@ -217,13 +225,19 @@ class Lot(Mechanism):
         values = self.drop(to_pivots) @ after.means
         return AttentionOutput(values.to(q.dtype)), {"key": after.log_sums, "value": after.means}
 
-    def _attend_prefix(self, q, k, v, key_padding_mask, state, need_weights):
-        to_pivots, scores = torch.softmax(self.scores(q), -1), self.scores(k)
+    def _scores_by_head(self, x):
+        """What :meth:`scores` gives of ``(num_heads, i, j, head_dim)``, in one kernel: best where tokens are few."""
+        x, pivots, scale = at_least_float32(x), at_least_float32(self.pivots), self.scaling / self.options.epsilon
+        scores = torch.baddbmm(x.new_empty(()), x.flatten(1, 2), pivots.transpose(-1, -2), beta=0, alpha=scale)
+        return scores.unflatten(1, x.shape[1:3])
+
+    def _attend_prefix(self, query_scores, scores, v, key_padding_mask, state, need_weights, *, with_state=True):
+        to_pivots = torch.softmax(query_scores, -1)
         if key_padding_mask is not None:
             scores = scores.masked_fill(key_padding_mask[:, None, :, None], -torch.inf)
         before = PrefixState(state["key"], state["value"]) if state else None
-        values, after = prefix_apply(self.drop(to_pivots), scores, v.to(scores.dtype), before)
-        following = {"key": after.log_sums, "value": after.means}
+        values, after = prefix_apply(self.drop(to_pivots), scores, v.to(scores.dtype), before, with_state=with_state)
+        following = {} if after is None else {"key": after.log_sums, "value": after.means}
         if not need_weights or (state and "scores" not in state):
             return AttentionOutput(values), following
         scores = torch.cat([state["scores"], scores], 2) if state else scores

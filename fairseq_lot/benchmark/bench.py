@@ -1,4 +1,4 @@
-"""``fairseq-lot bench``: time and memory of one attention layer against the length of its sentences."""
+"""``fairseq-lot bench``: time and memory of one attention layer, or of a whole model, against sentence length."""
 
 import math
 import platform
@@ -9,13 +9,15 @@ import torch
 from tqdm import tqdm
 
 from fairseq_lot.attention.registry import MECHANISMS
-from fairseq_lot.benchmark.contenders import mechanisms, peer, products, torch_attention
-from fairseq_lot.benchmark.measure import first_seconds, measure
-from fairseq_lot.benchmark.render import write
+from fairseq_lot.benchmark.layer import LayerBench
+from fairseq_lot.benchmark.measure import measure
+from fairseq_lot.benchmark.render import Results, write
 from fairseq_lot.errors import InputError, check_least
 from fairseq_lot.output.provenance import current_commit
+from fairseq_lot.pretrained.device import add_device_argument, choose_device
 
 _DTYPES = ("float32", "float64", "bfloat16", "float16")
+_LENGTHS, _MODEL_LENGTHS = [2**i for i in range(5, 15)], [32, 256, 1024, 2048, 4096]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -23,11 +25,19 @@ def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("--out", required=True, metavar="FOLDER", help="bench.csv, bench.md and bench.svg are written here")
     add(
+        "--model",
+        metavar="ARCH",
+        help="measure a whole model of this architecture, such as lot_transformer_iwslt_de_en, not one layer: its "
+        "encoder, a training step (forward, loss, backward) and a decoding step",
+    )
+    add(
         "--mechanism",
         dest="mechanisms",
         action="append",
-        metavar="NAME[:OPTION=VALUE,...]",
-        help=f"what to measure, as in esp:hard=true; may be given several times; default: {', '.join(MECHANISMS)}",
+        metavar="NAME[@SITES][:OPTION=VALUE,...]",
+        help="what to measure, as in esp:hard=true; in a model, SITES says where it stands, as in lot@encoder,cross or "
+        "lot@all:num_pivots=64; may be given several times; default: of a layer "
+        f"{', '.join(MECHANISMS)}; of a model lot@encoder, lot@all, beside softmax",
     )
     add(
         "--peer",
@@ -39,12 +49,18 @@ def add_arguments(parser: ArgumentParser) -> None:
         "num_pivots) returns a function of q, k, v, each (bsz, num_heads, n, head_dim); may be given several times",
     )
     numbers = {"type": int, "nargs": "+", "metavar": "N"}
-    lengths = [2**i for i in range(5, 15)]
-    add("--lengths", **numbers, default=lengths, help="tokens of a sentence (default: powers of 2, 32 to 16384)")
+    add(
+        "--lengths",
+        **numbers,
+        help=f"tokens of a sentence (default: powers of 2, {_LENGTHS[0]} to {_LENGTHS[-1]}; of a model "
+        f"{', '.join(map(str, _MODEL_LENGTHS))})",
+    )
     add("--num-pivots", **numbers, default=[32], help="ranks, for what has pivots (default: 32)")
-    add("--tokens", type=int, default=4096, metavar="N", help="of all sentences of a batch (default: %(default)s)")
-    add("--num-heads", type=int, default=4, metavar="N", help="default: %(default)s")
-    add("--head-dim", type=int, default=64, metavar="N", help="default: %(default)s")
+    add("--tokens", type=int, metavar="N", help="of all sentences of a batch (default: 4096; of a model 2048)")
+    add("--num-heads", type=int, metavar="N", help="of a layer (default: 4)")
+    add("--head-dim", type=int, metavar="N", help="of a layer (default: 64)")
+    add("--vocabulary", type=int, metavar="N", help="pieces of a model, random ones (default: 10000)")
+    add("--prefix", type=int, metavar="N", help="tokens that a model's decoding step has behind it (default: 32)")
     add(
         "--repeats",
         type=int,
@@ -54,61 +70,77 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     add("--warm-up", type=int, default=2, metavar="N", help="rounds before (default: %(default)s)")
     add(
+        "--limit",
+        type=float,
+        default=math.inf,
+        metavar="SECONDS",
+        help="no more rounds of a length after so many seconds, but one that counts (default: none)",
+    )
+    add(
         "--patience",
         type=float,
-        default=2.0,
         metavar="SECONDS",
-        help="a contender whose forward and backward pass takes longer is left out at longer lengths, "
-        "one that does not fit in memory at once (default: %(default)s)",
+        help="a contender that takes longer for a forward and backward pass is left out at longer lengths, as is one "
+        "that memory did not suffice for (default: 2; of a model none)",
     )
-    add("--device", help="cpu, cuda, ... (default: cuda if there is one)")
+    add_device_argument(parser)
     add("--dtype", default="float32", choices=_DTYPES, help="default: %(default)s")
     add("--threads", type=int, metavar="N", help="of torch on the CPU (default: torch's own choice)")
 
 
 def run(args: Namespace) -> int:
     """Measure length by length, write the files after each, print the Markdown."""
-    check_least(args, tokens=1, num_heads=1, head_dim=1, repeats=1, threads=1, warm_up=0)
-    if min(*args.lengths, *args.num_pivots) < 1:
+    check_least(args, tokens=1, num_heads=1, head_dim=1, repeats=1, threads=1, warm_up=0, prefix=1, vocabulary=8)
+    lengths = sorted(set(args.lengths or (_LENGTHS if args.model is None else _MODEL_LENGTHS)))
+    if min(*lengths, *args.num_pivots) < 1:
         raise InputError("--lengths and --num-pivots must be at least 1")
+    tokens = args.tokens or (4096 if args.model is None else 2048)
+    patience = args.patience if args.patience is not None else (2.0 if args.model is None else math.inf)
     if args.threads:
         torch.set_num_threads(args.threads)
-    try:
-        device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device {args.device!r} cannot be used: {str(error).splitlines()[0]}") from None
-    dtype, shape = getattr(torch, args.dtype), (args.num_heads, args.head_dim)
-    contenders = [torch_attention(), *mechanisms(args.mechanisms, *shape, args.num_pivots)]
-    for rank in args.num_pivots:
-        contenders += [*(peer(text, *shape, rank) for text in args.peers), products(*shape, rank)]
+    device, dtype = choose_device(args.device), getattr(torch, args.dtype)
     torch.manual_seed(0)
-    attends = {one.label: one.build(device, dtype) for one in contenders}
-    rows, text = {}, ""
-    for length in tqdm(sorted(set(args.lengths)), desc="lengths", disable=None):
-        bsz = max(1, args.tokens // length)
-        inputs = [torch.randn(bsz, args.num_heads, length, args.head_dim, device=device, dtype=dtype) for _ in range(3)]
-        gradient = torch.randn_like(inputs[0])
-        for x in inputs:
-            x.requires_grad_()
-        seconds = {name: first_seconds(attend, inputs, gradient) for name, attend in attends.items()}
-        attends = {name: attend for name, attend in attends.items() if seconds[name] < math.inf}
-        figures = measure(attends, inputs, gradient, warm_up=args.warm_up, repeats=args.repeats)
-        rows |= {(name, length): found for name, found in figures.items()}
-        text = write(Path(args.out), header(args, device), rows)
-        attends = {name: attend for name, attend in attends.items() if seconds[name] <= args.patience}
+    if args.model is None:
+        bench = LayerBench(args, device, dtype)
+    else:
+        from fairseq_lot.benchmark.whole_model import ModelBench  # a layer needs nothing of fairseq
+
+        bench = ModelBench(args, device, dtype, longest=lengths[-1])
+    results = Results(header(args, device, bench.words, tokens), bench.base, bench.measures)
+    contenders, text = bench.contenders, ""
+    with tqdm(lengths, desc="lengths", disable=None) as progress:
+        for length in progress:
+            figures = measure(
+                bench.jobs(contenders, max(1, tokens // length), length),
+                device,
+                warm_up=args.warm_up,
+                repeats=args.repeats,
+                limit=args.limit,
+                turn=bench.turn,
+                tell=lambda text, length=length: progress.set_postfix_str(f"{length} tokens, {text}"),
+            )
+            results.rows |= {(name, length): found for name, found in figures.items()}
+            text = write(Path(args.out), results)
+            contenders = {name: one for name, one in contenders.items() if _goes_on(figures[name], patience)}
     print(text)
     return 0
 
 
-def header(args: Namespace, device: torch.device) -> str:
+def _goes_on(figures, patience):
+    """Whether a contender has a chance at a longer length."""
+    return figures is not None and max(x for key, x in figures.items() if key.endswith("_seconds")) <= patience
+
+
+def header(args: Namespace, device: torch.device, words: str, tokens: int) -> str:
     """Everything that the figures depend on, in one line."""
     if device.type == "cuda":
         where = torch.cuda.get_device_name(device)
     else:
         where = f"{platform.machine()} {device.type}, {torch.get_num_threads()} threads"
+    limit = "" if args.limit == math.inf else f" (fewer where they take more than {args.limit:g} s)"
+    memory = "of the allocator" if device.type == "cuda" else "of live tensors"
     return (
-        f"{where}, torch {torch.__version__}, commit {current_commit()}, {args.dtype}, heads {args.num_heads}, "
-        f"head_dim {args.head_dim}, sentences of N tokens in a batch of {args.tokens} tokens (one sentence at least), "
-        f"warm-up {args.warm_up}, lower quartile of {args.repeats} interleaved rounds"
+        f"{where}, torch {torch.__version__}, commit {current_commit()}, {args.dtype}, {words}, sentences of N "
+        f"tokens in a batch of {tokens} tokens (one sentence at least), warm-up {args.warm_up}, lower quartile of "
+        f"{args.repeats} interleaved rounds{limit}, memory {memory}"
     )

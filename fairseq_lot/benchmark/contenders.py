@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from fairseq_lot.attention.registry import MECHANISMS, build_mechanism, mechanism_class
+from fairseq_lot.attention.registry import MECHANISMS, build_mechanism, build_options, mechanism_class
 from fairseq_lot.errors import InputError
 
 BASE = "sdpa"
@@ -35,7 +36,12 @@ class Contender:
 
     @property
     def label(self) -> str:
-        return self.name if self.num_pivots is None else f"{self.name} r={self.num_pivots}"
+        return with_rank(self.name, self.num_pivots)
+
+
+def with_rank(name: str, num_pivots: int | None) -> str:
+    """A name in the table; figures read the rank from it."""
+    return name if num_pivots is None else f"{name} r={num_pivots}"
 
 
 def torch_attention() -> Contender:
@@ -59,6 +65,48 @@ def products(num_heads: int, head_dim: int, num_pivots: int) -> Contender:
     return Contender("products alone", num_pivots, build)
 
 
+@dataclass(frozen=True)
+class Named:
+    """A mechanism of the registry as it is named on the command line.
+
+    Attributes:
+        name: in the registry.
+        options: of its dataclass, without ``num_pivots``.
+        num_pivots: the rank, or None where there are no pivots.
+        sites: where in a model it is to stand, ``encoder,cross``; None where nothing is said.
+    """
+
+    name: str
+    options: dict[str, Any]
+    num_pivots: int | None
+    sites: str | None
+
+    @property
+    def label(self) -> str:
+        """Without the rank."""
+        where = "" if self.sites is None else f"@{self.sites}"
+        return " ".join([self.name + where, *(f"{key}={value}" for key, value in self.options.items())])
+
+    @property
+    def all_options(self) -> dict[str, Any]:
+        return self.options if self.num_pivots is None else {**self.options, "num_pivots": self.num_pivots}
+
+
+def read_mechanism(text: str, ranks: list[int]) -> list[Named]:
+    """``NAME[@SITES][:option=value,...]``, once for every rank where there are pivots and no rank is given.
+
+    Raises:
+        InputError: unknown mechanism or option, or a value outside its range.
+    """
+    head, _, rest = text.partition(":")
+    name, at, sites = head.partition("@")
+    options = dict(map(_option, rest.split(","))) if rest else {}
+    build_options(name, **options)  # what is wrong is known before anything is measured
+    known = [field.name for field in dataclasses.fields(mechanism_class(name).options_class)]
+    own = [options.pop("num_pivots")] if "num_pivots" in options else ranks
+    return [Named(name, options, rank, sites if at else None) for rank in (own if "num_pivots" in known else [None])]
+
+
 def mechanisms(texts: Iterable[str] | None, num_heads: int, head_dim: int, ranks: list[int]) -> list[Contender]:
     """Mechanisms of the registry; those that have pivots once for every rank.
 
@@ -68,24 +116,15 @@ def mechanisms(texts: Iterable[str] | None, num_heads: int, head_dim: int, ranks
     Raises:
         InputError: unknown mechanism or option, or a value outside its range.
     """
-    shape = {"num_heads": num_heads, "head_dim": head_dim}
     found = []
     for text in MECHANISMS if texts is None else texts:
-        name, _, rest = text.partition(":")
-        given = dict(map(_option, rest.split(","))) if rest else {}
-        label = " ".join([name, *(f"{key}={value}" for key, value in given.items() if key != "num_pivots")])
-        for options in _at_ranks(name, given, ranks):
-            build_mechanism(name, **shape, **options)  # what is wrong is known before anything is measured
-            found.append(Contender(label, options.get("num_pivots"), partial(_build, name, shape | options)))
+        for one in read_mechanism(text, ranks):
+            if one.sites is not None:
+                raise InputError(f"{text!r} names sites, which a layer has none of; they are for --model")
+            options = {"num_heads": num_heads, "head_dim": head_dim, **one.all_options}
+            build_mechanism(one.name, **options)  # likewise
+            found.append(Contender(one.label, one.num_pivots, partial(_build, one.name, options)))
     return found
-
-
-def _at_ranks(name, options, ranks):
-    """The options once for every rank where a mechanism has pivots; as they are where it has none, or has its rank."""
-    known = [field.name for field in dataclasses.fields(mechanism_class(name).options_class)]
-    if "num_pivots" not in known or "num_pivots" in options:
-        return [options]
-    return [options | {"num_pivots": rank} for rank in ranks]
 
 
 def _option(text):

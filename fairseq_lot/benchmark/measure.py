@@ -1,31 +1,34 @@
-"""Times and peak memory of one forward pass, and of one forward and backward pass."""
+"""Times and peak memory of what is to be compared, in turns."""
 
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fairseq_lot.benchmark.contenders import Attention
 from fairseq_lot.errors import is_out_of_memory
+
+Figures = dict[str, float]  # by name: seconds, bytes, numbers
 
 
 @dataclass(frozen=True)
-class Figures:
-    """Lower quartiles of one contender at one length: what else the machine does only ever adds time.
+class Job:
+    """What is measured of one contender at one length.
 
     Attributes:
-        forward, both: seconds of a forward pass without gradients, and of a forward and a backward pass.
-        peak: bytes of tensors that were alive at once in the latter, beyond q, k, v and parameters.
+        works: what is timed, by the name of its figure; of the last one ``peak_bytes`` are measured, too, before all
+            others are timed.
+        known: figures that need no measuring.
+        rates: a number, by the name of its figure, that is to be divided by the seconds of a work.
     """
 
-    forward: float
-    both: float
-    peak: int
+    works: dict[str, Callable[[], object]]
+    known: Figures = field(default_factory=dict)
+    rates: dict[str, tuple[float, str]] = field(default_factory=dict)
 
 
 class LiveTensors(TorchDispatchMode):
@@ -33,7 +36,7 @@ class LiveTensors(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self._alive, self.peak = {}, 0
+        self._alive, self._bytes, self.peak = set(), 0, 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
@@ -41,70 +44,120 @@ class LiveTensors(TorchDispatchMode):
         for x in tree_leaves(out):
             if isinstance(x, torch.Tensor):
                 storage = x.untyped_storage()
-                if storage._cdata not in given:  # not a view of what was there before
-                    self._alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
-        self._alive = {key: entry for key, entry in self._alive.items() if not entry[0].expired()}
-        self.peak = max(self.peak, sum(size for _, size in self._alive.values()))
+                if storage._cdata not in given | self._alive:  # not a view of what was there before
+                    self._alive.add(storage._cdata)
+                    self._bytes += storage.nbytes()
+                    weakref.finalize(storage, self._forget, storage._cdata, storage.nbytes()).atexit = False
+        self.peak = max(self.peak, self._bytes)
         return out
 
-
-def _forward(attend, inputs, gradient):
-    with torch.no_grad():
-        attend(*inputs)
-
-
-def _both(attend, inputs, gradient):
-    attend(*inputs).backward(gradient)
-    for x in inputs:
-        x.grad = None
+    def _forget(self, key, size):
+        self._alive.discard(key)
+        self._bytes -= size
 
 
-def _seconds(work, *args):
-    start = time.perf_counter()
-    work(*args)
-    if args[-1].is_cuda:
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
+def peak_memory(work: Callable[[], object], device: torch.device) -> int:
+    """Bytes of tensors alive at once in a call, beyond those that were there before.
 
-
-def peak_memory(attend: Attention, inputs: Sequence[torch.Tensor], gradient: torch.Tensor) -> int:
-    """Bytes of tensors alive at once in a forward and a backward pass; what one operation needs inside is not seen."""
-    with LiveTensors() as live:
-        _both(attend, inputs, gradient)
-    return live.peak
-
-
-def first_seconds(attend: Attention, inputs: Sequence[torch.Tensor], gradient: torch.Tensor) -> float:
-    """Seconds of one forward and backward pass: a warm-up, and a warning of how long the others will take.
-
-    Infinite where it does not fit in memory.
+    On a GPU its allocator says so. Elsewhere what one operation needs inside is not seen.
     """
-    try:
-        return _seconds(_both, attend, inputs, gradient)
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        return math.inf
+    if device.type != "cuda":
+        with LiveTensors() as live:
+            work()
+        return live.peak
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    work()
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def _seconds(work, device):
+    """By the clock, or by that of a GPU."""
+    if device.type != "cuda":
+        start = time.perf_counter()
+        work()
+        return time.perf_counter() - start
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    work()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3
+
+
+def _turn(work, device, at_least):
+    """Seconds of each of as many calls as take so many seconds together, one at least."""
+    seconds = [_seconds(work, device)]
+    while sum(seconds) < at_least:
+        seconds.append(_seconds(work, device))
+    return seconds
 
 
 def measure(
-    attends: dict[str, Attention], inputs: Sequence[torch.Tensor], gradient: torch.Tensor, *, warm_up: int, repeats: int
-) -> dict[str, Figures]:
-    """Measure all contenders on the same q, k, v in turns, so that whatever else the machine does affects all alike.
+    makers: dict[str, Callable[[], Job]],
+    device: torch.device,
+    *,
+    warm_up: int,
+    repeats: int,
+    limit: float = math.inf,
+    turn: float = 0.0,
+    tell: Callable[[str], None] = lambda name: None,
+) -> dict[str, Figures | None]:
+    """Measure all contenders in turns, so that whatever else the machine does affects all alike.
+
+    Of the times the lower quartile counts: what else the machine does only ever adds time.
 
     Args:
-        attends: contenders by name.
-        inputs: q, k and v, ``(bsz, num_heads, n, d)``, which want gradients.
-        gradient: of the values.
-        warm_up: rounds before those that count.
+        makers: what makes each contender's job, by name.
+        device: where they run.
+        warm_up: rounds before those that count; the measurement of peak memory comes before them.
         repeats: rounds that count.
+        limit: no more rounds after so many seconds, but one that counts.
+        turn: a work is done again and again until its turn has taken so many seconds, and once at least.
+        tell: hears whose turn it is.
+
+    Returns:
+        The figures by contender; None where memory did not suffice.
     """
-    times = {(name, work): [] for name in attends for work in (_forward, _both)}
-    for _ in range(warm_up + repeats):
-        for (name, work), seconds in times.items():
-            seconds.append(_seconds(work, attends[name], inputs, gradient))
-    typical = {key: sorted(seconds[warm_up:])[repeats // 4] for key, seconds in times.items()}
-    return {
-        name: Figures(typical[name, _forward], typical[name, _both], peak_memory(attend, inputs, gradient))
-        for name, attend in attends.items()
-    }
+    found: dict[str, Figures | None] = {}
+    jobs, times = {}, {}
+
+    def without_memory(name, error):
+        if not is_out_of_memory(error):
+            raise error
+        found[name] = None
+        jobs.pop(name, None)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    for name, make in makers.items():
+        tell(f"{name}: peak memory")
+        try:
+            jobs[name] = make()
+            *_, last = jobs[name].works.values()
+            found[name] = {**jobs[name].known, "peak_bytes": peak_memory(last, device)}
+        except (MemoryError, RuntimeError) as error:
+            without_memory(name, error)
+    start = time.perf_counter()
+    for number in range(warm_up + repeats):
+        for name, job in list(jobs.items()):
+            tell(f"{name}: round {number + 1} of {warm_up + repeats}")
+            try:
+                for key, work in job.works.items():
+                    seconds = _turn(work, device, turn)
+                    if number >= warm_up:
+                        times.setdefault((name, key), []).extend(seconds)
+            except (MemoryError, RuntimeError) as error:
+                without_memory(name, error)
+        if number >= warm_up and time.perf_counter() - start > limit:
+            break
+    for name, job in jobs.items():
+        figures = {key: lower_quartile(times[name, key]) for key in job.works}
+        rates = {key: number / figures[work] for key, (number, work) in job.rates.items()}
+        found[name] = {**found[name], **figures, **rates}
+    return found
+
+
+def lower_quartile(seconds: list[float]) -> float:
+    """A quarter of them are less than this."""
+    return sorted(seconds)[len(seconds) // 4]

@@ -70,23 +70,54 @@ class PluggableMultiheadAttention(nn.Module):
             raise NotImplementedError(f"an attention mask is not supported at the {self.site!r} site")
         if key_padding_mask is not None:
             key_padding_mask = key_padding_mask.bool()
-        q, need_weights = self._split_heads(self.q_proj(query)), need_weights or need_head_weights
+        need_weights = need_weights or need_head_weights
         if incremental_state is None:
+            scores = self._scores(query, key)
             output = self.mechanism(
-                q,
-                *self._keys_and_values(key, value),
+                *(scores or (self._split_heads(self.q_proj(query)), self._split_heads(self.k_proj(key)))),
+                self._split_heads(self.v_proj(value)),
                 query_padding_mask=key_padding_mask if self.site == "encoder" else None,
                 key_padding_mask=key_padding_mask,
                 need_weights=need_weights,
                 causal=attn_mask is not None,
+                scored=scores is not None,
             )
         else:
             attend = self._attend_static if static_kv else self._attend_next
+            q = self._split_heads(self.q_proj(query))
             output = attend(q, key, value, key_padding_mask, incremental_state, need_weights)
         values, weights = output.values.permute(2, 0, 1, 3).flatten(2), output.weights
         if weights is not None:
             weights = weights.transpose(0, 1) if need_head_weights else weights.mean(1)
         return self.out_proj(values), weights
+
+    def _scores(self, query, key):
+        """The products of q and k with the mechanism's probes, where q and k themselves are not needed, or None.
+
+        ``(W x + b)·z = x·(Wᵀ z) + b·z``: with fewer probes than a head is wide that is a narrower projection. Hooks on
+        the mechanism, as those of diagnosis, find q and k there.
+        """
+        observed = (self.mechanism, self.q_proj, self.k_proj)
+        if any(module._forward_hooks or module._forward_pre_hooks for module in observed):
+            return None
+        if type(self.q_proj) is not nn.Linear or type(self.k_proj) is not nn.Linear or torch.is_autocast_enabled("cpu"):
+            return None
+        probes = self.mechanism.probes(query)
+        if probes is None:
+            return None
+        r, tokens = probes.size(1), query.size(1) * min(query.size(0), key.size(0))
+        if tokens * (self.head_dim - r) < self.head_dim * r:  # then Wᵀ z takes longer than is saved
+            return None
+        return self._products(self.q_proj, query, probes), self._products(self.k_proj, key, probes)
+
+    def _products(self, projection, x, probes):
+        """``(len, bsz, dim) -> (bsz, num_heads, len, r)``."""
+        weight = (probes @ projection.weight.view(self.num_heads, self.head_dim, -1)).flatten(0, 1)
+        bias = None
+        if projection.bias is not None:
+            bias = (probes @ projection.bias.view(self.num_heads, self.head_dim, 1)).flatten()
+        products = nn.functional.linear(x, weight, bias)
+        return products.unflatten(-1, probes.shape[:2]).permute(1, 2, 0, 3).contiguous()
 
     def _split_heads(self, x: torch.Tensor) -> torch.Tensor:
         """``(len, bsz, embed_dim) -> (bsz, num_heads, len, head_dim)``, a view."""

@@ -48,6 +48,12 @@ class DecoderLayer(TransformerDecoderLayerBase):
     def build_encoder_attention(self, embed_dim, cfg):
         return plug(super().build_encoder_attention(embed_dim, cfg), cfg, site="cross", layer=self.layer)
 
+    def forward(self, *args, need_attn=False, need_head_weights=False, **kwargs):
+        """As fairseq's, which asks its last layer for weights even where fairseq-generate says that none are read."""
+        wanted = self.training or self.need_attn
+        weights = {"need_attn": need_attn and wanted, "need_head_weights": need_head_weights and wanted}
+        return super().forward(*args, **weights, **kwargs)
+
 
 def _wrap(layer, cfg):
     """Activation checkpointing and FSDP, as fairseq wraps its own layers."""
@@ -63,6 +69,12 @@ class Encoder(TransformerEncoderBase):
         # fairseq calls this once per layer, in order, without saying which
         self._layers_built = getattr(self, "_layers_built", 0) + 1
         return _wrap(EncoderLayer(cfg, layer=self._layers_built - 1, return_fc=self.return_fc), cfg)
+
+    def forward_scriptable(self, *args, **kwargs):
+        """fairseq's forward pass, with a mask for the decoder only where there are pads."""
+        out = super().forward_scriptable(*args, **kwargs)
+        out["encoder_padding_mask"] = [mask for mask in out["encoder_padding_mask"] if mask.any()]
+        return out
 
 
 class Decoder(TransformerDecoderBase):

@@ -50,9 +50,9 @@ def pivot_coupling(
 
     Args:
         query_scores: ``(..., n, r)`` and key_scores: ``(..., m, r)``, already divided by epsilon.
-        log_a: ``(..., n)``, log_b: ``(..., m)``, log_masses: ``(..., r)``; -inf = no mass.
+        log_a: ``(..., n)``, log_b: ``(..., m)``; -inf = no mass. log_masses: ``(..., r)``, finite.
         query_updates, key_updates: half-updates on either side. With ``query_updates=1`` a query's row
-            depends on that query alone.
+            depends on that query alone: it is a softmax over the pivots.
 
     Returns:
         The coupling; its rows are exact for any number of updates, its columns converge.
@@ -67,8 +67,12 @@ def pivot_coupling(
         >>> coupling.apply(torch.ones(2, 4)).shape  # through the pivots, without the plan
         torch.Size([3, 4])
     """
+    if query_updates == 1:
+        from_queries = Plan(torch.softmax(query_scores, -1), log_a, log_masses)
+    else:
+        from_queries = sinkhorn(query_scores, log_a, log_masses, num_updates=query_updates)
     return Coupling(
-        from_queries=sinkhorn(query_scores, log_a, log_masses, num_updates=query_updates),
+        from_queries=from_queries,
         to_keys=key_side(key_scores, log_b, log_masses, num_updates=key_updates),
     )
 
@@ -79,29 +83,52 @@ FusedInputs, FusedSettings = kernels.LotInputs, kernels.LotSettings
 
 
 class _PivotScores(torch.autograd.Function):
-    """``x zᵀ`` as products of one batch; torch's own way costs half as much again when sentences are short."""
+    """``x zᵀ`` as products of one batch; torch's own way costs half as much again when sentences are short.
+
+    Where x is time first in memory, as fairseq has it, that is one product a head, else one a sentence and head.
+    """
 
     @staticmethod
     def forward(ctx, x, pivots):
         ctx.save_for_backward(x, pivots)
-        scores = torch.bmm(x.flatten(0, 1), _for_each(pivots, x.size(0)).transpose(-1, -2))
-        return scores.unflatten(0, x.shape[:2])
+        if not _is_time_first(x):
+            return torch.bmm(x.flatten(0, 1), _for_each(pivots, x.size(0)).mT).unflatten(0, x.shape[:2])
+        scores = torch.bmm(_by_head(x), pivots.mT).unflatten(1, (x.size(2), x.size(0)))
+        return scores.permute(2, 0, 1, 3).contiguous()
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_scores):
-        (x, pivots), grad_scores = ctx.saved_tensors, grad_scores.flatten(0, 1)
+        x, pivots = ctx.saved_tensors
         grad_x, grad_pivots = None, None
+        if _is_time_first(x):
+            grad_scores = _by_head(grad_scores)
+            if ctx.needs_input_grad[0]:
+                grad_x = torch.bmm(grad_scores, pivots).unflatten(1, (x.size(2), x.size(0))).permute(2, 0, 1, 3)
+            if ctx.needs_input_grad[1]:
+                grad_pivots = torch.bmm(grad_scores.mT, _by_head(x))
+            return grad_x, grad_pivots
+        grad_scores = grad_scores.flatten(0, 1)
         if ctx.needs_input_grad[0]:
             grad_x = torch.bmm(grad_scores, _for_each(pivots, x.size(0))).view(x.shape)
         if ctx.needs_input_grad[1]:
-            grad_pivots = torch.bmm(grad_scores.transpose(-1, -2), x.flatten(0, 1)).unflatten(0, x.shape[:2]).sum(0)
+            grad_pivots = torch.bmm(grad_scores.mT, x.flatten(0, 1)).unflatten(0, x.shape[:2]).sum(0)
         return grad_x, grad_pivots
 
 
 def _for_each(pivots, bsz):
     """``(num_heads, r, d) -> (bsz·num_heads, r, d)``."""
     return pivots.expand(bsz, -1, -1, -1).flatten(0, 1)
+
+
+def _is_time_first(x):
+    """Whether ``(bsz, num_heads, n, d)`` is ``(n, bsz, ...)`` in memory, so that :func:`_by_head` is a view."""
+    return x.stride(2) == x.size(0) * x.stride(0)
+
+
+def _by_head(x):
+    """``(bsz, num_heads, n, d) -> (num_heads, n·bsz, d)``."""
+    return x.permute(1, 2, 0, 3).flatten(1, 2)
 
 
 def pivot_scores(x: torch.Tensor, pivots: torch.Tensor) -> torch.Tensor:

@@ -49,7 +49,8 @@ def prefix_apply(
     state: PrefixState | None = None,
     *,
     chunk_len: int = 8,
-) -> tuple[torch.Tensor, PrefixState]:
+    with_state: bool = True,
+) -> tuple[torch.Tensor, PrefixState | None]:
     """``A v`` with ``A_ij = Σ_t w_it exp(S_jt) / Σ_{j' ≤ i} exp(S_j't)`` for ``j ≤ i``, 0 for later keys.
 
     Keys are taken in chunks: inside a chunk ``exp(S_jt - peak_it)`` is formed for all pairs, across chunks only a peak
@@ -66,15 +67,16 @@ def prefix_apply(
         v: ``(..., m, d)``, zero at the pads.
         state: what keys before these left behind; None for a start.
         chunk_len: a constant that trades memory for parallel work; it changes no value.
+        with_state: no more keys will come when it is false, as in training.
 
     Returns:
-        ``(..., n, d)``, zero in rows without any real key, and the state after all keys.
+        ``(..., n, d)``, zero in rows without any real key, and the state after all keys, or None.
     """
     n, early = query_weights.size(-2), key_scores.size(-2) - query_weights.size(-2)
     if early < 0:
         raise ValueError(f"{n} queries need at least as many keys, got {key_scores.size(-2)}")
     if state is None and key_scores.device.type == "cpu" and _moderate(key_scores):
-        return _apply_moderate(query_weights, key_scores, v, early)
+        return _apply_moderate(query_weights, key_scores, v, early, with_state)
     peak, sums = _opened(empty_prefix(key_scores, v) if state is None else state)
     if early:
         peak, sums = _absorb(peak, sums, key_scores[..., :early, :], v[..., :early, :])
@@ -93,7 +95,7 @@ def prefix_apply(
     w = w / total  # at least 1: one of the terms is where the running peak comes from
     inside = (reach @ w.unsqueeze(-1)).squeeze(-1)  # (..., i, j)
     values = inside @ v + (w * decay) @ past_sums[..., :-1]
-    return values.flatten(-3, -2)[..., :n, :], _closed(running[..., -1, -1, :], sums)
+    return values.flatten(-3, -2)[..., :n, :], _closed(running[..., -1, -1, :], sums) if with_state else None
 
 
 def _opened(state):
@@ -121,30 +123,44 @@ def _absorb(peak, sums, key_scores, v):
 def _moderate(scores):
     """Sums of these exponentials neither overflow nor underflow, whatever keys they are of."""
     scores = scores.detach()
-    return scores.max().item() < _MODERATE and scores.masked_fill(scores.isneginf(), 0.0).min().item() > -_MODERATE
+    low, high = (x.item() for x in scores.aminmax())
+    if low == -math.inf:  # pads
+        low = scores.masked_fill(scores.isneginf(), 0.0).min().item()
+    return low > -_MODERATE and high < _MODERATE
 
 
-def _apply_moderate(query_weights, key_scores, v, early):
+def _apply_moderate(query_weights, key_scores, v, early, with_state):
     """:func:`prefix_apply` without peaks."""
     n = query_weights.size(-2)
     reach = torch.exp(key_scores)
     total = reach.cumsum(-2)
     w = query_weights / total[..., early:, :].clamp(min=math.exp(-_MODERATE))  # below that only without a real key
-    past, before = reach[..., :early, :].transpose(-1, -2) @ v[..., :early, :], []
+    first = reach[..., :early, :].transpose(-1, -2), v[..., :early, :]
     w, reach, v = (_chunks(x, min(n, _WIDE), 0.0) for x in (w, reach[..., early:, :], v[..., early:, :]))
+    values = (w @ reach.transpose(-1, -2)).tril() @ v
+    is_one = not early and reach.size(-3) == 1
+    if is_one and not with_state:
+        return values.squeeze(-3), None
+    past, before = first[0] @ first[1], []
     for added in (reach.transpose(-1, -2) @ v).unbind(-3):
         before.append(past)
         past = past + added
-    values = (w @ reach.transpose(-1, -2)).tril() @ v + w @ torch.stack(before, -3)
+    if not is_one:
+        values = values + w @ torch.stack(before, -3)
+    values = values.flatten(-3, -2)[..., :n, :]
+    if not with_state:
+        return values, None
     total = total[..., -1, :]
     some = total.clamp(min=math.exp(-_MODERATE))
     log_sums = some.log().masked_fill(total == 0, torch.finfo(total.dtype).min)
-    return values.flatten(-3, -2)[..., :n, :], PrefixState(log_sums, past / some.unsqueeze(-1))
+    return values, PrefixState(log_sums, past / some.unsqueeze(-1))
 
 
 def _chunks(x, chunk_len, fill):
     """``(..., n, c) -> (..., ⌈n / chunk_len⌉, chunk_len, c)``, the last chunk filled up."""
-    return pad(x, (0, 0, 0, -x.size(-2) % chunk_len), value=fill).unflatten(-2, (-1, chunk_len))
+    missing = -x.size(-2) % chunk_len
+    x = pad(x, (0, 0, 0, missing), value=fill) if missing else x  # pad copies even where nothing is missing
+    return x.unflatten(-2, (-1, chunk_len))
 
 
 def _peaks_before(scores, peak):

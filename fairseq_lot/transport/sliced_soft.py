@@ -11,6 +11,8 @@ from fairseq_lot.transport.marginals import num_real
 # Elements of one (sentences, heads, L, tgt_len, src_len) tensor that is alive at a time: on the CPU about a cache's
 # worth, elsewhere enough that starting the kernels does not take longer than running them.
 _CHUNKS = {"cpu": 2**19, "other": 2**25}
+# Sentences of more than so many times the width of q and v together are long.
+_LONG = 2.3
 
 
 def staircase(n: torch.Tensor, m: torch.Tensor, tgt_len: int, src_len: int, dtype: torch.dtype) -> torch.Tensor:
@@ -92,9 +94,10 @@ def soft_sliced_apply(
 ) -> torch.Tensor:
     """``n·G v`` with ``G = Σ_l σ_l U_l``, ``U_l = A_lᵀ I B_l`` from soft sorts and ``σ_l ∝ exp(-τ ⟨C, U_l⟩)``.
 
-    C holds the squared distances. The plan of a slice is a product of two n×n matrices, so time is O(L n³); up to some
-    hundred tokens that is faster than products with q and k. A few sentences (or heads, or slices) are worked on at a
-    time, so that their n×n matrices stay in the processor's cache; the backward pass makes them again.
+    C holds the squared distances. The plan of a slice is a product of two n×n matrices, O(n³), and all else follows
+    from it; of long sentences it is not made, but sums over the tokens of each rank, O(n² d). A few sentences (or
+    heads, or slices) are worked on at a time, so that their n×n matrices stay in the processor's cache; the backward
+    pass makes them again.
 
     Args:
         q: ``(bsz, num_heads, tgt_len, d)``; k: ``(bsz, num_heads, src_len, d)``; v: ``(bsz, num_heads, src_len, c)``;
@@ -199,16 +202,47 @@ def _soft_sliced_apply(
     """One chunk of :func:`soft_sliced_apply`, and ``log Σ_l exp(-τ ⟨C, U_l⟩)`` of its slices, ``(bsz, heads)``."""
     from_queries = _soft_sort(q, slices, query_padding_mask, temperature)
     to_keys = _soft_sort(k, slices, key_padding_mask, temperature)
+    through = _by_ranks if _is_long(q, k, v) else _by_plans
+    cost, mean_values = through(q, k, v, from_queries, to_keys, rank_plan)
+    n = num_real(query_padding_mask, q)[:, None, None]
+    logits = -inverse_temperature * cost / n
+    return mean_values(torch.softmax(logits, -1)), torch.logsumexp(logits, -1)
+
+
+def _is_long(q, k, v):
+    """Whether sums over ranks take less time than plans."""
+    return max(q.size(-2), k.size(-2)) > _LONG * (q.size(-1) + v.size(-1))
+
+
+def _by_plans(q, k, v, from_queries, to_keys, rank_plan):
+    """``n ⟨C, U_l⟩``, ``(bsz, heads, L)``, and what makes values of weights of the slices: by the plan of each."""
     if rank_plan is not None:
         to_keys = rank_plan[:, None, None] @ to_keys
     plans = (from_queries.transpose(-1, -2) @ to_keys).flatten(-2)  # n·U_l, (bsz, heads, L, tgt_len·src_len)
     norms = q.square().sum(-1).unsqueeze(-1) + k.square().sum(-1).unsqueeze(-2)
     squared_distances = norms - 2 * (q @ k.transpose(-1, -2))
-    n = num_real(query_padding_mask, q)[:, None, None]
-    cost = (plans @ squared_distances.flatten(-2).unsqueeze(-1)).squeeze(-1) / n  # ⟨C, U_l⟩, (bsz, heads, L)
-    weights = torch.softmax(-inverse_temperature * cost, -1)
-    plan = (weights.unsqueeze(-2) @ plans).view_as(squared_distances)
-    return plan @ v, torch.logsumexp(-inverse_temperature * cost, -1)
+    cost = (plans @ squared_distances.flatten(-2).unsqueeze(-1)).squeeze(-1)
+    return cost, lambda weights: (weights.unsqueeze(-2) @ plans).view_as(squared_distances) @ v
+
+
+def _by_ranks(q, k, v, from_queries, to_keys, rank_plan):
+    """The same as :func:`_by_plans`, by means over the tokens of each rank; no plan is made."""
+    q, norm_q = _at_ranks(from_queries, q, q.square().sum(-1, keepdim=True))
+    k, norm_k, v = _at_ranks(to_keys, k, k.square().sum(-1, keepdim=True), v, rank_plan=rank_plan)
+    cost = (norm_q + norm_k).sum((-2, -1)) - 2 * (q * k).sum((-2, -1))
+    to_queries = from_queries.flatten(-3, -2).transpose(-1, -2)  # (bsz, heads, tgt_len, L·tgt_len)
+    return cost, lambda weights: to_queries @ (weights[..., None, None] * v).flatten(-3, -2)
+
+
+def _at_ranks(sort, *columns, rank_plan=None):
+    """Means of ``(bsz, heads, n, c_i)`` over the tokens of each rank, ``(bsz, heads, L, n, c_i)``.
+
+    With a rank plan they are moved from the keys' ranks to the queries'.
+    """
+    means = (sort.flatten(-3, -2) @ torch.cat(columns, -1)).unflatten(-2, sort.shape[-3:-1])
+    if rank_plan is not None:
+        means = rank_plan[:, None, None] @ means
+    return means.split([x.size(-1) for x in columns], -1)
 
 
 def _soft_sort(x, slices, padding_mask, temperature):

@@ -1,24 +1,42 @@
 """The benchmark command: what it counts, what it leaves out, what it writes, and what it refuses."""
 
 import csv
-import math
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
+from fairseq.models import ARCH_CONFIG_REGISTRY
 
 from fairseq_lot.attention.registry import MECHANISMS
+from fairseq_lot.benchmark import layer, whole_model
 from fairseq_lot.benchmark.contenders import Contender, mechanisms, peer
-from fairseq_lot.benchmark.measure import Figures, LiveTensors, first_seconds, peak_memory
-from fairseq_lot.benchmark.render import crossings, render
-from fairseq_lot.cli import main
+from fairseq_lot.benchmark.measure import Job, LiveTensors, lower_quartile, measure, peak_memory
+from fairseq_lot.benchmark.render import Results, crossings, render
+from fairseq_lot.cli import build_parser, main
+from fairseq_lot.models.pluggable_transformer import PluggableTransformerModel
 
 PEER = "def build(*, num_heads, head_dim, num_pivots):\n    return lambda q, k, v: v * num_pivots\n"
-SMALL = ["--tokens", "8", "--num-heads", "2", "--head-dim", "4", "--repeats", "1", "--warm-up", "0"]
+QUICK = ["--tokens", "8", "--repeats", "1", "--warm-up", "0"]
+SMALL = [*QUICK, "--num-heads", "2", "--head-dim", "4"]
+CPU = torch.device("cpu")
 
 
-def rows(**times):
-    """Figures of contenders at lengths 1, 2, 4, ...; all three measures have the same number."""
-    return {(name, 2**i): Figures(x, x, x) for name, row in times.items() for i, x in enumerate(row)}
+def results(**times):
+    """Results at lengths 1, 2, 4, ...; all measures have the same number."""
+    keys = [measure.key for measure in layer.MEASURES]
+    rows = {
+        (name, 2**i): None if x is None else dict.fromkeys(keys, x)
+        for name, row in times.items()
+        for i, x in enumerate(row)
+    }
+    return Results("", "sdpa", layer.MEASURES, rows)
+
+
+def table_of(folder):
+    """The header and the rows of a CSV."""
+    header, *lines = (folder / "bench.csv").read_text().splitlines()
+    return header, list(csv.DictReader(lines))
 
 
 def test_live_tensors_are_counted_and_views_and_dead_ones_are_not():
@@ -40,26 +58,87 @@ def test_attention_that_makes_a_square_matrix_needs_memory_for_it():
     peaks = []
     for n in (50, 200):
         inputs = [torch.randn(1, 1, n, 2, requires_grad=True) for _ in range(3)]
-        peaks.append(peak_memory(attend, inputs, torch.randn(1, 1, n, 2)))
+        *_, both = layer.job(attend, inputs, torch.randn(1, 1, n, 2)).works.values()
+        peaks.append(peak_memory(both, CPU))
     assert peaks[0] >= 50 * 50 * 4
     assert 12 < peaks[1] / peaks[0] < 17
 
 
+def out_of_memory(turn):
+    """A work that does not fit in memory when it is called the so manieth time."""
+    calls = []
+
+    def work():
+        calls.append(None)
+        if len(calls) == turn:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to")
+
+    return work
+
+
+@pytest.mark.parametrize("turn", [1, 2, 3])
+def test_the_others_are_measured_when_one_does_not_fit_in_memory(turn):
+    makers = {
+        "large": lambda: Job({"first": lambda: None, "last": out_of_memory(turn)}),
+        "small": lambda: Job(
+            {"first": lambda: None, "last": lambda: torch.ones(10)}, {"known": 7}, {"rate": (8, "last")}
+        ),
+    }
+    found = measure(makers, CPU, warm_up=1, repeats=1)
+    assert found["large"] is None
+    small = found["small"]
+    assert (
+        small["peak_bytes"] == 40 and small["known"] == 7 and small["rate"] == 8 / small["last"] and small["first"] > 0
+    )
+
+
+def test_an_error_that_is_not_about_memory_is_not_hidden():
+    def wrong():
+        raise RuntimeError("shapes cannot be multiplied")
+
+    with pytest.raises(RuntimeError, match="multiplied"):
+        measure({"wrong": lambda: Job({"work": wrong})}, CPU, warm_up=0, repeats=1)
+
+
+def test_a_limit_ends_the_rounds_but_one_counts():
+    for limit, expected in ((0.0, 1 + 2 + 1), (60.0, 1 + 2 + 5)):  # for memory, to warm up, and those that count
+        calls = []
+        makers = {"one": lambda calls=calls: Job({"work": lambda: calls.append(None)})}
+        assert measure(makers, CPU, warm_up=2, repeats=5, limit=limit)["one"]["work"] >= 0
+        assert len(calls) == expected
+
+
+def test_a_work_is_repeated_until_its_turn_is_over(monkeypatch):
+    now, calls = [0.0], []
+    monkeypatch.setattr("fairseq_lot.benchmark.measure.time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def work(name, seconds):
+        calls.append(name)
+        now[0] += seconds
+
+    works = {"long": partial(work, "long", 0.75), "short": partial(work, "short", 0.125)}
+    found = measure({"one": lambda: Job(works)}, CPU, warm_up=0, repeats=2, turn=0.5)["one"]
+    assert (found["long"], found["short"]) == (0.75, 0.125)
+    assert calls == ["short"] + 2 * ["long", *4 * ["short"]]  # first for its memory
+
+
+def test_the_lower_quartile_counts():
+    assert [lower_quartile(list(range(n, 0, -1))) for n in (1, 3, 4, 9)] == [1, 1, 2, 3]
+
+
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory. Tried to"), MemoryError()])
-def test_what_does_not_fit_in_memory_is_left_out(error, tmp_path, monkeypatch, capsys):
+def test_a_cell_says_that_memory_did_not_suffice(error, tmp_path, monkeypatch, capsys):
     def attend(q, k, v):
         if q.size(2) > 2:
             raise error
         return v * 1
 
-    inputs = [torch.zeros(1, 1, 4, 2, requires_grad=True) for _ in range(3)]
-    assert first_seconds(attend, inputs, torch.ones(1, 1, 4, 2)) == math.inf
     large = Contender("large", None, lambda *_: attend)
-    monkeypatch.setattr("fairseq_lot.benchmark.bench.mechanisms", lambda *_: [large])
-    assert main(["bench", "--out", str(tmp_path), "--lengths", "2", "4", *SMALL]) == 0
-    lines = (tmp_path / "bench.csv").read_text().splitlines()[1:]
-    found = [(row["contender"], row["length"]) for row in csv.DictReader(lines)]
-    assert ("large", "2") in found and ("large", "4") not in found
+    monkeypatch.setattr(layer, "mechanisms", lambda *_: [large])
+    assert main(["bench", "--out", str(tmp_path), "--lengths", "2", "4", "8", *SMALL]) == 0
+    cells = {row["length"]: row["forward_seconds"] for row in table_of(tmp_path)[1] if row["contender"] == "large"}
+    assert float(cells.pop("2")) > 0 and cells == {"4": "out of memory"}
+    assert "| out of memory | – |" in capsys.readouterr().out
 
 
 def test_every_mechanism_is_there_and_those_with_pivots_once_for_every_rank():
@@ -73,14 +152,29 @@ def test_every_mechanism_is_there_and_those_with_pivots_once_for_every_rank():
 
 
 def test_crossings_are_lengths_from_which_on_it_stays_ahead():
-    table = rows(sdpa=[1, 2, 4, 8], late=[2, 1, 5, 7], never=[2, 3, 5, 9], always=[0.5, 1, 2, 4], stopped=[2, 1])
-    late, never, always, stopped = crossings(table)
+    table = results(
+        sdpa=[1, 2, 4, 8],
+        late=[2, 1, 5, 7],
+        never=[2, 3, 5, 9],
+        always=[0.5, 1, 2, 4],
+        stopped=[2, 1],
+        large=[0.5, None],
+    )
+    late, never, always, stopped, large = crossings(table)
     assert "forward from N = 8" in late
     assert "forward nowhere" in never
     assert "forward + backward from N = 1" in always
     assert "forward from N = 2" in stopped
-    assert "| late | 2e+03 (0.5) | 1e+03 (2) | 5e+03 (0.8) | 7e+03 (1.1) |" in render("", table)
-    assert "| stopped | 2e+03 (0.5) | 1e+03 (2) | – | – |" in render("", table)
+    assert "forward from N = 1" in large
+    assert "| late | 2000 (0.5) | 1000 (2) | 5000 (0.8) | 7000 (1.1) |" in render(table)
+    assert "| stopped | 2000 (0.5) | 1000 (2) | – | – |" in render(table)
+    assert "| large | 500 (2) | out of memory | – | – |" in render(table)
+
+
+def test_more_words_per_second_are_better():
+    (speed,) = (one for one in whole_model.MEASURES if one.more_is_better)
+    assert speed.lead({"words_per_second": 30.0}, {"words_per_second": 10.0}) == 3
+    assert layer.MEASURES[0].lead({"forward_seconds": 30.0}, {"forward_seconds": 10.0}) == pytest.approx(1 / 3)
 
 
 def test_command_writes_table_figures_and_crossings(tmp_path, capsys):
@@ -89,12 +183,11 @@ def test_command_writes_table_figures_and_crossings(tmp_path, capsys):
     out = tmp_path / "out"
     words = ["--lengths", "4", "2", "--num-pivots", "2", "--peer", f"other={tmp_path / 'other'}", "--mechanism", "lot"]
     assert main(["bench", "--out", str(out), *SMALL, *words, "--threads", "1"]) == 0
-    lines = (out / "bench.csv").read_text().splitlines()
-    assert all(word in lines[0] for word in ("1 threads", "torch", "commit", "float32", "warm-up 0", "quartile of 1"))
-    table = list(csv.DictReader(lines[1:]))
+    header, table = table_of(out)
+    assert all(word in header for word in ("1 threads", "torch", "commit", "float32", "warm-up 0", "quartile of 1"))
     names = ["sdpa", "lot r=2", "other r=2", "products alone r=2"]
     assert [(row["contender"], row["length"]) for row in table] == [(name, n) for n in "24" for name in names]
-    assert all(float(row["forward_seconds"]) > 0 and int(row["peak_bytes"]) > 0 for row in table)
+    assert all(float(row["forward_seconds"]) > 0 and float(row["peak_bytes"]) > 0 for row in table)
     assert capsys.readouterr().out.strip() == (out / "bench.md").read_text().strip()
     figure = (out / "bench.svg").read_text()
     assert all(name in figure for name in names)
@@ -103,7 +196,7 @@ def test_command_writes_table_figures_and_crossings(tmp_path, capsys):
 def test_what_is_slow_is_left_out_at_longer_lengths(tmp_path):
     words = ["--mechanism", "softmax", "--lengths", "2", "4", "--patience", "0"]
     assert main(["bench", "--out", str(tmp_path), *SMALL, *words]) == 0
-    assert {row.split(",")[1] for row in (tmp_path / "bench.csv").read_text().splitlines()[2:]} == {"2"}
+    assert {row["length"] for row in table_of(tmp_path)[1]} == {"2"}
 
 
 @pytest.mark.parametrize(
@@ -116,10 +209,19 @@ def test_what_is_slow_is_left_out_at_longer_lengths(tmp_path):
         (["--lengths", "0"], "--lengths"),
         (["--repeats", "0"], "--repeats"),
         (["--device", "abacus"], "'abacus'"),
+        (["--mechanism", "lot@all"], "'lot@all'"),
+        (["--prefix", "3"], "--model"),
+        (["--model", "lots"], "'lots'"),
+        (["--model", "transformer_lm"], "lot_transformer"),
+        (["--model", "lot_transformer_small", "--num-heads", "2"], "--num-heads"),
+        (["--model", "lot_transformer_small", "--mechanism", "lot@middle"], "'middle'"),
+        (["--model", "lot_transformer_small", "--mechanism", "sinkhorn@all"], "couples the queries"),
+        (["--model", "lot_transformer_small", "--mechanism", "lot@all:pivots=3"], "'pivots'"),
+        (["--model", "lot_transformer_small", "--vocabulary", "4"], "--vocabulary"),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_written(tmp_path, capsys, words, message):
-    assert main(["bench", "--out", str(tmp_path / "out"), *SMALL, *words]) == 2
+    assert main(["bench", "--out", str(tmp_path / "out"), *QUICK, *words]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
     assert not (tmp_path / "out").exists()
@@ -129,3 +231,78 @@ def test_a_peer_that_fails_is_named(tmp_path):
     (tmp_path / "peer.py").write_text("import no_such_module_here\n")
     with pytest.raises(ValueError, match="no_such_module_here"):
         peer(f"broken={tmp_path}", 2, 4, 3)
+
+
+@pytest.fixture
+def tiny_architecture(monkeypatch):
+    """One layer on either side, 8 wide, 2 heads."""
+
+    def tiny(args):
+        for side in ("encoder", "decoder"):
+            for name, value in {"embed_dim": 8, "ffn_embed_dim": 8, "layers": 1, "attention_heads": 2}.items():
+                setattr(args, f"{side}_{name}", value)
+
+    monkeypatch.setitem(ARCH_CONFIG_REGISTRY, "tiny", tiny)
+    monkeypatch.setitem(whole_model.ARCH_MODEL_REGISTRY, "tiny", PluggableTransformerModel)
+    return ["--model", "tiny", "--vocabulary", "20", "--prefix", "3", *QUICK]
+
+
+def test_a_whole_model_is_measured_with_softmax_and_with_lot_at_some_sites(tiny_architecture, tmp_path, capsys):
+    words = [
+        *tiny_architecture,
+        "--lengths",
+        "4",
+        "1100",
+        "--num-pivots",
+        "3",
+        "--limit",
+        "0",
+    ]  # beyond fairseq's 1,024
+    assert main(["bench", "--out", str(tmp_path), *words, "--mechanism", "lot@all", "--mechanism", "set"]) == 0
+    header, table = table_of(tmp_path)
+    assert all(word in header for word in ("tiny", "vocabulary 20", "3 tokens behind", "batch of 8 tokens"))
+    names = ["softmax", "lot@all r=3", "set r=3"]
+    assert [(row["contender"], row["length"]) for row in table] == [(name, n) for n in ("4", "1100") for name in names]
+    assert all(float(value) > 0 for row in table for key, value in row.items() if key != "contender")
+    for row, words in zip(table, [8] * 3 + [1100] * 3, strict=True):
+        assert float(row["words_per_second"]) == pytest.approx(words / float(row["training_seconds"]), rel=1e-4)
+    assert capsys.readouterr().out.strip() == (tmp_path / "bench.md").read_text().strip()
+    assert all(name in (tmp_path / "bench.svg").read_text() for name in names)
+
+
+def jobs(bench, length):
+    return {name: make() for name, make in bench.jobs(bench.contenders, 2, length).items()}
+
+
+def build(words, longest):
+    """What the command measures."""
+    args = build_parser("bench").parse_args(["bench", "--out", "nowhere", *words])
+    return whole_model.ModelBench(args, CPU, torch.float32, longest=longest)
+
+
+def test_a_job_of_a_model_repeats_the_same_work(tiny_architecture):
+    """A step adds nothing to the state that the next one starts from, and a training step leaves no gradient."""
+    bench = build([*tiny_architecture, "--num-pivots", "3"], 6)
+    for name, job in jobs(bench, 6).items():
+        model, calls = bench.contenders[name], []
+        handle = model.decoder.register_forward_hook(lambda *_, calls=calls: calls.append("training"))
+        before = {key: value.clone() for key, value in model.state_dict().items()}
+        for _ in range(2):
+            for work in job.works.values():
+                work()
+        assert calls == ["training"] * 2  # what translates is another model
+        assert all(x.grad is None for x in model.parameters()) and model.training
+        assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+        peaks = [peak_memory(job.works["decoding_seconds"], CPU) for _ in range(2)]
+        assert peaks[0] == peaks[1] > 0
+        handle.remove()
+
+
+def test_the_state_of_decoding_grows_with_softmax_alone(tiny_architecture):
+    bench = build([*tiny_architecture, "--num-pivots", "3"], 60)
+    short, long = ({name: job.known["state_bytes"] for name, job in jobs(bench, n).items()} for n in (30, 60))
+    # 2 sentences, 30 more tokens, keys and values of width 8 in float32
+    assert (
+        long["softmax"] - short["softmax"] == long["lot@encoder r=3"] - short["lot@encoder r=3"] >= 2 * 30 * 2 * 8 * 4
+    )
+    assert long["lot@all r=3"] == short["lot@all r=3"] > 0

@@ -1,12 +1,14 @@
 """The pluggable attention inside fairseq's conventions: stock attention, caches, masks and weights."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
 from fairseq.modules import MultiheadAttention
 
 from fairseq_lot.attention.differential import build_differential
+from fairseq_lot.attention.lot import LotOptions
 from fairseq_lot.attention.registry import MECHANISMS, build_mechanism
 from fairseq_lot.modules.multihead_attention import PluggableMultiheadAttention
 from tests.variants import padding_mask
@@ -239,3 +241,61 @@ def test_what_has_no_meaning_is_refused():
         attention(query, query, query, before_softmax=True)
     with pytest.raises(NotImplementedError, match="'encoder' site"):
         attention(query, query, query, attn_mask=future(TGT_LEN))
+
+
+def values_and_gradients(attention, site, query, key, mask):
+    """Values, weights, and the gradients of the inputs and of all parameters."""
+    leaves = [query, key] if site == "cross" else [query]
+    values, weights = run(attention, query, key, mask, site, need_weights=True)
+    if mask is not None and site == "encoder":
+        values = values.masked_fill(mask.T.unsqueeze(-1), 0.0)
+    probe = torch.linspace(-1, 1, values.numel(), dtype=values.dtype).view(values.shape)
+    loss = (values * probe).sum() + weights.square().sum()
+    return values, weights, *torch.autograd.grad(loss, [*leaves, *attention.parameters()])
+
+
+def products_made(attention, monkeypatch):
+    """The projections in whose place narrower ones have stood."""
+    made, products = [], attention._products
+    monkeypatch.setattr(attention, "_products", lambda layer, *args: made.append(layer) or products(layer, *args))
+    return made
+
+
+@pytest.mark.parametrize("site", ["encoder", "cross", "decoder"])
+@pytest.mark.parametrize("layout", [None, "right"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_products_with_pivots_are_made_without_q_and_k(site, layout, bias, monkeypatch):
+    stock = stock_attention(site)
+    if not bias:
+        stock.q_proj.bias = stock.k_proj.bias = None
+    options = dataclasses.asdict(LotOptions(num_pivots=2).at_site(site))
+    attention = pluggable(stock, "lot", site=site, **options).double()
+    query, key = (x.double().requires_grad_() for x in inputs_of(site))
+    key = query if site != "cross" else key
+    mask = mask_of(site, layout) if layout else None
+    made = products_made(attention, monkeypatch)
+    ours = values_and_gradients(attention, site, query, key, mask)
+    assert made == [attention.q_proj, attention.k_proj]
+    seen = []
+    attention.mechanism.register_forward_hook(lambda module, args, output: seen.append(args[0].size(-1)))
+    expected = values_and_gradients(attention, site, query, key, mask)
+    assert len(made) == 2 and seen == [WIDTH // HEADS]  # a hook finds q, as wide as it is
+    for x, y in zip(ours, expected, strict=True):
+        torch.testing.assert_close(x, y, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("why", ["as many pivots", "few tokens", "half", "autocast", "noise", "another mechanism"])
+def test_q_and_k_are_made_where_that_is_less_work_or_somebody_needs_them(why, monkeypatch):
+    options = {"num_pivots": 4 if why == "as many pivots" else 2}
+    name, options = ("set", {}) if why == "another mechanism" else ("lot", options)
+    attention = pluggable(stock_attention("encoder"), name, site="encoder", **options)
+    (query, _), made = inputs_of("encoder"), products_made(attention, monkeypatch)
+    if why == "few tokens":
+        query = query[:3, :1]
+    elif why == "half":
+        attention, query = attention.bfloat16(), query.bfloat16()
+    elif why == "noise":
+        attention.q_proj.register_forward_pre_hook(lambda *_: None)
+    with torch.autocast("cpu", enabled=why == "autocast"):
+        attention(query, query, query)
+    assert made == []

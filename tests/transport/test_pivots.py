@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_lot.attention import reference
 from fairseq_lot.transport.marginals import marginal_error
-from fairseq_lot.transport.pivots import pivot_coupling
+from fairseq_lot.transport.pivots import pivot_coupling, pivot_scores
 from tests.conftest import random
 
 
@@ -107,3 +107,17 @@ def test_apply_builds_nothing_of_size_n_by_m():
 def test_large_scores_stay_finite():
     coupling, *_ = couple(size=1e4)
     assert coupling.conditional.isfinite().all() and coupling.apply(random(2, 9, 4)).isfinite().all()
+
+
+@pytest.mark.parametrize("bsz", [1, 3])
+@pytest.mark.parametrize("n", [1, 5])
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (2, 0, 1, 3), (0, 2, 1, 3)], ids=["bhnd", "nbhd", "bnhd"])
+def test_scores_do_not_depend_on_how_the_tokens_lie_in_memory(bsz, n, order):
+    pivots, probe = random(2, 7, 4).requires_grad_(), random(bsz, 2, n, 7, seed=3)
+    back = [order.index(axis) for axis in range(4)]
+    x = random(bsz, 2, n, 4, seed=2).permute(order).contiguous().permute(back).requires_grad_()
+    scores, expected = pivot_scores(x, pivots), torch.einsum("bhnd,hrd->bhnr", x, pivots)
+    torch.testing.assert_close(scores, expected, atol=1e-14, rtol=0)
+    assert scores.is_contiguous()
+    ours, others = (torch.autograd.grad((y * probe).sum(), (x, pivots)) for y in (scores, expected))
+    torch.testing.assert_close(ours, others, atol=1e-13, rtol=0)

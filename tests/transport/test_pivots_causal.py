@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from fairseq_lot.transport import pivots_causal
 from fairseq_lot.transport.pivots_causal import absorb, empty_prefix, prefix_apply
 from tests.conftest import close
 
@@ -118,6 +119,30 @@ def test_moderate_scores_give_what_peaks_give(early, pads):
         strict=True,
     ):
         close(actual, of_twin, 1e-10)
+
+
+@pytest.mark.parametrize("length", [11, 150])
+@pytest.mark.parametrize("early", [0, 3])
+@pytest.mark.parametrize("scale", [1.0, 1e3])
+def test_values_and_gradients_without_a_state_are_the_same(length, early, scale):
+    inputs = [x.requires_grad_() for x in draw(length, early=early, pads=(0, 4), scale=scale)]
+    (values, state), (expected, _) = (prefix_apply(*inputs, with_state=wanted) for wanted in (False, True))
+    assert state is None
+    close(values, expected, 1e-13)
+    probe = torch.randn_like(values)
+    ours, others = (torch.autograd.grad((x * probe).sum(), inputs) for x in (values, expected))
+    for gradient, other in zip(ours, others, strict=True):
+        close(gradient, other, 1e-12)
+
+
+@pytest.mark.parametrize("early", [0, 3])
+def test_what_is_moderate_is_known_with_pads_too(early):
+    for pads in ((), (0, 4)):
+        _, scores, _ = draw(early=early, pads=pads)
+        assert pivots_causal._moderate(scores)
+        for size in (-41.0, 41.0, torch.inf, torch.nan):
+            scores[1, 1, 5, 1] = size
+            assert not pivots_causal._moderate(scores)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

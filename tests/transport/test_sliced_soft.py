@@ -1,5 +1,7 @@
 """Sliced plans: the line, the sorting, and the chunks that must not show."""
 
+from functools import partial
+
 import ot
 import pytest
 import torch
@@ -8,11 +10,19 @@ from hypothesis import strategies as st
 
 from fairseq_lot.attention import reference
 from fairseq_lot.attention.registry import build_mechanism
+from fairseq_lot.benchmark.measure import peak_memory
 from fairseq_lot.transport import sliced_soft as sliced
 from tests.conftest import close, random
 
 BSZ, HEADS, DIM, SLICES = 3, 4, 3, 5
 LENGTHS = {"queries": (6, 4, 2), "keys": (5, 7, 3)}
+WAYS = {"plans": torch.inf, "ranks": 0.0}
+
+
+@pytest.fixture(params=WAYS)
+def way(request, monkeypatch):
+    """How sentences of any length are worked on."""
+    monkeypatch.setattr(sliced, "_LONG", WAYS[request.param])
 
 
 def problem(kind="plain", *, temperature=0.2, inverse_temperature=1.0):
@@ -111,7 +121,7 @@ def test_soft_sort_and_its_gradient(masked):
 
 @pytest.mark.parametrize("kind", ["plain", "self", "cross"])
 @pytest.mark.parametrize("temperature", [1.0, 0.1, 1e-3])
-def test_agrees_with_the_slow_twin(kind, temperature):
+def test_agrees_with_the_slow_twin(kind, temperature, way):
     arguments = problem(kind, temperature=temperature)
     ours = soft(arguments)
     for sentence in range(BSZ):
@@ -147,8 +157,45 @@ def values_and_gradients(kind):
 
 
 @pytest.mark.parametrize("kind", ["plain", "self", "cross"])
+def test_plans_and_ranks_give_the_same(kind, monkeypatch):
+    found, calls = [], []
+    for way in WAYS:
+        run = getattr(sliced, f"_by_{way}")
+        monkeypatch.setattr(sliced, f"_by_{way}", lambda *inputs, way=way, run=run: calls.append(way) or run(*inputs))
+        monkeypatch.setattr(sliced, "_LONG", WAYS[way])
+        found.append(values_and_gradients(kind))
+    assert set(calls) == set(WAYS)
+    (by_plans, gradients), (by_ranks, others) = found
+    close(by_ranks, by_plans)
+    for ours, other in zip(gradients, others, strict=True):
+        close(other, ours, 1e-11)
+
+
+@pytest.mark.parametrize(("length", "columns", "long"), [(294, 64, False), (295, 64, True), (2048, 2048, False)])
+def test_plans_of_long_sentences_are_not_made_unless_they_are_asked_for(length, columns, long):
+    """The whole plan is asked for with the identity as v."""
+    q, v = torch.zeros(1, 1, length, 64), torch.zeros(1, 1, length, columns)
+    assert sliced._is_long(q, q[:, :, :5], v) == sliced._is_long(q[:, :, :5], q, v) == long
+
+
+def test_memory_does_not_grow_with_the_number_of_slices(way, monkeypatch):
+    n = 64
+    monkeypatch.setitem(sliced._CHUNKS, "cpu", 2 * n**2)
+    q, k, v = (random(1, 2, n, DIM, seed=seed).requires_grad_() for seed in range(3))
+    options = {"query_padding_mask": None, "key_padding_mask": None, "temperature": 0.1, "inverse_temperature": 1.0}
+
+    def peak(num_slices):
+        slices = random(2, num_slices, DIM, seed=3)
+        work = partial(sliced.soft_sliced_apply, q, k, v, slices, **options)
+        return peak_memory(lambda: work().sum().backward(), q.device)
+
+    few = peak(4)
+    assert few > 2 * 2 * n**2 * 8 and peak(40) < 1.1 * few
+
+
+@pytest.mark.parametrize("kind", ["plain", "self", "cross"])
 @pytest.mark.parametrize("chunk", [1, 2 * SLICES * 7**2, 3 * SLICES * 7**2, 2 * HEADS * SLICES * 7**2])
-def test_chunks_do_not_show(kind, chunk, monkeypatch):
+def test_chunks_do_not_show(kind, chunk, way, monkeypatch):
     values, gradients = values_and_gradients(kind)
     calls = []
     run = sliced._soft_sliced_apply
@@ -175,7 +222,7 @@ def test_values_are_the_same_without_gradients(kind, chunk, monkeypatch):
         assert torch.equal(soft(arguments, v), values)
 
 
-def test_large_values_stay_finite():
+def test_large_values_stay_finite(way):
     arguments = problem("cross", temperature=1e-3)
     arguments["q"], arguments["k"] = 100 * arguments["q"].float(), 100 * arguments["k"].float()
     arguments["slices"], arguments["rank_plan"] = arguments["slices"].float(), arguments["rank_plan"].float()
@@ -185,7 +232,7 @@ def test_large_values_stay_finite():
     assert all(x.isfinite().all() for x in torch.autograd.grad(plan.square().sum(), leaves))
 
 
-def test_a_pad_far_from_every_token_leaves_no_trace_in_the_gradients():
+def test_a_pad_far_from_every_token_leaves_no_trace_in_the_gradients(way):
     """The place of a pad is 0; tokens 6.7 away have a kernel of 3e-20, whose square float32 does not know."""
     q = torch.tensor([6.7, 0.0]).view(1, 1, 2, 1).requires_grad_()
     mask = torch.tensor([[False, True]])

@@ -45,7 +45,7 @@ def scratch(tmp_path):
     for name in ("pretrain", "plug_and_play", "finetune", "score"):
         (scripts / "stages" / f"{name}.sh").write_text(STAGE)
     (scripts / "setup.sh").write_text("")
-    (scripts / "lib" / "check_options.py").write_text("")  # has a test of its own
+    (scripts / "lib" / "check_options.py").write_text("import sys; sys.stdin.read()")  # has a test of its own
     (scripts / "prepare_synthetic.sh").write_text(
         "mkdir -p data-bin/synthetic/text; cd data-bin/synthetic; touch {train,valid,test}.de-en.{de,en}.{bin,idx} "
         "dict.{de,en}.txt sentencepiece.bpe.model text/test.{de,en} vocab_size description.txt\n"

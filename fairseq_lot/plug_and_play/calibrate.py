@@ -250,7 +250,7 @@ def fit_output(
         lambda step: error(next(samples)),
         lambda: error(held_out),
         steps=options.joint_steps,
-        learning_rate=options.learning_rate / 2,
+        learning_rate=options.learning_rate,
         progress=progress,
     )
 

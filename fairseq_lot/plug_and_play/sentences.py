@@ -16,7 +16,7 @@ from fairseq_lot.pretrained.languages import languages
 from fairseq_lot.pretrained.loading import Loaded, on_device
 
 # pieces of a random sentence, both included; the end of sentence comes to them
-SHORTEST, LONGEST = 4, 60
+SHORTEST, LONGEST = 4, 80
 
 
 class Sentences(Protocol):

@@ -6,6 +6,7 @@ import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,8 +14,9 @@ from torch import nn
 from tqdm import tqdm
 
 from fairseq_lot.attention.options import Options, option
-from fairseq_lot.attention.registry import DEFAULT
+from fairseq_lot.attention.registry import DEFAULT, describe
 from fairseq_lot.errors import InputError
+from fairseq_lot.modules.flat_options import mechanism_options
 from fairseq_lot.output.files import atomic_write
 from fairseq_lot.output.tables import Table
 from fairseq_lot.plug_and_play.distillation import (
@@ -23,8 +25,10 @@ from fairseq_lot.plug_and_play.distillation import (
     encoder_only,
     fit,
     head_errors,
+    output_divergence,
     output_error,
     pairs,
+    projections,
     teacher_calls,
     with_target,
 )
@@ -41,6 +45,15 @@ class FitOptions(Options):
     steps: int = option(800, "updates that fit the heads one by one", minimum=1)
     joint_steps: int = option(400, "updates that then fit the output of all together", minimum=0)
     learning_rate: float = option(0.2, "Adam's at the start; it falls to 0", above=0)
+    distill_steps: int = option(
+        0,
+        "updates that at last fit the swapped attentions whole, their trained projections included, to what the "
+        "softmax model predicts for the next piece",
+        minimum=0,
+    )
+    distill_rate: float = option(
+        1e-3, "Adam's for the projections in these; a quarter of the other for what is new", above=0
+    )
     max_tokens: int = option(512, "source pieces in a batch", minimum=1)
     held_out: int = option(64, "sentences to measure the errors on", minimum=1)
     split: str = option("train", "split of DATA, where DATA is given")
@@ -113,6 +126,7 @@ class Calibrated:
         paired: the attentions that were fitted.
         before, after: relative squared error of every head on held-out sentences, ``(number of pairs, num_heads)``.
         apart, together: the two fits, on the heads and then on the output of the encoder (or of the decoder).
+        distilled: the fit on what is predicted, projections included.
         finished: all steps were made; else Ctrl-C ended the fit.
     """
 
@@ -123,6 +137,7 @@ class Calibrated:
     after: torch.Tensor
     apart: Fit
     together: Fit
+    distilled: Fit
     finished: bool
 
 
@@ -136,7 +151,9 @@ def calibrate(
     """Fit the parameters that a mechanism has added; the teacher is the same model with softmax in its place.
 
     First every attention by itself, on the teacher's own queries, keys and values, to the outputs of the heads; then
-    all together, each on what the ones before it give, to the output of the stack.
+    all together, each on what the ones before it give, to the output of the stack; with ``distill_steps`` then also
+    the projections around them, to the teacher's predictions: distillation without labels. A model fitted so has left
+    softmax behind, and is not calibrated again.
 
     Args:
         checkpoint: with swapped attention: its path, or what ``swap`` returned, which is not changed.
@@ -161,20 +178,28 @@ def calibrate(
     paired = pairs(student, teacher)
     sentences = _sentences(state, path, data, fitting, paired, teacher)
     parameters = [parameter for pair in paired for parameter in pair.student.requires_grad_(True).parameters()]
-    samples = (_complete(sample, teacher, paired) for sample in sentences.batches())
-    held_out = _complete(sentences.held_out, teacher, paired)
-    with tqdm(total=fitting.steps + fitting.joint_steps, unit="step", disable=None) as bar:
+    trained_too = projections(student, paired) if fitting.distill_steps else []
+    complete = partial(_complete, teacher=teacher, with_decoder=_with_decoder(paired, fitting))
+    samples, held_out = map(complete, sentences.batches()), complete(sentences.held_out)
+    with tqdm(total=fitting.steps + fitting.joint_steps + fitting.distill_steps, unit="step", disable=None) as bar:
         apart = fit_heads(paired, parameters, teacher, samples, held_out, fitting, _Progress(bar, "error per layer"))
-        if apart.steps < fitting.steps:  # Ctrl-C ends both
-            fitting = dataclasses.replace(fitting, joint_steps=0)
+        if apart.steps < fitting.steps:  # Ctrl-C ends all
+            fitting = dataclasses.replace(fitting, joint_steps=0, distill_steps=0)
         progress = _Progress(bar, "error of the output")
         together = fit_output(paired, parameters, student, teacher, samples, held_out, fitting, progress)
-    with torch.no_grad():
-        after = head_errors(paired, teacher_calls(teacher, paired, held_out))
-    finished = apart.steps + together.steps == bar.total
-    description = f"calibrated on {sentences.description} ({apart.steps} + {together.steps} steps, seed {fitting.seed})"
-    state = write_back(state, path, student, parameters, description)
-    return Calibrated(state, description, paired, apart.before, after, apart, together, finished)
+        with torch.no_grad():
+            after = head_errors(paired, teacher_calls(teacher, paired, held_out))
+        if together.steps < fitting.joint_steps:
+            fitting = dataclasses.replace(fitting, distill_steps=0)
+        progress = _Progress(bar, "divergence")
+        distilled = fit_predictions(parameters, trained_too, student, teacher, samples, held_out, fitting, progress)
+        steps = [apart.steps, together.steps, distilled.steps][: 3 if trained_too else 2]
+        finished = sum(steps) == bar.total
+    description = f"calibrated on {sentences.description} ({' + '.join(map(str, steps))} steps, seed {fitting.seed})"
+    if distilled.steps:
+        description += ", projections included"
+    state = write_back(state, path, student, parameters + trained_too, description, distilled=distilled.steps > 0)
+    return Calibrated(state, description, paired, apart.before, after, apart, together, distilled, finished)
 
 
 def trained_attention(state: dict, path: str | Path) -> str:
@@ -189,12 +214,17 @@ def _sentences(state, path, data, fitting: FitOptions, paired, teacher: nn.Modul
         task, dataset = load_data(state, path, data, fitting.split, needs_target=False)
         return TextSentences(Loaded(teacher, task, dataset, str(path)), f"{data}, {fitting.split}", **shared)
     counted = dictionaries_of_training(state, path, (len(teacher.encoder.dictionary), len(teacher.decoder.dictionary)))
-    return RandomPieces(teacher, *(counted or ()), with_target=not encoder_only(paired), **shared)
+    return RandomPieces(teacher, *(counted or ()), with_target=_with_decoder(paired, fitting), **shared)
 
 
-def _complete(sample, teacher, paired):
+def _with_decoder(paired, fitting):
+    """The decoder runs, and so needs something to read."""
+    return not encoder_only(paired) or fitting.distill_steps > 0
+
+
+def _complete(sample, teacher, with_decoder):
     """The sample with all that the fit runs on."""
-    return sample if encoder_only(paired) else with_target(sample, teacher)
+    return with_target(sample, teacher) if with_decoder else sample
 
 
 class _Progress:
@@ -255,7 +285,41 @@ def fit_output(
     )
 
 
-def write_back(state: dict, path: str | Path, student: nn.Module, parameters: list[nn.Parameter], description) -> dict:
+def fit_predictions(
+    parameters: list[nn.Parameter],
+    trained_too: list[nn.Parameter],
+    student: nn.Module,
+    teacher: nn.Module,
+    samples: Iterator[dict],
+    held_out: dict,
+    options: FitOptions,
+    progress: _Progress,
+) -> Fit:
+    """Fit what was added and the projections around it to the teacher's predictions; nothing if no steps are asked."""
+    if not options.distill_steps:
+        none = torch.full((), torch.nan)
+        return Fit(none, none, steps=0, best_step=0)
+    for projection in trained_too:
+        projection.requires_grad_(True)
+    return fit(
+        parameters + trained_too,
+        lambda step: output_divergence(student, teacher, next(samples)),
+        lambda: output_divergence(student, teacher, held_out),
+        steps=options.distill_steps,
+        learning_rate=[options.learning_rate / 4] * len(parameters) + [options.distill_rate] * len(trained_too),
+        progress=progress,
+    )
+
+
+def write_back(
+    state: dict,
+    path: str | Path,
+    student: nn.Module,
+    parameters: list[nn.Parameter],
+    description: str,
+    *,
+    distilled: bool = False,
+) -> dict:
     """A checkpoint like ``state`` with these parameters of the student, which says what was done."""
     state = {**state, "model": dict(state["model"])}
     added = set(map(id, parameters))
@@ -264,13 +328,17 @@ def write_back(state: dict, path: str | Path, student: nn.Module, parameters: li
             state["model"][name] = parameter.detach().to("cpu", state["model"][name].dtype)
     for holder in ("cfg", "args"):
         state[holder] = copy.deepcopy(state.get(holder))
-    model_args(state, path).calibration = description
+    args = model_args(state, path)
+    args.calibration = description
+    if distilled:  # softmax in its place would no longer be the model that was trained
+        args.trained_attention = describe(args.attention, mechanism_options(args, args.attention))
     return state
 
 
 def as_dict(done: Calibrated) -> dict:
     """The errors of every head, and of the output."""
     rows = zip(done.paired, done.before.tolist(), done.after.tolist(), strict=True)
+    fits = [done.apart, done.together, *([done.distilled] if done.distilled.steps else [])]
     return {
         "description": done.description,
         "heads": [
@@ -279,8 +347,8 @@ def as_dict(done: Calibrated) -> dict:
             for head, (before, after) in enumerate(zip(befores, afters, strict=True))
         ],
         "output": {"before": done.together.before.item(), "after": done.together.after.item()},
-        "steps": [done.apart.steps, done.together.steps],
-        "best_steps": [done.apart.best_step, done.together.best_step],
+        "steps": [fit.steps for fit in fits],
+        "best_steps": [fit.best_step for fit in fits],
     }
 
 
@@ -288,6 +356,15 @@ def render(done: Calibrated) -> str:
     """The errors as a table: a line for each attention, a column for each head, before → after."""
     num_heads, together = done.before.size(1), done.together
     errors = zip(done.paired, done.before.tolist(), done.after.tolist(), strict=True)
+    notes = [
+        f"of the output, after {done.apart.steps} steps on the heads and {together.steps} on the output: "
+        f"{together.before.item():.4f} → {together.after.item():.4f}"
+    ]
+    if done.distilled.steps:
+        notes.append(
+            f"divergence of the predictions, in {done.distilled.steps} more steps with the projections: "
+            f"{done.distilled.before.item():.4f} → {done.distilled.after.item():.4f} nats"
+        )
     return Table(
         ["site", "layer", *(f"head {head}" for head in range(num_heads))],
         [
@@ -295,9 +372,6 @@ def render(done: Calibrated) -> str:
             for pair, before, after in errors
         ],
         heading="relative squared errors of the heads on held-out sentences, before → after",
-        notes=[
-            f"of the output, after {done.apart.steps} steps on the heads and {together.steps} on the output: "
-            f"{together.before.item():.4f} → {together.after.item():.4f}"
-        ],
+        notes=notes,
         align="<" + ">" * (1 + num_heads),
     ).markdown(padded=True)

@@ -63,6 +63,18 @@ def pairs(student: nn.Module, teacher: nn.Module) -> list[Pair]:
     return found
 
 
+def projections(student: nn.Module, paired: list[Pair]) -> list[nn.Parameter]:
+    """What projects to and from the fitted attentions: it has been trained, with softmax."""
+    fitted = {pair.student for pair in paired}
+    return [
+        parameter
+        for _, _, attention in attentions(student)
+        if inner(getattr(attention, "mechanism", None)) in fitted
+        for projection in (attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj)
+        for parameter in projection.parameters()
+    ]
+
+
 def encoder_only(paired: list[Pair]) -> bool:
     """No attention of the decoder is fitted, so it need not run."""
     return all(pair.site == "encoder" for pair in paired)
@@ -133,6 +145,19 @@ def output_error(student: nn.Module, teacher: nn.Module, sample: dict, *, encode
     return ((run(student) - expected) * real).square().sum() / (expected * real).square().sum()
 
 
+def output_divergence(student: nn.Module, teacher: nn.Module, sample: dict) -> torch.Tensor:
+    """``KL(teacher ‖ student)`` of what they predict for the next piece, in nats per piece, a scalar."""
+    source = sample["net_input"]
+
+    def run(model):
+        return model.get_normalized_probs(model(**source), log_probs=True)
+
+    with torch.no_grad():
+        expected = run(teacher)
+    divergence = (expected.exp() * (expected - run(student))).sum(-1)
+    return divergence[source["prev_output_tokens"].ne(teacher.decoder.padding_idx)].mean()
+
+
 @dataclass(frozen=True)
 class Fit:
     """What a fit did.
@@ -155,7 +180,7 @@ def fit(
     held_out_errors: Callable[[], torch.Tensor],
     *,
     steps: int,
-    learning_rate: float,
+    learning_rate: float | list[float],
     evaluations: int = 20,
     progress: Callable[[int, torch.Tensor], None] = lambda step, errors: None,
 ) -> Fit:
@@ -168,7 +193,7 @@ def fit(
         loss_of_step: the loss of a step, counted from 1.
         held_out_errors: the errors on sentences that are not fitted to; their sum is what counts.
         steps: number of updates.
-        learning_rate: of the first step, in the units of the parameters.
+        learning_rate: of the first step, in the units of the parameters; one for all, or one for each.
         evaluations: how often the held-out errors are measured.
         progress: called after each step with its number and the latest held-out errors.
     """
@@ -182,10 +207,12 @@ def fit(
 
     before = best = latest = errors()
     kept, best_step, step = copies(), 0, 0
-    optimizer = torch.optim.Adam(parameters, lr=learning_rate)
+    rates = learning_rate if isinstance(learning_rate, list) else [learning_rate] * len(parameters)
+    optimizer = torch.optim.Adam([{"params": [parameter]} for parameter in parameters])
     try:
         for step in range(1, steps + 1):
-            optimizer.param_groups[0]["lr"] = learning_rate * (1 + math.cos(math.pi * (step - 1) / steps)) / 2
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * (1 + math.cos(math.pi * (step - 1) / steps)) / 2
             # some options leave some parameters out
             gradients = torch.autograd.grad(loss_of_step(step), parameters, allow_unused=True)
             for parameter, gradient in zip(parameters, gradients, strict=True):

@@ -41,6 +41,34 @@ def test_only_what_was_added_changes_and_the_errors_fall(lot_checkpoint, calibra
     assert "before → after" in done.stdout and str(folder / "lot.pt") in done.stdout
 
 
+def test_distillation_fits_the_projections_and_leaves_softmax_behind(data, lot_checkpoint, tmp_path, capsys):
+    out = tmp_path / "lot.pt"
+    words = (
+        "calibrate",
+        data / "bin",
+        "--path",
+        lot_checkpoint,
+        "--out",
+        out,
+        "--json",
+        tmp_path / "errors.json",
+        *FIT,
+    )
+    fairseq_lot(*words, "--distill-steps", 12)
+    before, after = load_checkpoint(lot_checkpoint), load_checkpoint(out)
+    changed = {key for key, value in before["model"].items() if not torch.equal(value, after["model"][key])}
+    assert all(re.search(r"encoder\.layers\.\d\.self_attn\.(mechanism|[qkv]_proj|out_proj)\.", key) for key in changed)
+    assert sum(key.endswith("v_proj.weight") for key in changed) == len({key.split(".")[2] for key in changed})
+    assert json.loads((tmp_path / "errors.json").read_text())["steps"] == [12, 4, 12]
+    divergence = re.search(r"divergence of the predictions.*: ([\d.]+) → ([\d.]+) nats", capsys.readouterr().out)
+    old, new = map(float, divergence.groups())
+    assert new < old
+    assert model_args(after, out).calibration.endswith("projections included")
+    # softmax in its place would be another model now: not a teacher any more
+    assert model_args(after, out).trained_attention.startswith("lot")
+    refuse(capsys, "calibrate", "--path", out, "--out", tmp_path / "again.pt", *FIT, naming=["was trained with lot"])
+
+
 def test_the_calibrated_file_translates(data, lot_checkpoint, calibrated):
     folder, _ = calibrated
     ours = hypotheses(generate(data / "bin", folder / "lot.pt"))

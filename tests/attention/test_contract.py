@@ -320,6 +320,18 @@ def test_causal_rows_that_see_nothing_but_pads_are_finite(case, need_weights):
     assert all(x.isfinite().all() for x in gradients(output.values, inputs, mechanism))
 
 
+def soft_sort_rounding(mechanism, dtype):
+    """How much one rounding of the scores moves a plan made of two soft sorts, relatively; 0 without sorts.
+
+    An entry is ``exp(-(s_p - v_j)²/t)``. The difference is at most about four times √t where the entry counts, and scores
+    of up to 3 are rounded by ``3 eps``: the exponent moves by ``2·4·3 eps/√t``, in either of the two sorts.
+    """
+    options = inner(mechanism).options
+    return (
+        2 * 24 * torch.finfo(dtype).eps / options.sort_temperature**0.5 if hasattr(options, "sort_temperature") else 0.0
+    )
+
+
 @pytest.mark.fast_if(lambda case, dtype, **_: dtype == torch.float64 or case.variant == "default")
 @pytest.mark.parametrize(
     ("case", "kind"), [(case, kind) for case in CASES if has_a_twin(case) for kind in case.kinds], ids=str
@@ -346,7 +358,7 @@ def test_agrees_with_slow_twin(case, dtype, tolerance, kind):
     actual = gradients(output.values, inputs, mechanism)
     for gradient, expected in zip(actual, gradients(exact_values, exact_inputs, exact), strict=True):
         scale = expected.abs().max().clamp(min=1)
-        close(gradient.double() / scale, expected / scale, 10 * tolerance)
+        close(gradient.double() / scale, expected / scale, max(10 * tolerance, soft_sort_rounding(mechanism, dtype)))
 
 
 @every_case_and_kind

@@ -323,8 +323,8 @@ def test_causal_rows_that_see_nothing_but_pads_are_finite(case, need_weights):
 def soft_sort_rounding(mechanism, dtype):
     """How much one rounding of the scores moves a plan made of two soft sorts, relatively; 0 without sorts.
 
-    An entry is ``exp(-(s_p - v_j)²/t)``. The difference is at most about four times √t where the entry counts, and scores
-    of up to 3 are rounded by ``3 eps``: the exponent moves by ``2·4·3 eps/√t``, in either of the two sorts.
+    An entry is ``exp(-(s_p - v_j)²/t)``. The difference is at most about four times √t where the entry counts, and
+    scores of up to 3 are rounded by ``3 eps``: the exponent moves by ``2·4·3 eps/√t``, in either of the two sorts.
     """
     options = inner(mechanism).options
     return (

@@ -70,11 +70,12 @@ class Encoder(TransformerEncoderBase):
         self._layers_built = getattr(self, "_layers_built", 0) + 1
         return _wrap(EncoderLayer(cfg, layer=self._layers_built - 1, return_fc=self.return_fc), cfg)
 
-    def forward_scriptable(self, *args, **kwargs):
+    def forward_scriptable(self, src_tokens, *args, **kwargs):
         """fairseq's forward pass, with a mask for the decoder only where there are pads."""
-        out = super().forward_scriptable(*args, **kwargs)
-        out["encoder_padding_mask"] = [mask for mask in out["encoder_padding_mask"] if mask.any()]
-        return out
+        # fairseq waits for a GPU to ask the same next; behind the layers it would wait for all of them
+        has_pads = bool(src_tokens.eq(self.padding_idx).any())
+        out = super().forward_scriptable(src_tokens, *args, **kwargs)
+        return out if has_pads else {**out, "encoder_padding_mask": []}
 
 
 class Decoder(TransformerDecoderBase):

@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import json
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -125,8 +125,8 @@ class Calibrated:
         description: what was done, as it stands in the checkpoint.
         paired: the attentions that were fitted.
         before, after: relative squared error of every head on held-out sentences, ``(number of pairs, num_heads)``.
-        apart, together: the two fits, on the heads and then on the output of the encoder (or of the decoder).
-        distilled: the fit on what is predicted, projections included.
+        fits: on the heads, on the output of the encoder (or of the decoder), and if asked on what is predicted,
+            projections included.
         finished: all steps were made; else Ctrl-C ended the fit.
     """
 
@@ -135,9 +135,7 @@ class Calibrated:
     paired: list[Pair]
     before: torch.Tensor
     after: torch.Tensor
-    apart: Fit
-    together: Fit
-    distilled: Fit
+    fits: list[Fit]
     finished: bool
 
 
@@ -183,23 +181,37 @@ def calibrate(
     samples, held_out = map(complete, sentences.batches()), complete(sentences.held_out)
     with tqdm(total=fitting.steps + fitting.joint_steps + fitting.distill_steps, unit="step", disable=None) as bar:
         apart = fit_heads(paired, parameters, teacher, samples, held_out, fitting, _Progress(bar, "error per layer"))
-        if apart.steps < fitting.steps:  # Ctrl-C ends all
-            fitting = dataclasses.replace(fitting, joint_steps=0, distill_steps=0)
-        progress = _Progress(bar, "error of the output")
-        together = fit_output(paired, parameters, student, teacher, samples, held_out, fitting, progress)
+        whole = partial(fit_whole, samples=samples, held_out=held_out)
+        together = whole(
+            partial(output_error, student, teacher, encoder_only=encoder_only(paired)),
+            parameters,
+            steps=fitting.joint_steps if apart.steps == fitting.steps else 0,  # Ctrl-C ends all
+            learning_rate=fitting.learning_rate,
+            progress=_Progress(bar, "error of the output"),
+        )
         with torch.no_grad():
             after = head_errors(paired, teacher_calls(teacher, paired, held_out))
-        if together.steps < fitting.joint_steps:
-            fitting = dataclasses.replace(fitting, distill_steps=0)
-        progress = _Progress(bar, "divergence")
-        distilled = fit_predictions(parameters, trained_too, student, teacher, samples, held_out, fitting, progress)
-        steps = [apart.steps, together.steps, distilled.steps][: 3 if trained_too else 2]
+        fits = [apart, together]
+        if trained_too:
+            for projection in trained_too:
+                projection.requires_grad_(True)
+            interrupted = apart.steps + together.steps < fitting.steps + fitting.joint_steps
+            distilled = whole(
+                partial(output_divergence, student, teacher),
+                parameters + trained_too,
+                steps=0 if interrupted else fitting.distill_steps,
+                learning_rate=[fitting.learning_rate / 4] * len(parameters) + [fitting.distill_rate] * len(trained_too),
+                progress=_Progress(bar, "divergence"),
+            )
+            fits.append(distilled)
+        steps = [one.steps for one in fits]
         finished = sum(steps) == bar.total
     description = f"calibrated on {sentences.description} ({' + '.join(map(str, steps))} steps, seed {fitting.seed})"
-    if distilled.steps:
+    was_distilled = sum(steps[2:]) > 0
+    if was_distilled:
         description += ", projections included"
-    state = write_back(state, path, student, parameters + trained_too, description, distilled=distilled.steps > 0)
-    return Calibrated(state, description, paired, apart.before, after, apart, together, distilled, finished)
+    state = write_back(state, path, student, parameters + trained_too, description, distilled=was_distilled)
+    return Calibrated(state, description, paired, apart.before, after, fits, finished)
 
 
 def trained_attention(state: dict, path: str | Path) -> str:
@@ -260,55 +272,16 @@ def fit_heads(
     )
 
 
-def fit_output(
-    paired: list[Pair],
+def fit_whole(
+    error: Callable[[dict], torch.Tensor],
     parameters: list[nn.Parameter],
-    student: nn.Module,
-    teacher: nn.Module,
+    *,
     samples: Iterator[dict],
     held_out: dict,
-    options: FitOptions,
-    progress: _Progress,
+    **how,
 ) -> Fit:
-    """Fit all attentions together, each on what those before it give, to the output of the stack."""
-
-    def error(sample):
-        return output_error(student, teacher, sample, encoder_only=encoder_only(paired))
-
-    return fit(
-        parameters,
-        lambda step: error(next(samples)),
-        lambda: error(held_out),
-        steps=options.joint_steps,
-        learning_rate=options.learning_rate,
-        progress=progress,
-    )
-
-
-def fit_predictions(
-    parameters: list[nn.Parameter],
-    trained_too: list[nn.Parameter],
-    student: nn.Module,
-    teacher: nn.Module,
-    samples: Iterator[dict],
-    held_out: dict,
-    options: FitOptions,
-    progress: _Progress,
-) -> Fit:
-    """Fit what was added and the projections around it to the teacher's predictions; nothing if no steps are asked."""
-    if not options.distill_steps:
-        none = torch.full((), torch.nan)
-        return Fit(none, none, steps=0, best_step=0)
-    for projection in trained_too:
-        projection.requires_grad_(True)
-    return fit(
-        parameters + trained_too,
-        lambda step: output_divergence(student, teacher, next(samples)),
-        lambda: output_divergence(student, teacher, held_out),
-        steps=options.distill_steps,
-        learning_rate=[options.learning_rate / 4] * len(parameters) + [options.distill_rate] * len(trained_too),
-        progress=progress,
-    )
+    """Fit all attentions together, each on what those before it give, to an error of the whole model on a sample."""
+    return fit(parameters, lambda step: error(next(samples)), lambda: error(held_out), **how)
 
 
 def write_back(
@@ -338,7 +311,7 @@ def write_back(
 def as_dict(done: Calibrated) -> dict:
     """The errors of every head, and of the output."""
     rows = zip(done.paired, done.before.tolist(), done.after.tolist(), strict=True)
-    fits = [done.apart, done.together, *([done.distilled] if done.distilled.steps else [])]
+    output = done.fits[1]
     return {
         "description": done.description,
         "heads": [
@@ -346,25 +319,26 @@ def as_dict(done: Calibrated) -> dict:
             for pair, befores, afters in rows
             for head, (before, after) in enumerate(zip(befores, afters, strict=True))
         ],
-        "output": {"before": done.together.before.item(), "after": done.together.after.item()},
-        "steps": [fit.steps for fit in fits],
-        "best_steps": [fit.best_step for fit in fits],
+        "output": {"before": output.before.item(), "after": output.after.item()},
+        "steps": [fit.steps for fit in done.fits],
+        "best_steps": [fit.best_step for fit in done.fits],
     }
 
 
 def render(done: Calibrated) -> str:
     """The errors as a table: a line for each attention, a column for each head, before → after."""
-    num_heads, together = done.before.size(1), done.together
+    num_heads, (apart, together, *distilled) = done.before.size(1), done.fits
     errors = zip(done.paired, done.before.tolist(), done.after.tolist(), strict=True)
     notes = [
-        f"of the output, after {done.apart.steps} steps on the heads and {together.steps} on the output: "
+        f"of the output, after {apart.steps} steps on the heads and {together.steps} on the output: "
         f"{together.before.item():.4f} → {together.after.item():.4f}"
     ]
-    if done.distilled.steps:
-        notes.append(
-            f"divergence of the predictions, in {done.distilled.steps} more steps with the projections: "
-            f"{done.distilled.before.item():.4f} → {done.distilled.after.item():.4f} nats"
-        )
+    notes += [
+        f"divergence of the predictions, in {one.steps} more steps with the projections: "
+        f"{one.before.item():.4f} → {one.after.item():.4f} nats"
+        for one in distilled
+        if one.steps
+    ]
     return Table(
         ["site", "layer", *(f"head {head}" for head in range(num_heads))],
         [

@@ -1,7 +1,6 @@
 """``fairseq-lot curve``: what swaps cost, from the checkpoints of one training, against its epochs."""
 
 import hashlib
-import json
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,12 +11,12 @@ from fairseq_lot.errors import InputError, check_least
 from fairseq_lot.output.files import atomic_write
 from fairseq_lot.plug_and_play.calibrate import FitOptions, add_fit_arguments
 from fairseq_lot.plug_and_play.curve_table import CurvePoint, draw, render
-from fairseq_lot.plug_and_play.swap import swap, why_not_calibrated
-from fairseq_lot.plug_and_play.sweep import BASE, add_sentences_argument, measure_way
-from fairseq_lot.plug_and_play.sweep_points import DRAWN, PIECES, check_settings, expand, parse, read_points
+from fairseq_lot.plug_and_play.swap import why_not_calibrated
+from fairseq_lot.plug_and_play.sweep import add_measuring_arguments, measure_way, swap_as, ways_of
+from fairseq_lot.plug_and_play.sweep_points import DRAWN, PIECES, check_settings, read_points, write_points
 from fairseq_lot.pretrained.checkpoint import load_checkpoint
-from fairseq_lot.pretrained.device import add_device_argument, choose_device
-from fairseq_lot.pretrained.languages import add_language_arguments, typed_pair, with_languages
+from fairseq_lot.pretrained.device import choose_device
+from fairseq_lot.pretrained.languages import typed_pair, with_languages
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -32,25 +31,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="EPOCH.pt",
         help="checkpoints of one training with softmax attention, each saved at the end of an epoch",
     )
-    add(
-        "--out",
-        required=True,
-        metavar="FOLDER",
-        help="curve.jsonl, curve.md, curve.svg, and settings.json, which says what all calls must share; "
-        "call again to go on",
-    )
-    add(
-        "--try",
-        dest="tries",
-        action="append",
-        required=True,
-        metavar="WAY",
-        help="as for fairseq-lot sweep: a mechanism and its flat options in quotes; may be given several times",
-    )
-    add("--no-calibration", action="store_true", help="only as they stand; else what has parameters is also calibrated")
-    add_sentences_argument(parser)
-    add_device_argument(parser)
-    add_language_arguments(parser)
+    add_measuring_arguments(parser, "curve")
     add_fit_arguments(parser.add_argument_group("calibration, on random pieces"))
     parser.set_defaults(no_bleu=True)
 
@@ -68,7 +49,7 @@ def run(args: Namespace) -> int:
     """Measure what is missing, then write the table and the figure."""
     check_least(args, sentences=1)
     fitting, device, pair = FitOptions.of(args), choose_device(args.device), typed_pair(args)
-    ways = list(dict.fromkeys([BASE, *(way for text in args.tries for way in expand(text))]))
+    ways = ways_of(args.tries)
     bases = read_bases(args.paths)
     folder = Path(args.out)
     points = read_points(folder / "curve.jsonl", CurvePoint)
@@ -80,21 +61,20 @@ def run(args: Namespace) -> int:
 
     first = load_checkpoint(bases[0].path)
     # all are checked first
-    fitted = [way for way in ways if why_not_calibrated(swapped(first, way), bases[0].path) is None]
+    fitted = [way for way in ways if why_not_calibrated(swap_as(first, way), bases[0].path) is None]
     todo = [(way, DRAWN) for way in ways] + [(way, PIECES) for way in fitted if not args.no_calibration]
     with tqdm(total=len(bases) * len(todo), unit="swap", disable=None) as progress:
         for base in bases:
+            missing = [(way, calibration) for way, calibration in todo if (base.epoch, *way, calibration) not in points]
+            progress.update(len(todo) - len(missing))
+            if not missing:
+                continue
             state = with_languages(load_checkpoint(base.path), base.path, pair)
-            for way, calibration in todo:
-                if (base.epoch, *way, calibration) not in points:
-                    new = swapped(state, way)
-                    measured = measure_way(args, fitting, device, state, way, new, calibration)
-                    point = CurvePoint(**vars(measured), epoch=base.epoch, base=base.sum)
-                    points[point.key] = point
-                    with atomic_write(folder / "settings.json") as file:
-                        json.dump(settings, file, indent=1)
-                    with atomic_write(folder / "curve.jsonl") as file:
-                        file.writelines(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in points.values())
+            for way, calibration in missing:
+                measured = measure_way(args, fitting, device, state, way, swap_as(state, way), calibration)
+                point = CurvePoint(**vars(measured), epoch=base.epoch, base=base.sum)
+                points[point.key] = point
+                write_points(folder / "curve.jsonl", points.values(), settings)
                 progress.update()
     shown = list(points.values())
     with atomic_write(folder / "curve.md") as file:
@@ -102,11 +82,6 @@ def run(args: Namespace) -> int:
     draw(shown, folder / "curve.svg")
     print(render(shown))
     return 0
-
-
-def swapped(base: dict, way: tuple[str, str]) -> dict:
-    """A checkpoint with its attention swapped in one way."""
-    return swap(base, attention=way[0], **parse(*way))
 
 
 def read_bases(paths: list[str]) -> list[Base]:

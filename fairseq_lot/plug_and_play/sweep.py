@@ -1,9 +1,9 @@
 """``fairseq-lot sweep``: swap one model's attention in many ways, as it stands and calibrated, and compare."""
 
 import hashlib
-import json
 import time
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import torch
 from tqdm import tqdm
 
 from fairseq_lot.attention.registry import DEFAULT
-from fairseq_lot.errors import InputError, check_least
+from fairseq_lot.errors import check_least
 from fairseq_lot.evaluation.bleu import TOKENISED, measure
 from fairseq_lot.evaluation.results import MetricScore
 from fairseq_lot.output.files import atomic_write, read_lines
@@ -27,6 +27,7 @@ from fairseq_lot.plug_and_play.sweep_points import (
     expand,
     parse,
     read_points,
+    write_points,
 )
 from fairseq_lot.plug_and_play.sweep_table import draw, render
 from fairseq_lot.pretrained.checkpoint import load_checkpoint
@@ -44,11 +45,21 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("data", metavar="DATA", help="folder made by fairseq-preprocess; translations are compared with its "
         "text/test.LANG, else with the target side of its test split")  # fmt: skip
     add("--path", required=True, metavar="BASE.pt", help="pretrained checkpoint with softmax attention")
+    add_measuring_arguments(parser, "sweep")
+    add("--text", action="store_true", help="calibrate on the text of DATA, too, not on random pieces alone")
+    add("--no-bleu", action="store_true", help="only the loss on the validation set, which takes seconds")
+    add("--beam", type=int, default=5, help="for BLEU on the test set (default: %(default)s)")
+    add_fit_arguments(parser.add_argument_group("calibration"))
+
+
+def add_measuring_arguments(parser: ArgumentParser, name: str) -> None:
+    """Add the options of a command that measures ways to swap, and keeps them in files of that name."""
+    add = parser.add_argument
     add(
         "--out",
         required=True,
         metavar="FOLDER",
-        help="sweep.jsonl, sweep.md, sweep.svg, and settings.json, which says what all calls must share; "
+        help=f"{name}.jsonl, {name}.md, {name}.svg, and settings.json, which says what all calls must share; "
         "call again to go on",
     )
     add(
@@ -61,35 +72,34 @@ def add_arguments(parser: ArgumentParser) -> None:
         "all values between slashes are tried. May be given several times; softmax, the base, is always there",
     )
     add("--no-calibration", action="store_true", help="only as they stand; else what has parameters is also calibrated")
-    add("--text", action="store_true", help="calibrate on the text of DATA, too, not on random pieces alone")
-    add("--no-bleu", action="store_true", help="only the loss on the validation set, which takes seconds")
-    add_sentences_argument(parser)
-    add("--beam", type=int, default=5, help="for BLEU on the test set (default: %(default)s)")
-    add_device_argument(parser)
-    add_language_arguments(parser)
-    add_fit_arguments(parser.add_argument_group("calibration"))
-
-
-def add_sentences_argument(parser: ArgumentParser) -> None:
-    """Add the option that shortens the validation set."""
-    parser.add_argument(
+    add(
         "--sentences",
         type=int,
         metavar="N",
         help="of the validation set, the same random ones each time (default: all)",
     )
+    add_device_argument(parser)
+    add_language_arguments(parser)
+
+
+def ways_of(tries: Iterable[str]) -> list[tuple[str, str]]:
+    """The ways that a command line names, each once, after softmax."""
+    return list(dict.fromkeys([BASE, *(way for text in tries for way in expand(text))]))
+
+
+def swap_as(base: dict, way: tuple[str, str]) -> dict:
+    """A checkpoint with its attention swapped in one way."""
+    return swap(base, attention=way[0], **parse(*way))
 
 
 def run(args: Namespace) -> int:
     """Measure what is missing, then write the table and the figure."""
-    check_least(args, sentences=1)
     fitting, device = FitOptions.of(args), choose_device(args.device)
-    if args.beam < 1:
-        raise InputError(f"--beam must be at least 1, got {args.beam}")
-    ways = list(dict.fromkeys([BASE, *(way for text in args.tries for way in expand(text))]))
+    check_least(args, sentences=1, beam=1)
+    ways = ways_of(args.tries)
     base = with_languages(load_checkpoint(args.path), args.path, typed_pair(args))
     # all are checked first
-    swapped = {way: swap(base, attention=way[0], **parse(*way)) for way in ways}
+    swapped = {way: swap_as(base, way) for way in ways}
     calibrations = [] if args.no_calibration else [PIECES, *([TEXT] if args.text else [])]
     todo = [(way, DRAWN) for way in ways] + [
         (way, calibration)
@@ -107,10 +117,7 @@ def run(args: Namespace) -> int:
             continue
         point = measure_way(args, fitting, device, base, way, swapped[way], calibration)
         points[point.key] = point
-        with atomic_write(folder / "settings.json") as file:
-            json.dump(settings, file, indent=1)
-        with atomic_write(folder / "sweep.jsonl") as file:
-            file.writelines(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in points.values())
+        write_points(folder / "sweep.jsonl", points.values(), settings)
     shown = list(points.values())
     with atomic_write(folder / "sweep.md") as file:
         file.write(render(shown) + "\n")

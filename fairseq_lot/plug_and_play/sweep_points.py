@@ -4,7 +4,8 @@ import itertools
 import json
 import shlex
 from argparse import ArgumentParser
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fairseq_lot.attention.registry import MECHANISMS
@@ -12,7 +13,7 @@ from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation.results import MetricScore
 from fairseq_lot.evaluation.results import parse as parse_line
 from fairseq_lot.modules.flat_options import add_attention_args, option_names
-from fairseq_lot.output.files import read_lines
+from fairseq_lot.output.files import atomic_write, read_lines
 
 # what the parameters of a swapped attention were fitted on; empty: they are as drawn
 DRAWN, PIECES, TEXT = "", "pieces", "text"
@@ -80,6 +81,14 @@ def parse(attention: str, options: str) -> dict:
     add_attention_args(parser, differential=False)
     given = vars(parser.parse_args(shlex.split(options)))
     return {name: given[name] for name in option_names() if given.get(name) is not None and name != "attention"}
+
+
+def write_points(file: Path, points: Iterable[Point], settings: dict) -> None:
+    """Write the points so far, and beside them the settings that they share."""
+    with atomic_write(file.parent / "settings.json") as beside:
+        json.dump(settings, beside, indent=1)
+    with atomic_write(file) as lines:
+        lines.writelines(json.dumps(asdict(point), ensure_ascii=False) + "\n" for point in points)
 
 
 def read_points(file: Path, kind: type[Point] = Point) -> dict[tuple, Point]:

@@ -44,10 +44,10 @@ def read_statistics(results: str | Path, rows: list[Row]) -> dict[tuple, np.ndar
     path = path_of(results)
     if not path.exists():
         return {}
-    coded, found = dict(_read(path)), {}
+    kept, found = dict(_read(path)), {}
     for row in rows:
-        if row.key in coded:
-            found[row.key] = statistics = decode(coded[row.key])
+        if row.key in kept:
+            found[row.key] = statistics = kept[row.key]
             if len(statistics) != row.sentences or round(corpus_score(statistics), 2) != row.tokenised.score:
                 raise InputError(
                     f"{path} has the counts of other translations than {results} for {row.key}; score again"
@@ -70,14 +70,13 @@ def decode(text: str) -> np.ndarray:
     return np.vstack([length, reference, counts, possible]).T
 
 
-def _read(path: Path) -> list[tuple[tuple, str]]:
-    """The key of each line and its counts, as they are coded."""
+def _read(path: Path) -> list[tuple[tuple, np.ndarray]]:
+    """The key of each line and its counts."""
     found = []
     for number, line in enumerate(read_lines(path), start=1):
         key, _, coded = line.partition("\t")
         try:
-            decode(coded)
-            found.append((tuple(json.loads(key)), coded))
+            found.append((tuple(json.loads(key)), decode(coded)))
         except (ValueError, TypeError, lzma.LZMAError) as error:
             raise InputError(f"{path}, line {number}: {error}; fix or remove the line") from error
     return found

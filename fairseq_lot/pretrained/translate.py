@@ -3,6 +3,7 @@
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
@@ -55,8 +56,12 @@ class Searcher:
 
     def spell(self, target: torch.Tensor) -> str:
         """A translation, as :meth:`search` finds it, with its pieces joined to words."""
-        dictionary = self.loaded.task.target_dictionary
-        return dictionary.string(target, piece_kind(dictionary))
+        return self.loaded.task.target_dictionary.string(target, self._joined)
+
+    @cached_property
+    def _joined(self):
+        """How the pieces of translations join to words; a look at the whole dictionary."""
+        return piece_kind(self.loaded.task.target_dictionary)
 
     def symbols(self, pieces: Sequence[str], where: str) -> torch.Tensor:
         """``(len,)``: what the encoder reads, end of sentence included; refused if it is too long."""

@@ -47,8 +47,8 @@ class FitOptions(Options):
     learning_rate: float = option(0.2, "Adam's at the start; it falls to 0", above=0)
     distill_steps: int = option(
         0,
-        "updates that at last fit the swapped attentions whole, their trained projections included, to what the "
-        "softmax model predicts for the next piece",
+        "updates that at last fit the swapped attentions whole, their trained projections included: those of the "
+        "encoder to its output, with others among them all to what the softmax model predicts for the next piece",
         minimum=0,
     )
     distill_rate: float = option(
@@ -150,8 +150,9 @@ def calibrate(
 
     First every attention by itself, on the teacher's own queries, keys and values, to the outputs of the heads; then
     all together, each on what the ones before it give, to the output of the stack; with ``distill_steps`` then also
-    the projections around them, to the teacher's predictions: distillation without labels. A model fitted so has left
-    softmax behind, and is not calibrated again.
+    the projections around them, to the output of the encoder, or where attentions of the decoder are fitted to the
+    teacher's predictions: distillation without labels. A model fitted so has left softmax behind, and is not
+    calibrated again.
 
     Args:
         checkpoint: with swapped attention: its path, or what ``swap`` returned, which is not changed.
@@ -177,13 +178,15 @@ def calibrate(
     sentences = _sentences(state, path, data, fitting, paired, teacher)
     parameters = [parameter for pair in paired for parameter in pair.student.requires_grad_(True).parameters()]
     trained_too = projections(student, paired) if fitting.distill_steps else []
-    complete = partial(_complete, teacher=teacher, with_decoder=_with_decoder(paired, fitting))
+    in_encoder = encoder_only(paired)
+    complete = partial(_complete, teacher=teacher, with_decoder=not in_encoder)
+    distance = partial(output_error, student, teacher, encoder_only=in_encoder)
     samples, held_out = map(complete, sentences.batches()), complete(sentences.held_out)
     with tqdm(total=fitting.steps + fitting.joint_steps + fitting.distill_steps, unit="step", disable=None) as bar:
         apart = fit_heads(paired, parameters, teacher, samples, held_out, fitting, _Progress(bar, "error per layer"))
         whole = partial(fit_whole, samples=samples, held_out=held_out)
         together = whole(
-            partial(output_error, student, teacher, encoder_only=encoder_only(paired)),
+            distance,
             parameters,
             steps=fitting.joint_steps if apart.steps == fitting.steps else 0,  # Ctrl-C ends all
             learning_rate=fitting.learning_rate,
@@ -197,11 +200,11 @@ def calibrate(
                 projection.requires_grad_(True)
             interrupted = apart.steps + together.steps < fitting.steps + fitting.joint_steps
             distilled = whole(
-                partial(output_divergence, student, teacher),
+                distance if in_encoder else partial(output_divergence, student, teacher),
                 parameters + trained_too,
                 steps=0 if interrupted else fitting.distill_steps,
                 learning_rate=[fitting.learning_rate / 4] * len(parameters) + [fitting.distill_rate] * len(trained_too),
-                progress=_Progress(bar, "divergence"),
+                progress=_Progress(bar, "error of the output" if in_encoder else "divergence"),
             )
             fits.append(distilled)
         steps = [one.steps for one in fits]
@@ -226,12 +229,7 @@ def _sentences(state, path, data, fitting: FitOptions, paired, teacher: nn.Modul
         task, dataset = load_data(state, path, data, fitting.split, needs_target=False)
         return TextSentences(Loaded(teacher, task, dataset, str(path)), f"{data}, {fitting.split}", **shared)
     counted = dictionaries_of_training(state, path, (len(teacher.encoder.dictionary), len(teacher.decoder.dictionary)))
-    return RandomPieces(teacher, *(counted or ()), with_target=_with_decoder(paired, fitting), **shared)
-
-
-def _with_decoder(paired, fitting):
-    """The decoder runs, and so needs something to read."""
-    return not encoder_only(paired) or fitting.distill_steps > 0
+    return RandomPieces(teacher, *(counted or ()), with_target=not encoder_only(paired), **shared)
 
 
 def _complete(sample, teacher, with_decoder):
@@ -334,8 +332,8 @@ def render(done: Calibrated) -> str:
         f"{together.before.item():.4f} → {together.after.item():.4f}"
     ]
     notes += [
-        f"divergence of the predictions, in {one.steps} more steps with the projections: "
-        f"{one.before.item():.4f} → {one.after.item():.4f} nats"
+        f"{'of the output' if encoder_only(done.paired) else 'divergence of the predictions in nats'}, "
+        f"in {one.steps} more steps with the projections: {one.before.item():.4f} → {one.after.item():.4f}"
         for one in distilled
         if one.steps
     ]

@@ -41,27 +41,29 @@ def test_only_what_was_added_changes_and_the_errors_fall(lot_checkpoint, calibra
     assert "before → after" in done.stdout and str(folder / "lot.pt") in done.stdout
 
 
-def test_distillation_fits_the_projections_and_leaves_softmax_behind(data, lot_checkpoint, tmp_path, capsys):
-    out = tmp_path / "lot.pt"
-    words = (
-        "calibrate",
-        data / "bin",
-        "--path",
-        lot_checkpoint,
-        "--out",
-        out,
-        "--json",
-        tmp_path / "errors.json",
-        *FIT,
+@pytest.mark.parametrize(
+    ("sites", "text", "measure"),
+    [("encoder", False, "of the output"), ("encoder,cross", True, "divergence of the predictions in nats")],
+)
+def test_distillation_fits_the_projections_and_leaves_softmax_behind(
+    data, stock_checkpoint, tmp_path, capsys, sites, text, measure
+):
+    drawn, out = tmp_path / "drawn.pt", tmp_path / "lot.pt"
+    fairseq_lot(
+        *("swap", "--path", stock_checkpoint, "--out", drawn, "--no-calibrate"),
+        *("--attention", "lot", "--attention-sites", sites),
     )
-    fairseq_lot(*words, "--distill-steps", 12)
-    before, after = load_checkpoint(lot_checkpoint), load_checkpoint(out)
+    words = "calibrate", *([data / "bin"] if text else []), "--path", drawn, "--json", tmp_path / "errors.json"
+    fairseq_lot(*words, "--out", out, *FIT, "--distill-steps", 12)
+    before, after = load_checkpoint(drawn), load_checkpoint(out)
     changed = {key for key, value in before["model"].items() if not torch.equal(value, after["model"][key])}
-    assert all(re.search(r"encoder\.layers\.\d\.self_attn\.(mechanism|[qkv]_proj|out_proj)\.", key) for key in changed)
-    assert sum(key.endswith("v_proj.weight") for key in changed) == len({key.split(".")[2] for key in changed})
+    blocks = r"encoder\.layers\.\d\.self_attn" + (r"|decoder\.layers\.\d\.encoder_attn" if "cross" in sites else "")
+    assert all(re.match(rf"({blocks})\.(mechanism|[qkv]_proj|out_proj)\.", key) for key in changed)
+    weights = {key for key in before["model"] if re.match(rf"({blocks})\.v_proj\.weight", key)}
+    assert weights and weights <= changed
     assert json.loads((tmp_path / "errors.json").read_text())["steps"] == [12, 4, 12]
-    divergence = re.search(r"divergence of the predictions.*: ([\d.]+) → ([\d.]+) nats", capsys.readouterr().out)
-    old, new = map(float, divergence.groups())
+    told = re.search(rf"{measure}, in 12 more steps.*: ([\d.]+) → ([\d.]+)", capsys.readouterr().out)
+    old, new = map(float, told.groups())
     assert new < old
     assert model_args(after, out).calibration.endswith("projections included")
     # softmax in its place would be another model now: not a teacher any more

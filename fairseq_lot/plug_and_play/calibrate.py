@@ -52,7 +52,7 @@ class FitOptions(Options):
         minimum=0,
     )
     distill_rate: float = option(
-        1e-3, "Adam's for the projections in these; a quarter of the other for what is new", above=0
+        5e-4, "Adam's for the projections in these; a quarter of the other for what is new", above=0
     )
     max_tokens: int = option(512, "source pieces in a batch", minimum=1)
     held_out: int = option(64, "sentences to measure the errors on", minimum=1)

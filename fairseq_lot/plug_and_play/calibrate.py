@@ -35,6 +35,7 @@ from fairseq_lot.plug_and_play.distillation import (
 from fairseq_lot.plug_and_play.sentences import RandomPieces, Sentences, TextSentences, dictionaries_of_training
 from fairseq_lot.pretrained.checkpoint import Checkpoint, model_args, read, serialised
 from fairseq_lot.pretrained.device import add_device_argument, choose_device
+from fairseq_lot.pretrained.languages import add_language_arguments, typed_pair, with_languages
 from fairseq_lot.pretrained.loading import Loaded, build, load_data
 
 
@@ -95,17 +96,19 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--out", required=True, metavar="CALIBRATED.pt", help="the new checkpoint; never half-written")
     add("--json", metavar="OUT.json", help="also write the errors of every head here")
     add_device_argument(parser)
+    add_language_arguments(parser)
     add_fit_arguments(parser)
 
 
 def run(args: Namespace) -> int:
     """Calibrate, print the errors, write the checkpoint."""
-    options, device = FitOptions.of(args), choose_device(args.device)
+    options = FitOptions.of(args)
+    shared = {"device": choose_device(args.device), "languages": typed_pair(args)}
     for out in filter(None, (args.out, args.json)):
         if Path(out).resolve() == Path(args.path).resolve():
             raise InputError(f"--out is the checkpoint itself, {args.path}; give another file")
     with atomic_write(args.out, "wb") as file:  # opened first: an unwritable path fails at once
-        done = calibrate(args.path, args.data, device=device, **dataclasses.asdict(options))
+        done = calibrate(args.path, args.data, **shared, **dataclasses.asdict(options))
         file.write(serialised(done.state))
     if args.json is not None:
         with atomic_write(args.json) as file:
@@ -144,6 +147,7 @@ def calibrate(
     data: str | Path | None = None,
     *,
     device: str | torch.device | None = None,
+    languages: tuple[str, str] | None = None,
     **options,
 ) -> Calibrated:
     """Fit the parameters that a mechanism has added; the teacher is the same model with softmax in its place.
@@ -160,6 +164,7 @@ def calibrate(
             there are any. None: random pieces, drawn by the counts of the dictionaries that the model was trained with
             if they are still there, else all equally likely.
         device: to run on; None: a GPU when there is one.
+        languages: source and target, where neither checkpoint nor data folder tells.
         **options: of :class:`FitOptions`.
 
     Raises:
@@ -175,7 +180,7 @@ def calibrate(
     student = build(state, path, device=device).requires_grad_(False)
     teacher = build(state, path, device=device, attention=DEFAULT).requires_grad_(False)
     paired = pairs(student, teacher)
-    sentences = _sentences(state, path, data, fitting, paired, teacher)
+    sentences = _sentences(with_languages(state, path, languages), path, data, fitting, paired, teacher)
     parameters = [parameter for pair in paired for parameter in pair.student.requires_grad_(True).parameters()]
     trained_too = projections(student, paired) if fitting.distill_steps else []
     in_encoder = encoder_only(paired)

@@ -23,6 +23,7 @@ from fairseq_lot.output.files import atomic_write
 from fairseq_lot.plug_and_play.calibrate import FitOptions, add_fit_arguments, calibrate, render, trained_attention
 from fairseq_lot.pretrained.checkpoint import Checkpoint, model_args, read, serialised
 from fairseq_lot.pretrained.device import add_device_argument, choose_device
+from fairseq_lot.pretrained.languages import add_language_arguments, typed_pair
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -41,6 +42,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     choice = group.add_mutually_exclusive_group()
     choice.add_argument("--calibrate", metavar="DATA", help="fit on the text of a folder made by fairseq-preprocess")
     choice.add_argument("--no-calibrate", action="store_true", help="leave the new parameters as they were drawn")
+    add_language_arguments(group)
     add_fit_arguments(group)
 
 
@@ -50,13 +52,14 @@ def run(args: Namespace) -> int:
         raise InputError("--attention is missing: name the mechanism to plug in")
     if Path(args.out).resolve() == Path(args.path).resolve():
         raise InputError(f"--out is the base itself, {args.path}; give another file")
-    fitting, device = FitOptions.of(args), choose_device(args.device)
+    fitting = dataclasses.asdict(FitOptions.of(args))
+    shared = {"device": choose_device(args.device), "languages": typed_pair(args)}
     options = {name: value for name in option_names() if (value := getattr(args, name, None)) is not None}
     state = swap(args.path, **options)
     reason = "not calibrated: as drawn" if args.no_calibrate else why_not_calibrated(state, args.path)
     with atomic_write(args.out, "wb") as file:  # opened first: an unwritable path fails at once
         if args.calibrate is not None or reason is None:
-            done = calibrate(state, args.calibrate, device=device, **dataclasses.asdict(fitting))
+            done = calibrate(state, args.calibrate, **shared, **fitting)
             if not done.finished:
                 raise KeyboardInterrupt  # scripts go by the file's name, which tells nothing of missing steps
             state, reason = done.state, done.description

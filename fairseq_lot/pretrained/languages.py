@@ -2,7 +2,7 @@
 
 import copy
 import re
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace, _ArgumentGroup
 from pathlib import Path
 
 from fairseq_lot.errors import InputError
@@ -11,7 +11,7 @@ from fairseq_lot.pretrained.checkpoint import saved_task
 Pair = tuple[str, str]
 
 
-def add_language_arguments(parser: ArgumentParser) -> None:
+def add_language_arguments(parser: ArgumentParser | _ArgumentGroup) -> None:
     """Add ``--source-lang`` and ``--target-lang``."""
     for side in ("source", "target"):
         text = f"{side} language; default: the checkpoint's, else as the files of DATA are named (train.de-en.de.idx)"

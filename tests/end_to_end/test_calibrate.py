@@ -99,6 +99,20 @@ def test_source_side_alone_is_enough(data, lot_checkpoint, tmp_path):
     assert any(not torch.equal(before[key], after[key]) for key in before if key.endswith("pivots"))
 
 
+def test_languages_that_neither_checkpoint_nor_folder_tells_can_be_typed(data, stock_checkpoint, tmp_path, capsys):
+    state = torch.load(stock_checkpoint, weights_only=True)
+    state["cfg"]["task"].update(source_lang=None, target_lang=None)
+    torch.save(state, tmp_path / "classic.pt")
+    shutil.copytree(data / "bin", tmp_path / "bin")
+    (tmp_path / "bin" / "train.de-fr.de.idx").touch()
+    words = "swap", "--path", tmp_path / "classic.pt", "--attention", "lot", "--calibrate", tmp_path / "bin", *FIT
+    out = tmp_path / "lot.pt"
+    refuse(capsys, *words, "--out", out, naming=["holds de-en and de-fr; name the languages with --source-lang"])
+    assert not out.exists()
+    fairseq_lot(*words, "--out", out, "--source-lang", "de", "--target-lang", "en")
+    assert "calibrated on" in model_args(load_checkpoint(out), out).calibration
+
+
 @pytest.mark.parametrize(
     "flags, words",
     [

@@ -14,7 +14,7 @@
 #                initialisation of the released code), lot:everywhere (encoder, cross, decoder; calibrated likewise)
 #   SINKHORN_OPTIONS, ESP_OPTIONS, LOT_OPTIONS: flat options, e.g. LOT_OPTIONS="--lot-num-pivots 64"; those of a variant
 #                in NAME_VARIANT_OPTIONS, as LOT_RELEASED_OPTIONS below, otherwise those of NAME
-#   PROTOCOL     papers or quick; EPOCHS, FINETUNE_EPOCHS, LR, BEST and what else it sets are in lib/protocols.sh
+#   PROTOCOL     papers or quick; EPOCHS, PATIENCE, FINETUNE_EPOCHS, LR, BEST and what else it sets are in lib/protocols.sh
 #   SEEDS        "1"; of several the table shows medians
 #   JOBS         backbones, then mechanisms, that run side by side (1); above 1 give each its share in OMP_NUM_THREADS
 #   WORK         folder for the checkpoints and the logs of a seed (checkpoints/NAME.SIZE.seedN), of several WORK/seedN;

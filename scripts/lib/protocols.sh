@@ -6,6 +6,7 @@
 #                        its learning rate and warm-up are its own
 #                quick   shorter: λ_init by layer, fine-tuning at a constant rate, the best checkpoint by validation loss
 #   EPOCHS, FINETUNE_EPOCHS, MAX_TOKENS, DROPOUT
+#   PATIENCE     pretraining ends earlier when validation has not improved for so many epochs; none: it does not
 #   LR, WARMUP   peak learning rate, 5e-4 as in fairseq's recipe for IWSLT'14 (Table 12 has 1e-4); its warm-up in updates
 #   FINETUNE_LR  a tenth of LR;  FINETUNE_SCHEDULE: inverse_sqrt, with the same warm-up, or fixed
 #   LAMBDA_INIT  λ_init of DiffTransformer: a number, or by-layer, 0.8 - 0.6 exp(-0.3 layer)
@@ -25,6 +26,7 @@ use_protocol() {
     fi
     _differing=
     _setting EPOCHS "$epochs"
+    _setting PATIENCE none
     _setting FINETUNE_EPOCHS "$finetune_epochs"
     _setting MAX_TOKENS 4096
     _setting DROPOUT "$dropout"

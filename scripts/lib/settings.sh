@@ -33,7 +33,7 @@ each_seed() {
 
 # check_settings: the variables of an experiment, as far as they are set, make sense.
 check_settings() {
-    local name
+    local name numbers
     each_of MECHANISMS "${MECHANISM_NAMES[@]}"
     each_of BACKBONES transformer diff_transformer
     [[ ${BACKBONES:-} != *:* ]] || die "BACKBONES: a backbone has no variants, as in '$BACKBONES'"
@@ -47,7 +47,9 @@ check_settings() {
     one_of DEVICE "${DEVICE:-cpu}" cpu cuda
     one_of PRECISION "${PRECISION:-fp32}" fp32 fp16 bf16
     [ "${DEVICE:-}" != cpu ] || [ "${PRECISION:-fp32}" = fp32 ] || die "PRECISION is $PRECISION; on a CPU use fp32"
-    for name in SEED EPOCHS FINETUNE_EPOCHS MAX_TOKENS WARMUP GPUS BEAM BATCH JOBS; do
+    numbers=(SEED EPOCHS FINETUNE_EPOCHS MAX_TOKENS WARMUP GPUS BEAM BATCH JOBS)
+    [ "${PATIENCE:-none}" = none ] || numbers+=(PATIENCE)
+    for name in "${numbers[@]}"; do
         [ -z "${!name:-}" ] || require_numbers "$name"
         [ "$name" = SEED ] || [[ ! ${!name:-} =~ ^0+$ ]] || die "$name=${!name} is too small; give at least 1"
     done

@@ -6,8 +6,8 @@
 #   BACKBONE     transformer or diff_transformer
 #   SIZE         iwslt_de_en (6+6 layers of width 512) or small (3+3 of width 128)
 #   SAVE         folder for the checkpoints; a run that was stopped goes on from its last one
-#   PROTOCOL     papers or quick; EPOCHS, LR, WARMUP, DROPOUT, MAX_TOKENS, LAMBDA_INIT and BEST, which it sets, are in
-#                lib/protocols.sh
+#   PROTOCOL     papers or quick; EPOCHS, PATIENCE, LR, WARMUP, DROPOUT, MAX_TOKENS, LAMBDA_INIT and BEST, which it
+#                sets, are in lib/protocols.sh
 #   SEED
 #   PRECISION    fp32, fp16 or bf16; DEVICE: cpu or cuda (both chosen by themselves)
 #   GPUS         how many train together (1); each takes MAX_TOKENS, so n of them make n times the batch
@@ -26,6 +26,7 @@ SEED=${SEED:-1}
 SAVE=${SAVE:-checkpoints/$(basename "$DATA").$SIZE.seed$SEED/$BACKBONE/base}
 use_protocol
 protocol_flags "$BACKBONE" "$DATA"
+[ "$PATIENCE" = none ] || PROTOCOL_FLAGS+=(--patience "$PATIENCE")
 
 activate
 [ -f "$SAVE/finished" ] || check_data "$DATA" --split train

@@ -55,6 +55,16 @@ def test_validation_joins_the_pieces_of_the_data(flags, tmp_path):
     assert ' {"target_lang": "de"} --eval-bleu-remove-bpe subword_nmt ' in found
 
 
+def test_pretraining_can_end_when_validation_does_not_improve(flags):
+    assert flags("pretrain", SIZE="small", BEST="loss", EPOCHS="40", PATIENCE="3").endswith(
+        "--max-epoch 40 --seed 1 --patience 3"
+    )
+
+
+def test_fine_tuning_has_no_patience(flags):
+    assert "--patience" not in flags("finetune", PATIENCE="3")
+
+
 def test_quick_trainings_that_are_there_go_on(flags):
     """The settings are, word by word, those that folders have from before there were two protocols."""
     assert flags("pretrain", PROTOCOL="quick", SIZE="small", BACKBONE="diff_transformer") == (

@@ -37,6 +37,8 @@ WRONG = {
     "EPOCHS=0": "EPOCHS=0 is too small; give at least 1",
     "FINETUNE_EPOCHS=1.5": "FINETUNE_EPOCHS=1.5 is not a whole number",
     "MAX_TOKENS=4k": "MAX_TOKENS=4k is not a whole number",
+    "PATIENCE=long": "PATIENCE=long is not a whole number",
+    "PATIENCE=0": "PATIENCE=0 is too small; give at least 1",
     "JOBS=all": "JOBS=all is not a whole number",
     "LR=fast": "LR=fast is not a number",
 }

@@ -32,7 +32,7 @@ from fairseq_lot.plug_and_play.distillation import (
     teacher_calls,
     with_target,
 )
-from fairseq_lot.plug_and_play.sentences import RandomPieces, Sentences, TextSentences, dictionaries_of_training
+from fairseq_lot.plug_and_play.sentences import RandomPieces, Sentences, TextSentences, dictionary_of_training
 from fairseq_lot.pretrained.checkpoint import Checkpoint, model_args, read, serialised
 from fairseq_lot.pretrained.device import add_device_argument, choose_device
 from fairseq_lot.pretrained.languages import add_language_arguments, typed_pair, with_languages
@@ -161,8 +161,9 @@ def calibrate(
     Args:
         checkpoint: with swapped attention: its path, or what ``swap`` returned, which is not changed.
         data: folder made by fairseq-preprocess, whose sentences to use; targets are read for decoder sites only, and if
-            there are any. None: random pieces, drawn by the counts of the dictionaries that the model was trained with
-            if they are still there, else all equally likely.
+            there are any. None: random pieces, drawn by the counts of the dictionary that the model was trained with
+            if it is still there, else all equally likely. Where there are no targets, the decoder reads the teacher's
+            translations.
         device: to run on; None: a GPU when there is one.
         languages: source and target, where neither checkpoint nor data folder tells.
         **options: of :class:`FitOptions`.
@@ -180,13 +181,14 @@ def calibrate(
     student = build(state, path, device=device).requires_grad_(False)
     teacher = build(state, path, device=device, attention=DEFAULT).requires_grad_(False)
     paired = pairs(student, teacher)
-    sentences = _sentences(with_languages(state, path, languages), path, data, fitting, paired, teacher)
+    sentences = _sentences(with_languages(state, path, languages), path, data, fitting, teacher)
     parameters = [parameter for pair in paired for parameter in pair.student.requires_grad_(True).parameters()]
     trained_too = projections(student, paired) if fitting.distill_steps else []
     in_encoder = encoder_only(paired)
-    complete = partial(_complete, teacher=teacher, with_decoder=not in_encoder)
     distance = partial(output_error, student, teacher, encoder_only=in_encoder)
-    samples, held_out = map(complete, sentences.batches()), complete(sentences.held_out)
+    samples, held_out = sentences.batches(), sentences.held_out
+    if not in_encoder:  # the decoder wants something to read
+        samples, held_out = (with_target(sample, teacher) for sample in samples), with_target(held_out, teacher)
     with tqdm(total=fitting.steps + fitting.joint_steps + fitting.distill_steps, unit="step", disable=None) as bar:
         apart = fit_heads(paired, parameters, teacher, samples, held_out, fitting, _Progress(bar, "error per layer"))
         whole = partial(fit_whole, samples=samples, held_out=held_out)
@@ -227,19 +229,14 @@ def trained_attention(state: dict, path: str | Path) -> str:
     return getattr(model_args(state, path), "trained_attention", DEFAULT)
 
 
-def _sentences(state, path, data, fitting: FitOptions, paired, teacher: nn.Module) -> Sentences:
+def _sentences(state, path, data, fitting: FitOptions, teacher: nn.Module) -> Sentences:
     """What to run on."""
     shared = {"max_tokens": fitting.max_tokens, "held_out": fitting.held_out, "seed": fitting.seed}
     if data is not None:
         task, dataset = load_data(state, path, data, fitting.split, needs_target=False)
         return TextSentences(Loaded(teacher, task, dataset, str(path)), f"{data}, {fitting.split}", **shared)
-    counted = dictionaries_of_training(state, path, (len(teacher.encoder.dictionary), len(teacher.decoder.dictionary)))
-    return RandomPieces(teacher, *(counted or ()), with_target=not encoder_only(paired), **shared)
-
-
-def _complete(sample, teacher, with_decoder):
-    """The sample with all that the fit runs on."""
-    return with_target(sample, teacher) if with_decoder else sample
+    counted = dictionary_of_training(state, path, len(teacher.encoder.dictionary))
+    return RandomPieces(teacher, counted, **shared)
 
 
 class _Progress:

@@ -70,37 +70,36 @@ class RandomPieces:
     """Sequences of random pieces, as they stand in no text: the checkpoint alone is enough.
 
     A batch holds sequences of nearly one length, which is drawn uniformly between ``SHORTEST`` and ``LONGEST``, or
-    what the model has positions for; pieces are independent of each other. On the target side of a model whose decoder
-    is fitted stand random pieces, too.
+    what the model has positions for; pieces are independent of each other. There is no target side.
 
     Args:
         model: whose pieces they are.
-        source, target: dictionaries to draw by their counts; None: every piece is equally likely.
+        counted: dictionary to draw by its counts; None: every piece is equally likely.
         max_tokens: source pieces in a batch.
         held_out: sequences to measure errors on.
         seed: of everything that is drawn.
-        with_target: also draw the target side.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        source: Dictionary | None = None,
-        target: Dictionary | None = None,
+        counted: Dictionary | None = None,
         *,
         max_tokens: int,
         held_out: int,
         seed: int,
-        with_target: bool,
     ):
-        likely = "all equally likely" if source is None else "by the dictionary's counts"
+        likely = "all equally likely" if counted is None else "by the dictionary's counts"
         self.description = f"random pieces, {likely}"
-        self._sides = [_Side(model.encoder.dictionary, source)]
-        if with_target:
-            self._sides.append(_Side(model.decoder.dictionary, target))
-        self._pad, self._eos = model.encoder.dictionary.pad(), model.encoder.dictionary.eos()
+        symbols = model.encoder.dictionary
+        self._pad, self._eos = symbols.pad(), symbols.eos()
+        likely = np.ones(len(symbols)) if counted is None else np.asarray(counted.count, float).clip(min=0)
+        likely[: symbols.nspecial] = 0
+        if not likely.any():
+            likely[symbols.nspecial :] = 1
+        self._likely = likely / likely.sum()
         self._device = next(model.parameters()).device
-        self._longest = min(LONGEST, *(limit - 1 for limit in model.max_positions()[: len(self._sides)]))
+        self._longest = min(LONGEST, model.max_positions()[0] - 1)
         self._max_tokens, self._seed = max_tokens, seed
         random = np.random.default_rng([seed, 0])
         self.held_out = self._sample(self._lengths(random, held_out), random)
@@ -116,44 +115,25 @@ class RandomPieces:
         return random.integers(min(SHORTEST, self._longest), self._longest + 1, number)
 
     def _sample(self, lengths, random):
-        """fairseq's sample of sequences of these lengths, on either side."""
-        source, *target = (side.draw(lengths, random) for side in self._sides)
-        net_input = {"src_tokens": collate_tokens(source, self._pad, left_pad=True)}
-        net_input["src_lengths"] = torch.from_numpy(lengths + 1)
-        for sequences in target:
-            # the decoder reads from the end of sentence on
-            net_input["prev_output_tokens"] = collate_tokens(
-                sequences, self._pad, self._eos, left_pad=False, move_eos_to_beginning=True
-            )
+        """fairseq's sample of sequences of these lengths, each with its end of sentence."""
+        drawn = random.choice(len(self._likely), int(lengths.sum()), p=self._likely)
+        sequences = [
+            torch.from_numpy(np.append(pieces, self._eos)) for pieces in np.split(drawn, np.cumsum(lengths)[:-1])
+        ]
+        net_input = {
+            "src_tokens": collate_tokens(sequences, self._pad, left_pad=True),
+            "src_lengths": torch.from_numpy(lengths + 1),
+        }
         return on_device({"net_input": net_input}, self._device)
 
 
-class _Side:
-    """The pieces of one side, and how likely each is."""
-
-    def __init__(self, symbols: Dictionary, counted: Dictionary | None):
-        likely = np.ones(len(symbols)) if counted is None else np.asarray(counted.count, float).clip(min=0)
-        likely[: symbols.nspecial] = 0
-        if not likely.any():
-            likely[symbols.nspecial :] = 1
-        self._likely, self._eos = likely / likely.sum(), symbols.eos()
-
-    def draw(self, lengths: np.ndarray, random: np.random.Generator) -> list[torch.Tensor]:
-        """Sequences of so many random pieces, each with its end of sentence."""
-        drawn = random.choice(len(self._likely), int(lengths.sum()), p=self._likely)
-        return [torch.from_numpy(np.append(pieces, self._eos)) for pieces in np.split(drawn, np.cumsum(lengths)[:-1])]
-
-
-def dictionaries_of_training(state: dict, path: str | Path, sizes: tuple[int, int]) -> list[Dictionary] | None:
-    """The dictionaries that a checkpoint was trained with, source and target.
-
-    None unless both are still in the folder of the training and have these sizes.
-    """
+def dictionary_of_training(state: dict, path: str | Path, size: int) -> Dictionary | None:
+    """The source dictionary that a checkpoint was trained with; None unless it is still there, of this size."""
     saved = saved_task(state, path)
     try:
         folder = Path(saved["data"])
-        pair = languages(saved, folder, path)
-        found = [Dictionary.load(str(folder / f"dict.{language}.txt")) for language in pair]
+        source, _ = languages(saved, folder, path)
+        found = Dictionary.load(str(folder / f"dict.{source}.txt"))
     except Exception:  # there is none, or none that can be read: pieces are then drawn uniformly
         return None
-    return found if tuple(map(len, found)) == sizes else None
+    return found if len(found) == size else None

@@ -128,8 +128,8 @@ class Calibrated:
         description: what was done, as it stands in the checkpoint.
         paired: the attentions that were fitted.
         before, after: relative squared error of every head on held-out sentences, ``(number of pairs, num_heads)``.
-        fits: on the heads, on the output of the encoder (or of the decoder), and if asked on what is predicted,
-            projections included.
+        fits: on the heads, on the output of the encoder (or of the decoder), and if asked once more with the
+            projections (of the encoder: to its output; of the decoder: to what is predicted).
         finished: all steps were made; else Ctrl-C ended the fit.
     """
 

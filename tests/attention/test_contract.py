@@ -327,9 +327,9 @@ def soft_sort_rounding(mechanism, dtype):
     scores of up to 3 are rounded by ``3 eps``: the exponent moves by ``2·4·3 eps/√t``, in either of the two sorts.
     """
     options = inner(mechanism).options
-    return (
-        2 * 24 * torch.finfo(dtype).eps / options.sort_temperature**0.5 if hasattr(options, "sort_temperature") else 0.0
-    )
+    if not hasattr(options, "sort_temperature") or options.hard:
+        return 0.0
+    return 2 * 24 * torch.finfo(dtype).eps / options.sort_temperature**0.5
 
 
 @pytest.mark.fast_if(lambda case, dtype, **_: dtype == torch.float64 or case.variant == "default")

@@ -31,6 +31,15 @@ VARIANTS = {
         "convolution": {"num_pivots": 6, "conv_kernel": 3},
         **{f"updates-{n}": {"num_pivots": 6, "num_updates": n, "epsilon": 0.5} for n in (1, 5)},
     },
+    "near_far": {
+        "default": {},
+        "narrow": {"num_features": 6, "window": 1},
+        "updates-3": {"num_features": 6, "window": 1, "num_updates": 3},
+        "updates-2": {"num_features": 6, "window": 2, "num_updates": 2},
+        "expected": {"num_features": 6, "window": 1, "band": "expected"},
+        "band": {"num_features": 0, "window": 2},
+        "fixed": {"num_features": 6, "window": 1, "learn_features": False},
+    },
     "set": {
         "default": {},
         "one-pivot": {"num_pivots": 1},
@@ -85,7 +94,7 @@ class Case:
     @property
     def layouts(self):
         """Where pads may stand; neighbours are neighbouring slots."""
-        return ("right", "left") if self.flag("mixes_values") else ("right", "left", "scattered")
+        return ("right", "left") if self.flag("mixes_values") or self.flag("counts_slots") else ("right", "left", "scattered")
 
     def build(self, dtype=torch.float64, **options):
         """The mechanism; its parameters are moved away from special values such as equal masses."""

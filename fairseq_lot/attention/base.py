@@ -57,6 +57,8 @@ class Mechanism(nn.Module):
     tied_tokens: bool = False
     #: values of neighbouring tokens, later ones included, are mixed before they are attended to
     mixes_values: bool = False
+    #: A depends on the slots that tokens stand in, so pads may stand at the ends of a sentence only
+    counts_slots: ClassVar[bool] = False
     #: :meth:`attend` honours ``causal=True`` (query i sees no later key)
     supports_causal: bool = False
     #: :meth:`summarise` and :meth:`causal_step` keep less than keys and values

@@ -73,6 +73,25 @@ def lot_plan(q, k, pivots, mass_logits, *, epsilon, num_updates, query_updates=N
     )
 
 
+def near_far_plan(q, k, features, bias, *, window, num_updates=1, band="diagonal", causal=False):
+    """Exact scores within the window, ``Σ_t φ_t(q) ψ_t(k)`` elsewhere; half-updates of the plan, rows last."""
+    n, m, s = len(q), len(k), 1 / math.sqrt(q.size(-1))
+    exact, far = scores(q, k), torch.full((n, m), -math.inf, dtype=torch.float64)
+    if len(features):
+        phi = scores(q, features) - s * (q**2).sum(1, keepdim=True) / 2 + bias - math.log(len(features))
+        psi = scores(k, features) - s * (k**2).sum(1, keepdim=True) / 2
+        far = matrix([torch.logsumexp(phi_i + psi_j, 0) for psi_j in psi] for phi_i in phi)
+    centres = [i + m - n if causal else i for i in range(n)]
+    if band == "expected":
+        centres = [round(sum(j * share.item() for j, share in enumerate(torch.softmax(row, 0)))) for row in far]
+    similarity = matrix(
+        [exact[i, j] if abs(centres[i] - j) <= window else far[i, j] for j in range(m)] for i in range(n)
+    )
+    if causal:
+        similarity = similarity + torch.full((n, m), -math.inf, dtype=torch.float64).triu(1 + m - n)
+    return entropic_plan(similarity, uniform(n), uniform(m), num_updates)
+
+
 def set_plan(x, pivots, *, epsilon, num_updates, positional_temperature=None):
     """The tokens x to equal pivots and back, by a Gaussian kernel; both plans times ``exp(-(i/n - t/r)²/τ²)``."""
     n, r = len(x), len(pivots)
@@ -201,6 +220,15 @@ TWINS = {
         epsilon=m.options.epsilon,
         num_updates=m.options.num_updates,
         query_updates=m.options.query_updates,
+    ),
+    "near_far": lambda m, head, q, k: near_far_plan(
+        q,
+        k,
+        m.features[head] if m.options.num_features else (),
+        m.feature_bias[head] if m.options.num_features else (),
+        window=m.options.window,
+        num_updates=m.options.num_updates,
+        band=m.options.band,
     ),
     "set": lambda m, head, q, k: set_plan(
         (q + k) / 2,

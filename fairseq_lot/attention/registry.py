@@ -5,6 +5,7 @@ import dataclasses
 from fairseq_lot.attention.base import Mechanism
 from fairseq_lot.attention.esp import Esp
 from fairseq_lot.attention.lot import Lot
+from fairseq_lot.attention.near_far import NearFar
 from fairseq_lot.attention.options import Options
 from fairseq_lot.attention.set import Set
 from fairseq_lot.attention.sinkhorn import Sinkhorn
@@ -14,6 +15,7 @@ from fairseq_lot.errors import InputError
 MECHANISMS: dict[str, type[Mechanism]] = {
     "esp": Esp,
     "lot": Lot,
+    "near_far": NearFar,
     "set": Set,
     "sinkhorn": Sinkhorn,
     "softmax": Softmax,

@@ -83,6 +83,13 @@ def check_site(mechanism: Mechanism, name: str, site: str) -> None:
             f"{name} attention ties queries and keys to the same tokens, so it cannot stand at the 'cross' site, where "
             "they belong to two sentences; use --attention-sites encoder"
         )
+    if mechanism.couples_queries:
+        flags = [f"--{flat_name(name, k).replace('_', '-')} {v}" for k, v in mechanism.uncoupling_options.items()]
+        raise InputError(
+            f"{name} attention couples the queries (row i of the plan depends on all rows), so at the {site!r} site it "
+            "would show future target tokens in training and could not decode step by step; "
+            + " or ".join(["use --attention-sites encoder", *flags])
+        )
     if mechanism.positional and site == "cross":
         raise InputError(
             f"{name} attention with these options compares the positions of queries and keys, which has no meaning "
@@ -93,13 +100,6 @@ def check_site(mechanism: Mechanism, name: str, site: str) -> None:
             f"{name} attention with these options mixes the values of neighbouring tokens, later ones included, so it "
             f"cannot stand at the {site!r} site: in the decoder it would show future target tokens, and at cross the "
             "encoder has mixed them already; use --attention-sites encoder"
-        )
-    if mechanism.couples_queries:
-        flags = [f"--{flat_name(name, k).replace('_', '-')} {v}" for k, v in mechanism.uncoupling_options.items()]
-        raise InputError(
-            f"{name} attention couples the queries (row i of the plan depends on all rows), so at the {site!r} site it "
-            "would show future target tokens in training and could not decode step by step; "
-            + " or ".join(["use --attention-sites encoder", *flags])
         )
     if site == "decoder" and not (mechanism.supports_causal and inner(mechanism).supports_causal):
         raise InputError(

@@ -17,6 +17,11 @@ every_case = pytest.mark.parametrize("case", CASES, ids=str)
 every_case_without_positions = pytest.mark.parametrize(
     "case", [case for case in CASES if "cross" in case.kinds and not case.flag("mixes_values")], ids=str
 )
+every_case_without_slots = pytest.mark.parametrize(
+    "case",
+    [case for case in CASES if "cross" in case.kinds and not (case.flag("mixes_values") or case.flag("counts_slots"))],
+    ids=str,
+)
 every_case_and_kind = pytest.mark.parametrize(
     ("case", "kind"), [(case, kind) for case in CASES for kind in case.kinds], ids=str
 )
@@ -183,7 +188,7 @@ def test_batch_is_one_by_one(case):
 
 
 @pytest.mark.fast_if(lambda case, kind: kind == "cross")
-@every_case_without_positions
+@every_case_without_slots
 @pytest.mark.parametrize("kind", ["self", "cross"])
 def test_order_of_keys_does_not_matter(case, kind):
     query_mask, key_mask = masks_of(kind, "scattered")
@@ -211,7 +216,7 @@ def test_order_of_queries_is_order_of_rows(case, kind):
 
 
 @pytest.mark.parametrize(
-    "case", [case for case in CASES if not (case.flag("positional") or case.flag("mixes_values"))], ids=str
+    "case", [c for c in CASES if not (c.flag("positional") or c.flag("mixes_values") or c.flag("counts_slots"))], ids=str
 )
 def test_order_of_tokens_is_order_of_rows_and_columns(case):
     mask, _ = masks_of("self", "scattered")

@@ -120,6 +120,10 @@ class _Blocks:
             ends = self._edges(around, self.before + self.after)
             ends[..., -self.after :, :] += x[..., -self.after :, :]
 
+    def own(self, around: torch.Tensor) -> torch.Tensor:
+        """The keys without their margins."""
+        return around[:, :, self.before : self.before + self.m]
+
     def _edges(self, around, start):
         """Blocks of keys from a slot on, ``(b, h, count, length, c)``, a view."""
         return around[:, :, start : start + self.count * self.length].unflatten(2, (self.count, self.length))
@@ -155,138 +159,119 @@ def _exp_(logs: torch.Tensor) -> torch.Tensor:
     return logs.mul_(_LOG2_E).exp2_()
 
 
-def _with_ones(v):
-    """``(..., c) -> (..., c + 1)``: products with these also give the sums of the rows."""
-    return pad(v, (0, 1), value=1.0)
-
-
-class _Keys:
-    """The keys of a call, cut and scaled as its blocks want them; the same ones forward and backward.
-
-    Attributes:
-        k, v: the neighbours of every block; v with a column of ones.
-        bias: of the scores in the neighbourhoods, -inf outside of the band or without mass.
-        psi: features of the keys over the largest of their kind, ``(b, h, around, r)``.
-        shift: logs of these largest ones, ``(b, h, 1, r)``; they go to the queries.
-    """
-
-    def __init__(self, blocks: _Blocks, k, v, key_logs, key_log_mass):
-        around = blocks.around(_with_ones(v))
-        self.v_around, self.v = around, blocks.neighbours(around)
-        self.k = blocks.neighbours(blocks.around(k))
-        nothing = torch.full((), -torch.inf, dtype=k.dtype, device=k.device)
-        self.bias = torch.where(blocks.band, torch.zeros_like(nothing), nothing)
-        if key_log_mass is None and (blocks.count > 1 or blocks.n > blocks.m):
-            key_log_mass = k.new_zeros(1, 1, blocks.m)
-        if key_log_mass is not None:
-            mass = key_log_mass.unsqueeze(-1)
-            self.bias = self.bias + blocks.neighbours(blocks.around(mass, -torch.inf)).transpose(-1, -2)
-        if key_logs is not None:
-            logs = key_logs if key_log_mass is None else key_logs + mass
-            self.shift = logs.amax(2, keepdim=True).clamp_(min=torch.finfo(logs.dtype).min)
-            self.psi = blocks.around(_exp_(logs - self.shift))
-
-
 class _NearFar(torch.autograd.Function):
-    """The products, whose backward pass makes the blocks again: what is kept is linear in the sentence length."""
+    """The products. Kept for the gradients is the plan beside the diagonal, in blocks, and the features."""
 
     @staticmethod
     def forward(ctx, q, k, v, query_logs, key_logs, key_log_mass, window, causal):
         blocks = _Blocks(q.size(2), k.size(2), window, causal, q)
-        keys = _Keys(blocks, k, v, key_logs, key_log_mass)
-        near = (blocks.queries(q) @ keys.k.transpose(-1, -2)).add_(keys.bias)
-        lowest = torch.finfo(near.dtype).min
-        peak = near.amax(-1, keepdim=True).clamp_(min=lowest)
+        v_around = blocks.around(v)
+        bias = torch.zeros_like(blocks.outside_band).masked_fill_(~blocks.band, -torch.inf)
+        if key_log_mass is None and (blocks.count > 1 or blocks.n > blocks.m):
+            key_log_mass = k.new_zeros(1, 1, blocks.m)
+        if key_log_mass is not None:
+            key_log_mass = key_log_mass.unsqueeze(-1)
+            bias = bias + blocks.neighbours(blocks.around(key_log_mass, -torch.inf)).transpose(-1, -2)
+        plan = (blocks.queries(q) @ blocks.neighbours(blocks.around(k)).transpose(-1, -2)).add_(bias)
+        peak = plan.amax(-1, keepdim=True).clamp_(min=torch.finfo(plan.dtype).min)
+        phi = psi = beyond = mass_beyond = None
         if query_logs is None:
-            sums = _exp_(near.sub_(peak)) @ keys.v
+            plan = _exp_(plan.sub_(peak))
+            mass = plan.sum(-1, keepdim=True)
         else:
-            logs = blocks.queries(query_logs + keys.shift)
-            far_peak = logs.amax(-1, keepdim=True)
-            phi = _exp_(logs.sub_(far_peak))
-            far = (phi @ blocks.neighbours(keys.psi).transpose(-1, -2)).mul_(blocks.outside_band)
-            mass, beyond = far.sum(-1, keepdim=True), None
+            if key_log_mass is not None:
+                key_logs = key_logs + key_log_mass
+            shift = key_logs.amax(2, keepdim=True).clamp_(min=torch.finfo(plan.dtype).min)  # goes to the queries
+            psi = blocks.around(_exp_(key_logs - shift))
+            phi = blocks.queries(query_logs + shift)
+            far_peak = phi.amax(-1, keepdim=True)
+            phi = _exp_(phi.sub_(far_peak))
+            far = (phi @ blocks.neighbours(psi).transpose(-1, -2)).mul_(blocks.outside_band)
+            far_mass = far.sum(-1, keepdim=True)
             if blocks.count > 1:
-                beyond = phi @ _sums_beyond(blocks, keys.psi, keys.v_around)
-                mass += beyond[..., -1:]
+                beyond, mass_beyond = _sums_beyond(blocks, psi, v_around)
+                far_mass += (phi * mass_beyond).sum(-1, keepdim=True)
             # the far part by its true size: its largest feature may belong to a key of the band
-            peak = torch.maximum(peak, far_peak + mass.log_())
+            peak = torch.maximum(peak, far_peak + far_mass.log())
             scale = _exp_((far_peak - peak).clamp_(max=_LARGEST))
-            sums = _exp_(near.sub_(peak)).addcmul_(far, scale) @ keys.v
-            if beyond is not None:
-                sums.addcmul_(beyond, scale)
-        sums = blocks.tokens(sums)
-        mass = sums[..., -1:].clamp(min=torch.finfo(sums.dtype).tiny)
-        values = sums[..., :-1] / mass
-        log_sums = (blocks.tokens(peak) + mass.log()).squeeze(-1)
-        ctx.save_for_backward(q, k, v, query_logs, key_logs, key_log_mass, values, log_sums)
+            plan = _exp_(plan.sub_(peak))
+            mass = plan.sum(-1, keepdim=True).addcmul_(far_mass, scale)
+            plan.addcmul_(far, scale)
+        mass.clamp_(min=torch.finfo(mass.dtype).tiny)
+        values = plan.div_(mass) @ blocks.neighbours(v_around)
+        if phi is not None:
+            phi.mul_(scale.div_(mass))
+        if beyond is not None:
+            values += phi @ beyond
+        values = blocks.tokens(values)
+        log_sums = blocks.tokens(peak.add_(mass.log_())).squeeze(-1)
+        ctx.save_for_backward(q, k, v, values, plan, phi, psi, beyond, mass_beyond)
         ctx.blocks = blocks
+        ctx.mass_shape = None if key_log_mass is None else key_log_mass.shape[:3]
         return values, log_sums
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_values, grad_log_sums):
-        q, k, v, query_logs, key_logs, key_log_mass, values, log_sums = ctx.saved_tensors
+        q, k, v, values, plan, phi, psi, beyond, mass_beyond = ctx.saved_tensors
         blocks = ctx.blocks
-        keys = _Keys(blocks, k, v, key_logs, key_log_mass)
-        q = blocks.queries(q)
-        level = blocks.queries(log_sums.unsqueeze(-1))
-        # of the sums over v and ones that every row is the quotient of, over their mass
-        grad_mass = grad_log_sums.unsqueeze(-1) - (grad_values * values).sum(-1, keepdim=True)
-        grad_sums = blocks.queries(torch.cat([grad_values, grad_mass], -1))
-        plan = (q @ keys.k.transpose(-1, -2)).add_(keys.bias)
-        plan = _exp_(plan.sub_(level))
-        grad_plan = grad_sums @ keys.v.transpose(-1, -2)
-        grad_near = grad_plan * plan
-        grad_q = blocks.tokens(grad_near @ keys.k)
-        grad_k, grad_v = torch.zeros_like(blocks.around(k)), torch.zeros_like(keys.v_around)
-        blocks.add_neighbours(grad_k, grad_near.transpose(-1, -2) @ q)
-        grad_mass = torch.zeros_like(grad_k[..., :1]) if ctx.needs_input_grad[5] else None
-        if grad_mass is not None:
-            blocks.add_neighbours(grad_mass, grad_near.sum(-2).unsqueeze(-1))
+        q, v_around = blocks.queries(q), blocks.around(v)
+        # every row is a quotient: the gradients of its numerator and of its denominator, over the denominator
+        grad_mass = blocks.queries(grad_log_sums.unsqueeze(-1) - (grad_values * values).sum(-1, keepdim=True))
+        grad_values = blocks.queries(grad_values)
+        grad_k, grad_v = (torch.zeros_like(blocks.around(x)) for x in (k, v))
+        blocks.add_neighbours(grad_v, plan.transpose(-1, -2) @ grad_values)
+        grad_plan = (grad_values @ blocks.neighbours(v_around).transpose(-1, -2)).add_(grad_mass)
         grad_query_logs = grad_key_logs = None
-        if query_logs is not None:
-            phi = _exp_(blocks.queries(query_logs + keys.shift).sub_(level).clamp_(max=_LARGEST))
-            psi = blocks.neighbours(keys.psi)
-            plan += (phi @ psi.transpose(-1, -2)).mul_(blocks.outside_band)
-            grad_far = grad_plan.mul_(blocks.outside_band)
-            grad_phi, grad_psi = grad_far @ psi, torch.zeros_like(keys.psi)
+        if phi is not None:
+            grad_far = grad_plan * blocks.outside_band
+            grad_phi, grad_psi = grad_far @ blocks.neighbours(psi), torch.zeros_like(psi)
             blocks.add_neighbours(grad_psi, grad_far.transpose(-1, -2) @ phi)
-            if blocks.count > 1:
-                grad_phi += grad_sums @ _sums_beyond(blocks, keys.psi, keys.v_around).transpose(-1, -2)
-                _add_beyond(blocks, keys, phi.transpose(-1, -2) @ grad_sums, grad_psi, grad_v)
+            if beyond is not None:
+                grad_phi += grad_values @ beyond.transpose(-1, -2)
+                grad_phi.addcmul_(grad_mass, mass_beyond)
+                grads = phi.transpose(-1, -2) @ grad_values, (phi * grad_mass).sum(-2, keepdim=True)
+                _add_beyond(blocks, psi, v_around, *grads, grad_psi, grad_v)
             grad_query_logs = blocks.tokens(grad_phi.mul_(phi))
-            grad_key_logs = _own(blocks, grad_psi.mul_(keys.psi))
-            if grad_mass is not None:
-                grad_mass += (grad_psi).sum(-1, keepdim=True)
-        blocks.add_neighbours(grad_v, plan.transpose(-1, -2) @ grad_sums)
-        grad_k, grad_v = _own(blocks, grad_k), _own(blocks, grad_v)[..., :-1]
-        if grad_mass is not None:
-            grad_mass = _own(blocks, grad_mass).squeeze(-1)
-            if key_log_mass.size(1) == 1:
-                grad_mass = grad_mass.sum(1, keepdim=True)
-        return grad_q, grad_k, grad_v, grad_query_logs, grad_key_logs, grad_mass, None, None
-
-
-def _own(blocks, around):
-    """The keys without their margins."""
-    return around[:, :, blocks.before : blocks.before + blocks.m]
+            grad_key_logs = blocks.own(grad_psi.mul_(psi))
+        grad_near = grad_plan.mul_(plan).masked_fill_(~blocks.band, 0.0)
+        grad_q = blocks.tokens(grad_near @ blocks.neighbours(blocks.around(k)))
+        blocks.add_neighbours(grad_k, grad_near.transpose(-1, -2) @ q)
+        grad_log_mass = None
+        if ctx.needs_input_grad[5]:
+            grad_log_mass = torch.zeros_like(grad_k[..., :1])
+            blocks.add_neighbours(grad_log_mass, grad_near.sum(-2).unsqueeze(-1))
+            grad_log_mass = blocks.own(grad_log_mass).squeeze(-1)
+            if grad_key_logs is not None:
+                grad_log_mass = grad_log_mass + grad_key_logs.sum(-1)
+            grad_log_mass = grad_log_mass.sum_to_size(ctx.mass_shape)
+        return grad_q, blocks.own(grad_k), blocks.own(grad_v), grad_query_logs, grad_key_logs, grad_log_mass, None, None
 
 
 def _sums_beyond(blocks, psi, v):
-    """``Σ_j ψ_j [v_j, 1]`` over the keys outside of every block's neighbourhood, ``(b, h, count, r, c + 1)``."""
-    sides = zip(blocks.outside(psi), blocks.outside(v), strict=True)
-    earlier, later = (psi_.contiguous().transpose(-1, -2) @ v_ for psi_, v_ in sides)
+    """``Σ_j ψ_j v_j`` and ``Σ_j ψ_j`` over the keys outside of every block's neighbourhood.
+
+    ``(b, h, count, r, c)`` and ``(b, h, count, 1, r)``; psi and v are given with their margins.
+    """
+    sides = list(zip(blocks.outside(psi), blocks.outside(v), strict=True))
+    sums = [psi.contiguous().transpose(-1, -2) @ v for psi, v in sides]
+    masses = [psi.sum(-2, keepdim=True) for psi, _ in sides]
+    return _beyond(*sums), _beyond(*masses)
+
+
+def _beyond(earlier, later):
+    """Of every block, the earlier ones' sums before it and the later ones' after it."""
     return _add_sums_before(_add_sums_before(torch.zeros_like(earlier), earlier), later, reverse=True)
 
 
-def _add_beyond(blocks, keys, grad_sums, grad_psi, grad_v):
-    """What the sums beyond send back to the keys, given their gradient for every block, ``(b, h, count, r, c + 1)``."""
-    around = (keys.psi, keys.v_around, grad_psi, grad_v)
+def _add_beyond(blocks, psi, v, grad_sums, grad_masses, grad_psi, grad_v):
+    """What the sums beyond send back to the keys, given their gradients for every block, in their shapes."""
+    sides = zip(*map(blocks.outside, (psi, v, grad_psi, grad_v)), strict=True)
     # keys before a neighbourhood get from the blocks after theirs, and the other way round
-    for (psi, v, to_psi, to_v), reverse in zip(zip(*map(blocks.outside, around), strict=True), (True, False), strict=True):
-        grad = _add_sums_before(torch.zeros_like(grad_sums), grad_sums, reverse=reverse)
-        to_psi += v @ grad.transpose(-1, -2)
-        to_v += psi @ grad
+    for (psi, v, to_psi, to_v), reverse in zip(sides, (True, False), strict=True):
+        grads = [_add_sums_before(torch.zeros_like(x), x, reverse=reverse) for x in (grad_sums, grad_masses)]
+        to_psi += (v @ grads[0].transpose(-1, -2)).add_(grads[1])
+        to_v += psi @ grads[0]
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from torch.nn.functional import pad
 
 # Queries in a block, and the sentence length up to which all keys are one neighbourhood.
 _BLOCK, _DENSE = 32, 64
-# exp of more than this is cut off: such a feature is multiplied with another that is as small.
-_LARGEST = 80.0
+# exp of more than this would overflow in float32; what is multiplied with it is as small.
+_LARGEST = 88.0
 # A difference to 1 that is rounding.
 _ROUNDING = 1e-5
 _LOG2_E = math.log2(math.e)
@@ -197,7 +197,7 @@ class _NearFar(torch.autograd.Function):
             plan = _exp_(plan.sub_(peak))
             mass = plan.sum(-1, keepdim=True).addcmul_(far_mass, scale)
             plan.addcmul_(far, scale)
-        mass.clamp_(min=torch.finfo(mass.dtype).tiny)
+        mass.clamp_(min=_ROUNDING**2)  # 0 in a row without mass, elsewhere about 1 or more
         values = plan.div_(mass) @ blocks.neighbours(v_around)
         if phi is not None:
             phi.mul_(scale.div_(mass))

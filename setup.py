@@ -38,7 +38,6 @@ setup(
     packages=find_packages(include=["fairseq_lot", "fairseq_lot.*"]),
     package_data={
         "fairseq_lot": ["py.typed"],
-        "fairseq_lot.corpus.synthetic": ["words/*.tsv"],
         "fairseq_lot.report": ["assets/*"],
     },
     py_modules=[HOOK],

@@ -22,7 +22,6 @@ COMMANDS = {
     "score": ("fairseq_lot.evaluation.score", "score the output of fairseq-generate with sacreBLEU, as one JSON line"),
     "sweep": ("fairseq_lot.plug_and_play.sweep", "swap one model's attention in many ways and compare"),
     "swap": ("fairseq_lot.plug_and_play.swap", "swap the attention of a pretrained checkpoint (plug-and-play)"),
-    "synthetic": ("fairseq_lot.corpus.synthetic.generate", "write the synthetic German-English corpus"),
     "table": ("fairseq_lot.evaluation.table", "print scored systems as a Markdown table"),
     "tokenise": ("fairseq_lot.corpus.tokenise", "Moses-tokenise and lower-case raw text"),
     "translate": ("fairseq_lot.pretrained.translate", "translate typed or piped sentences, with one model or two"),

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes data-bin/synthetic, the embedded corpus of the quickstart: German-English from a grammar, joint BPE.
+# Makes data-bin/synthetic, the quickstart's corpus: the German-English text of examples/corpus, joint BPE.
 #
 #   VOCAB_SIZE   BPE pieces of both languages together (1000)
 #   OUT          folder of the result; DESCRIPTION is the one line that tables print for it
@@ -13,6 +13,10 @@ OUT=${OUT:-data-bin/synthetic}
 DESCRIPTION=${DESCRIPTION:-synthetic German-English}
 
 begin "$OUT" 1000
-fairseq-lot synthetic --out "$WORK/raw" --train 6000 --valid 300 --test 300
+mkdir "$WORK/raw"
+for file in examples/corpus/*.xz; do
+    name=${file##*/}
+    python -c 'import lzma, sys; sys.stdout.buffer.write(lzma.open(sys.argv[1]).read())' "$file" >"$WORK/raw/${name%.xz}"
+done
 tokenise --no-clean --raw "$WORK/raw"
 binarise "$OUT" "$WORK/text"

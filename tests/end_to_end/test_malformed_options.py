@@ -45,10 +45,6 @@ SCORE = [
     *[("--target-lang", x) for x in ("", "../en", "1", "english")],
     *[(f"--{x}", " ") for x in ("dataset", "architecture", "backbone", "mechanism")],
 ]
-SYNTHETIC = [
-    *[("--train", x) for x in (0, -1, HUGE, "x")],
-    *[("--seed", x) for x in (-1, "x")],
-]
 PAIR = ("--source", "de", "--target", "en")
 TOKENISE = [
     *[("--max-ratio", x) for x in (0, -1, "nan", "x")],
@@ -67,7 +63,6 @@ WRONG = {
     "diagnose": DIAGNOSE,
     "sweep": SWEEP,
     "score": SCORE,
-    "synthetic": SYNTHETIC,
     "tokenise": TOKENISE,
     "encode": ENCODE,
 }
@@ -126,7 +121,6 @@ def commands(data, stock_checkpoint, lot_checkpoint, tmp_path_factory):
         "diagnose": ("diagnose", folder, "--path", lot_checkpoint, "--json", "out.json"),
         "sweep": ("sweep", folder, "--path", stock_checkpoint, "--out", "out", "--try", "softmax", "--no-bleu"),
         "score": scoring(translations, data, "r.jsonl"),
-        "synthetic": ("synthetic", "--out", "out"),
         "tokenise": ("tokenise", "--raw", data / "raw", "--out", "out", *PAIR),
         "encode": ("encode", "--text", data / "text", "--vocab-size", 300, "--out", "out", *PAIR),
     }
@@ -137,7 +131,6 @@ IN_ORDER = {
     "swap": ("--attention", "lot", "--no-calibrate"),
     "swap and calibrate": ("--steps", 1, "--joint-steps", 0, "--held-out", 8),
     "diagnose": ("--sentences", 4),
-    "synthetic": ("--train", 3, "--valid", 1, "--test", 1),
     "tokenise": ("--no-clean",),
 }
 

@@ -1,6 +1,7 @@
 """The scripts prepare_*.sh on a tiny text: result, reuse and bad input."""
 
 import io
+import lzma
 import os
 import subprocess
 import sys
@@ -209,21 +210,13 @@ def test_interrupt_leaves_nothing(text, tmp_path):
 
 
 def test_the_synthetic_corpus_is_tokenised_and_keeps_its_raw_reference(tmp_path):
-    """A small text stands in for the generator's, which has its own tests."""
-    raw = write_text(tmp_path / "text")
-    (raw / "test.en").write_text("The house's number.\n" * 4)
-    fake = tmp_path / "bin"
-    fake.mkdir()
-    real = Path(sys.executable).parent / "fairseq-lot"
-    (fake / "fairseq-lot").write_text(
-        f'#!/bin/sh\nif [ "$1" = synthetic ]; then cp -R "{raw}" "$3"; else exec "{real}" "$@"; fi\n'
-    )
-    (fake / "fairseq-lot").chmod(0o755)
-    run = prepare("prepare_synthetic.sh", tmp_path, path_first=fake, VOCAB_SIZE=50)
+    run = prepare("prepare_synthetic.sh", tmp_path)
     assert run.returncode == 0, run.stderr
-    assert (tmp_path / "data" / "description.txt").read_text() == "synthetic German-English\n"
-    assert (tmp_path / "data" / "raw" / "test.en").read_text() == "The house's number.\n" * 4
-    assert (tmp_path / "data" / "text" / "test.en").read_text() == "the house &apos;s number .\n" * 4
+    data, frozen = tmp_path / "data", ROOT / "examples" / "corpus" / "test.en.xz"
+    assert (data / "description.txt").read_text() == "synthetic German-English\n"
+    assert (data / "raw" / "test.en").read_bytes() == lzma.decompress(frozen.read_bytes())
+    line = (data / "text" / "test.en").read_text().splitlines()[1]
+    assert line == "they will not give the expensive tea to a farmer ."
 
 
 @pytest.fixture

@@ -1,1 +1,0 @@
-"""German-English sentences from a grammar."""

@@ -1,16 +1,17 @@
 """The ``fairseq-lot`` command: one subcommand per tool, each imported only when it is called."""
 
-import argparse
 import importlib
 import os
 import sys
+from argparse import ArgumentParser
+from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from fairseq_lot import __version__
 from fairseq_lot.errors import InputError, is_out_of_memory
 
 # name: (module with add_arguments(parser) and run(args), one line for --help)
 COMMANDS = {
-    "bench": ("fairseq_lot.benchmark.bench", "time and memory of a layer or a model against sentence length"),
     "calibrate": ("fairseq_lot.plug_and_play.calibrate", "fit a swapped attention to softmax, without labels"),
     "check": ("fairseq_lot.pretrained.check", "check a checkpoint and a data folder before a long run"),
     "compare": ("fairseq_lot.evaluation.compare", "test the differences between several systems, pair by pair"),
@@ -28,14 +29,14 @@ COMMANDS = {
 }
 
 
-class OneLineParser(argparse.ArgumentParser):
+class OneLineParser(ArgumentParser):
     """A parser whose errors are one line, without the usage of all options."""
 
-    def error(self, message):
+    def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
 
-def build_parser(command=None):
+def build_parser(command: str | None = None) -> ArgumentParser:
     """Return the parser; only ``command`` gets its options, so that no other module is imported."""
     parser = OneLineParser(prog="fairseq-lot", description=__doc__)
     parser.add_argument("--version", action="version", version=f"fairseq-lot {__version__}")
@@ -49,28 +50,31 @@ def build_parser(command=None):
     return parser
 
 
-def main(argv=None):
+def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; return its exit code (0 done, 2 wrong usage or bad input)."""
     argv = sys.argv[1:] if argv is None else argv
     command = next((word for word in argv if not word.startswith("-")), None)
+    return run(lambda: build_parser(command), argv)
+
+
+def run(build: Callable[[], ArgumentParser], argv: Sequence[str], name: str = "fairseq-lot") -> int:
+    """Call what the parser's ``run`` names; return the exit code, after one line on stderr where something is wrong."""
     try:
-        args = build_parser(command).parse_args(argv)
+        args = build().parse_args(argv)
         code = args.run(args) or 0
         sys.stdout.flush()
         return code
     except InputError as error:
         # messages of other libraries, which some errors quote, may have several lines
-        print(f"fairseq-lot: error: {' '.join(str(error).splitlines())}", file=sys.stderr)
+        print(f"{name}: error: {' '.join(str(error).splitlines())}", file=sys.stderr)
         return 2
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        print(
-            f"fairseq-lot: error: out of memory, give smaller numbers: {' '.join(str(error).split())}", file=sys.stderr
-        )
+        print(f"{name}: error: out of memory, give smaller numbers: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("fairseq-lot: interrupted", file=sys.stderr)
+        print(f"{name}: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # whoever reads the output, such as head, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit

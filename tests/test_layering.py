@@ -26,7 +26,6 @@ SEES = {
     "report": {"plug_and_play", "inspection", "pretrained", "attention", "transport", *EXPERIMENT},
     "evaluation": TOOLS,
     "corpus": TOOLS,
-    "benchmark": {"pretrained", "models", "modules", "attention", "transport", *TOOLS},
     "cli": {"errors"},
     "__init__": {"plug_and_play", "pretrained", "attention"},  # by name, when they are first used
 }

@@ -38,7 +38,7 @@ kernels() {
     peers+=(--peer "plain-lot=$folder/plain_lot" --peer "flash=$folder/flash")
     if [ "$DEVICE" = cuda ]; then peers+=(--peer "efficient=$folder/efficient"); fi
     for tokens in $TOKENS; do
-        fairseq-lot bench --out "$WORK/kernels-$tokens" --tokens "$tokens" --lengths $LENGTHS \
+        python -m benchmarks --out "$WORK/kernels-$tokens" --tokens "$tokens" --lengths $LENGTHS \
             --device "$DEVICE" --dtype "$DTYPE" "${peers[@]}"
     done
 }
@@ -47,7 +47,7 @@ kernels() {
 models() {
     local tokens
     for tokens in $TOKENS; do
-        fairseq-lot bench --model "lot_transformer_$SIZE" --out "$WORK/models-$tokens" --tokens "$tokens" \
+        python -m benchmarks --model "lot_transformer_$SIZE" --out "$WORK/models-$tokens" --tokens "$tokens" \
             --lengths $LENGTHS --device "$DEVICE" --dtype "$DTYPE"
     done
 }

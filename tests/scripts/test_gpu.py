@@ -80,12 +80,13 @@ class Scratch:
             path = folder / "data" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
-        (folder / "bin").mkdir()
-        self.stub(
-            "bin/fairseq-lot",
-            'echo "$*" >>calls; touch "$WORK/tables.pt"; [ ! -e broken ] || { echo "no room"; exit 1; }',
+        (folder / "benchmarks.py").write_text(
+            "import os, sys\n"
+            "print(*sys.argv[1:], file=open('calls', 'a'))\n"
+            "open(os.environ['WORK'] + '/tables.pt', 'w')\n"
+            "if os.path.exists('broken'): sys.exit('no room')\n"
         )
-        (folder / "bin" / "fairseq-lot").chmod(0o755)
+        (folder / "bin").mkdir()
         self.stub(
             "scripts/reproduce_table.sh",
             'echo "table $DATA $SIZE $WORK $RESULTS" >>calls; while [ -e wait ]; do sleep 0.02; done',
@@ -133,7 +134,7 @@ def test_a_day_is_run_once_and_brought_back(scratch, tmp_path):
     layer, model, table = scratch.calls()
     assert "--tokens 64 --lengths 8 16 --device cpu --dtype float32 --peer plain-lot=scripts/gpu/peers/" in layer
     assert "efficient" not in layer  # it runs on GPUs alone
-    assert model.startswith("bench --model lot_transformer_iwslt_de_en --out ") and "--lengths 8 16" in model
+    assert model.startswith("--model lot_transformer_iwslt_de_en --out ") and "--lengths 8 16" in model
     assert table == f"table data iwslt_de_en {scratch.work}/table {scratch.work}/results.jsonl"
     assert all("finished before" in line for line in scratch.day()[:-1]) and len(scratch.calls()) == 3
     done = scratch.run("collect.sh", OUT=str(tmp_path / "back.tar.gz"))

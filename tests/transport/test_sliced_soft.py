@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.measure import peak_memory
 from fairseq_lot.attention import reference
 from fairseq_lot.attention.registry import build_mechanism
-from fairseq_lot.benchmark.measure import peak_memory
 from fairseq_lot.transport import sliced_soft as sliced
 from tests.conftest import close, random
 

@@ -1,4 +1,4 @@
-"""What ``fairseq-lot bench`` writes: CSV, Markdown with the crossing points, and a log-log figure."""
+"""What a benchmark writes: CSV, Markdown and a log-log figure."""
 
 import csv
 from dataclasses import dataclass, field
@@ -6,25 +6,19 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from fairseq_lot.benchmark.measure import Figures
+from benchmarks.measure import Figures
 from fairseq_lot.output.figures import write_figure
 from fairseq_lot.output.files import atomic_write
 from fairseq_lot.output.tables import MISSING, Table
 
-_MARKERS = "osv^DPX"
+MILLISECONDS, MEBIBYTES = (1e3, "ms"), (2**-20, "MiB")
 OUT_OF_MEMORY = "out of memory"
+_MARKERS = "osv^DPX"
 
 
 @dataclass(frozen=True)
 class Measure:
-    """One table and one panel.
-
-    Attributes:
-        title, unit: as people read them.
-        key: the name among the figures and in the CSV.
-        factor: the unit as a factor of the stored one.
-        more_is_better: as with words per second.
-    """
+    """One table and one panel: figures of one name, in the unit that people read, which is a factor of theirs."""
 
     title: str
     key: str
@@ -40,10 +34,6 @@ class Measure:
         ours, theirs = self.of(figures), self.of(base)
         better, worse = (theirs, ours) if self.more_is_better else (ours, theirs)
         return worse / better if better else float("inf" if worse else 1)
-
-
-MILLISECONDS = {"factor": 1e3, "unit": "ms"}
-MEBIBYTES = {"factor": 2**-20, "unit": "MiB"}
 
 
 @dataclass
@@ -63,17 +53,8 @@ class Results:
     rows: dict[tuple[str, int], Figures | None] = field(default_factory=dict)
 
     @property
-    def lengths(self) -> list[int]:
-        return sorted({length for _, length in self.rows})
-
-    @property
     def names(self) -> list[str]:
         return list(dict.fromkeys(name for name, _ in self.rows))
-
-    def both(self, name: str, length: int) -> tuple[Figures, Figures] | None:
-        """The figures of a contender and of the base, if both are there."""
-        ours, theirs = self.rows.get((name, length)), self.rows.get((self.base, length))
-        return None if ours is None or theirs is None else (ours, theirs)
 
 
 def write(folder: Path, results: Results) -> str:
@@ -88,13 +69,13 @@ def write(folder: Path, results: Results) -> str:
             table.writerow([name, length, *cells])
     with atomic_write(folder / "bench.md") as file:
         file.write(text + "\n")
-    draw(folder / "bench.svg", results)
+    write_figure(draw(results), folder / "bench.svg")
     return text
 
 
 def render(results: Results) -> str:
-    """One table per measure, contenders by lengths, then where each contender overtakes the base."""
-    lengths = results.lengths
+    """One table per measure, contenders by lengths."""
+    lengths = sorted({length for _, length in results.rows})
     tables = [
         Table(
             [f"{measure.title} ({measure.unit})", *lengths],
@@ -104,70 +85,41 @@ def render(results: Results) -> str:
         for measure in results.measures
     ]
     brackets = f"In brackets: how many times better than {results.base}; above 1 it is ahead."
-    return "\n\n".join(
-        [results.header, *(table.markdown() for table in tables), brackets, "\n".join(crossings(results))]
-    )
+    return "\n\n".join([results.header, *(table.markdown() for table in tables), brackets])
 
 
-def _cell(measure, results, name, length):
+def _cell(measure: Measure, results: Results, name: str, length: int) -> str:
     if (name, length) not in results.rows:
         return MISSING
-    figures = results.rows[name, length]
+    figures, base = results.rows[name, length], results.rows.get((results.base, length))
     if figures is None:
         return OUT_OF_MEMORY
-    value, both = measure.of(figures), results.both(name, length)
+    value = measure.of(figures)
     text = f"{value:.3g}" if value < 1000 else f"{value:.0f}"
-    return text if name == results.base or both is None else f"{text} ({measure.lead(*both):.2g})"
+    return text if name == results.base or base is None else f"{text} ({measure.lead(figures, base):.2g})"
 
 
-def crossings(results: Results) -> list[str]:
-    """For each contender and measure, the length from which on it is ahead of the base, as Markdown items."""
-    lines = []
-    for name in results.names:
-        if name != results.base:
-            parts = (f"{measure.title} {_crossing(measure, results, name)}" for measure in results.measures)
-            lines.append(f"- {name} ahead of {results.base}: {', '.join(parts)}.")
-    return lines
-
-
-def _crossing(measure, results, name):
-    ahead = None
-    for length in results.lengths:
-        both = results.both(name, length)
-        if both is not None:
-            leads = measure.lead(*both) > 1
-            ahead = (length if ahead is None else ahead) if leads else None
-    return "nowhere" if ahead is None else f"from N = {ahead}"
-
-
-def draw(path: Path, results: Results) -> None:
+def draw(results: Results) -> Figure:
     """One log-log panel per measure, one line per contender: colours tell contenders apart, markers their ranks."""
-    names = results.names
-    families = list(dict.fromkeys(_family(name) for name in names))
-    ranks = list(dict.fromkeys(name.removeprefix(_family(name)) for name in names))
+    split = {name: name.partition(" r=")[::2] for name in results.names}
+    families, ranks = (list(dict.fromkeys(parts)) for parts in zip(*split.values(), strict=True))
     lines = -(-len(results.measures) // 3)
     figure = Figure(figsize=(15, 1.5 + 4.5 * lines), layout="constrained")
     for axes, measure in zip(figure.subplots(lines, 3).flat, results.measures, strict=True):
-        for name in names:
-            points = [
-                (length, measure.of(figures))
-                for (other, length), figures in sorted(results.rows.items())
-                if other == name and figures is not None
-            ]
-            family, rank = families.index(_family(name)), ranks.index(name.removeprefix(_family(name)))
+        for name, (family, rank) in split.items():
             is_base = name == results.base
-            color, width = ("black", 2.5) if is_base else (f"C{family % 10}", 1)
-            marker = _MARKERS[rank % len(_MARKERS)]
-            xs, ys = ([point[i] for point in points] for i in range(2))
-            axes.plot(xs, ys, color=color, linewidth=width, marker=marker, markersize=4, label=name)
+            found = [(n, x) for (other, n), x in sorted(results.rows.items()) if other == name and x is not None]
+            axes.loglog(
+                [n for n, _ in found],
+                [measure.of(figures) for _, figures in found],
+                color="black" if is_base else f"C{families.index(family) % 10}",
+                linewidth=2.5 if is_base else 1,
+                marker=_MARKERS[ranks.index(rank) % len(_MARKERS)],
+                markersize=4,
+                label=name,
+            )
         axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
         axes.set_xlabel("sentence length N")
         axes.set_ylabel(f"{measure.title} ({measure.unit})")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", fontsize="small", frameon=False)
-    write_figure(figure, path)
-
-
-def _family(name):
-    """The name of a contender without its rank."""
-    return name.partition(" r=")[0]
+    return figure

@@ -1,8 +1,10 @@
 """Times and peak memory of what is to be compared, in turns."""
 
+import contextlib
 import math
 import time
 import weakref
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -101,7 +103,7 @@ def measure(
     repeats: int,
     limit: float = math.inf,
     turn: float = 0.0,
-    tell: Callable[[str], None] = lambda name: None,
+    tell: Callable[[str], object] = lambda name: None,
 ) -> dict[str, Figures | None]:
     """Measure all contenders in turns, so that whatever else the machine does affects all alike.
 
@@ -119,42 +121,41 @@ def measure(
     Returns:
         The figures by contender; None where memory did not suffice.
     """
-    found: dict[str, Figures | None] = {}
-    jobs, times = {}, {}
+    found: dict[str, Figures | None] = dict.fromkeys(makers)
+    jobs: dict[str, Job] = {}
+    times: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
 
-    def without_memory(name, error):
-        if not is_out_of_memory(error):
-            raise error
-        found[name] = None
-        jobs.pop(name, None)
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+    @contextlib.contextmanager
+    def if_memory_suffices(name):
+        try:
+            yield
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            jobs.pop(name, None)
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
 
     for name, make in makers.items():
         tell(f"{name}: peak memory")
-        try:
+        with if_memory_suffices(name):
             jobs[name] = make()
             *_, last = jobs[name].works.values()
-            found[name] = {**jobs[name].known, "peak_bytes": peak_memory(last, device)}
-        except (MemoryError, RuntimeError) as error:
-            without_memory(name, error)
+            jobs[name].known["peak_bytes"] = peak_memory(last, device)
     start = time.perf_counter()
     for number in range(warm_up + repeats):
         for name, job in list(jobs.items()):
             tell(f"{name}: round {number + 1} of {warm_up + repeats}")
-            try:
+            with if_memory_suffices(name):
                 for key, work in job.works.items():
                     seconds = _turn(work, device, turn)
-                    if number >= warm_up:
-                        times.setdefault((name, key), []).extend(seconds)
-            except (MemoryError, RuntimeError) as error:
-                without_memory(name, error)
+                    times[name, key] += seconds if number >= warm_up else []
         if number >= warm_up and time.perf_counter() - start > limit:
             break
     for name, job in jobs.items():
-        figures = {key: lower_quartile(times[name, key]) for key in job.works}
-        rates = {key: number / figures[work] for key, (number, work) in job.rates.items()}
-        found[name] = {**found[name], **figures, **rates}
+        seconds_of = {key: lower_quartile(times[name, key]) for key in job.works}
+        rates = {key: amount / seconds_of[work] for key, (amount, work) in job.rates.items()}
+        found[name] = {**job.known, **seconds_of, **rates}
     return found
 
 

@@ -1,7 +1,7 @@
 """A whole model: its encoder, a training step and a decoding step."""
 
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from functools import partial
 
@@ -11,22 +11,22 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.models.transformer import TransformerModel
 
+from benchmarks.measure import Job
+from benchmarks.mechanisms import Named, read_mechanisms
+from benchmarks.render import MEBIBYTES, MILLISECONDS, Measure
 from fairseq_lot.attention.options import SITES
 from fairseq_lot.attention.registry import DEFAULT
-from fairseq_lot.benchmark.contenders import Named, read_mechanism, with_rank
-from fairseq_lot.benchmark.measure import Job
-from fairseq_lot.benchmark.render import MEBIBYTES, MILLISECONDS, Measure
 from fairseq_lot.errors import InputError
 from fairseq_lot.models.pluggable_transformer import PluggableTransformerModel
 from fairseq_lot.modules.flat_options import flat_name
 
 MEASURES = (
-    Measure("encoder", "encoder_seconds", **MILLISECONDS),
-    Measure("training step", "training_seconds", **MILLISECONDS),
-    Measure("decoding step", "decoding_seconds", **MILLISECONDS),
+    Measure("encoder", "encoder_seconds", *MILLISECONDS),
+    Measure("training step", "training_seconds", *MILLISECONDS),
+    Measure("decoding step", "decoding_seconds", *MILLISECONDS),
     Measure("training speed", "words_per_second", 1.0, "words/s", more_is_better=True),
-    Measure("peak memory of a training step", "peak_bytes", **MEBIBYTES),
-    Measure("state of decoding", "state_bytes", **MEBIBYTES),
+    Measure("peak memory of a training step", "peak_bytes", *MEBIBYTES),
+    Measure("state of decoding", "state_bytes", *MEBIBYTES),
 )
 
 
@@ -39,31 +39,44 @@ class ModelBench:
         turn: seconds that a work of a contender is repeated for in one round.
         contenders: models in training mode, by name.
         words: what of it stands in the header.
+
+    Args:
+        arch: of fairseq's ``transformer`` or of ours.
+        mechanisms: as :func:`~benchmarks.mechanisms.read_mechanisms` takes them; None for LOT in the
+            encoder, and at all sites.
+        ranks: for what has pivots.
+        longest: document, in tokens.
+        prefix: tokens that a decoding step has behind it.
+        vocabulary: pieces, random ones.
     """
 
     base, measures, turn = DEFAULT, MEASURES, 0.3
 
-    def __init__(self, args: Namespace, device: torch.device, dtype: torch.dtype, *, longest: int):
-        if args.num_heads is not None or args.head_dim is not None or args.peers:
-            raise InputError("--num-heads, --head-dim and --peer are for one layer; leave them out, or --model")
-        if ARCH_MODEL_REGISTRY.get(args.model) not in (TransformerModel, PluggableTransformerModel):
+    def __init__(
+        self,
+        arch: str,
+        mechanisms: Iterable[str] | None,
+        ranks: list[int],
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        longest: int,
+        prefix: int = 32,
+        vocabulary: int = 10_000,
+    ):
+        if ARCH_MODEL_REGISTRY.get(arch) not in (TransformerModel, PluggableTransformerModel):
             known = [arch for arch, kind in ARCH_MODEL_REGISTRY.items() if kind is PluggableTransformerModel]
             raise InputError(
                 f"--model must be an architecture of fairseq's transformer or of these: {', '.join(sorted(known))}; "
-                f"not {args.model!r}"
+                f"not {arch!r}"
             )
-        self.device, self.dtype = device, dtype
-        self.prefix = 32 if args.prefix is None else args.prefix
-        self.vocabulary = 10_000 if args.vocabulary is None else args.vocabulary
-        positions = max(longest, self.prefix + 1)
-        found = {}
-        for text in [DEFAULT, *(args.mechanisms or ["lot@encoder", "lot@all"])]:
-            for one in read_mechanism(text, args.num_pivots):
-                found.setdefault(with_rank(one.label, one.num_pivots), one)
-        self.contenders = {label: self._build(args.model, one, positions) for label, one in found.items()}
-        self.words = f"{args.model}, vocabulary {self.vocabulary}, {self.prefix} tokens behind a decoding step"
+        self.device, self.dtype, self.prefix, self.vocabulary = device, dtype, prefix, vocabulary
+        self.words = f"{arch}, vocabulary {vocabulary}, {prefix} tokens behind a decoding step"
+        found = read_mechanisms([DEFAULT, *(mechanisms or ["lot@encoder", "lot@all"])], ranks)
+        named = {one.label: one for one in found}
+        self.contenders = {label: self._build(arch, one, max(longest, prefix + 1)) for label, one in named.items()}
 
-    def _build(self, arch: str, one: Named, positions: int):
+    def _build(self, arch: str, one: Named, positions: int) -> TransformerModel:
         """A model in training mode, with positions for long documents."""
         symbols = Dictionary()
         for number in range(symbols.nspecial, self.vocabulary):
@@ -75,7 +88,7 @@ class ModelBench:
             share_all_embeddings=True,
             max_source_positions=positions,
             max_target_positions=positions,
-            **{flat_name(one.name, key): value for key, value in one.all_options.items()},
+            **{flat_name(one.name, key): value for key, value in one.options.items()},
         )
         ARCH_CONFIG_REGISTRY[arch](args)
         torch.manual_seed(0)

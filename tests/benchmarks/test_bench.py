@@ -8,12 +8,12 @@ import pytest
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY
 
+from benchmarks import layer
+from benchmarks import model as whole_model
+from benchmarks.__main__ import main
+from benchmarks.measure import Job, LiveTensors, lower_quartile, measure, peak_memory
+from benchmarks.render import Results, render
 from fairseq_lot.attention.registry import MECHANISMS
-from fairseq_lot.benchmark import layer, whole_model
-from fairseq_lot.benchmark.contenders import Contender, mechanisms, peer
-from fairseq_lot.benchmark.measure import Job, LiveTensors, lower_quartile, measure, peak_memory
-from fairseq_lot.benchmark.render import Results, crossings, render
-from fairseq_lot.cli import build_parser, main
 from fairseq_lot.models.pluggable_transformer import PluggableTransformerModel
 
 PEER = "def build(*, num_heads, head_dim, num_pivots):\n    return lambda q, k, v: v * num_pivots\n"
@@ -64,6 +64,10 @@ def test_attention_that_makes_a_square_matrix_needs_memory_for_it():
     assert 12 < peaks[1] / peaks[0] < 17
 
 
+def layer_bench(mechanisms, ranks):
+    return layer.LayerBench(mechanisms, ranks, device=CPU, dtype=torch.float32, num_heads=2, head_dim=4)
+
+
 def out_of_memory(turn):
     """A work that does not fit in memory when it is called the so manieth time."""
     calls = []
@@ -110,7 +114,7 @@ def test_a_limit_ends_the_rounds_but_one_counts():
 
 def test_a_work_is_repeated_until_its_turn_is_over(monkeypatch):
     now, calls = [0.0], []
-    monkeypatch.setattr("fairseq_lot.benchmark.measure.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr("benchmarks.measure.time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     def work(name, seconds):
         calls.append(name)
@@ -133,39 +137,26 @@ def test_a_cell_says_that_memory_did_not_suffice(error, tmp_path, monkeypatch, c
             raise error
         return v * 1
 
-    large = Contender("large", None, lambda *_: attend)
-    monkeypatch.setattr(layer, "mechanisms", lambda *_: [large])
-    assert main(["bench", "--out", str(tmp_path), "--lengths", "2", "4", "8", *SMALL]) == 0
-    cells = {row["length"]: row["forward_seconds"] for row in table_of(tmp_path)[1] if row["contender"] == "large"}
+    monkeypatch.setattr(layer, "products", lambda _, *inputs: attend(*inputs))
+    assert main(["--out", str(tmp_path), "--lengths", "2", "4", "8", *SMALL]) == 0
+    _, rows = table_of(tmp_path)
+    cells = {row["length"]: row["forward_seconds"] for row in rows if row["contender"] == "products alone r=32"}
     assert float(cells.pop("2")) > 0 and cells == {"4": "out of memory"}
     assert "| out of memory | – |" in capsys.readouterr().out
 
 
 def test_every_mechanism_is_there_and_those_with_pivots_once_for_every_rank():
-    found = mechanisms(None, 2, 4, [3, 5])
-    assert {one.name for one in found} == set(MECHANISMS)
-    assert [one.num_pivots for one in found if one.name == "lot"] == [3, 5]
-    assert [one.label for one in mechanisms(["lot:num_pivots=7,num_updates=2"], 2, 4, [3])] == ["lot num_updates=2 r=7"]
+    found = layer_bench(None, [3, 5]).contenders
+    assert {name.partition(" ")[0] for name in found} == {*MECHANISMS, "sdpa", "products"}
+    assert [name for name in found if name.startswith("lot")] == ["lot r=3", "lot r=5"]
+    assert "lot num_updates=2 r=7" in layer_bench(["lot:num_pivots=7,num_updates=2"], [3]).contenders
     q, k, v = torch.randn(3, 1, 2, 5, 4)
-    for one in found:
-        assert one.build(torch.device("cpu"), torch.float32)(q, k, v).shape == v.shape
+    for attend in found.values():
+        assert attend(q, k, v).shape == v.shape
 
 
-def test_crossings_are_lengths_from_which_on_it_stays_ahead():
-    table = results(
-        sdpa=[1, 2, 4, 8],
-        late=[2, 1, 5, 7],
-        never=[2, 3, 5, 9],
-        always=[0.5, 1, 2, 4],
-        stopped=[2, 1],
-        large=[0.5, None],
-    )
-    late, never, always, stopped, large = crossings(table)
-    assert "forward from N = 8" in late
-    assert "forward nowhere" in never
-    assert "forward + backward from N = 1" in always
-    assert "forward from N = 2" in stopped
-    assert "forward from N = 1" in large
+def test_the_table_says_how_many_times_better_than_the_base():
+    table = results(sdpa=[1, 2, 4, 8], late=[2, 1, 5, 7], stopped=[2, 1], large=[0.5, None])
     assert "| late | 2000 (0.5) | 1000 (2) | 5000 (0.8) | 7000 (1.1) |" in render(table)
     assert "| stopped | 2000 (0.5) | 1000 (2) | – | – |" in render(table)
     assert "| large | 500 (2) | out of memory | – | – |" in render(table)
@@ -182,7 +173,7 @@ def test_command_writes_table_figures_and_crossings(tmp_path, capsys):
     (tmp_path / "other" / "peer.py").write_text(PEER)
     out = tmp_path / "out"
     words = ["--lengths", "4", "2", "--num-pivots", "2", "--peer", f"other={tmp_path / 'other'}", "--mechanism", "lot"]
-    assert main(["bench", "--out", str(out), *SMALL, *words, "--threads", "1"]) == 0
+    assert main(["--out", str(out), *SMALL, *words, "--threads", "1"]) == 0
     header, table = table_of(out)
     assert all(word in header for word in ("1 threads", "torch", "commit", "float32", "warm-up 0", "quartile of 1"))
     names = ["sdpa", "lot r=2", "other r=2", "products alone r=2"]
@@ -195,7 +186,7 @@ def test_command_writes_table_figures_and_crossings(tmp_path, capsys):
 
 def test_what_is_slow_is_left_out_at_longer_lengths(tmp_path):
     words = ["--mechanism", "softmax", "--lengths", "2", "4", "--patience", "0"]
-    assert main(["bench", "--out", str(tmp_path), *SMALL, *words]) == 0
+    assert main(["--out", str(tmp_path), *SMALL, *words]) == 0
     assert {row["length"] for row in table_of(tmp_path)[1]} == {"2"}
 
 
@@ -221,7 +212,7 @@ def test_what_is_slow_is_left_out_at_longer_lengths(tmp_path):
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_written(tmp_path, capsys, words, message):
-    assert main(["bench", "--out", str(tmp_path / "out"), *QUICK, *words]) == 2
+    assert main(["--out", str(tmp_path / "out"), *QUICK, *words]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
     assert not (tmp_path / "out").exists()
@@ -230,7 +221,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(tmp_path, capsys, words, m
 def test_a_peer_that_fails_is_named(tmp_path):
     (tmp_path / "peer.py").write_text("import no_such_module_here\n")
     with pytest.raises(ValueError, match="no_such_module_here"):
-        peer(f"broken={tmp_path}", 2, 4, 3)
+        layer.read_peer(f"broken={tmp_path}", 2, 4, 3)
 
 
 @pytest.fixture
@@ -247,6 +238,13 @@ def tiny_architecture(monkeypatch):
     return ["--model", "tiny", "--vocabulary", "20", "--prefix", "3", *QUICK]
 
 
+@pytest.fixture
+def build(tiny_architecture):
+    """What the command measures."""
+    factory = {"device": CPU, "dtype": torch.float32}
+    return partial(whole_model.ModelBench, "tiny", None, [3], prefix=3, vocabulary=20, **factory)
+
+
 def test_a_whole_model_is_measured_with_softmax_and_with_lot_at_some_sites(tiny_architecture, tmp_path, capsys):
     words = [
         *tiny_architecture,
@@ -258,7 +256,7 @@ def test_a_whole_model_is_measured_with_softmax_and_with_lot_at_some_sites(tiny_
         "--limit",
         "0",
     ]  # beyond fairseq's 1,024
-    assert main(["bench", "--out", str(tmp_path), *words, "--mechanism", "lot@all", "--mechanism", "set"]) == 0
+    assert main(["--out", str(tmp_path), *words, "--mechanism", "lot@all", "--mechanism", "set"]) == 0
     header, table = table_of(tmp_path)
     assert all(word in header for word in ("tiny", "vocabulary 20", "3 tokens behind", "batch of 8 tokens"))
     names = ["softmax", "lot@all r=3", "set r=3"]
@@ -274,15 +272,9 @@ def jobs(bench, length):
     return {name: make() for name, make in bench.jobs(bench.contenders, 2, length).items()}
 
 
-def build(words, longest):
-    """What the command measures."""
-    args = build_parser("bench").parse_args(["bench", "--out", "nowhere", *words])
-    return whole_model.ModelBench(args, CPU, torch.float32, longest=longest)
-
-
-def test_a_job_of_a_model_repeats_the_same_work(tiny_architecture):
+def test_a_job_of_a_model_repeats_the_same_work(build):
     """A step adds nothing to the state that the next one starts from, and a training step leaves no gradient."""
-    bench = build([*tiny_architecture, "--num-pivots", "3"], 6)
+    bench = build(longest=6)
     for name, job in jobs(bench, 6).items():
         model, calls = bench.contenders[name], []
         handle = model.decoder.register_forward_hook(lambda *_, calls=calls: calls.append("training"))
@@ -298,8 +290,8 @@ def test_a_job_of_a_model_repeats_the_same_work(tiny_architecture):
         handle.remove()
 
 
-def test_the_state_of_decoding_grows_with_softmax_alone(tiny_architecture):
-    bench = build([*tiny_architecture, "--num-pivots", "3"], 60)
+def test_the_state_of_decoding_grows_with_softmax_alone(build):
+    bench = build(longest=60)
     short, long = ({name: job.known["state_bytes"] for name, job in jobs(bench, n).items()} for n in (30, 60))
     # 2 sentences, 30 more tokens, keys and values of width 8 in float32
     assert (

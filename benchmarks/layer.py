@@ -1,0 +1,128 @@
+"""One attention layer: forward pass, and forward and backward pass."""
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from benchmarks.measure import Job
+from benchmarks.mechanisms import read_mechanisms, with_rank
+from benchmarks.render import MEBIBYTES, MILLISECONDS, Measure
+from fairseq_lot.attention.base import Mechanism
+from fairseq_lot.attention.registry import MECHANISMS, build_mechanism
+from fairseq_lot.errors import InputError
+
+Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+MEASURES = (
+    Measure("forward", "forward_seconds", *MILLISECONDS),
+    Measure("forward + backward", "forward_backward_seconds", *MILLISECONDS),
+    Measure("peak memory", "peak_bytes", *MEBIBYTES),
+)
+
+
+class LayerBench:
+    """Mechanisms, torch's attention, attention of other projects and the products alone, on random q, k and v.
+
+    Attributes:
+        base: what the others are compared with.
+        measures: what is measured.
+        turn: seconds that a work of a contender is repeated for in one round.
+        contenders: functions of q, k and v, by name.
+        words: what of it stands in the header.
+
+    Args:
+        mechanisms: as :func:`~benchmarks.mechanisms.read_mechanisms` takes them; None for all.
+        ranks: for what has pivots.
+        peer: attention of other projects, as :func:`read_peer` takes it.
+    """
+
+    base, measures, turn = "sdpa", MEASURES, 0.0
+
+    def __init__(
+        self,
+        mechanisms: Iterable[str] | None,
+        ranks: list[int],
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        num_heads: int = 4,
+        head_dim: int = 64,
+        peer: Sequence[str] = (),
+    ):
+        self.shape, self.factory = (num_heads, head_dim), {"device": device, "dtype": dtype}
+        self.words = f"heads {num_heads}, head_dim {head_dim}"
+        self.contenders: dict[str, Attention] = {self.base: scaled_dot_product_attention}
+        for one in read_mechanisms(MECHANISMS if mechanisms is None else mechanisms, ranks):
+            if one.sites is not None:
+                raise InputError(f"'{one.name}@{one.sites}' names sites, which a layer has none of; give --model")
+            mechanism = build_mechanism(one.name, num_heads=num_heads, head_dim=head_dim, **one.options)
+            self.contenders[one.label] = partial(_values, mechanism.to(**self.factory))
+        for rank in ranks:
+            for text in peer:
+                name, attend = read_peer(text, num_heads, head_dim, rank)
+                self.contenders[with_rank(name, rank)] = attend
+            pivots = torch.randn(num_heads, head_dim, rank, **self.factory)
+            self.contenders[with_rank("products alone", rank)] = partial(products, pivots)
+
+    def jobs(self, contenders: dict[str, Attention], bsz: int, length: int) -> dict[str, Callable[[], Job]]:
+        """What makes the job of each contender; all get the same q, k, v and gradient."""
+        num_heads, head_dim = self.shape
+        *inputs, gradient = (torch.randn(bsz, num_heads, length, head_dim, **self.factory) for _ in range(4))
+        for x in inputs:
+            x.requires_grad_()
+        return {name: partial(job, attend, inputs, gradient) for name, attend in contenders.items()}
+
+
+def job(attend: Attention, inputs: Sequence[torch.Tensor], gradient: torch.Tensor) -> Job:
+    """A forward pass without gradients, and a forward and a backward pass."""
+
+    @torch.no_grad()
+    def forward():
+        attend(*inputs)
+
+    def both():
+        attend(*inputs).backward(gradient)
+        for x in inputs:
+            x.grad = None
+
+    return Job({"forward_seconds": forward, "forward_backward_seconds": both})
+
+
+def _values(mechanism: Mechanism, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return mechanism(q, k, v).values
+
+
+def products(pivots: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """The four products that no attention through pivots can do without, on weights that are not computed."""
+    to_pivots = torch.bmm(q.flatten(0, 1), pivots.repeat(q.size(0), 1, 1))
+    from_pivots = torch.bmm(k.flatten(0, 1), pivots.repeat(k.size(0), 1, 1))
+    return torch.bmm(to_pivots, torch.bmm(from_pivots.transpose(-1, -2), v.flatten(0, 1))).view(v.shape)
+
+
+def read_peer(text: str, num_heads: int, head_dim: int, num_pivots: int) -> tuple[str, Attention]:
+    """The name and the attention of another project: ``NAME=FOLDER``, with ``build`` in the folder's ``peer.py``.
+
+    ``build(num_heads=..., head_dim=..., num_pivots=...)`` returns a function of q, k and v. Modules beside
+    ``peer.py`` can be imported from it.
+
+    Raises:
+        InputError: no such file, or it does not define ``build`` or fails.
+    """
+    name, equals, folder = text.partition("=")
+    path = Path(folder) / "peer.py"
+    if not equals or not name or not path.is_file():
+        raise InputError(f"--peer wants NAME=FOLDER, with a file peer.py in the folder; got {text!r}")
+    sys.path.insert(0, str(path.parent.resolve()))
+    try:
+        spec = importlib.util.spec_from_file_location(f"peer_{name}", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return name, module.build(num_heads=num_heads, head_dim=head_dim, num_pivots=num_pivots)
+    except Exception as error:
+        raise InputError(f"{path} failed: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.remove(str(path.parent.resolve()))

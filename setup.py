@@ -38,7 +38,7 @@ setup(
     packages=find_packages(include=["fairseq_lot", "fairseq_lot.*"]),
     package_data={
         "fairseq_lot": ["py.typed"],
-        "fairseq_lot.report": ["assets/*"],
+        "fairseq_lot.inspection": ["page/*"],
     },
     py_modules=[HOOK],
     cmdclass={"build_py": build_py_with_pth},
@@ -46,6 +46,7 @@ setup(
     install_requires=[
         "bitarray>=2.0",
         "hydra-core>=1.3.2,<1.4",
+        "jinja2>=3.1",
         "matplotlib>=3.7",
         "numpy>=1.24",
         "omegaconf>=2.3,<2.4",

@@ -19,7 +19,7 @@ COMMANDS = {
     "diagnose": ("fairseq_lot.inspection.diagnose", "measure the attention of a checkpoint, head by head"),
     "encode": ("fairseq_lot.corpus.encode", "learn a joint BPE on a tokenised text and apply it"),
     "iwslt14": ("fairseq_lot.corpus.iwslt14", "extract the raw IWSLT'14 De-En archive into plain text"),
-    "report": ("fairseq_lot.report.build", "results, curves and attention maps as one page to look at"),
+    "report": ("fairseq_lot.inspection.report", "results, curves and attention maps as one page to look at"),
     "score": ("fairseq_lot.evaluation.score", "score the output of fairseq-generate with sacreBLEU, as one JSON line"),
     "sweep": ("fairseq_lot.plug_and_play.sweep", "swap one model's attention in many ways and compare"),
     "swap": ("fairseq_lot.plug_and_play.swap", "swap the attention of a pretrained checkpoint (plug-and-play)"),

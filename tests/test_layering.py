@@ -23,7 +23,6 @@ SEES = {
     "pretrained": {"models", "modules", "attention", *EXPERIMENT},
     "plug_and_play": {"pretrained", "models", "modules", "attention", *EXPERIMENT},
     "inspection": {"pretrained", "models", "modules", "attention", "transport", *EXPERIMENT},
-    "report": {"plug_and_play", "inspection", "pretrained", "attention", "transport", *EXPERIMENT},
     "evaluation": TOOLS,
     "corpus": TOOLS,
     "cli": {"errors"},

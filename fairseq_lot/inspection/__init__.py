@@ -1,1 +1,1 @@
-"""What each head of a trained model does, measured."""
+"""What each head of a trained model does: numbers, maps, the page of the report."""

@@ -96,7 +96,8 @@ def diagnose(loaded: Loaded, *, sentences: int, batch: int, perturbations: int, 
                         certified[kind].setdefault(attention.layer, []).extend(found)
             seen.clear()
             bar.update(len(sample["id"]))
-    rows = [row for where, parts in sorted(measured.items(), key=_order) for row in mean_rows(*where, parts)]
+    places = sorted(measured, key=lambda where: (list(_SIDES_OF).index(where[0]), where[1]))
+    rows = [row for where in places for row in mean_rows(*where, measured[where])]
     certificates = {
         kind: [summary(layer, parts) for layer, parts in sorted(of_kind.items()) if parts]
         for kind, of_kind in certified.items()
@@ -109,12 +110,6 @@ def _check_finite(attention, path):
     if not (attention.weights.isfinite().all() and attention.v.isfinite().all()):
         where = f"{attention.site}, layer {attention.layer}"
         raise InputError(f"{path}: the attention at {where} is not finite; the weights are damaged")
-
-
-def _order(item):
-    """Encoder first, then cross, then decoder, as in _SIDES_OF; layers ascending."""
-    (site, layer, *_), _ = item
-    return list(_SIDES_OF).index(site), layer
 
 
 def render(report: dict, *, title: str) -> str:

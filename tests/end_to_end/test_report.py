@@ -10,7 +10,7 @@ import zlib
 import numpy as np
 import pytest
 
-from fairseq_lot.report.maps import restore
+from fairseq_lot.inspection.maps import restore
 from tests.end_to_end.conftest import command, fairseq_lot
 from tests.end_to_end.test_bad_input import refuse
 

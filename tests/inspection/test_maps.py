@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from fairseq_lot.attention.registry import MECHANISMS, build_mechanism
-from fairseq_lot.report.charts import map_grid
-from fairseq_lot.report.html import page
-from fairseq_lot.report.maps import clusterings, quantise, restore
+from fairseq_lot.inspection.charts import map_grid
+from fairseq_lot.inspection.maps import clusterings, quantise, restore
+from fairseq_lot.inspection.report import page
 
 
 @pytest.mark.parametrize("signed", [False, True])

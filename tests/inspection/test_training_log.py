@@ -1,12 +1,11 @@
 """Curves from the logs of fairseq-train."""
 
-import importlib.util
 import json
 
 import pytest
 
 from fairseq_lot.errors import InputError
-from fairseq_lot.report.training_log import Curves, read_curves
+from fairseq_lot.inspection.training_log import Curves, read_curves
 
 SIMPLE = """\
 num. shared model params: 1,503,744 (num. trained: 1,503,744)
@@ -48,9 +47,3 @@ def test_what_is_no_log_is_refused(tmp_path):
     for name in ("other.txt", "gone.log"):
         with pytest.raises(InputError, match=name):
             read_curves(tmp_path / name)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is not None, reason="tensorboard is installed")
-def test_tensorboard_without_its_reader_is_refused(tmp_path):
-    with pytest.raises(InputError, match="pip install tensorboard"):
-        read_curves(tmp_path)

@@ -7,8 +7,8 @@ from matplotlib.colors import Normalize, PowerNorm
 from matplotlib.figure import Figure
 
 from fairseq_lot.evaluation.results import STAGES, Row
-from fairseq_lot.report.maps import restore
-from fairseq_lot.report.training_log import Curves
+from fairseq_lot.inspection.maps import restore
+from fairseq_lot.inspection.training_log import Curves
 
 
 def bleu_bars(rows: Sequence[Row]) -> Figure:
@@ -16,26 +16,14 @@ def bleu_bars(rows: Sequence[Row]) -> Figure:
     figure = Figure(figsize=(8, 1.2 + 0.3 * len(rows)), layout="constrained")
     axes = figure.subplots()
     rows = sorted(rows, key=lambda row: (row.dataset, row.backbone, STAGES.index(row.stage), row.mechanism))
-    several = len({row.dataset for row in rows}) > 1
-    seeds = len({row.seed for row in rows}) > 1
-    protocols = len({row.protocol for row in rows}) > 1
+    several = [name for name in ("dataset", "protocol", "seed") if len({getattr(row, name) for row in rows}) > 1]
+    labels = []
     for line, row in enumerate(rows):
         score = row.tokenised
         around = [[max(0.0, score.score - score.low)], [max(0.0, score.high - score.score)]]
         axes.barh(line, score.score, xerr=around, color=f"C{STAGES.index(row.stage)}", capsize=3)
-    labels = [
-        " · ".join(
-            [
-                *([row.dataset] if several else []),
-                row.backbone,
-                f"{row.mechanism} {row.options}".strip(),
-                row.stage,
-                *([f"seed {row.seed}"] if seeds else []),
-                *([row.protocol] if protocols else []),
-            ]
-        )
-        for row in rows
-    ]
+        parts = [row.backbone, f"{row.mechanism} {row.options}".strip(), row.stage]
+        labels.append(" · ".join([*parts, *(f"{name} {getattr(row, name)}" for name in several)]))
     axes.set_yticks(range(len(rows)), labels)
     axes.invert_yaxis()
     axes.set_xlabel("tokenised BLEU (%), bars: 95 % bootstrap interval")
@@ -73,7 +61,11 @@ def map_grid(maps: dict, sentence: int, site: str, layer: int) -> Figure:
         axes.set_axis_off()
     for name, heads, row in zip(maps["models"], rows, panels, strict=True):
         for head, axes in zip(heads, row[: len(heads)], strict=True):
-            _draw_head(axes, head, scale)
+            axes.set_axis_on()
+            axes.imshow(restore(head["map"]), norm=scale, aspect="auto", interpolation="nearest")
+            axes.set_title(f"head {head['head']}, Δ(A) = {head['imbalance']:.2f}", fontsize=7)
+            axes.set(xticks=[], yticks=[])
+            axes.tick_params(length=0)
         _name(row[0].set_yticks, queries)
         row[0].set_ylabel(f"{name} ({heads[0]['attention']})\nquery", fontsize=7)
     for axes in panels[-1][: len(rows[-1])]:
@@ -87,16 +79,6 @@ def _scale(maps) -> Normalize:
     """One scale for all maps; as on the page small shares are to be seen, but a signed map has no root."""
     low, high = min(one["low"] for one in maps), max(one["high"] for one in maps)
     return PowerNorm(0.5, vmin=low, vmax=high) if low >= 0 else Normalize(low, high)
-
-
-def _draw_head(axes, head, scale):
-    """The map of one head with its title, and no names on the axes yet."""
-    axes.set_axis_on()
-    axes.imshow(restore(head["map"]), norm=scale, aspect="auto", interpolation="nearest")
-    axes.set_title(f"head {head['head']}, Δ(A) = {head['imbalance']:.2f}", fontsize=7)
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.tick_params(length=0)
 
 
 def _name(set_ticks, tokens, **style):

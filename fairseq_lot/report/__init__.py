@@ -1,1 +1,0 @@
-"""Results, curves and maps as one page."""

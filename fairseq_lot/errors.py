@@ -5,7 +5,19 @@ class InputError(ValueError):
     """Input that a person can fix: the message names the value and the way out.
 
     ``fairseq-lot`` prints it as one line on stderr and exits with code 2.
+
+    Args:
+        message: where ``field`` is given, it goes on from that name: "must be at least 1, got 0".
+        field: the option that is wrong, by its name in Python.
     """
+
+    def __init__(self, message: str, field: str | None = None):
+        super().__init__(message if field is None else f"{field} {message}")
+        self.message, self.field = message, field
+
+    def on_command_line(self) -> "InputError":
+        """The same with the option's flag in place of its name."""
+        return self if self.field is None else InputError(f"--{self.field.replace('_', '-')} {self.message}")
 
 
 def check_least(args, **least: int) -> None:

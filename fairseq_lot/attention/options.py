@@ -41,13 +41,13 @@ class Options:
                 continue
             _check_kind(field.name, value, field.type)
             if minimum is not None and not value >= minimum:
-                raise InputError(f"{field.name} must be at least {minimum}, got {value}")
+                raise InputError(f"must be at least {minimum}, got {value}", field.name)
             if above is not None and not above < value < float("inf"):
-                raise InputError(f"{field.name} must be a finite number greater than {above}, got {value}")
+                raise InputError(f"must be a finite number greater than {above}, got {value}", field.name)
             if maximum is not None and not value <= maximum:
-                raise InputError(f"{field.name} must be at most {maximum}, got {value}")
+                raise InputError(f"must be at most {maximum}, got {value}", field.name)
             if choices is not None and value not in choices:
-                raise InputError(f"{field.name} must be one of {', '.join(choices)}, got {value!r}")
+                raise InputError(f"must be one of {', '.join(choices)}, got {value!r}", field.name)
 
     def at_site(self, site: str) -> "Options":
         """These options as they apply at one of ``SITES``."""
@@ -59,8 +59,8 @@ def _check_kind(name: str, value: Any, kind: Any) -> None:
     kinds = [one for one in (typing.get_args(kind) or (kind,)) if one is not type(None)]
     is_bool, number = isinstance(value, bool), isinstance(value, (int, float))
     if bool in kinds and not is_bool:
-        raise InputError(f"{name} must be true or false, got {value!r}")
+        raise InputError(f"must be true or false, got {value!r}", name)
     if int in kinds and (is_bool or not isinstance(value, int)):
-        raise InputError(f"{name} must be a whole number, got {value!r}")
+        raise InputError(f"must be a whole number, got {value!r}", name)
     if float in kinds and (is_bool or not number or not math.isfinite(value)):
-        raise InputError(f"{name} must be a finite number, got {value!r}")
+        raise InputError(f"must be a finite number, got {value!r}", name)

@@ -3,8 +3,10 @@
 import copy
 import dataclasses
 import json
+import signal
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,13 +23,13 @@ from fairseq_lot.output.files import atomic_write
 from fairseq_lot.output.tables import Table
 from fairseq_lot.plug_and_play.distillation import (
     Fit,
-    Pair,
+    Match,
     encoder_only,
     fit,
     head_errors,
+    matches,
     output_divergence,
     output_error,
-    pairs,
     projections,
     teacher_calls,
     with_target,
@@ -66,8 +68,7 @@ class FitOptions(Options):
         try:
             return cls(**{field.name: getattr(args, field.name) for field in dataclasses.fields(cls)})
         except InputError as error:
-            name, rest = str(error).split(" ", 1)
-            raise InputError(f"--{name.replace('_', '-')} {rest}") from None
+            raise error.on_command_line() from None
 
 
 def add_fit_arguments(parser) -> None:
@@ -108,7 +109,7 @@ def run(args: Namespace) -> int:
         if Path(out).resolve() == Path(args.path).resolve():
             raise InputError(f"--out is the checkpoint itself, {args.path}; give another file")
     with atomic_write(args.out, "wb") as file:  # opened first: an unwritable path fails at once
-        done = calibrate(args.path, args.data, **shared, **dataclasses.asdict(options))
+        done = calibrate(args.path, args.data, interruptible=True, **shared, **dataclasses.asdict(options))
         file.write(serialised(done.state))
     if args.json is not None:
         with atomic_write(args.json) as file:
@@ -126,20 +127,19 @@ class Calibrated:
     Attributes:
         state: the calibrated checkpoint.
         description: what was done, as it stands in the checkpoint.
-        paired: the attentions that were fitted.
-        before, after: relative squared error of every head on held-out sentences, ``(number of pairs, num_heads)``.
+        matched: the attentions that were fitted.
+        before, after: relative squared error of every head on held-out sentences, ``(attentions, num_heads)``.
         fits: on the heads, on the output of the encoder (or of the decoder), and if asked once more with the
-            projections (of the encoder: to its output; of the decoder: to what is predicted).
-        finished: all steps were made; else Ctrl-C ended the fit.
+            projections (of the encoder: to its output; of the decoder: to what is predicted); Ctrl-C may have ended
+            them early.
     """
 
     state: dict
     description: str
-    paired: list[Pair]
+    matched: list[Match]
     before: torch.Tensor
     after: torch.Tensor
     fits: list[Fit]
-    finished: bool
 
 
 def calibrate(
@@ -148,6 +148,7 @@ def calibrate(
     *,
     device: str | torch.device | None = None,
     languages: tuple[str, str] | None = None,
+    interruptible: bool = False,
     **options,
 ) -> Calibrated:
     """Fit the parameters that a mechanism has added; the teacher is the same model with softmax in its place.
@@ -166,6 +167,7 @@ def calibrate(
             translations.
         device: to run on; None: a GPU when there is one.
         languages: source and target, where neither checkpoint nor data folder tells.
+        interruptible: Ctrl-C ends the fit, and what is best so far is returned; else it interrupts, as it always does.
         **options: of :class:`FitOptions`.
 
     Raises:
@@ -180,48 +182,62 @@ def calibrate(
         raise InputError(f"{path} was trained with {trained} attention; calibration fits to {DEFAULT}: fine-tune it")
     student = build(state, path, device=device).requires_grad_(False)
     teacher = build(state, path, device=device, attention=DEFAULT).requires_grad_(False)
-    paired = pairs(student, teacher)
+    matched = matches(student, teacher)
     sentences = _sentences(with_languages(state, path, languages), path, data, fitting, teacher)
-    parameters = [parameter for pair in paired for parameter in pair.student.requires_grad_(True).parameters()]
-    trained_too = projections(student, paired) if fitting.distill_steps else []
-    in_encoder = encoder_only(paired)
-    distance = partial(output_error, student, teacher, encoder_only=in_encoder)
+    own = [parameter for match in matched for parameter in match.student.requires_grad_(True).parameters()]
+    around = projections(student, matched) if fitting.distill_steps else []
+    in_encoder = encoder_only(matched)
     samples, held_out = sentences.batches(), sentences.held_out
     if not in_encoder:  # the decoder wants something to read
         samples, held_out = (with_target(sample, teacher) for sample in samples), with_target(held_out, teacher)
-    with tqdm(total=fitting.steps + fitting.joint_steps + fitting.distill_steps, unit="step", disable=None) as bar:
-        apart = fit_heads(paired, parameters, teacher, samples, held_out, fitting, _Progress(bar, "error per layer"))
-        whole = partial(fit_whole, samples=samples, held_out=held_out)
-        together = whole(
-            distance,
-            parameters,
-            steps=fitting.joint_steps if apart.steps == fitting.steps else 0,  # Ctrl-C ends all
+    held_out_calls = teacher_calls(teacher, matched, held_out)
+    output = partial(output_error, student, teacher, encoder_only=in_encoder)
+    predictions = output if in_encoder else partial(output_divergence, student, teacher)
+    with (
+        _stopped_by_ctrl_c() if interruptible else nullcontext(lambda: False) as stop,
+        tqdm(total=fitting.steps + fitting.joint_steps + fitting.distill_steps, unit="step", disable=None) as bar,
+    ):
+        apart = fit(
+            own,
+            lambda: head_errors(matched, teacher_calls(teacher, matched, next(samples))).sum(),
+            lambda: head_errors(matched, held_out_calls),
+            steps=fitting.steps,
             learning_rate=fitting.learning_rate,
-            progress=_Progress(bar, "error of the output"),
+            progress=partial(_show, bar, "error per layer"),
+            stop=stop,
+        )
+        together = fit(
+            own,
+            lambda: output(next(samples)),
+            lambda: output(held_out),
+            steps=fitting.joint_steps,
+            learning_rate=fitting.learning_rate,
+            progress=partial(_show, bar, "error of the output"),
+            stop=stop,
         )
         with torch.no_grad():
-            after = head_errors(paired, teacher_calls(teacher, paired, held_out))
+            after = head_errors(matched, held_out_calls)
         fits = [apart, together]
-        if trained_too:
-            for projection in trained_too:
+        if around:
+            for projection in around:
                 projection.requires_grad_(True)
-            interrupted = apart.steps + together.steps < fitting.steps + fitting.joint_steps
-            distilled = whole(
-                distance if in_encoder else partial(output_divergence, student, teacher),
-                parameters + trained_too,
-                steps=0 if interrupted else fitting.distill_steps,
-                learning_rate=[fitting.learning_rate / 4] * len(parameters) + [fitting.distill_rate] * len(trained_too),
-                progress=_Progress(bar, "error of the output" if in_encoder else "divergence"),
+            distilled = fit(
+                own + around,
+                lambda: predictions(next(samples)),
+                lambda: predictions(held_out),
+                steps=fitting.distill_steps,
+                learning_rate=[fitting.learning_rate / 4] * len(own) + [fitting.distill_rate] * len(around),
+                progress=partial(_show, bar, "error of the output" if in_encoder else "divergence"),
+                stop=stop,
             )
             fits.append(distilled)
-        steps = [one.steps for one in fits]
-        finished = sum(steps) == bar.total
+    steps = [one.steps for one in fits]
     description = f"calibrated on {sentences.description} ({' + '.join(map(str, steps))} steps, seed {fitting.seed})"
     was_distilled = sum(steps[2:]) > 0
     if was_distilled:
         description += ", projections included"
-    state = write_back(state, path, student, parameters + trained_too, description, distilled=was_distilled)
-    return Calibrated(state, description, paired, apart.before, after, fits, finished)
+    state = write_back(state, path, student, own + around, description, distilled=was_distilled)
+    return Calibrated(state, description, matched, apart.before, after, fits)
 
 
 def trained_attention(state: dict, path: str | Path) -> str:
@@ -239,49 +255,31 @@ def _sentences(state, path, data, fitting: FitOptions, teacher: nn.Module) -> Se
     return RandomPieces(teacher, counted, **shared)
 
 
-class _Progress:
-    """A line that says how far a fit is, and how well it fits."""
-
-    def __init__(self, bar: tqdm, what: str):
-        self._bar, self._what = bar, what
-
-    def __call__(self, step: int, errors: torch.Tensor) -> None:
-        shown = errors.mean(1).tolist() if errors.dim() == 2 else [errors.item()]
-        self._bar.set_postfix_str(f"{self._what} " + " ".join(f"{error:.3f}" for error in shown), refresh=False)
-        self._bar.update()
+def _show(bar: tqdm, what: str, errors: torch.Tensor) -> None:
+    """One step more in a bar that says how well the fit fits."""
+    shown = errors.mean(1).tolist() if errors.dim() == 2 else [errors.item()]
+    bar.set_postfix_str(f"{what} " + " ".join(f"{error:.3f}" for error in shown), refresh=False)
+    bar.update()
 
 
-def fit_heads(
-    paired: list[Pair],
-    parameters: list[nn.Parameter],
-    teacher: nn.Module,
-    samples: Iterator[dict],
-    held_out: dict,
-    options: FitOptions,
-    progress: _Progress,
-) -> Fit:
-    """Fit every attention by itself, on the teacher's queries, keys and values, to the outputs of its heads."""
-    held_out_calls = teacher_calls(teacher, paired, held_out)
-    return fit(
-        parameters,
-        lambda step: head_errors(paired, teacher_calls(teacher, paired, next(samples))).sum(),
-        lambda: head_errors(paired, held_out_calls),
-        steps=options.steps,
-        learning_rate=options.learning_rate,
-        progress=progress,
-    )
+@contextmanager
+def _stopped_by_ctrl_c() -> Iterator[Callable[[], bool]]:
+    """Yield a question, answered yes once there was a Ctrl-C; a second one interrupts."""
+    before, asked = signal.getsignal(signal.SIGINT), False
+    if before is not signal.default_int_handler:  # in the background it is ignored
+        yield lambda: False
+        return
 
+    def note(number, frame):
+        nonlocal asked
+        asked = True
+        signal.signal(signal.SIGINT, before)
 
-def fit_whole(
-    error: Callable[[dict], torch.Tensor],
-    parameters: list[nn.Parameter],
-    *,
-    samples: Iterator[dict],
-    held_out: dict,
-    **how,
-) -> Fit:
-    """Fit all attentions together, each on what those before it give, to an error of the whole model on a sample."""
-    return fit(parameters, lambda step: error(next(samples)), lambda: error(held_out), **how)
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def write_back(
@@ -310,13 +308,13 @@ def write_back(
 
 def as_dict(done: Calibrated) -> dict:
     """The errors of every head, and of the output."""
-    rows = zip(done.paired, done.before.tolist(), done.after.tolist(), strict=True)
+    rows = zip(done.matched, done.before.tolist(), done.after.tolist(), strict=True)
     output = done.fits[1]
     return {
         "description": done.description,
         "heads": [
-            {"site": pair.site, "layer": pair.layer, "head": head, "before": before, "after": after}
-            for pair, befores, afters in rows
+            {"site": match.site, "layer": match.layer, "head": head, "before": before, "after": after}
+            for match, befores, afters in rows
             for head, (before, after) in enumerate(zip(befores, afters, strict=True))
         ],
         "output": {"before": output.before.item(), "after": output.after.item()},
@@ -328,13 +326,13 @@ def as_dict(done: Calibrated) -> dict:
 def render(done: Calibrated) -> str:
     """The errors as a table: a line for each attention, a column for each head, before → after."""
     num_heads, (apart, together, *distilled) = done.before.size(1), done.fits
-    errors = zip(done.paired, done.before.tolist(), done.after.tolist(), strict=True)
+    errors = zip(done.matched, done.before.tolist(), done.after.tolist(), strict=True)
     notes = [
         f"of the output, after {apart.steps} steps on the heads and {together.steps} on the output: "
         f"{together.before.item():.4f} → {together.after.item():.4f}"
     ]
     notes += [
-        f"{'of the output' if encoder_only(done.paired) else 'divergence of the predictions in nats'}, "
+        f"{'of the output' if encoder_only(done.matched) else 'divergence of the predictions in nats'}, "
         f"in {one.steps} more steps with the projections: {one.before.item():.4f} → {one.after.item():.4f}"
         for one in distilled
         if one.steps
@@ -342,8 +340,8 @@ def render(done: Calibrated) -> str:
     return Table(
         ["site", "layer", *(f"head {head}" for head in range(num_heads))],
         [
-            [pair.site, pair.layer, *(f"{x:.3f} → {y:.3f}" for x, y in zip(before, after, strict=True))]
-            for pair, before, after in errors
+            [match.site, match.layer, *(f"{x:.3f} → {y:.3f}" for x, y in zip(before, after, strict=True))]
+            for match, before, after in errors
         ],
         heading="relative squared errors of the heads on held-out sentences, before → after",
         notes=notes,

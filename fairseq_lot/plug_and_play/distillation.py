@@ -18,7 +18,7 @@ class NothingToFit(InputError):
 
 
 @dataclass(frozen=True)
-class Pair:
+class Match:
     """One attention of the student beside the teacher's: what is fitted, and what to."""
 
     site: str
@@ -50,22 +50,22 @@ class Call:
         return difference.square().sum((0, 2, 3)) / scale.clamp(min=torch.finfo(scale.dtype).tiny)
 
 
-def pairs(student: nn.Module, teacher: nn.Module) -> list[Pair]:
+def matches(student: nn.Module, teacher: nn.Module) -> list[Match]:
     """The attentions of the student that have added parameters; NothingToFit when there are none."""
     found = []
     for (site, layer, ours), (_, _, theirs) in zip(attentions(student), attentions(teacher), strict=True):
         # of a differential attention, its plans are fitted; λ and the norm have been trained
         both = [inner(getattr(attention, "mechanism", None)) for attention in (ours, theirs)]
         if None not in both and list(both[0].parameters()):
-            found.append(Pair(site, layer, *both))
+            found.append(Match(site, layer, *both))
     if not found:
         raise NothingToFit("there is nothing to calibrate: this attention has no parameters of its own")
     return found
 
 
-def projections(student: nn.Module, paired: list[Pair]) -> list[nn.Parameter]:
+def projections(student: nn.Module, matched: list[Match]) -> list[nn.Parameter]:
     """What projects to and from the fitted attentions: it has been trained, with softmax."""
-    fitted = {pair.student for pair in paired}
+    fitted = {match.student for match in matched}
     return [
         parameter
         for _, _, attention in attentions(student)
@@ -75,9 +75,9 @@ def projections(student: nn.Module, paired: list[Pair]) -> list[nn.Parameter]:
     ]
 
 
-def encoder_only(paired: list[Pair]) -> bool:
+def encoder_only(matched: list[Match]) -> bool:
     """No attention of the decoder is fitted, so it need not run."""
-    return all(pair.site == "encoder" for pair in paired)
+    return all(match.site == "encoder" for match in matched)
 
 
 def with_target(sample: dict, teacher: nn.Module) -> dict:
@@ -87,10 +87,10 @@ def with_target(sample: dict, teacher: nn.Module) -> dict:
     return {**sample, "net_input": {**sample["net_input"], "prev_output_tokens": translate_greedily(teacher, sample)}}
 
 
-def teacher_calls(teacher: nn.Module, paired: list[Pair], sample: dict) -> list[Call]:
-    """What the teacher's mechanisms do on a sample, in the order of ``paired``."""
+def teacher_calls(teacher: nn.Module, matched: list[Match], sample: dict) -> list[Call]:
+    """What the teacher's mechanisms do on a sample, in the order of ``matched``."""
     calls: dict[nn.Module, Call] = {}
-    site_of = {pair.teacher: pair.site for pair in paired}
+    site_of = {match.teacher: match.site for match in matched}
     source = sample["net_input"]
     pads = {"encoder": source["src_tokens"].eq(teacher.encoder.padding_idx)}
 
@@ -100,7 +100,7 @@ def teacher_calls(teacher: nn.Module, paired: list[Pair], sample: dict) -> list[
     handles = [module.register_forward_hook(keep, with_kwargs=True) for module in site_of]
     try:
         with torch.no_grad():
-            if encoder_only(paired):
+            if encoder_only(matched):
                 teacher.encoder(source["src_tokens"], src_lengths=source["src_lengths"])
             else:
                 pads["cross"] = pads["decoder"] = source["prev_output_tokens"].eq(teacher.decoder.padding_idx)
@@ -108,12 +108,12 @@ def teacher_calls(teacher: nn.Module, paired: list[Pair], sample: dict) -> list[
     finally:
         for handle in handles:
             handle.remove()
-    return [calls[pair.teacher] for pair in paired]
+    return [calls[match.teacher] for match in matched]
 
 
-def head_errors(paired: list[Pair], calls: list[Call]) -> torch.Tensor:
-    """The error of every head, ``(number of pairs, num_heads)``."""
-    return torch.stack([call.error(pair.student) for pair, call in zip(paired, calls, strict=True)])
+def head_errors(matched: list[Match], calls: list[Call]) -> torch.Tensor:
+    """The error of every head, ``(number of attentions, num_heads)``."""
+    return torch.stack([call.error(match.student) for match, call in zip(matched, calls, strict=True)])
 
 
 @torch.no_grad()
@@ -164,7 +164,7 @@ class Fit:
 
     Attributes:
         before, after: the errors on held-out sentences.
-        steps: how many were made; fewer than asked when Ctrl-C ended it.
+        steps: how many were made; fewer than asked when it was stopped.
         best_step: the one whose parameters were kept; 0 when none was better than the start.
     """
 
@@ -176,26 +176,26 @@ class Fit:
 
 def fit(
     parameters: list[nn.Parameter],
-    loss_of_step: Callable[[int], torch.Tensor],
+    loss: Callable[[], torch.Tensor],
     held_out_errors: Callable[[], torch.Tensor],
     *,
     steps: int,
     learning_rate: float | list[float],
     evaluations: int = 20,
-    progress: Callable[[int, torch.Tensor], None] = lambda step, errors: None,
+    progress: Callable[[torch.Tensor], object] = lambda errors: None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Fit:
-    """Minimise a loss by Adam, the rate falling to 0 along a cosine.
-
-    The parameters with the least held-out error are kept, also when Ctrl-C ends the fit early.
+    """Minimise a loss by Adam, the rate falling to 0 along a cosine; keep the parameters with the least held-out error.
 
     Args:
         parameters: what is fitted.
-        loss_of_step: the loss of a step, counted from 1.
+        loss: called once a step.
         held_out_errors: the errors on sentences that are not fitted to; their sum is what counts.
         steps: number of updates.
         learning_rate: of the first step, in the units of the parameters; one for all, or one for each.
         evaluations: how often the held-out errors are measured.
-        progress: called after each step with its number and the latest held-out errors.
+        progress: called after each step with the latest held-out errors.
+        stop: asked before each step whether to end early.
     """
 
     def errors():
@@ -209,22 +209,20 @@ def fit(
     kept, best_step, step = copies(), 0, 0
     rates = learning_rate if isinstance(learning_rate, list) else [learning_rate] * len(parameters)
     optimizer = torch.optim.Adam([{"params": [parameter]} for parameter in parameters])
-    try:
-        for step in range(1, steps + 1):
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate * (1 + math.cos(math.pi * (step - 1) / steps)) / 2
-            # some options leave some parameters out
-            gradients = torch.autograd.grad(loss_of_step(step), parameters, allow_unused=True)
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                parameter.grad = gradient
-            optimizer.step()
-            if step % max(1, steps // evaluations) == 0 or step == steps:
-                latest = errors()
-                if latest.sum() < best.sum():
-                    best, kept, best_step = latest, copies(), step
-            progress(step, latest)
-    except KeyboardInterrupt:
-        step -= 1  # the one that was interrupted
+    while step < steps and not stop():
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * (1 + math.cos(math.pi * step / steps)) / 2
+        step += 1
+        # some options leave some parameters out
+        gradients = torch.autograd.grad(loss(), parameters, allow_unused=True)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+        if step % max(1, steps // evaluations) == 0 or step == steps:
+            latest = errors()
+            if latest.sum() < best.sum():
+                best, kept, best_step = latest, copies(), step
+        progress(latest)
     with torch.no_grad():
         for parameter, value in zip(parameters, kept, strict=True):
             parameter.copy_(value)

@@ -60,8 +60,6 @@ def run(args: Namespace) -> int:
     with atomic_write(args.out, "wb") as file:  # opened first: an unwritable path fails at once
         if args.calibrate is not None or reason is None:
             done = calibrate(state, args.calibrate, **shared, **fitting)
-            if not done.finished:
-                raise KeyboardInterrupt  # scripts go by the file's name, which tells nothing of missing steps
             state, reason = done.state, done.description
             print(render(done))
         file.write(serialised(state))

@@ -149,8 +149,6 @@ def measure_way(
         started = time.perf_counter()
         data = args.data if calibration == TEXT else None
         done = calibrate(state, data, device=device, **asdict(fitting))
-        if not done.finished:
-            raise KeyboardInterrupt
         state, seconds = done.state, round(time.perf_counter() - started, 1)
     loss, tokens = validation_loss(load(state, args.data, "valid", device=device), args.sentences)
     bleu = None

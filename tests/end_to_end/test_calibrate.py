@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import signal
 from itertools import pairwise
 
 import pytest
@@ -147,7 +148,7 @@ def interrupt_at(call, monkeypatch):
     def head_errors(*arguments):
         calls.append(None)
         if len(calls) == call:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
         return real(*arguments)
 
     monkeypatch.setattr("fairseq_lot.plug_and_play.calibrate.head_errors", head_errors)
@@ -156,8 +157,9 @@ def interrupt_at(call, monkeypatch):
 def test_ctrl_c_ends_calibrate_early(data, lot_checkpoint, tmp_path, monkeypatch, capsys):
     interrupt_at(5, monkeypatch)
     fairseq_lot("calibrate", data / "bin", "--path", lot_checkpoint, "--out", tmp_path / "lot.pt", *FIT)
-    assert "steps on the heads and 0 on the output" in capsys.readouterr().out
-    assert (tmp_path / "lot.pt").exists()
+    assert "after 2 steps on the heads and 0 on the output" in capsys.readouterr().out
+    assert "(2 + 0 steps, seed 1)" in model_args(load_checkpoint(tmp_path / "lot.pt"), "lot.pt").calibration
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.parametrize("command", ["swap", "sweep"])

@@ -1,5 +1,7 @@
 """Calibration: what is fitted, what is left alone, and what is kept."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -10,8 +12,8 @@ from fairseq_lot.plug_and_play.distillation import (
     encoder_only,
     fit,
     head_errors,
+    matches,
     output_error,
-    pairs,
     teacher_calls,
     translate_greedily,
     with_target,
@@ -45,25 +47,25 @@ def pair(name, **options):
     return student, teacher
 
 
-def calls(teacher, paired, indices):
+def calls(teacher, matched, indices):
     sample = teacher.batch(indices)
-    if not encoder_only(paired):
+    if not encoder_only(matched):
         sample = with_target(sample, teacher.model)
-    return teacher_calls(teacher.model, paired, sample)
+    return teacher_calls(teacher.model, matched, sample)
 
 
-def calibrate(student, teacher, *, steps=30, seed=1, rate=0.1, progress=lambda step, errors: None):
-    paired = pairs(student.model, teacher.model)
+def calibrate(student, teacher, *, steps=30, seed=1, rate=0.1, stop=lambda: False):
+    matched = matches(student.model, teacher.model)
     order = np.random.default_rng(seed)
     fitted = fit(
-        [parameter for one in paired for parameter in one.student.parameters()],
-        lambda step: head_errors(paired, calls(teacher, paired, order.integers(8, 24, 5))).sum(),
-        lambda: head_errors(paired, calls(teacher, paired, range(8))),
+        [parameter for one in matched for parameter in one.student.parameters()],
+        lambda: head_errors(matched, calls(teacher, matched, order.integers(8, 24, 5))).sum(),
+        lambda: head_errors(matched, calls(teacher, matched, range(8))),
         steps=steps,
         learning_rate=rate,
-        progress=progress,
+        stop=stop,
     )
-    return paired, fitted
+    return matched, fitted
 
 
 def test_every_mechanism_with_parameters_is_meant():
@@ -76,8 +78,8 @@ def test_heads_come_nearer_to_softmax_and_nothing_else_moves(name, differential)
     student, teacher = pair(name, differential=differential)
     # fairseq never fills _float_tensor: it may hold NaN
     start = {k: value.clone() for k, value in student.model.state_dict().items() if not k.endswith("._float_tensor")}
-    paired, fitted = calibrate(student, teacher)
-    assert [(one.site, one.layer) for one in paired] == [("encoder", layer) for layer in range(LAYERS)]
+    matched, fitted = calibrate(student, teacher)
+    assert [(one.site, one.layer) for one in matched] == [("encoder", layer) for layer in range(LAYERS)]
     assert fitted.before.shape == fitted.after.shape == (LAYERS, HEADS)
     assert fitted.after.sum() < 0.97 * fitted.before.sum() and 0 < fitted.best_step <= fitted.steps == 30
     state = student.model.state_dict()
@@ -91,15 +93,15 @@ def test_heads_come_nearer_to_softmax_and_nothing_else_moves(name, differential)
 def test_temperatures_of_one_update_become_those_of_softmax(start):
     """Sinkhorn of one update is softmax at ε, so what calibration should find is known: ε = 1 in every head."""
     student, teacher = pair("sinkhorn", sinkhorn_epsilon=start, sinkhorn_num_updates=1)
-    paired, fitted = calibrate(student, teacher, steps=120, rate=0.2)
+    matched, fitted = calibrate(student, teacher, steps=120, rate=0.2)
     assert fitted.after.max() < 1e-4 < 0.05 < fitted.before.min()
-    for one in paired:
+    for one in matched:
         torch.testing.assert_close(one.student.epsilon().flatten(), torch.ones(HEADS), atol=0.05, rtol=0)
 
 
 def test_temperatures_start_at_softmax_s_own_and_come_nearer():
     student, teacher = pair("sinkhorn", sinkhorn_epsilon=None)
-    starts = [one.student.epsilon() for one in pairs(student.model, teacher.model)]
+    starts = [one.student.epsilon() for one in matches(student.model, teacher.model)]
     assert len(starts) == LAYERS and all(start.eq(1).all() for start in starts)
     _, fitted = calibrate(student, teacher, rate=0.2)
     assert fitted.after.sum() < fitted.before.sum() and fitted.best_step > 0
@@ -107,44 +109,42 @@ def test_temperatures_start_at_softmax_s_own_and_come_nearer():
 
 def test_the_kept_parameters_have_the_errors_that_are_told():
     student, teacher = pair("lot")
-    paired, fitted = calibrate(student, teacher)
-    torch.testing.assert_close(head_errors(paired, calls(teacher, paired, range(8))), fitted.after)
+    matched, fitted = calibrate(student, teacher)
+    torch.testing.assert_close(head_errors(matched, calls(teacher, matched, range(8))), fitted.after)
 
 
 def test_error_is_relative_and_blind_to_pads():
     student, teacher = pair("lot")
-    paired = pairs(student.model, teacher.model)
-    (call, *_) = calls(teacher, paired, range(8))
+    matched = matches(student.model, teacher.model)
+    (call, *_) = calls(teacher, matched, range(8))
     assert call.query_pads.any()
     assert call.error(teacher.model.encoder.layers[0].self_attn.mechanism).eq(0).all()
     alone = torch.zeros(HEADS), torch.zeros(HEADS)
     for i in range(8):
-        (one, *_) = calls(teacher, paired, [i])
-        difference = paired[0].student(*one.args, **one.kwargs).values - one.values
+        (one, *_) = calls(teacher, matched, [i])
+        difference = matched[0].student(*one.args, **one.kwargs).values - one.values
         alone[0].add_(difference.square().sum((0, 2, 3)).detach())
         alone[1].add_(one.values.square().sum((0, 2, 3)))
-    torch.testing.assert_close(call.error(paired[0].student), alone[0] / alone[1], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(call.error(matched[0].student), alone[0] / alone[1], atol=1e-5, rtol=1e-4)
 
 
 def test_the_seed_decides():
     def parameters(seed):
         student, teacher = pair("lot")
-        paired, _ = calibrate(student, teacher, steps=5, seed=seed)
-        return [parameter for one in paired for parameter in one.student.parameters()]
+        matched, _ = calibrate(student, teacher, steps=5, seed=seed)
+        return [parameter for one in matched for parameter in one.student.parameters()]
 
     first, again, other = parameters(1), parameters(1), parameters(2)
     assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True))
     assert not torch.equal(first[0], other[0])
 
 
-def test_interrupted_keeps_the_best_so_far():
-    def interrupt(step, errors):
-        if step == 11:
-            raise KeyboardInterrupt
-
+def test_stopped_early_it_keeps_the_best_so_far():
+    asked = iter([False] * 10 + [True])
     student, teacher = pair("lot")
-    paired, fitted = calibrate(student, teacher, progress=interrupt)
-    assert fitted.steps == 10 and 0 < fitted.best_step <= 11
+    matched, fitted = calibrate(student, teacher, stop=lambda: next(asked))
+    assert fitted.steps == 10 and 0 < fitted.best_step <= 10
+    torch.testing.assert_close(head_errors(matched, calls(teacher, matched, range(8))), fitted.after)
     assert fitted.after.sum() < fitted.before.sum()
 
 
@@ -160,14 +160,14 @@ def test_what_only_gets_worse_is_left_as_it_was():
 def test_nothing_to_fit_is_an_error(name, options):
     student, teacher = pair(name, **options)
     with pytest.raises(InputError, match="nothing to calibrate"):
-        pairs(student.model, teacher.model)
+        matches(student.model, teacher.model)
 
 
 @pytest.mark.parametrize("source_only", [False, True])
 def test_decoder_sites_are_fitted_with_and_without_targets(source_only):
     student, teacher = pair("lot", attention_sites="encoder,cross,decoder", source_only=source_only)
-    paired, fitted = calibrate(student, teacher, steps=10)
-    assert [one.site for one in paired] == ["encoder"] * LAYERS + ["cross"] * LAYERS + ["decoder"] * LAYERS
+    matched, fitted = calibrate(student, teacher, steps=10)
+    assert [one.site for one in matched] == ["encoder"] * LAYERS + ["cross"] * LAYERS + ["decoder"] * LAYERS
     after, before = fitted.after.sum(1), fitted.before.sum(1)
     assert (after < before).sum() >= 4 and after.sum() < before.sum()
 
@@ -181,17 +181,16 @@ def test_encoder_sites_never_run_the_decoder(monkeypatch):
 @pytest.mark.parametrize("sites", ["encoder", "encoder,cross"])
 def test_the_output_of_the_stack_can_be_fitted(sites):
     student, teacher = pair("lot", attention_sites=sites)
-    paired = pairs(student.model, teacher.model)
+    matched = matches(student.model, teacher.model)
     samples = [teacher.batch(indices) for indices in (range(8), range(8, 16), range(16, 24))]
-    parameters = [parameter for one in paired for parameter in one.student.parameters()]
+    parameters = [parameter for one in matched for parameter in one.student.parameters()]
 
     def error(sample):
         return output_error(student.model, teacher.model, sample, encoder_only=sites == "encoder")
 
     assert output_error(teacher.model, teacher.model, samples[0], encoder_only=sites == "encoder") == 0
-    fitted = fit(
-        parameters, lambda step: error(samples[1 + step % 2]), lambda: error(samples[0]), steps=30, learning_rate=0.05
-    )
+    fitted_to = itertools.cycle(samples[1:])
+    fitted = fit(parameters, lambda: error(next(fitted_to)), lambda: error(samples[0]), steps=30, learning_rate=0.05)
     assert fitted.after < 0.97 * fitted.before
     torch.testing.assert_close(error(samples[0]), fitted.after)
 

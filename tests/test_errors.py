@@ -1,0 +1,28 @@
+"""An error knows which option it is about."""
+
+import pytest
+
+from fairseq_lot.attention.registry import build_mechanism
+from fairseq_lot.errors import InputError
+from fairseq_lot.plug_and_play.calibrate import FitOptions
+
+
+def test_the_flag_takes_the_place_of_the_field():
+    error = InputError("must be at least 1, got 0", field="held_out")
+    assert str(error) == "held_out must be at least 1, got 0"
+    assert str(error.on_command_line()) == "--held-out must be at least 1, got 0"
+    assert str(InputError("a word -- more").on_command_line()) == "a word -- more"
+
+
+@pytest.mark.parametrize(
+    "options", [{"steps": 0}, {"steps": 1.5}, {"learning_rate": float("inf")}, {"learning_rate": 0.0}]
+)
+def test_options_name_the_field_that_is_wrong(options):
+    with pytest.raises(InputError) as caught:
+        FitOptions(**options)
+    assert [caught.value.field] == list(options)
+
+
+def test_a_mechanism_s_error_names_both():
+    with pytest.raises(InputError, match="^lot attention: num_pivots must be at least 1, got 0$"):
+        build_mechanism("lot", num_heads=1, head_dim=2, num_pivots=0)

@@ -11,9 +11,7 @@ from fairseq_lot.evaluation.results import read_rows
 from fairseq_lot.evaluation.sentences import path_of, read_statistics
 from fairseq_lot.evaluation.table import result_tables
 from fairseq_lot.output.files import read_lines
-from fairseq_lot.plug_and_play.curve_table import CurvePoint
-from fairseq_lot.plug_and_play.curve_table import render as render_curve
-from fairseq_lot.plug_and_play.sweep_points import read_points
+from fairseq_lot.plug_and_play.points import read_points
 from fairseq_lot.plug_and_play.sweep_table import render as render_sweep
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -62,14 +60,11 @@ def test_medians_in_the_readme(iwslt14):
     assert any(table in README for table in medians)
 
 
-def test_sweeps_and_curves_are_those_of_their_points():
-    sweeps, curves = (sorted((ROOT / "results").glob(f"*/{name}.jsonl")) for name in ("sweep", "curve"))
-    assert sweeps
+def test_sweeps_are_those_of_their_points():
+    sweeps = sorted((ROOT / "results").glob("*/sweep.jsonl"))
+    assert len(sweeps) > 8
     for path in sweeps:
-        assert path.with_suffix(".md").read_text(encoding="utf-8") == render_sweep([*read_points(path).values()]) + "\n"
-    for path in curves:
-        points = read_points(path, CurvePoint)
-        assert path.with_suffix(".md").read_text(encoding="utf-8") == render_curve([*points.values()]) + "\n"
+        assert path.with_suffix(".md").read_text(encoding="utf-8") == render_sweep(read_points(path)) + "\n"
 
 
 def test_counts_of_sentences_are_those_of_the_rows():

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from fairseq_lot.errors import InputError
 from fairseq_lot.output.files import atomic_write, read_lines
@@ -183,6 +183,12 @@ def _build(kind, values, name):
 
 
 def _convert(value, hint, name):
+    if get_origin(hint) is dict:
+        kinds = get_args(get_args(hint)[1])
+        if not isinstance(value, dict) or any(type(one) not in kinds for one in value.values()):
+            names = ", ".join(kind.__name__ for kind in kinds)
+            raise ValueError(f"{name} must be an object with values of type {names}, not {str(value)[:40]!r}")
+        return value
     if hint is MetricScore or (hint == MetricScore | None and value is not None):
         return _build(MetricScore, value, name)
     if hint in (float, float | None) and type(value) is int and abs(value) < 1e15:

@@ -1,34 +1,35 @@
-"""``fairseq-lot sweep``: swap one model's attention in many ways, as it stands and calibrated, and compare."""
+"""``fairseq-lot sweep``: swap the attention of one model, or of several, in many ways, and compare."""
 
 import hashlib
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
 from fairseq_lot.attention.registry import DEFAULT
-from fairseq_lot.errors import check_least
+from fairseq_lot.errors import InputError, check_least
 from fairseq_lot.evaluation.bleu import TOKENISED, measure
 from fairseq_lot.evaluation.results import MetricScore
+from fairseq_lot.output.figures import write_figure
 from fairseq_lot.output.files import atomic_write, read_lines
 from fairseq_lot.output.provenance import current_commit
 from fairseq_lot.plug_and_play.calibrate import FitOptions, add_fit_arguments, calibrate
-from fairseq_lot.plug_and_play.swap import swap, why_not_calibrated
-from fairseq_lot.plug_and_play.sweep_points import (
+from fairseq_lot.plug_and_play.points import (
     DRAWN,
     PIECES,
     TEXT,
     Point,
+    Way,
     check_settings,
     expand,
-    parse,
     read_points,
     write_points,
 )
+from fairseq_lot.plug_and_play.swap import swap, why_not_calibrated
 from fairseq_lot.plug_and_play.sweep_table import draw, render
 from fairseq_lot.pretrained.checkpoint import load_checkpoint
 from fairseq_lot.pretrained.device import add_device_argument, choose_device
@@ -36,30 +37,26 @@ from fairseq_lot.pretrained.languages import add_language_arguments, typed_pair,
 from fairseq_lot.pretrained.loading import Loaded, load, load_data
 from fairseq_lot.pretrained.translate import references, translate_split
 
-BASE = (DEFAULT, "")
-
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of the command."""
     add = parser.add_argument
     add("data", metavar="DATA", help="folder made by fairseq-preprocess; translations are compared with its "
         "text/test.LANG, else with the target side of its test split")  # fmt: skip
-    add("--path", required=True, metavar="BASE.pt", help="pretrained checkpoint with softmax attention")
-    add_measuring_arguments(parser, "sweep")
-    add("--text", action="store_true", help="calibrate on the text of DATA, too, not on random pieces alone")
-    add("--no-bleu", action="store_true", help="only the loss on the validation set, which takes seconds")
-    add("--beam", type=int, default=5, help="for BLEU on the test set (default: %(default)s)")
-    add_fit_arguments(parser.add_argument_group("calibration"))
-
-
-def add_measuring_arguments(parser: ArgumentParser, name: str) -> None:
-    """Add the options of a command that measures ways to swap, and keeps them in files of that name."""
-    add = parser.add_argument
+    add(
+        "--path",
+        dest="paths",
+        nargs="+",
+        required=True,
+        metavar="BASE.pt",
+        help="pretrained checkpoint with softmax attention; or several of one training, each saved at the end of an "
+        "epoch: what swaps cost against the epochs",
+    )
     add(
         "--out",
         required=True,
         metavar="FOLDER",
-        help=f"{name}.jsonl, {name}.md, {name}.svg, and settings.json, which says what all calls must share; "
+        help="sweep.jsonl, sweep.md, sweep.svg, and settings.json, which says what all calls must share; "
         "call again to go on",
     )
     add(
@@ -72,102 +69,172 @@ def add_measuring_arguments(parser: ArgumentParser, name: str) -> None:
         "all values between slashes are tried. May be given several times; softmax, the base, is always there",
     )
     add("--no-calibration", action="store_true", help="only as they stand; else what has parameters is also calibrated")
-    add(
-        "--sentences",
-        type=int,
-        metavar="N",
-        help="of the validation set, the same random ones each time (default: all)",
-    )
+    add("--text", action="store_true", help="calibrate on the text of DATA, too, not on random pieces alone")
+    only = "of the validation set, the same random ones each time (default: all)"
+    add("--sentences", type=int, metavar="N", help=only)
+    add("--no-bleu", action="store_true", help="only the loss on the validation set, which takes seconds")
+    add("--beam", type=int, default=5, help="for BLEU on the test set (default: %(default)s)")
     add_device_argument(parser)
     add_language_arguments(parser)
+    add_fit_arguments(parser.add_argument_group("calibration"))
 
 
-def ways_of(tries: Iterable[str]) -> list[tuple[str, str]]:
-    """The ways that a command line names, each once, after softmax."""
-    return list(dict.fromkeys([BASE, *(way for text in tries for way in expand(text))]))
+@dataclass(frozen=True)
+class Base:
+    """A checkpoint whose attention is swapped: where it is, sha256, and the epochs it was trained for, if it says."""
+
+    path: str
+    sum: str
+    epoch: int | None
 
 
-def swap_as(base: dict, way: tuple[str, str]) -> dict:
-    """A checkpoint with its attention swapped in one way."""
-    return swap(base, attention=way[0], **parse(*way))
-
-
-def run(args: Namespace) -> int:
+def run(args: Namespace) -> None:
     """Measure what is missing, then write the table and the figure."""
-    fitting, device = FitOptions.of(args), choose_device(args.device)
     check_least(args, sentences=1, beam=1)
-    ways = ways_of(args.tries)
-    base = with_languages(load_checkpoint(args.path), args.path, typed_pair(args))
-    # all are checked first
-    swapped = {way: swap_as(base, way) for way in ways}
-    calibrations = [] if args.no_calibration else [PIECES, *([TEXT] if args.text else [])]
-    todo = [(way, DRAWN) for way in ways] + [
-        (way, calibration)
-        for calibration in calibrations
-        for way in ways
-        if why_not_calibrated(swapped[way], args.path) is None
-    ]
+    how = Measuring(
+        data=args.data,
+        sentences=args.sentences,
+        beam=args.beam,
+        languages=typed_pair(args),
+        fitting=FitOptions.of(args),
+        device=choose_device(args.device),
+        translations=None if args.no_bleu else Path(args.out, "work"),
+    )
+    plain = Way(attention=DEFAULT, options={})
+    ways = {way.key: way for way in (plain, *(way for text in args.tries for way in expand(text)))}
+    bases = list(dict.fromkeys(map(read_base, args.paths)))
     folder = Path(args.out)
-    points = read_points(folder / "sweep.jsonl")
-    settings = settings_of(args, fitting)
-    check_settings(folder / "settings.json", settings)
-    for way, calibration in tqdm(todo, unit="swap", disable=None):
-        known = points.get((*way, calibration))
-        if known is not None and (args.no_bleu or known.bleu is not None):
-            continue
-        point = measure_way(args, fitting, device, base, way, swapped[way], calibration)
-        points[point.key] = point
-        write_points(folder / "sweep.jsonl", points.values(), settings)
+    points = {(point.base, *point.key): point for point in read_points(folder / "sweep.jsonl")}
+    check_settings(folder / "settings.json", how.settings)
+    check_epochs([*(Base(f"a point in {folder}", one.base, one.epoch) for one in points.values()), *bases])
+    calibrations = [] if args.no_calibration else [PIECES, *([TEXT] if args.text else [])]
+    todo = [*ways.values(), *_calibrated(ways.values(), calibrations, bases[0].path)]
+    with tqdm(total=len(bases) * len(todo), unit="swap", disable=None) as progress:
+        for base in sorted(bases, key=lambda base: base.epoch or 0):
+            known = {way.key: points.get((base.sum, *way.key)) for way in todo}
+            missing = [way for way in todo if (one := known[way.key]) is None or (how.translations and not one.bleu)]
+            progress.update(len(todo) - len(missing))
+            state = with_languages(load_checkpoint(base.path), base.path, how.languages) if missing else {}
+            for way in missing:
+                point = how.measure(base, state, way)
+                points[(point.base, *point.key)] = point
+                write_points(folder / "sweep.jsonl", points.values(), how.settings)
+                progress.update()
     shown = list(points.values())
     with atomic_write(folder / "sweep.md") as file:
         file.write(render(shown) + "\n")
-    draw(shown, folder / "sweep.svg")
+    write_figure(draw(shown), folder / "sweep.svg")
     print(render(shown))
-    return 0
 
 
-def settings_of(args: Namespace, fitting: FitOptions) -> dict:
-    """What all points of a folder share."""
-    base = hashlib.sha256(Path(args.path).read_bytes()).hexdigest()
-    typed = {} if args.source_lang is None else {"languages": [args.source_lang, args.target_lang]}
-    settings = {"base": base, "data": args.data, "sentences": args.sentences, "beam": args.beam}
-    return settings | typed | asdict(fitting)
+def _calibrated(ways: Iterable[Way], calibrations: list[str], path: str) -> list[Way]:
+    """The ways that have something to fit, calibrated; a way that is wrong is known by then."""
+    state = load_checkpoint(path)
+    fitted = [way for way in ways if why_not_calibrated(swap_as(state, way), path) is None]
+    return [replace(way, calibrated_on=calibration) for calibration in calibrations for way in fitted]
 
 
-def measure_way(
-    args: Namespace,
-    fitting: FitOptions,
-    device: torch.device,
-    base: dict,
-    way: tuple[str, str],
-    state: dict,
-    calibration: str,
-) -> Point:
-    """Calibrate if asked, then the loss, then BLEU if asked."""
-    seconds = None
-    if calibration != DRAWN:
-        started = time.perf_counter()
-        data = args.data if calibration == TEXT else None
-        done = calibrate(state, data, device=device, **asdict(fitting))
-        state, seconds = done.state, round(time.perf_counter() - started, 1)
-    loss, tokens = validation_loss(load(state, args.data, "valid", device=device), args.sentences)
-    bleu = None
-    if not args.no_bleu:
-        bleu = bleu_on_test_set(args, base, None if way == BASE else state, device)
-    return Point(
-        attention=way[0],
-        options=way[1],
-        calibrated=calibration != DRAWN,
-        calibration_seconds=seconds,
-        loss=loss,
-        tokens=tokens,
-        bleu=bleu,
-        seed=fitting.seed,
-        commit=current_commit(),
-        threads=torch.get_num_threads(),
-        calibrated_on=calibration,
-        device="CPU" if device.type == "cpu" else torch.cuda.get_device_name(device),
-    )
+def swap_as(base: dict, way: Way) -> dict:
+    """A checkpoint with its attention swapped in one way, as drawn."""
+    return swap(base, attention=way.attention, **way.options)
+
+
+def read_base(path: str) -> Base:
+    """A checkpoint, and what it says of its epochs: fairseq notes for going on where it stands.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    extra = load_checkpoint(path).get("extra_state")
+    position = extra.get("train_iterator") if isinstance(extra, dict) else None
+    position = position if isinstance(position, dict) else {}
+    following, done = position.get("epoch"), position.get("iterations_in_epoch")
+    at_end = type(following) is int and following > 1 and type(done) is int and done == 0
+    return Base(path, hashlib.sha256(Path(path).read_bytes()).hexdigest(), following - 1 if at_end else None)
+
+
+def check_epochs(bases: Iterable[Base]) -> None:
+    """Raise InputError unless different checkpoints are of different epochs, by which the table tells them apart."""
+    different = {base.sum: base for base in bases}
+    found: dict[int, Base] = {}
+    for base in different.values() if len(different) > 1 else ():
+        if base.epoch is None:
+            raise InputError(
+                f"{base.path} does not say that it was saved at the end of an epoch, by which several checkpoints are "
+                "told apart; give it an --out of its own"
+            )
+        other = found.setdefault(base.epoch, base)
+        if other is not base:
+            both = f"{other.path} and {base.path} are both of epoch {base.epoch} and differ"
+            raise InputError(f"{both}; give checkpoints of one training, or another --out")
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """How all points of a folder are measured.
+
+    Attributes:
+        data: the folder with the validation and the test set.
+        sentences: of the validation set; None: all.
+        beam: for BLEU.
+        languages: where neither checkpoint nor data folder tells.
+        fitting: how calibrations fit.
+        device: to run on.
+        translations: folder that keeps the translations of the bases, which others are compared with; None: no BLEU.
+    """
+
+    data: str
+    sentences: int | None
+    beam: int
+    languages: tuple[str, str] | None
+    fitting: FitOptions
+    device: torch.device
+    translations: Path | None
+
+    @property
+    def settings(self) -> dict:
+        """What all points of a folder share, as JSON has it."""
+        shared = {"data": self.data, "sentences": self.sentences, "beam": self.beam}
+        return {**shared, "languages": self.languages and list(self.languages), **asdict(self.fitting)}
+
+    def measure(self, base: Base, state: dict, way: Way) -> Point:
+        """Swap, calibrate if asked, then the loss, then BLEU if asked."""
+        swapped, seconds = swap_as(state, way), None
+        if way.calibrated_on != DRAWN:
+            started = time.perf_counter()
+            data = self.data if way.calibrated_on == TEXT else None
+            swapped = calibrate(swapped, data, device=self.device, **asdict(self.fitting)).state
+            seconds = round(time.perf_counter() - started, 1)
+        loss, tokens = validation_loss(load(swapped, self.data, "valid", device=self.device), self.sentences)
+        return Point(
+            **vars(way),
+            base=base.sum,
+            epoch=base.epoch,
+            calibration_seconds=seconds,
+            loss=loss,
+            tokens=tokens,
+            bleu=None if self.translations is None else self._bleu(self.translations, base, state, way, swapped),
+            seed=self.fitting.seed,
+            commit=current_commit(),
+            threads=torch.get_num_threads(),
+            device="CPU" if self.device.type == "cpu" else torch.cuda.get_device_name(self.device),
+        )
+
+    def _bleu(self, folder: Path, base: Base, state: dict, way: Way, swapped: dict) -> MetricScore:
+        """Tokenised BLEU of the test set, with its comparison with the base."""
+        compared_with = references(self.data, "test", *load_data(state, base.path, self.data, "test"))
+        kept = folder / f"{base.sum[:16]}.txt"
+        if not kept.exists():
+            translations = self._translations(state)
+            with atomic_write(kept) as file:
+                file.writelines(line + "\n" for line in translations)
+        of_base = read_lines(kept)
+        if way.is_base:
+            return measure(of_base, compared_with, metric=TOKENISED)
+        return measure(self._translations(swapped), compared_with, metric=TOKENISED, base=of_base)
+
+    def _translations(self, state: dict) -> list[str]:
+        return translate_split(load(state, self.data, "test", device=self.device), beam=self.beam)
 
 
 @torch.no_grad()
@@ -183,23 +250,3 @@ def validation_loss(loaded: Loaded, sentences: int | None = None, max_tokens: in
         total -= log_probs.gather(-1, target)[real].double().sum()
         tokens += int(real.sum())
     return total.item() / tokens, tokens
-
-
-def translations_of_base(args: Namespace, base: dict, device: torch.device) -> list[str]:
-    """The base's translations of the test set, kept beside the points: all others are compared with them."""
-    kept = Path(args.out) / "work" / "base.txt"
-    if not kept.exists():
-        translations = translate_split(load(base, args.data, "test", device=device), beam=args.beam)
-        with atomic_write(kept) as file:
-            file.writelines(line + "\n" for line in translations)
-    return read_lines(kept)
-
-
-def bleu_on_test_set(args: Namespace, base: dict, state: dict | None, device: torch.device) -> MetricScore:
-    """Tokenised BLEU of the test set with its comparison with the base; of the base itself where ``state`` is None."""
-    compared_with = references(args.data, "test", *load_data(base, args.path, args.data, "test"))
-    of_base = translations_of_base(args, base, device)
-    if state is None:
-        return measure(of_base, compared_with, metric=TOKENISED)
-    translations = translate_split(load(state, args.data, "test", device=device), beam=args.beam)
-    return measure(translations, compared_with, metric=TOKENISED, base=of_base)

@@ -1,101 +1,174 @@
-"""What ``fairseq-lot sweep`` shows: a table, and a figure of loss and BLEU against the number of pivots."""
-
-import re
-from pathlib import Path
+"""What ``fairseq-lot sweep`` shows: a table and a figure, of one base or against the epochs of several."""
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from fairseq_lot.attention.registry import DEFAULT
 from fairseq_lot.evaluation.bootstrap import LEVEL
 from fairseq_lot.evaluation.results import MetricScore
-from fairseq_lot.output.figures import write_figure
 from fairseq_lot.output.tables import MISSING, Table
-from fairseq_lot.plug_and_play.sweep_points import DRAWN, PIECES, TEXT, Point
+from fairseq_lot.plug_and_play.points import CALIBRATIONS, DRAWN, PIECES, TEXT, Point, spelt
 
 _CALIBRATED = {DRAWN: MISSING, PIECES: "without data", TEXT: "on text"}
+_NOTE = {DRAWN: "", PIECES: "(calibrated without data)", TEXT: "(calibrated)"}
+# of one way, its points by the sums of their bases
+Line = dict[str, Point]
+
+
+def _lines(points: list[Point]) -> list[Line]:
+    """The points of each way, by epoch: softmax first, ways of a mechanism together, calibrated after as it stands."""
+    lines: dict[tuple, Line] = {}
+    for point in sorted(points, key=lambda point: point.epoch or 0):
+        lines.setdefault(point.key, {})[point.base] = point
+    attentions = list(dict.fromkeys(point.attention for point in points))
+    ways = list(dict.fromkeys(point.key[:2] for point in points))
+
+    def order(key):
+        attention, options, calibrated_on = key
+        given = ways.index((attention, options)), CALIBRATIONS.index(calibrated_on)
+        return (attention, options) != (DEFAULT, ()), attentions.index(attention), *given
+
+    return [lines[key] for key in sorted(lines, key=order)]
+
+
+def _softmax(lines: list[Line]) -> Line:
+    """The bases themselves."""
+    return lines[0] if next(iter(lines[0].values())).is_base else {}
+
+
+def _epochs(points: list[Point]) -> dict[str, int | None]:
+    """The epochs of the bases, in ascending order, by their sums."""
+    return dict(sorted({point.base: point.epoch for point in points}.items(), key=lambda item: item[1] or 0))
 
 
 def render(points: list[Point]) -> str:
-    """The points as a Markdown table, in the order in which mechanisms were given, calibrated after as they stand."""
-    base = next((point for point in points if point.attention == DEFAULT and not point.options), None)
-    attentions = list(dict.fromkeys(point.attention for point in points))
-    ways = list(dict.fromkeys((point.attention, point.options) for point in points))
-
-    def order(point):
-        way = (point.attention, point.options)
-        return attentions.index(point.attention), ways.index(way), list(_CALIBRATED).index(point.calibration)
-
-    several = {point.calibration for point in points} >= {PIECES, TEXT}
+    """The points as a Markdown table; of several bases a column for each epoch: softmax's loss, what each swap adds."""
+    lines, epochs = _lines(points), _epochs(points)
+    softmax, several = _softmax(lines), len(epochs) > 1
+    head = ["Mechanism", "Options", "Calibrated"]
+    if several:
+        with_bleu = any(point.bleu for point in points)
+        head += [f"Epoch {epoch}" for epoch in epochs.values()]
+        head += [f"BLEU, epoch {epoch}" for epoch in epochs.values() if with_bleu]
+    else:
+        head += ["Validation loss", "Δ", "BLEU", "Δ"]
+    both = {point.calibrated_on for point in points} >= {PIECES, TEXT}
     rows = []
-    for point in sorted(points, key=order):
-        calibrated = _CALIBRATED[point.calibration]
-        if point.calibrated:
+    for line in lines:
+        point = next(iter(line.values()))
+        calibrated = _CALIBRATED[point.calibrated_on]
+        if not several and point.calibration_seconds is not None:
             seconds = f"{point.calibration_seconds:.0f} s"
-            calibrated = f"{calibrated}, {seconds}" if several or point.calibration == PIECES else seconds
-        change = MISSING if base in (point, None) else f"{point.loss - base.loss:+.4f}"
-        cells = [point.attention, point.options or MISSING, calibrated, f"{point.loss:.4f}", change]
-        rows.append([*cells, *_bleu(point.bleu)])
-    head = ["Mechanism", "Options", "Calibrated", "Validation loss", "Δ", "BLEU", "Δ"]
-    return Table(head, rows, notes=notes(points)).markdown()
+            calibrated = f"{calibrated}, {seconds}" if both or point.calibrated_on == PIECES else seconds
+        cells = [_cells(line.get(base), softmax.get(base)) for base in epochs]
+        if several:  # of the base itself the figure, of swaps what they add
+            losses = [loss if added == MISSING else added for loss, added, *_ in cells]
+            scores = [score if added == MISSING else added for *_, score, added in cells]
+            found = [*losses, *(scores if with_bleu else [])]
+        else:
+            (found,) = cells
+        rows.append([point.attention, point.flags or MISSING, calibrated, *found])
+    return Table(head, rows, notes=_notes(points, several)).markdown()
 
 
-def _bleu(bleu: MetricScore | None):
+def _cells(point: Point | None, base: Point | None) -> list[str]:
+    """Loss and what it is more than the base's, BLEU and what it is more."""
+    if point is None:
+        return [MISSING] * 4
+    added = MISSING if base is None or base is point else f"{point.loss - base.loss:+.4f}"
+    return [f"{point.loss:.4f}", added, *_bleu(point.bleu)]
+
+
+def _bleu(bleu: MetricScore | None) -> tuple[str, str]:
     if bleu is None:
         return MISSING, MISSING
     score = f"{bleu.score:.2f} [{bleu.low:.2f}, {bleu.high:.2f}]"
-    if bleu.delta is None:
+    if bleu.delta is None or bleu.p is None:
         return score, MISSING
     return score, f"{bleu.delta:+.2f}{'*' if bleu.p < LEVEL else ''} (p = {bleu.p:.4f})"
 
 
-def notes(points: list[Point]) -> list[str]:
+def _notes(points: list[Point], several: bool) -> list[str]:
     """How to read the table."""
 
     def all_of(name):
         return ", ".join(dict.fromkeys(str(getattr(point, name)) for point in points))
 
     signatures = dict.fromkeys(point.bleu.signature for point in points if point.bleu)
+    of_several = "Of softmax, the base, and what each swap of the same checkpoint adds."
+    bleu = "BLEU: tokenised, with 95 % bootstrap interval; p: paired bootstrap test against the base, * where p <"
     return [
-        f"Validation loss: nats per target token, teacher-forced, {all_of('tokens')} tokens. Δ: against the base.",
-        "BLEU: tokenised, with 95 % bootstrap interval; "
-        f"p: paired bootstrap test against the base, * where p < {LEVEL}.",
+        f"Validation loss: nats per target token, teacher-forced, {all_of('tokens')} tokens. "
+        + (of_several if several else "Δ: against the base."),
+        *([f"{bleu} {LEVEL}."] if signatures or not several else []),
         *(f"Signature: `{signature}`" for signature in signatures),
         f"Device: {all_of('device')}, threads: {all_of('threads')}. Commit: {all_of('commit')}. "
         f"Calibration seed: {all_of('seed')}.",
     ]
 
 
-def draw(points: list[Point], path: Path) -> None:
-    """Loss and BLEU against the number of pivots, where there are pivots; other mechanisms as lines across."""
+def draw(points: list[Point]) -> Figure:
+    """Of one base loss and BLEU against the number of pivots, of several what swaps add against the epochs."""
+    return _against_epochs(points) if len(_epochs(points)) > 1 else _against_pivots(points)
+
+
+def _label(attention: str, options: dict, calibrated_on: str) -> str:
+    return " ".join(filter(None, [attention, spelt(options), _NOTE[calibrated_on]]))
+
+
+def _against_pivots(points: list[Point]) -> Figure:
+    """A line for each way whose points differ in the number of pivots; ways without pivots go across."""
+    curves: dict[str, list[tuple[int | None, Point]]] = {}
+    for point in points:
+        rest = dict(point.options)
+        pivots = rest.pop(f"{point.attention}_num_pivots", None)
+        curves.setdefault(_label(point.attention, rest, point.calibrated_on), []).append((pivots, point))
     measures = {"validation loss (nats per token)": lambda point: point.loss}
     if any(point.bleu for point in points):
         measures["BLEU (tokenised, test set)"] = lambda point: point.bleu and point.bleu.score
     figure = Figure(figsize=(5.5 * len(measures) + 2, 4.5), layout="constrained")
     panels = figure.subplots(1, len(measures), squeeze=False)[0]
     for axes, (title, value) in zip(panels, measures.items(), strict=True):
-        for i, (label, of_curve) in enumerate(_curves(points).items()):
+        for i, (label, of_curve) in enumerate(curves.items()):
             line = [(pivots, value(point)) for pivots, point in of_curve if value(point) is not None]
             style = {"color": f"C{i % 10}", "label": label}
             if line and line[0][0] is None:
                 axes.axhline(line[0][1], linestyle="-" if label == DEFAULT else ":", **style)
             elif line:
-                dash = "-" if of_curve[0][1].calibrated else "--"
+                dash = "-" if of_curve[0][1].calibrated_on else "--"
                 axes.plot(*zip(*sorted(line), strict=True), marker="o", linestyle=dash, **style)
                 axes.set_xscale("log", base=2)
         axes.set_ylabel(title)
         axes.set_xlabel("number of pivots r")
     # every point has a loss, so the first panel has every curve
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", fontsize="small", frameon=False)
-    write_figure(figure, path)
+    return figure
 
 
-def _curves(points):
-    """Points that differ in the number of pivots alone: label → (number or None, point)."""
-    curves: dict[str, list] = {}
-    for point in points:
-        pivots = re.search(r"-num-pivots[ =](\d+)", point.options)
-        rest = re.sub(r"--\S+-num-pivots[ =]\d+", "", point.options).split()
-        note = {DRAWN: [], PIECES: ["(calibrated without data)"], TEXT: ["(calibrated)"]}[point.calibration]
-        curve = curves.setdefault(" ".join([point.attention, *rest, *note]), [])
-        curve.append((int(pivots[1]) if pivots else None, point))
-    return curves
+def _against_epochs(points: list[Point]) -> Figure:
+    """Softmax's loss, and what swaps add to it, on a logarithmic axis."""
+    lines, epochs = _lines(points), _epochs(points)
+    softmax = _softmax(lines)
+    figure = Figure(figsize=(13, 4.5), layout="constrained")
+    loss, cost = figure.subplots(1, 2)
+    for number, line in enumerate(lines):
+        (first, *_), is_base = line.values(), line is softmax
+        loss_of = {epochs[base]: point.loss - (0 if is_base else softmax[base].loss) for base, point in line.items()}
+        (loss if is_base else cost).plot(
+            list(loss_of),
+            list(loss_of.values()),
+            color=f"C{number % 10}",
+            marker="o",
+            linestyle="-" if is_base or first.calibrated_on else "--",
+            label=_label(first.attention, first.options, first.calibrated_on),
+        )
+    loss.set_ylabel("validation loss of softmax (nats per token)")
+    cost.set_ylabel("what the swap adds (nats per token)")
+    cost.axhline(0, color="0.7", linewidth=0.8)
+    for axes in (loss, cost):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(list(epochs.values()), [str(epoch) for epoch in epochs.values()])
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xlabel("epochs of pretraining")
+    figure.legend(loc="outside right center", fontsize="small", frameon=False)
+    return figure

@@ -175,7 +175,7 @@ def test_ctrl_c_leaves_nothing_that_scripts_would_take_for_finished(
     if command == "swap":
         assert list(tmp_path.iterdir()) == []
     else:
-        assert '"calibrated": true' not in (tmp_path / "o" / "sweep.jsonl").read_text()
+        assert '"calibrated_on": "text"' not in (tmp_path / "o" / "sweep.jsonl").read_text()
 
 
 def test_what_was_not_trained_with_softmax_is_not_fitted_to_it(data, stock_checkpoint, tmp_path, capsys):

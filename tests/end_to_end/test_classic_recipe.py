@@ -123,7 +123,8 @@ def test_from_swap_to_translate(classic, base, tmp_path, capsys):
     output = generate(folder, base, "--beam", 1, "--remove-bpe", "@@ ", "--max-len-b", 200)
     hypotheses, targets = (translations_of(output, kind) for kind in "HT")
     assert len(set(hypotheses)) > 1, "the model says more than one sentence"
-    assert (tmp_path / "sweep" / "work" / "base.txt").read_text(encoding="utf-8").splitlines() == hypotheses
+    (of_base,) = (tmp_path / "sweep" / "work").iterdir()
+    assert of_base.read_text(encoding="utf-8").splitlines() == hypotheses
     expected = BLEU(tokenize="none", force=True).corpus_score(hypotheses, [targets]).score
     assert point["bleu"]["score"] == round(expected, 2)
     text = (classic / "text" / "test.en").read_text(encoding="utf-8").splitlines()

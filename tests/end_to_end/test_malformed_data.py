@@ -13,10 +13,10 @@ from tests.end_to_end.conftest import contents, fairseq_lot, refuse
 GARBAGE = random.Random(1).randbytes(3000)
 
 
-def refuse_and_keep(capsys, folder, *words):
+def refuse_and_keep(capsys, folder, *words, naming=()):
     """Refused with one line, and no file in the folder appears or changes."""
     before = contents(folder)
-    refuse(capsys, *words)
+    refuse(capsys, *words, naming=naming)
     assert contents(folder) == before
 
 
@@ -147,7 +147,7 @@ def spoiled(row, **changes):
 
 def broken_rows(row):
     """One line for each field whose value is of another type, and for each that is missing."""
-    wrong = {name: spoiled(row, **{name: {"an": "object"}}) for name in row}
+    wrong = {name: spoiled(row, **{name: ["a", "list"]}) for name in row}
     missing = {f"no-{name}": spoiled({key: row[key] for key in row if key != name}) for name in row}
     return {**LINES, **wrong, **missing}
 
@@ -159,8 +159,8 @@ ROW = {
     "bootstrap_samples": 10, "bootstrap_seed": 1, "device": "cpu", "seconds": 1.0, "commit": "c", "command": "x",
 }  # fmt: skip
 POINT = {
-    "attention": "softmax", "options": "", "calibrated": False, "calibration_seconds": None, "loss": 2.0,
-    "tokens": 10, "bleu": SCORE, "seed": 1, "commit": "c", "threads": 1,
+    "attention": "softmax", "options": {"softmax_prior": "alibi"}, "base": "a", "epoch": 1, "calibration_seconds": None,
+    "loss": 2.0, "tokens": 10, "bleu": SCORE, "seed": 1, "commit": "c", "threads": 1, "device": "CPU",
 }  # fmt: skip
 LABELS = ("--dataset", "toy", "--architecture", "a", "--backbone", "b", "--mechanism", "m", "--stage", "base")
 TRANSLATION = b"T-0\tb\nH-0\t-0.1\ta\nT-1\tb\nH-1\t-0.1\tb\n"
@@ -191,7 +191,7 @@ def test_sweeps(name, data, stock_checkpoint, tmp_path, capsys):
     }
     (tmp_path / "sweep.jsonl").write_bytes({**broken_rows(POINT), **more}[name])
     words = ("sweep", data / "bin", "--path", stock_checkpoint, "--out", tmp_path, "--try", "softmax", "--no-bleu")
-    refuse_and_keep(capsys, tmp_path, *words)
+    refuse_and_keep(capsys, tmp_path, *words, naming=["sweep.jsonl, line 1"])
 
 
 GENERATED = {

@@ -3,7 +3,9 @@
 import json
 
 import pytest
+import torch
 
+from fairseq_lot.pretrained.checkpoint import load_checkpoint
 from tests.end_to_end.conftest import contents, fairseq_lot, refuse
 
 
@@ -29,12 +31,12 @@ def test_sweep_measures_resumes_and_extends(data, stock_checkpoint, diff_checkpo
     words += ["--beam", 1, "--try", "lot --lot-num-pivots 4", "--try", "sinkhorn"]
     quick = measured(*words, "--no-bleu")
     points = [json.loads(line) for line in (out / "sweep.jsonl").read_text().splitlines()]
-    keys = [(point["attention"], point["options"], point["calibrated"]) for point in points]
+    keys = [(point["attention"], point["options"], point["calibrated_on"]) for point in points]
     assert keys == [
-        ("softmax", "", False),
-        ("lot", "--lot-num-pivots 4", False),
-        ("sinkhorn", "", False),
-        ("lot", "--lot-num-pivots 4", True),
+        ("softmax", {}, ""),
+        ("lot", {"lot_num_pivots": 4}, ""),
+        ("sinkhorn", {}, ""),
+        ("lot", {"lot_num_pivots": 4}, "pieces"),
     ]
     assert all(point["bleu"] is None and 1 < point["loss"] < 20 for point in points)
     assert len({point["loss"] for point in points}) == 4
@@ -46,16 +48,17 @@ def test_sweep_measures_resumes_and_extends(data, stock_checkpoint, diff_checkpo
 
     scored = measured(*words)
     rows = {
-        (p["attention"], p["calibrated"]): p for p in map(json.loads, (out / "sweep.jsonl").read_text().splitlines())
+        (p["attention"], p["calibrated_on"]): p for p in map(json.loads, (out / "sweep.jsonl").read_text().splitlines())
     }
-    assert rows["softmax", False]["bleu"]["delta"] is None
-    assert rows["lot", True]["bleu"]["base"] == rows["softmax", False]["bleu"]["score"]
-    assert rows["lot", True]["loss"] == points[3]["loss"] and "Signature" in scored
-    assert rows["esp", False]["bleu"] is None
+    assert rows["softmax", ""]["bleu"]["delta"] is None
+    assert rows["lot", "pieces"]["bleu"]["base"] == rows["softmax", ""]["bleu"]["score"]
+    assert rows["lot", "pieces"]["loss"] == points[3]["loss"] and "Signature" in scored
+    assert rows["esp", ""]["bleu"] is None
 
     kept = contents(out)
-    for more in (("--steps", 4), ("--beam", 2), ("--sentences", 9), ("--path", diff_checkpoint)):
+    for more in (("--steps", 4), ("--beam", 2), ("--sentences", 9)):
         refuse(capsys, *words, *more, naming=["holds points with another", "give another --out"])
+    refuse(capsys, *words, "--path", diff_checkpoint, naming=["give it an --out of its own"])
     (out / "settings.json").write_text("[1]")
     refuse(capsys, *words, naming=["settings.json"])
     (out / "settings.json").write_bytes(kept[out / "settings.json"])
@@ -73,3 +76,51 @@ def test_a_wrong_way_is_known_before_anything_is_measured(data, stock_checkpoint
     }.items():
         refuse(capsys, *words, "--try", way, naming=[message])
         assert not out.exists()
+
+
+@pytest.fixture
+def epochs(stock_checkpoint, tmp_path):
+    """Checkpoints of the stock model as if each were of another epoch, the earlier the less trained."""
+    paths = {}
+    for epoch in (1, 2, 4):
+        state = load_checkpoint(stock_checkpoint)
+        state["extra_state"]["train_iterator"].update(epoch=epoch + 1, iterations_in_epoch=0)
+        state["model"] = {name: value * (1 - 0.5 / epoch) for name, value in state["model"].items()}
+        paths[epoch] = tmp_path / f"checkpoint{epoch}.pt"
+        torch.save(state, paths[epoch])
+    return paths
+
+
+def test_several_epochs_are_one_table_and_keep_to_one_training(data, stock_checkpoint, epochs, tmp_path, capsys):
+    out = tmp_path / "sweep"
+    words = ["sweep", data / "bin", "--out", out, "--sentences", 20, "--no-bleu", "--try", "lot --lot-num-pivots 4"]
+    words += ["--try", "sinkhorn", "--steps", 2, "--joint-steps", 1, "--held-out", 8]
+    fairseq_lot(*words, "--path", epochs[2], epochs[1], epochs[2])
+    points = [json.loads(line) for line in (out / "sweep.jsonl").read_text().splitlines()]
+    ways = [("softmax", ""), ("lot", ""), ("sinkhorn", ""), ("lot", "pieces")]
+    found = [(point["epoch"], point["attention"], point["calibrated_on"]) for point in points]
+    assert found == [(epoch, *way) for epoch in (1, 2) for way in ways]
+    assert len({point["loss"] for point in points}) == 8 and len({point["tokens"] for point in points}) == 1
+    table = (out / "sweep.md").read_text()
+    assert table == capsys.readouterr().out and "| Epoch 1 | Epoch 2 |" in table and (out / "sweep.svg").exists()
+
+    fairseq_lot(*words, "--path", epochs[4], "--no-calibration")
+    after = [json.loads(line) for line in (out / "sweep.jsonl").read_text().splitlines()]
+    assert after[:8] == points and [point["epoch"] for point in after[8:]] == [4, 4, 4]
+    kept = contents(out)
+    fairseq_lot(*words, "--path", *epochs.values(), "--no-calibration")
+    assert contents(out) == kept
+
+    other = tmp_path / "other.pt"
+    torch.save(load_checkpoint(epochs[2]) | {"another": 1}, other)
+    capsys.readouterr()
+    for more, words_of_refusal in (
+        (["--path", other], f"a point in {out} and {other} are both of epoch 2"),
+        (["--path", other, epochs[2]], "both of epoch 2"),
+        (["--path", stock_checkpoint], "does not say that it was saved at the end of an epoch"),
+        (["--path", epochs[1], "--sentences", 21], "another sentences, 20"),
+        (["--path", epochs[1], "--sentences", 0], "--sentences must be at least 1"),
+        (["--path", epochs[1], "--try", "lots", "--no-calibration"], "unknown attention mechanism 'lots'"),
+    ):
+        refuse(capsys, *words, *more, naming=[words_of_refusal])
+    assert contents(out) == kept

@@ -1,13 +1,15 @@
 """The ways that a sweep tries, and how it shows what they gave."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
 from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation.results import MetricScore
-from fairseq_lot.plug_and_play.sweep_points import Point, expand, parse, read_points
+from fairseq_lot.output.figures import as_bytes
+from fairseq_lot.plug_and_play.points import Point, Way, expand, read_points
+from fairseq_lot.plug_and_play.sweep import Base, check_epochs, read_base
 from fairseq_lot.plug_and_play.sweep_table import draw, render
 
 
@@ -17,48 +19,55 @@ def bleu(score, delta=None):
     return MetricScore(score=score, low=low, high=high, signature="nrefs:1", **comparison)
 
 
-def point(attention, options="", *, calibrated=False, loss=2.0, **others):
-    fields = {"calibration_seconds": 7.4 if calibrated else None, "tokens": 900, "bleu": None, "seed": 1}
-    fields |= {"commit": "c0ffee", "threads": 1} | others
-    return Point(attention=attention, options=options, calibrated=calibrated, loss=loss, **fields)
+def point(attention, options=None, *, on="", loss=2.0, epoch=None, **others):
+    fields = {"calibration_seconds": 7.4 if on else None, "tokens": 900, "bleu": None, "seed": 1}
+    fields |= {"commit": "c0ffee", "threads": 1, "device": "CPU", "base": f"sum of {epoch}"} | others
+    return Point(attention=attention, options=options or {}, calibrated_on=on, loss=loss, epoch=epoch, **fields)
 
 
 POINTS = [
     point("softmax", bleu=bleu(30.0)),
-    point("lot", "--lot-num-pivots 16", loss=2.25, bleu=bleu(28.5, -1.5)),
-    point("sinkhorn", "--sinkhorn-epsilon 1.0", loss=2.01),
-    point("lot", "--lot-num-pivots 32", loss=2.125, bleu=bleu(29.0, -1.0)),
-    point("lot", "--lot-num-pivots 16", calibrated=True, loss=2.0625, bleu=bleu(29.9, -0.1)),
+    point("lot", {"lot_num_pivots": 16}, loss=2.25, bleu=bleu(28.5, -1.5)),
+    point("sinkhorn", {"sinkhorn_epsilon": 1.0}, loss=2.01),
+    point("lot", {"lot_num_pivots": 32}, loss=2.125, bleu=bleu(29.0, -1.0)),
+    point("lot", {"lot_num_pivots": 16}, on="text", loss=2.0625, bleu=bleu(29.9, -0.1)),
 ]
 
 
 def test_slashes_stand_for_every_combination():
-    assert expand("lot") == [("lot", "")]
+    assert expand("lot") == [Way(attention="lot", options={})]
     assert expand("lot --lot-num-pivots 8/16 --attention-sites encoder/encoder,cross") == [
-        ("lot", f"--lot-num-pivots {r} --attention-sites {sites}")
+        Way(attention="lot", options={"lot_num_pivots": r, "attention_sites": sites})
         for r in (8, 16)
         for sites in ("encoder", "encoder,cross")
     ]
 
 
 def test_options_are_read_as_on_the_command_line():
-    assert parse("lot", "--lot-num-pivots 8 --lot-learn-masses false --attention-sites cross") == {
-        "lot_num_pivots": 8,
-        "lot_learn_masses": False,
-        "attention_sites": "cross",
-    }
+    (way,) = expand("lot --lot-num-pivots 8 --lot-learn-masses false --attention-sites cross")
+    assert way.options == {"lot_num_pivots": 8, "lot_learn_masses": False, "attention_sites": "cross"}
     for options in ("--lot-num-pivots many", "--lot-pivots 8", "8"):
         with pytest.raises(InputError, match="--try 'lot "):
-            parse("lot", options)
+            expand(f"lot {options}")
     with pytest.raises(InputError, match="names no mechanism"):
         expand("")
 
 
+def test_options_are_shown_as_on_the_command_line_and_their_order_does_not_matter():
+    (way,) = expand("lot --lot-epsilon 1e-3 --lot-num-pivots 8 --lot-learn-pivots false --lot-learn-masses")
+    (other,) = expand("lot --lot-learn-masses yes --lot-learn-pivots no --lot-num-pivots 8 --lot-epsilon 0.001")
+    assert way.key == other.key != expand("lot --lot-num-pivots 8")[0].key
+    for words in ("--lot-num-pivots 8", "--lot-epsilon 0.001", "--lot-learn-pivots false", "--lot-learn-masses"):
+        assert f" {words} " in f" {way.flags} "
+    assert "true" not in way.flags
+    assert expand("sinkhorn --sinkhorn-epsilon 1")[0].flags == "--sinkhorn-epsilon 1"
+
+
 def test_points_are_read_back_and_broken_lines_named(tmp_path):
     file = tmp_path / "sweep.jsonl"
-    assert read_points(file) == {}
+    assert read_points(file) == []
     file.write_text("".join(json.dumps(asdict(one)) + "\n" for one in POINTS))
-    assert list(read_points(file).values()) == POINTS
+    assert read_points(file) == POINTS
     for line in ("{", "[]", '{"attention": "lot"}'):
         file.write_text(json.dumps(asdict(POINTS[0])) + "\n" + line + "\n")
         with pytest.raises(InputError, match="line 2"):
@@ -73,19 +82,78 @@ def test_the_table_groups_and_compares():
         ["lot", "--lot-num-pivots 16", "–"],
         ["lot", "--lot-num-pivots 16", "7 s"],
         ["lot", "--lot-num-pivots 32", "–"],
-        ["sinkhorn", "--sinkhorn-epsilon 1.0", "–"],
+        ["sinkhorn", "--sinkhorn-epsilon 1", "–"],
     ]
     assert [row[4] for row in cells] == ["–", "+0.2500", "+0.0625", "+0.1250", "+0.0100"]
     assert cells[2][5:] == ["29.90 [28.90, 30.90]", "-0.10* (p = 0.0100)"] and cells[4][5:] == ["–", "–"]
 
 
 @pytest.mark.parametrize("number", [1, 4, 5])
-def test_the_figure_has_a_curve_for_each_way(number, tmp_path):
-    draw(POINTS[:number], tmp_path / "sweep.svg")
-    picture = (tmp_path / "sweep.svg").read_text()
+def test_the_figure_has_a_curve_for_each_way(number):
+    picture = as_bytes(draw(POINTS[:number]), "svg").decode()
     assert "validation loss (nats per token)" in picture and "number of pivots r" in picture
-    for words in {1: ["softmax"], 4: ["lot", "sinkhorn --sinkhorn-epsilon 1.0"], 5: ["lot (calibrated)"]}[number]:
+    for words in {1: ["softmax"], 4: ["lot", "sinkhorn --sinkhorn-epsilon 1"], 5: ["lot (calibrated)"]}[number]:
         assert f">{words}<" in picture
     assert ("lot (calibrated)" in picture) == (number == 5)
-    draw(POINTS[:number], tmp_path / "again.svg")
-    assert (tmp_path / "again.svg").read_text() == picture
+    assert as_bytes(draw(POINTS[:number]), "svg").decode() == picture
+
+
+EPOCHS = [
+    point("softmax", loss=3.0, epoch=2, bleu=bleu(30.0)),
+    point("lot", loss=3.25, epoch=2, bleu=bleu(28.5, -1.5)),
+    point("lot", loss=3.125, epoch=2, on="pieces"),
+    point("sinkhorn", {"sinkhorn_epsilon": 1.0}, loss=2.75, epoch=2),
+    point("softmax", loss=4.0, epoch=1),
+    point("lot", loss=4.5, epoch=1),
+]
+
+
+def test_of_several_bases_the_table_has_a_column_for_each_epoch():
+    def table(points):
+        return [[cell.strip() for cell in line.strip("|").split("|")] for line in render(points).splitlines()[:6]]
+
+    head, _, *lines = table([replace(one, bleu=None) for one in EPOCHS])
+    assert head == ["Mechanism", "Options", "Calibrated", "Epoch 1", "Epoch 2"]
+    assert lines == [
+        ["softmax", "–", "–", "4.0000", "3.0000"],
+        ["lot", "–", "–", "+0.5000", "+0.2500"],
+        ["lot", "–", "without data", "–", "+0.1250"],
+        ["sinkhorn", "--sinkhorn-epsilon 1", "–", "–", "-0.2500"],
+    ]
+    head, _, *lines = table(EPOCHS)
+    assert head[5:] == ["BLEU, epoch 1", "BLEU, epoch 2"]
+    assert [line[5:] for line in lines[:2]] == [["–", "30.00 [29.00, 31.00]"], ["–", "-1.50* (p = 0.0100)"]]
+
+
+def test_of_several_bases_the_figure_has_a_line_for_each_way():
+    picture = as_bytes(draw(EPOCHS), "svg").decode()
+    words = ("softmax", "lot", "lot (calibrated without data)", "sinkhorn --sinkhorn-epsilon 1", "1", "2")
+    assert all(f">{word}<" in picture for word in words) and "epochs of pretraining" in picture
+
+
+@pytest.mark.parametrize(
+    "position, epoch",
+    [
+        ({"epoch": 8, "iterations_in_epoch": 0}, 7),
+        ({"epoch": 8, "iterations_in_epoch": 3}, None),
+        ({"epoch": 1, "iterations_in_epoch": 0}, None),
+        ({"epoch": 8}, None),
+        ({"epoch": True, "iterations_in_epoch": 0}, None),
+        ([8], None),
+    ],
+)
+def test_epochs_are_those_that_are_finished(position, epoch, tmp_path, monkeypatch):
+    (tmp_path / "x.pt").write_bytes(b"x")
+    state = {"extra_state": {"train_iterator": position}}
+    monkeypatch.setattr("fairseq_lot.plug_and_play.sweep.load_checkpoint", lambda path: state)
+    assert read_base(str(tmp_path / "x.pt")).epoch == epoch
+
+
+def test_several_checkpoints_are_of_different_epochs():
+    one, two, again = Base("one.pt", "a", 1), Base("two.pt", "b", 2), Base("copy.pt", "a", 1)
+    check_epochs([Base("alone.pt", "a", None)])
+    check_epochs([one, two, again])
+    with pytest.raises(InputError, match="one.pt and other.pt are both of epoch 1 and differ"):
+        check_epochs([one, two, Base("other.pt", "c", 1)])
+    with pytest.raises(InputError, match="within.pt does not say"):
+        check_epochs([one, Base("within.pt", "c", None)])

@@ -1,4 +1,4 @@
-"""The points of a sweep: ways to swap, what each gave, and the file that keeps them."""
+"""What a sweep keeps: ways to swap, and what each gave with each base, a line of a file."""
 
 import itertools
 import json
@@ -7,8 +7,9 @@ from argparse import ArgumentParser
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NoReturn
 
-from fairseq_lot.attention.registry import MECHANISMS
+from fairseq_lot.attention.registry import DEFAULT, MECHANISMS
 from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation.results import MetricScore
 from fairseq_lot.evaluation.results import parse as parse_line
@@ -16,26 +17,53 @@ from fairseq_lot.modules.flat_options import add_attention_args, option_names
 from fairseq_lot.output.files import atomic_write, read_lines
 
 # what the parameters of a swapped attention were fitted on; empty: they are as drawn
-DRAWN, PIECES, TEXT = "", "pieces", "text"
+DRAWN, PIECES, TEXT = CALIBRATIONS = ("", "pieces", "text")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
-    """One way to swap, and what it gave: a line of sweep.jsonl.
+class Way:
+    """One way to swap.
 
     Attributes:
-        attention, options: mechanism and flat options, as they were given.
-        calibrated: the parameters were fitted, which took ``calibration_seconds``.
-        loss: nats per target token on the validation set, teacher-forced; of ``tokens`` tokens.
-        bleu: tokenised BLEU on the test set with interval, signature and comparison with the base; None if not asked.
-        seed: of the calibration.
-        calibrated_on: ``pieces`` or ``text``; older files leave it out, which means text.
-        device: older files leave it out, which means CPU.
+        attention, options: the mechanism and its flat options.
+        calibrated_on: one of ``CALIBRATIONS``.
     """
 
     attention: str
-    options: str
-    calibrated: bool
+    options: dict[str, bool | int | float | str]
+    calibrated_on: str = DRAWN
+
+    @property
+    def key(self) -> tuple:
+        """What makes two ways the same."""
+        return self.attention, tuple(sorted(self.options.items())), self.calibrated_on
+
+    @property
+    def is_base(self) -> bool:
+        """Nothing is swapped."""
+        return self.attention == DEFAULT and not self.options
+
+    @property
+    def flags(self) -> str:
+        """The options as on a command line."""
+        return spelt(self.options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point(Way):
+    """What one way to swap gave: a line of sweep.jsonl.
+
+    Attributes:
+        base: sha256 of the checkpoint that was swapped.
+        epoch: the epochs it was trained for; None where it does not say.
+        calibration_seconds: None where nothing was fitted.
+        loss: nats per target token on the validation set, teacher-forced; of ``tokens`` tokens.
+        bleu: tokenised BLEU on the test set with interval, signature and comparison with the base; None if not asked.
+        seed: of the calibration.
+    """
+
+    base: str
+    epoch: int | None
     calibration_seconds: float | None
     loss: float
     tokens: int
@@ -43,44 +71,37 @@ class Point:
     seed: int
     commit: str
     threads: int
-    calibrated_on: str = TEXT
-    device: str = "CPU"
-
-    @property
-    def calibration(self) -> str:
-        """``DRAWN``, ``PIECES`` or ``TEXT``."""
-        return self.calibrated_on if self.calibrated else DRAWN
-
-    @property
-    def key(self) -> tuple:
-        """What makes two points the same."""
-        return self.attention, self.options, self.calibration
+    device: str
 
 
-def expand(text: str) -> list[tuple[str, str]]:
-    """``"lot --lot-num-pivots 16/32"`` as ``[("lot", "--lot-num-pivots 16"), ("lot", "--lot-num-pivots 32")]``."""
+def spelt(options: dict[str, bool | int | float | str]) -> str:
+    """Flat options as on a command line."""
+    words = []
+    for name, value in options.items():
+        flag, text = "--" + name.replace("_", "-"), str(value).lower().removesuffix(".0")
+        words.append(flag if value is True else f"{flag} {text}")
+    return " ".join(words)
+
+
+def expand(text: str) -> list[Way]:
+    """``"lot --lot-num-pivots 16/32"`` as two ways, with 16 and with 32 pivots."""
     try:
         attention, *words = shlex.split(text)
     except ValueError:
         raise InputError(f"--try {text!r} names no mechanism; choose one of {', '.join(MECHANISMS)}") from None
-    ways = itertools.product(*(word.split("/") for word in words))
-    found = [(attention, shlex.join(way)) for way in ways]
-    for way in found:
-        parse(*way)
-    return found
-
-
-def parse(attention: str, options: str) -> dict:
-    """Flat options from the words of a command line."""
 
     class Parser(ArgumentParser):
-        def error(self, message):
-            raise InputError(f"--try '{attention} {options}': {message}")
+        def error(self, message: str) -> NoReturn:
+            raise InputError(f"--try {text!r}: {message}")
 
     parser = Parser(allow_abbrev=False, add_help=False)
     add_attention_args(parser, differential=False)
-    given = vars(parser.parse_args(shlex.split(options)))
-    return {name: given[name] for name in option_names() if given.get(name) is not None and name != "attention"}
+    ways = []
+    for way in itertools.product(*(word.split("/") for word in words)):
+        given = vars(parser.parse_args(way))
+        options = {name: given[name] for name in option_names() if name != "attention" and given.get(name) is not None}
+        ways.append(Way(attention=attention, options=options))
+    return ways
 
 
 def write_points(file: Path, points: Iterable[Point], settings: dict) -> None:
@@ -91,15 +112,14 @@ def write_points(file: Path, points: Iterable[Point], settings: dict) -> None:
         lines.writelines(json.dumps(asdict(point), ensure_ascii=False) + "\n" for point in points)
 
 
-def read_points(file: Path, kind: type[Point] = Point) -> dict[tuple, Point]:
+def read_points(file: Path) -> list[Point]:
     """The points so far; InputError when a line is broken."""
-    points = {}
+    points = []
     for number, line in enumerate(read_lines(file) if file.exists() else [], start=1):
         try:
-            point = parse_line(kind, line, "point")
+            points.append(parse_line(Point, line, "point"))
         except ValueError as error:
             raise InputError(f"{file}, line {number}: {error}; mend or remove the line") from error
-        points[point.key] = point
     return points
 
 

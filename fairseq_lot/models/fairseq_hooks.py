@@ -1,14 +1,21 @@
 """What loading the user directory changes in fairseq itself, all of it here.
 
 A stock ``transformer`` whose arguments name an attention is built as the pluggable model; an InputError ends a fairseq
-command with one line; a task tells its model of every epoch that begins; ``--bf16`` counts when translating, too.
+command with one line; a task tells its model of every epoch that begins; ``--bf16`` counts when translating, too; a
+misspelt option of ours in ``--model-overrides`` is refused, and so is a checkpoint whose attention the configuration of
+fairseq-hydra-train does not repeat.
 """
 
 import sys
+from argparse import ArgumentParser, Namespace
 
+from fairseq import checkpoint_utils
 from fairseq.models.transformer import TransformerModel
+from omegaconf import OmegaConf
 
 from fairseq_lot.errors import InputError
+from fairseq_lot.models.starting_point import check_configured, starting_point
+from fairseq_lot.modules.flat_options import check_overrides
 
 
 def install(pluggable: type[TransformerModel]) -> None:
@@ -17,6 +24,8 @@ def install(pluggable: type[TransformerModel]) -> None:
         TransformerModel._takes_attention = True
         TransformerModel.build_model = _build_named_attention(vars(TransformerModel)["build_model"], pluggable)
         TransformerModel.prepare_for_inference_ = _in_bf16(TransformerModel.prepare_for_inference_)
+        checkpoint_utils.load_checkpoint_to_cpu = _with_known_overrides(checkpoint_utils.load_checkpoint_to_cpu)
+        checkpoint_utils.load_checkpoint = _of_the_same_attention(checkpoint_utils.load_checkpoint)
         sys.excepthook = _exit_with_one_line(sys.excepthook)
 
 
@@ -29,6 +38,31 @@ def _build_named_attention(stock_build_model, pluggable):
         return stock_build_model.__func__(cls, args, task)
 
     return classmethod(build_model)
+
+
+def _with_known_overrides(stock_load):
+    """Refuse ``--model-overrides`` of a misspelt option of ours, which fairseq would keep and nobody read."""
+    parser = ArgumentParser(add_help=False)
+    TransformerModel.add_args(parser)
+    others = {action.dest for action in parser._actions}
+
+    def load_checkpoint_to_cpu(path, arg_overrides=None, **options):
+        check_overrides(arg_overrides or (), others)
+        return stock_load(path, arg_overrides, **options)
+
+    return load_checkpoint_to_cpu
+
+
+def _of_the_same_attention(stock_load):
+    """Let fairseq-hydra-train refuse a checkpoint whose attention its configuration does not repeat."""
+
+    def load_checkpoint(cfg, trainer, **options):
+        path = starting_point(cfg)
+        if path is not None and OmegaConf.is_config(trainer.cfg.model):
+            check_configured(Namespace(**trainer.cfg.model), path)
+        return stock_load(cfg, trainer, **options)
+
+    return load_checkpoint
 
 
 def _in_bf16(stock_prepare):

@@ -1,6 +1,11 @@
 """The pluggable Transformer and its architectures, registered with fairseq."""
 
-from fairseq.models import register_model, register_model_architecture
+from fairseq.models import (
+    ARCH_CONFIG_REGISTRY,
+    ARCH_MODEL_REGISTRY,
+    register_model,
+    register_model_architecture,
+)
 from fairseq.models.transformer import TransformerConfig, TransformerModel
 from fairseq.models.transformer.transformer_legacy import base_architecture, transformer_iwslt_de_en
 
@@ -8,6 +13,7 @@ from fairseq_lot.attention.base import Mechanism
 from fairseq_lot.attention.registry import MECHANISMS
 from fairseq_lot.errors import InputError
 from fairseq_lot.models.fairseq_hooks import announce_epochs, install
+from fairseq_lot.models.starting_point import take_over
 from fairseq_lot.modules.flat_options import add_attention_args, spell_out
 from fairseq_lot.modules.transformer import Decoder, Encoder
 
@@ -20,6 +26,8 @@ class PluggableTransformerModel(TransformerModel):
     ``...self_attn.mechanism`` (or ``encoder_attn``), so stock checkpoints load and new parameters keep their
     initial values.
     """
+
+    redraw_attention = False
 
     @classmethod
     def add_args(cls, parser):
@@ -40,7 +48,12 @@ class PluggableTransformerModel(TransformerModel):
                     f"change --{side}-attention-heads or --{side}-embed-dim"
                 )
         announce_epochs(task)
-        return super().build_model(args, task)
+        redraw = getattr(args, "redraw_attention", False)
+        if redraw:  # not a property of the model, so its checkpoints do not have it
+            del args.redraw_attention
+        model = super().build_model(args, task)
+        model.redraw_attention = redraw
+        return model
 
     def set_epoch(self, epoch):
         """Tell all mechanisms that an epoch of the training begins, counted from 1.
@@ -75,11 +88,15 @@ class PluggableTransformerModel(TransformerModel):
         return Decoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
 
     def upgrade_state_dict_named(self, state_dict, name):
-        """Supply the mechanisms' parameters that a checkpoint lacks, drop those of a mechanism that is gone."""
+        """Supply the mechanisms' parameters that a checkpoint lacks, drop those of a mechanism that is gone.
+
+        Those of another shape count as lacking where a training's command line changes the attention.
+        """
         super().upgrade_state_dict_named(state_dict, name)
         own = {key: value for key, value in self.state_dict().items() if ".mechanism." in key}
-        for key in [key for key in state_dict if ".mechanism." in key and key not in own]:
-            del state_dict[key]
+        for key in [key for key in state_dict if ".mechanism." in key]:
+            if key not in own or (self.redraw_attention and state_dict[key].shape != own[key].shape):
+                del state_dict[key]
         for key, value in own.items():
             state_dict.setdefault(key, value)
 
@@ -101,18 +118,38 @@ _FAMILIES = {f"{name}_transformer": {"attention": name} for name in MECHANISMS} 
 SIZES = {"": base_architecture, "_iwslt_de_en": transformer_iwslt_de_en, "_small": _small}
 
 
+def own_architecture(arch: str) -> str:
+    """Ours for a model of a stock architecture, of its size where ours have it; sizes in arguments count anyway."""
+    suffix = arch.removeprefix("transformer")
+    return "lot_transformer" + (suffix if suffix in SIZES else "")
+
+
 def _register(arch, attention_defaults, size):
     def architecture(args):
+        size(args)
+        take_over(args, attention_defaults)
         for name, default in attention_defaults.items():
             if getattr(args, name, None) is None:
                 setattr(args, name, default)
-        size(args)
 
     register_model_architecture("lot_transformer", arch)(architecture)
+
+
+def _stock(size):
+    """A stock architecture whose training, when it starts from a checkpoint of ours, is of that checkpoint's model."""
+
+    def architecture(args):
+        size(args)
+        if take_over(args, {}):
+            args.arch = own_architecture(args.arch)
+
+    return architecture
 
 
 for _family, _defaults in _FAMILIES.items():
     for _suffix, _size in SIZES.items():
         _register(_family + _suffix, _defaults, _size)
+for _arch in [arch for arch, model in ARCH_MODEL_REGISTRY.items() if model is TransformerModel]:
+    ARCH_CONFIG_REGISTRY[_arch] = _stock(ARCH_CONFIG_REGISTRY[_arch])
 
 install(PluggableTransformerModel)

@@ -4,9 +4,11 @@ import dataclasses
 import types
 import typing
 from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Container, Iterable
 
 from fairseq_lot.attention.options import SITES
 from fairseq_lot.attention.registry import DEFAULT, MECHANISMS, build_options, mechanism_class
+from fairseq_lot.errors import InputError
 
 # The model-wide options; the options of the mechanisms stand in their dataclasses.
 DEFAULTS = {
@@ -35,6 +37,16 @@ def _parser_of(annotation) -> typing.Callable:
 def flat_name(mechanism: str, field_name: str) -> str:
     """``("lot", "num_pivots") -> "lot_num_pivots"``."""
     return f"{mechanism}_{field_name}"
+
+
+def flag(name: str) -> str:
+    """``"lot_num_pivots" -> "--lot-num-pivots"``."""
+    return "--" + name.replace("_", "-")
+
+
+def options_of(mechanism: str) -> list[str]:
+    """The flat names of a mechanism's own options."""
+    return [flat_name(mechanism, field.name) for field in dataclasses.fields(mechanism_class(mechanism).options_class)]
 
 
 def add_attention_args(parser: ArgumentParser, *, differential: bool = True) -> None:
@@ -73,19 +85,32 @@ def add_attention_args(parser: ArgumentParser, *, differential: bool = True) -> 
             if read is not parse_bool:
                 extra = {"metavar": read.__name__.upper()}
             default = "" if field.default is None else f" (default: {field.default})"
-            flag = "--" + flat_name(name, field.name).replace("_", "-")
             help_text = f"{name}: {field.metadata['help']}{default}".replace("%", "%%")
-            add(flag, type=read, help=help_text, **extra)
+            add(flag(flat_name(name, field.name)), type=read, help=help_text, **extra)
 
 
 def option_names() -> list[str]:
     """All flat names that belong to the attention, as they stand in a checkpoint's arguments."""
-    own = [
-        flat_name(name, field.name)
-        for name, mechanism in MECHANISMS.items()
-        for field in dataclasses.fields(mechanism.options_class)
-    ]
-    return [*DEFAULTS, *own]
+    return [*DEFAULTS, *(option for name in MECHANISMS for option in options_of(name))]
+
+
+def check_overrides(names: Iterable[str], others: Container[str] = ()) -> None:
+    """Refuse an override that looks like one of ours and is none, which would change nothing.
+
+    Args:
+        names: what ``--model-overrides`` names.
+        others: names that begin like ours and are the model's own, such as ``attention_dropout``.
+
+    Raises:
+        InputError: a name begins as our options do, and is no option.
+    """
+    ours = option_names()
+    families = {*(f"{name}_" for name in MECHANISMS), "attention_", "differential_"}
+    for name in names:
+        family = next((family for family in families if name.replace("-", "_").startswith(family)), None)
+        if family is not None and name not in ours and name not in others:
+            known = [option for option in ours if option.startswith(family)]
+            raise InputError(f"there is no option {name!r} to override; {family}* are {', '.join(known)}")
 
 
 def mechanism_options(args, name: str) -> dict:

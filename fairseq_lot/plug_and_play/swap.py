@@ -2,18 +2,21 @@
 
 import copy
 import dataclasses
+import re
+import shlex
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fairseq_lot.attention.base import Mechanism
 from fairseq_lot.attention.options import SITES
 from fairseq_lot.attention.registry import DEFAULT, describe
 from fairseq_lot.errors import InputError
-from fairseq_lot.models.pluggable_transformer import SIZES, base_architecture
+from fairseq_lot.models.pluggable_transformer import SIZES, base_architecture, own_architecture
 from fairseq_lot.modules.flat_options import (
     DEFAULTS,
     add_attention_args,
+    flag,
     mechanism_options,
     option_names,
     spell_out,
@@ -21,9 +24,12 @@ from fairseq_lot.modules.flat_options import (
 from fairseq_lot.modules.sites import ATTENTION_AT, attention_sites, build_site_mechanism, inner
 from fairseq_lot.output.files import atomic_write
 from fairseq_lot.plug_and_play.calibrate import FitOptions, add_fit_arguments, calibrate, render, trained_attention
-from fairseq_lot.pretrained.checkpoint import Checkpoint, model_args, read, serialised
+from fairseq_lot.pretrained.checkpoint import Checkpoint, model_args, read, saved_task, serialised
 from fairseq_lot.pretrained.device import add_device_argument, choose_device
 from fairseq_lot.pretrained.languages import add_language_arguments, typed_pair
+
+# arguments of a model that its weights and its function do not depend on
+_TRAINING_ONLY = re.compile("drop|quant_noise|_activations|min_params|mha_|ffn_blocks|embed_path")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -65,7 +71,40 @@ def run(args: Namespace) -> int:
         file.write(serialised(state))
     swapped = model_args(state, args.out)
     print(f"{args.out}: {swapped.attention} attention at {swapped.attention_sites}, from {args.path}; {reason}")
+    print(f"fine-tune it, with the flags of your training: {fine_tuning_command(state, args.out)} ...")
     return 0
+
+
+def fine_tuning_command(state: dict, path: str | Path) -> str:
+    """The fairseq-train of a swapped checkpoint: its sizes; its attention comes with the checkpoint."""
+    args = model_args(state, path)
+    suffix, sizes = min(
+        ((suffix, _sizes_besides(args, SIZES[suffix])) for suffix in SIZES), key=lambda two: len(two[1])
+    )
+    data = saved_task(state, path).get("data")
+    return shlex.join(
+        [
+            *("fairseq-train", data if isinstance(data, str) else "DATA", "--user-dir", "fairseq_lot"),
+            *("--arch", f"{'diff' if args.differential else args.attention}_transformer{suffix}"),
+            *(word for name, value in sizes.items() for word in [flag(name), *([] if value is True else [str(value)])]),
+            *("--finetune-from-model", str(path)),
+        ]
+    )
+
+
+def _sizes_besides(args: Namespace, size: Callable[[Namespace], None]) -> dict:
+    """What has to be told, besides an architecture of this size, for a model of these arguments."""
+    told: dict = {}
+    while True:  # one after the other, as some follow from others
+        usual = Namespace(**told)
+        size(usual)
+        for name, value in vars(usual).items():
+            wanted = getattr(args, name, value)
+            if wanted not in (value, None, False) and not _TRAINING_ONLY.search(name):
+                told[name] = wanted
+                break
+        else:
+            return told
 
 
 def why_not_calibrated(state: dict, path: str | Path) -> str | None:
@@ -95,7 +134,7 @@ def swap(checkpoint: Checkpoint, *, attention: str, **flat_options) -> dict:
     """
     state, path = read(checkpoint)
     was_trained = state.get("last_optimizer_state") is not None
-    state = {**state, "last_optimizer_state": None, "model": dict(state["model"])}
+    state = {**state, "last_optimizer_state": None}
     for holder in ("cfg", "args"):
         state[holder] = copy.deepcopy(state.get(holder))
     args = model_args(state, path)
@@ -114,10 +153,22 @@ def swap(checkpoint: Checkpoint, *, attention: str, **flat_options) -> dict:
         of_wrapper = getattr(args, "differential", None) and ".mechanism.inner." not in key
         return of_wrapper or (previous == attention and weights[key].shape == new[key].shape)
 
-    weights.update({key: value for key, value in new.items() if not keeps_value(key)})
-    for key in [key for key in weights if ".mechanism." in key and key not in new]:
-        del weights[key]
-    return state
+    own = {key: weights[key] if keeps_value(key) else value for key, value in new.items()}
+    shared = {key: value for key, value in weights.items() if ".mechanism." not in key}
+    return {**state, "model": _in_order(shared, own)}
+
+
+def _in_order(shared: dict, own: dict) -> dict:
+    """All parameters as fairseq-train would write them: those of a mechanism behind the projections around it."""
+    ordered: dict = {}
+    names = list(shared)
+    for name, following in zip(names, [*names[1:], ""], strict=True):
+        ordered[name] = shared[name]
+        attention, found, _ = name.partition("_attn.")
+        if found and not following.startswith(attention + found):
+            start = f"{attention}{found}mechanism."
+            ordered.update({key: value for key, value in own.items() if key.startswith(start)})
+    return ordered
 
 
 def _set_attention(args: Namespace, attention: str, flat_options: dict) -> None:
@@ -136,8 +187,7 @@ def _set_attention(args: Namespace, attention: str, flat_options: dict) -> None:
         setattr(args, name, value)
     spell_out(args)
     if args.arch.startswith("transformer"):
-        suffix = args.arch.removeprefix("transformer")
-        args.arch = "lot_transformer" + (suffix if suffix in SIZES else "")
+        args.arch = own_architecture(args.arch)
     args._name = args.arch
 
 

@@ -24,6 +24,16 @@ from fairseq_lot.pretrained.checkpoint import Checkpoint, model_args, read, save
 from fairseq_lot.pretrained.device import choose_device
 from fairseq_lot.pretrained.languages import Pair, languages, with_languages
 
+# what saves memory or regularises in fairseq-train: it hinders a fit, and changes no measurement
+_WITHOUT_TRAINING = {
+    "checkpoint_activations": False,
+    "offload_activations": False,
+    "encoder_layerdrop": 0.0,
+    "decoder_layerdrop": 0.0,
+    "quant_noise_pq": 0.0,
+    "quant_noise_scalar": 0.0,
+}
+
 
 @dataclass(frozen=True)
 class Loaded:
@@ -71,7 +81,9 @@ def on_device(sample: dict, device: torch.device) -> dict:
 def build(
     state: dict, path: str | Path = "checkpoint", *, device: str | torch.device | None = "cpu", **overrides
 ) -> nn.Module:
-    """The model of a checkpoint, in eval mode; no data is needed, its dictionaries hold numbers for symbols.
+    """The model of a checkpoint, in eval mode and without what only trainings need, such as checkpointed activations.
+
+    No data is needed: its dictionaries hold numbers for symbols.
 
     Args:
         state: a checkpoint of :func:`~fairseq_lot.pretrained.checkpoint.load_checkpoint`.
@@ -83,7 +95,7 @@ def build(
         InputError: its weights do not fit its arguments.
     """
     args = copy.deepcopy(model_args(state, path))
-    for name, value in overrides.items():
+    for name, value in {**_WITHOUT_TRAINING, **overrides}.items():
         setattr(args, name, value)
     weights = state["model"]
     try:

@@ -1,0 +1,173 @@
+"""What a training takes over from the checkpoint that it starts from: attention, options and sites.
+
+fairseq builds the model from the command line and then reads the weights into it. An attention that is not in the
+weights, such as a temperature, would silently be another one.
+"""
+
+import copy
+import logging
+import os
+import zipfile
+from argparse import Namespace
+
+import torch
+
+from fairseq_lot.attention.options import SITES
+from fairseq_lot.attention.registry import DEFAULT, describe
+from fairseq_lot.errors import InputError
+from fairseq_lot.modules.flat_options import DEFAULTS, flag, mechanism_options, option_names, options_of, spell_out
+from fairseq_lot.modules.sites import attention_sites, build_site_mechanism
+
+logger = logging.getLogger(__name__)
+
+
+def take_over(args: Namespace, defaults: dict) -> bool:
+    """Complete the attention of a training's command line with that of the checkpoint from which it starts.
+
+    Args:
+        args: the command line, sizes of the model included; of the attention, what was typed alone.
+        defaults: what the architecture adds to the attention where nothing was typed.
+
+    Returns:
+        Whether there is a checkpoint that names its attention.
+
+    Raises:
+        InputError: the architecture means another attention than the checkpoint has; or the optimiser's state is to
+            go on with parameters that it does not know.
+    """
+    # fairseq calls architectures again, by their name, for each model that it builds or loads
+    command_line = not hasattr(args, "_name") and hasattr(args, "restore_file")
+    path = starting_point(args) if command_line else None
+    if path is None:
+        return False
+    saved, has_optimiser = _read(path)
+    typed = {name for name in option_names() if getattr(args, name, None) is not None}
+    if getattr(saved, "attention", None) is None:
+        planned = _completed(args, defaults)
+        if planned.attention != DEFAULT or planned.differential:
+            logger.warning(f"{path} has fairseq's own attention; trained is {_words(planned)}, its parameters as drawn")
+        return False
+    saved = _completed(saved, {})
+    _refuse_other_defaults(args, defaults, typed, saved, path)
+    same = "attention" not in typed or args.attention == saved.attention
+    own = options_of(saved.attention) if same else []
+    brought = [*DEFAULTS, *own] if same else ["differential", "differential_lambda_init"]
+    for name in brought:
+        if name not in typed and getattr(saved, name, None) is not None:
+            setattr(args, name, getattr(saved, name))
+    planned = _completed(args, {})
+    line = f"{path} has {_words(saved)}"
+    changes = [
+        f"{flag(name)} {getattr(saved, name, None)} becomes {getattr(planned, name, None)}"
+        for name in _changed([*DEFAULTS, *own], saved, planned)
+    ]
+    if _parameters(saved) != _parameters(planned):
+        if has_optimiser and not _resets_optimiser(args, path):
+            raise InputError(
+                f"{line}; the command line changes its parameters ({', '.join(changes)}), which the optimiser's saved "
+                "state does not fit: use --finetune-from-model or --reset-optimizer"
+            )
+        args.redraw_attention = True
+        changes.append("parameters that are new or of another shape are drawn")
+    if changes:
+        logger.warning(f"{line}; by the command line {', '.join(changes)}")
+    else:
+        logger.info(f"{line}, which is kept")
+    return True
+
+
+def check_configured(model: Namespace, path: str) -> None:
+    """Refuse to start from a checkpoint with another attention than a model has that fairseq-hydra-train configures.
+
+    Its model is built before anything says which checkpoint is to be read, so it cannot be completed.
+    """
+    saved, _ = _read(path)
+    if getattr(saved, "attention", None) is None:
+        return
+    saved, planned = _completed(saved, {}), _completed(model, {})
+    names = [*DEFAULTS, *options_of(saved.attention)]
+    if _changed(names, saved, planned):
+        values = {name: getattr(saved, name, None) for name in names}
+        wanted = " ".join(f"+model.{name}={value}" for name, value in values.items() if value is not None)
+        raise InputError(f"{path} has {_words(saved)}, the configuration means {_words(planned)}; give it {wanted}")
+
+
+def starting_point(args: Namespace) -> str | None:
+    """The local checkpoint from which a training with these options starts, by fairseq's rules; None: there is none."""
+    suffix = args.checkpoint_suffix
+    path = args.restore_file.replace(".pt", f"{suffix}.pt")
+    if args.restore_file == "checkpoint_last.pt":
+        path = os.path.join(args.save_dir, path)
+        if not os.path.exists(path):
+            path = args.continue_once or args.finetune_from_model
+    return path if path and os.path.isfile(path) else None
+
+
+def _read(path):
+    """The model's arguments in a checkpoint, and whether it has the state of an optimiser."""
+    try:
+        # a file of today's format is mapped: its tensors are not read
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        held = state["cfg"]["model"] if state.get("cfg") is not None else state["args"]
+        saved = Namespace(**(held if isinstance(held, dict) else vars(held)))
+    except Exception as error:  # torch raises whatever the damage leads to
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(f"{path} cannot be read as a checkpoint to start from: {reason}") from error
+    return saved, state.get("last_optimizer_state") is not None
+
+
+def _refuse_other_defaults(args, defaults, typed, saved, path):
+    """Refuse an architecture that means another attention than the checkpoint has, unless that was typed."""
+    size = args.arch.partition("_transformer")[2]
+    meant = defaults.get("attention", saved.attention)
+    if "attention" not in typed and meant != saved.attention:
+        raise InputError(
+            f"{path} has {_words(saved)}, --arch {args.arch} means {meant}; use --arch {saved.attention}_transformer"
+            f"{size} to keep it, or --attention {meant} to change it"
+        )
+    if "differential" not in typed and defaults.get("differential") and not saved.differential:
+        raise InputError(
+            f"{path} has {_words(saved)}, --arch {args.arch} means a differential one; use --arch {saved.attention}"
+            f"_transformer{size} to keep it, or --differential to change it"
+        )
+
+
+def _completed(args, defaults):
+    """A copy of the arguments whose attention has every option."""
+    args = copy.copy(args)
+    for name, default in defaults.items():
+        if getattr(args, name, None) is None:
+            setattr(args, name, default)
+    spell_out(args)
+    return args
+
+
+def _words(args):
+    """``lot (num_pivots=6) attention at encoder``."""
+    form = "differential " if args.differential else ""
+    named = describe(args.attention, mechanism_options(args, args.attention))
+    return f"{form}{named} attention at {','.join(attention_sites(args))}"
+
+
+def _changed(names, saved, planned):
+    """Those of the options that differ; sites in any order and spacing are the same."""
+    sites_differ = set(attention_sites(saved)) != set(attention_sites(planned))
+    return [
+        name
+        for name in names
+        if (sites_differ if name == "attention_sites" else getattr(saved, name, None) != getattr(planned, name, None))
+    ]
+
+
+def _parameters(args):
+    """Names and shapes of what the attention learns at each site, at some width."""
+    return {
+        (site, name): parameter.shape
+        for site in SITES
+        if (mechanism := build_site_mechanism(args, site=site, layer=0, num_heads=2, head_dim=64, dropout=0.0))
+        for name, parameter in mechanism.named_parameters()
+    }
+
+
+def _resets_optimiser(args, path):
+    return args.reset_optimizer or path == args.finetune_from_model

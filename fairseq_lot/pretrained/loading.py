@@ -24,14 +24,13 @@ from fairseq_lot.pretrained.checkpoint import Checkpoint, model_args, read, save
 from fairseq_lot.pretrained.device import choose_device
 from fairseq_lot.pretrained.languages import Pair, languages, with_languages
 
-# what saves memory or regularises in fairseq-train: it hinders a fit, and changes no measurement
+# What saves memory or regularises in fairseq-train: it hinders a fit, and changes no measurement. Quantisation noise is
+# not here: its layer is a part of the model, and its noise is not made in eval mode.
 _WITHOUT_TRAINING = {
     "checkpoint_activations": False,
     "offload_activations": False,
     "encoder_layerdrop": 0.0,
     "decoder_layerdrop": 0.0,
-    "quant_noise_pq": 0.0,
-    "quant_noise_scalar": 0.0,
 }
 
 

@@ -2,12 +2,16 @@
 
 import re
 
+import pytest
 import torch
 from fairseq_cli.interactive import cli_main as fairseq_interactive
 from fairseq_cli.validate import cli_main as fairseq_validate
 
+from fairseq_lot.attention.registry import MECHANISMS
+from fairseq_lot.errors import InputError
 from fairseq_lot.plug_and_play.swap import swap
 from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
+from fairseq_lot.pretrained.loading import build
 from tests.end_to_end.conftest import fairseq_lot, generate, hypotheses, in_this_process, train
 
 
@@ -39,6 +43,13 @@ def test_model_overrides_give_the_same_model_as_swap(data, stock_checkpoint, tmp
     assert hypotheses(by_overrides) == hypotheses(generate(data / "bin", swapped))
     ours = swapped_file(stock_checkpoint, tmp_path / "ours.pt", "softmax")
     assert hypotheses(generate(data / "bin", ours, "--model-overrides", overrides)) == hypotheses(by_overrides)
+
+
+def test_a_misspelt_model_override_is_refused(data, stock_checkpoint):
+    with pytest.raises(InputError, match="no option 'lot_pivots' to override; .*lot_num_pivots"):
+        generate(data / "bin", stock_checkpoint, "--model-overrides", "{'attention': 'lot', 'lot_pivots': 16}")
+    overrides = "{'attention': 'lot', 'attention_dropout': 0.1, 'lot_num_pivots': 16}"
+    assert len(hypotheses(generate(data / "bin", stock_checkpoint, "--model-overrides", overrides))) == 120
 
 
 def test_every_fairseq_command_takes_the_swapped_file(data, stock_checkpoint, tmp_path, caplog):
@@ -112,6 +123,15 @@ def test_swap_keeps_learnt_parameters_of_the_same_mechanism_only(data, tmp_path)
     assert not any(".mechanism." in name for name in gone["model"])
     assert torch.equal(state["model"][key], learnt), "the argument was changed"
     assert "lot_num_pivots" not in vars(model_args(gone, ""))
+
+
+@pytest.mark.parametrize("attention", MECHANISMS)
+@pytest.mark.parametrize("base", ["stock_checkpoint", "diff_checkpoint"])
+def test_parameters_stand_in_the_order_of_the_model(base, attention, request):
+    """fairseq's script that averages checkpoints compares the lists of their names."""
+    everywhere = {"attention_sites": "encoder,cross,decoder"} if attention in ("lot", "softmax") else {}
+    state = swap(request.getfixturevalue(base), attention=attention, **everywhere)
+    assert list(state["model"]) == list(build(state).state_dict())
 
 
 def test_cross_attention_can_be_swapped(data, stock_checkpoint, tmp_path):

@@ -8,9 +8,9 @@ from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, Trans
 
 from fairseq_lot.attention.registry import MECHANISMS
 from fairseq_lot.modules.multihead_attention import PluggableMultiheadAttention
-from fairseq_lot.pretrained.checkpoint import load_checkpoint
+from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
 from tests.conftest import softmax_in_its_own_dtype
-from tests.end_to_end.conftest import generate, hypotheses, train, weights_of
+from tests.end_to_end.conftest import fairseq_lot, generate, hypotheses, train, weights_of
 from tests.plug_and_play import in_memory
 
 FAMILIES = ("lot", "esp", "set", "sinkhorn", "softmax", "diff")
@@ -28,6 +28,26 @@ def test_all_at_once(family, data, tmp_path):
     weights, averaged = weights_of(checkpoint), state["extra_state"]["ema"]
     assert all(value.isfinite().all() for value in [*weights.values(), *(averaged[name] for name in weights)])
     assert len(hypotheses(generate(data / "bin", checkpoint))) == 120
+
+
+def test_a_base_that_was_trained_with_all_of_them_is_swapped_and_measured(data, tmp_path):
+    flags = (
+        "--checkpoint-activations",
+        "--encoder-layerdrop",
+        0.2,
+        "--decoder-layerdrop",
+        0.2,
+        "--quant-noise-pq",
+        0.1,
+    )
+    sizes = ("--arch", "transformer_tiny", "--share-decoder-input-output-embed")
+    base = train(data / "bin", tmp_path / "base", *sizes, *flags, updates=2)
+    out = tmp_path / "out.pt"
+    fit = ("--steps", 2, "--joint-steps", 2, "--distill-steps", 2, "--held-out", 4, "--lot-num-pivots", 4)
+    fairseq_lot("swap", "--path", base, "--attention", "lot", *fit, "--out", out)
+    fairseq_lot("diagnose", data / "bin", "--path", out, "--sentences", 4, "--json", tmp_path / "out.json")
+    args = model_args(load_checkpoint(out), out)
+    assert args.checkpoint_activations and args.encoder_layerdrop == 0.2, "a training that goes on wants them again"
 
 
 every_model = pytest.mark.parametrize(

@@ -12,9 +12,11 @@ from fairseq_lot.attention.registry import MECHANISMS, build_options
 from fairseq_lot.modules.flat_options import (
     DEFAULTS,
     add_attention_args,
+    check_overrides,
     flat_name,
     mechanism_options,
     option_names,
+    options_of,
     parse_bool,
     spell_out,
 )
@@ -271,3 +273,23 @@ def test_spelling_out_writes_what_a_default_depends_on():
         assert args.sinkhorn_epsilon == epsilon and args.sinkhorn_learn_epsilon is bool(words)
     older = argparse.Namespace(attention="sinkhorn", sinkhorn_epsilon=0.1, sinkhorn_num_updates=15)
     assert build_options("sinkhorn", **mechanism_options(older, "sinkhorn")) == build_options("sinkhorn")
+
+
+@pytest.mark.parametrize("name", [*option_names(), "attention_dropout", "dropout", "lottery", "encoder_layers"])
+def test_known_overrides_and_those_of_others_pass(name):
+    check_overrides([name], {"attention_dropout"})
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("attention_site", "attention_sites"),
+        ("differential_lambda", "differential_lambda_init"),
+        ("lot-num-pivots", "lot_num_pivots"),
+        *((f"{mechanism}_magic", options_of(mechanism)[0]) for mechanism in MECHANISMS),
+    ],
+)
+def test_an_unknown_override_that_looks_like_ours_is_refused(name, known):
+    with pytest.raises(ValueError, match=f"no option '{name}' to override; .* are .*{known}") as caught:
+        check_overrides(["dropout", name], {"attention_dropout"})
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,191 @@
+"""Trainings that start from a checkpoint of ours: its attention comes with it, and what is typed wins with a line."""
+
+import shlex
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+from omegaconf import OmegaConf
+
+from fairseq_lot.errors import InputError
+from fairseq_lot.plug_and_play.swap import swap
+from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
+from tests.end_to_end.conftest import fairseq_lot, generate, hypotheses, train
+
+# the sizes of transformer_tiny, which ours have not, and a rate at which nothing moves
+TINY = ("--encoder-embed-dim", 64, "--encoder-ffn-embed-dim", 64, "--encoder-layers", 2, "--decoder-layers", 2)
+TINY += ("--encoder-attention-heads", 2, "--decoder-attention-heads", 2, "--share-decoder-input-output-embed")
+TINY += ("--lr", 0)
+SOFT = {"sinkhorn_epsilon": 1.0, "sinkhorn_num_updates": 3}
+
+
+@pytest.fixture(scope="module")
+def sinkhorn_checkpoint(stock_checkpoint, tmp_path_factory):
+    """The stock model with Sinkhorn attention at softmax's own temperature, which is not the default."""
+    return save(swap(stock_checkpoint, attention="sinkhorn", **SOFT), tmp_path_factory.mktemp("sinkhorn"))
+
+
+@pytest.fixture
+def fine_tuned(data, tmp_path):
+    """Train for two updates; return the arguments and the weights of the checkpoint."""
+
+    def fine_tuned(*flags, save=tmp_path / "fine-tuned", updates=2):
+        state = load_checkpoint(train(data / "bin", save, *flags, updates=updates))
+        return model_args(state, save), state["model"]
+
+    return fine_tuned
+
+
+def save(state, folder):
+    torch.save(state, folder / "swapped.pt")
+    return folder / "swapped.pt"
+
+
+def lines(caplog):
+    return [record.getMessage() for record in caplog.records if record.name.startswith("fairseq_lot")]
+
+
+@pytest.mark.parametrize("arch", ["sinkhorn_transformer", "transformer_tiny"])
+def test_the_attention_of_a_swapped_checkpoint_is_kept(arch, sinkhorn_checkpoint, fine_tuned, caplog):
+    caplog.set_level("INFO")
+    args, _ = fine_tuned("--arch", arch, *TINY, "--finetune-from-model", sinkhorn_checkpoint)
+    assert args.attention == "sinkhorn" and {name: getattr(args, name) for name in SOFT} == SOFT
+    assert args.arch.partition("_transformer")[0] in ("sinkhorn", "lot"), "fairseq alone would take it for its own"
+    (line,) = lines(caplog)
+    assert str(sinkhorn_checkpoint) in line and "epsilon=1.0, num_updates=3" in line and line.endswith("is kept")
+
+
+def test_the_command_that_swap_prints_keeps_all(data, stock_checkpoint, fine_tuned, tmp_path, capsys):
+    out = tmp_path / "with blank.pt"
+    options = ("--lot-num-pivots", 6, "--lot-epsilon", 0.5, "--attention-sites", "encoder,cross")
+    fairseq_lot("swap", "--path", stock_checkpoint, "--attention", "lot", *options, "--no-calibrate", "--out", out)
+    command = capsys.readouterr().out.splitlines()[-1].partition(": ")[2]
+    program, folder, *flags, dots = shlex.split(command)
+    assert (program, folder, dots) == ("fairseq-train", str(data / "bin"), "...") and "\n" not in command
+    args, weights = fine_tuned(*flags, "--lr", 0)
+    assert (args.lot_num_pivots, args.lot_epsilon, args.attention_sites) == (6, 0.5, "encoder,cross")
+    before = load_checkpoint(out)["model"]
+    # fairseq's script that averages checkpoints compares the lists of their names
+    assert list(before) == list(weights)
+    for name, value in before.items():
+        if not name.endswith("_float_tensor"):  # fairseq's uninitialised device marker
+            torch.testing.assert_close(weights[name], value, atol=1e-6, rtol=0)
+
+
+def test_the_command_of_a_size_that_has_a_name_is_short(data, diff_checkpoint, tmp_path, capsys):
+    out = tmp_path / "out.pt"
+    fairseq_lot("swap", "--path", diff_checkpoint, "--attention", "lot", "--no-calibrate", "--out", out)
+    said = capsys.readouterr().out
+    assert f"fairseq-train {data / 'bin'} --user-dir fairseq_lot --arch diff_transformer_small --finetune" in said
+
+
+def test_what_is_typed_wins_and_a_line_names_both(lot_checkpoint, fine_tuned, caplog):
+    caplog.set_level("INFO")
+    typed = ("--lot-num-pivots", 8, "--lot-epsilon", 0.5)
+    args, weights = fine_tuned("--arch", "lot_transformer", *TINY, "--finetune-from-model", lot_checkpoint, *typed)
+    assert (args.lot_num_pivots, args.lot_epsilon) == (8, 0.5)
+    assert weights["encoder.layers.0.self_attn.mechanism.pivots"].shape[1] == 8
+    (line,) = lines(caplog)
+    assert "--lot-num-pivots 6 becomes 8" in line and "--lot-epsilon 1.0 becomes 0.5" in line and "drawn" in line
+    assert "redraw_attention" not in vars(args)
+
+
+def test_another_mechanism_has_to_be_typed(sinkhorn_checkpoint, fine_tuned, tmp_path, caplog):
+    words = ("--arch", "lot_transformer", *TINY, "--finetune-from-model", sinkhorn_checkpoint)
+    with pytest.raises(InputError) as caught:
+        fine_tuned(*words)
+    message = str(caught.value)
+    assert all(way in message for way in ("--arch sinkhorn_transformer ", "--attention lot", "sinkhorn (epsilon"))
+    assert not (tmp_path / "fine-tuned").exists()
+    args, weights = fine_tuned(*words, "--attention", "lot", "--lot-num-pivots", 5)
+    assert args.lot_num_pivots == 5 and weights["encoder.layers.0.self_attn.mechanism.pivots"].shape[1] == 5
+    (line,) = lines(caplog)
+    assert "--attention sinkhorn becomes lot" in line
+
+
+def test_a_stock_model_brings_nothing_and_a_line_says_so(stock_checkpoint, fine_tuned, caplog):
+    args, _ = fine_tuned("--arch", "lot_transformer", *TINY, "--finetune-from-model", stock_checkpoint)
+    assert args.attention == "lot"
+    (line,) = lines(caplog)
+    assert "fairseq's own attention" in line and "lot attention at encoder" in line
+
+
+def test_a_training_that_goes_on_keeps_its_attention(fine_tuned, tmp_path):
+    """From ``checkpoint_last.pt`` of its folder, and by ``--restore-file``."""
+    words = ("--arch", "lot_transformer_small", "--lr", "1e-3")
+    fine_tuned(*words, "--lot-num-pivots", 6, "--lot-epsilon", 0.5)
+    last = tmp_path / "fine-tuned" / "checkpoint_last.pt"
+    for folder, flags in (("elsewhere", ("--restore-file", last)), ("fine-tuned", ())):
+        args, _ = fine_tuned(*words, *flags, updates=3, save=tmp_path / folder)
+        assert (args.lot_num_pivots, args.lot_epsilon) == (6, 0.5)
+        assert load_checkpoint(tmp_path / folder / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"] == 3
+    with pytest.raises(InputError, match="--lot-num-pivots 6 becomes 7.*--reset-optimizer"):
+        fine_tuned(*words, "--lot-num-pivots", 7, updates=4)
+    args, _ = fine_tuned(*words, "--lot-num-pivots", 7, "--reset-optimizer", updates=4)
+    assert args.lot_num_pivots == 7
+
+
+def test_a_differential_model_stays_one(data, fine_tuned, tmp_path):
+    flags = ("--arch", "diff_transformer_small", "--differential-lambda-init", 0.3)
+    base = train(data / "bin", tmp_path / "base", *flags, updates=2)
+    for arch in ("diff_transformer_small", "softmax_transformer_small"):
+        args, weights = fine_tuned("--arch", arch, "--finetune-from-model", base, save=tmp_path / arch)
+        assert args.differential is True and args.differential_lambda_init == 0.3
+        assert any("lambda_q1" in name for name in weights)
+
+
+def test_a_plain_model_becomes_differential_when_that_is_typed(lot_checkpoint, fine_tuned):
+    words = ("--arch", "diff_transformer", *TINY, "--finetune-from-model", lot_checkpoint)
+    with pytest.raises(InputError, match="use --arch lot_transformer to keep it, or --differential to change it"):
+        fine_tuned(*words)
+    args, _ = fine_tuned(*words, "--differential")
+    assert args.differential is True and (args.attention, args.lot_num_pivots) == ("lot", 6)
+
+
+def test_a_fine_tuned_model_translates_when_its_start_is_gone(data, stock_checkpoint, fine_tuned, tmp_path):
+    start = save(swap(stock_checkpoint, attention="sinkhorn", **SOFT), tmp_path)
+    expected = hypotheses(generate(data / "bin", start))
+    fine_tuned("--arch", "transformer_tiny", "--share-decoder-input-output-embed", "--lr", 0,
+               "--finetune-from-model", start)  # fmt: skip
+    start.write_text("another file by now")
+    assert hypotheses(generate(data / "bin", tmp_path / "fine-tuned" / "checkpoint_last.pt")) == expected
+
+
+def test_a_damaged_start_is_one_line(fine_tuned, tmp_path):
+    damaged = tmp_path / "damaged.pt"
+    damaged.write_bytes(b"not a checkpoint\n")
+    with pytest.raises(InputError, match="damaged.pt cannot be read as a checkpoint to start from") as caught:
+        fine_tuned("--arch", "lot_transformer_small", "--finetune-from-model", damaged)
+    assert "\n" not in str(caught.value)
+
+
+def test_hydra_has_to_repeat_the_attention(sinkhorn_checkpoint):
+    """What fairseq-hydra-train calls between the model and its weights; the whole command was run by hand."""
+    start = OmegaConf.create(
+        {"checkpoint_suffix": "", "restore_file": "checkpoint_last.pt", "save_dir": "nowhere", "continue_once": None,
+         "finetune_from_model": str(sinkhorn_checkpoint)}
+    )  # fmt: skip
+
+    class Loads(Exception):
+        pass
+
+    def load_checkpoint(*_, **__):
+        raise Loads
+
+    def start_training(**model):
+        trainer = SimpleNamespace(
+            cfg=OmegaConf.create({"model": {"_name": "lot_transformer", **model}}),
+            checkpoint_suffix="",
+            load_checkpoint=load_checkpoint,
+        )
+        options = {"reset_optimizer": False, "reset_lr_scheduler": False, "reset_meters": False}
+        cfg = OmegaConf.merge(start, {**options, "reset_dataloader": False, "optimizer_overrides": "{}"})
+        checkpoint_utils.load_checkpoint(cfg, trainer)
+
+    with pytest.raises(
+        InputError, match=r"means lot attention.*\+model.attention=sinkhorn .*\+model.sinkhorn_epsilon=1"
+    ):
+        start_training(attention="lot")
+    with pytest.raises(Loads):
+        start_training(attention="sinkhorn", **SOFT)

@@ -6,7 +6,7 @@ from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
-HOOK = "fairseq_lot_bootstrap"
+HOOK = "fairseq_lot_compat"
 
 
 class build_py_with_pth(build_py):

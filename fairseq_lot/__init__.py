@@ -6,6 +6,8 @@ The names in ``__all__`` are imported when they are first used, so that ``import
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fairseq_lot.errors import FAIRSEQ_IS_MISSING
+
 if TYPE_CHECKING:
     from fairseq_lot.attention.registry import build_mechanism
     from fairseq_lot.plug_and_play.calibrate import calibrate
@@ -26,7 +28,12 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    try:
+        return getattr(import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name != "fairseq":
+            raise
+        raise ModuleNotFoundError(FAIRSEQ_IS_MISSING, name="fairseq") from None
 
 
 def __dir__() -> list[str]:

@@ -1,5 +1,7 @@
 """What ends a command with one clear line."""
 
+FAIRSEQ_IS_MISSING = "fairseq is not installed; run 'pip install --no-deps fairseq==0.12.2'"
+
 
 class InputError(ValueError):
     """Input that a person can fix: the message names the value and the way out.

@@ -20,7 +20,7 @@ version() {
 
 # wanted: what a finished set-up depends on.
 wanted() {
-    { pwd; version "$ENVIRONMENT/bin/python"; echo "$FAIRSEQ"; cat setup.py constraints.txt fairseq_lot_bootstrap.*; } \
+    { pwd; version "$ENVIRONMENT/bin/python"; echo "$FAIRSEQ"; cat setup.py constraints.txt fairseq_lot_compat.*; } \
         | sha256sum
 }
 
@@ -68,6 +68,22 @@ forget_unfinished() {
         ! -exec test -f '{}/INSTALLER' ';' -exec rm -rf '{}' +
 }
 
+# installed_fairseq: which fairseq the environment has already, if any; pip keeps 0.12.2 and what calls itself so.
+installed_fairseq() {
+    "$ENVIRONMENT/bin/python" - <<'END'
+import importlib.metadata, importlib.util
+
+spec = importlib.util.find_spec("fairseq")
+if spec and spec.origin:
+    try:
+        version = importlib.metadata.version("fairseq")
+    except importlib.metadata.PackageNotFoundError:
+        version = "without a version"
+    what = "which stays" if version == "0.12.2" else "beside or instead of which 0.12.2 is installed"
+    print(f"note: there is fairseq {version} in {spec.submodule_search_locations[0]} already, {what}")
+END
+}
+
 # install ARGUMENTS...: pip, with its large downloads shown and everything else in the log.
 install() {
     "$ENVIRONMENT/bin/python" -m pip install --no-input --disable-pip-version-check --progress-bar off \
@@ -101,8 +117,9 @@ echo "2/3 the project and what it needs, torch among it: one to five minutes"
 constraints >"$ENVIRONMENT/fairseq_lot.constraints"
 install -c "$ENVIRONMENT/fairseq_lot.constraints" -e '.[test]'
 echo "3/3 $FAIRSEQ, compiled the first time: half a minute"
+installed_fairseq
 install --no-deps "$FAIRSEQ"
-"$ENVIRONMENT/bin/python" -c 'import fairseq_lot_bootstrap, fairseq, torch' >>"$LOG" 2>&1 \
+"$ENVIRONMENT/bin/python" -c 'import fairseq_lot_compat, fairseq, torch' >>"$LOG" 2>&1 \
     || die "the installation is damaged: $(tail -n 1 "$LOG") (remove $ENVIRONMENT and run this again)"
 wanted >"$STAMP.new"
 mv "$STAMP.new" "$STAMP"

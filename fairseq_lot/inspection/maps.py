@@ -8,6 +8,7 @@ import torch
 
 from fairseq_lot.errors import InputError
 from fairseq_lot.inspection.capture import Captured, capture
+from fairseq_lot.pretrained.multilingual import source_symbols
 from fairseq_lot.pretrained.translate import Searcher
 from fairseq_lot.transport.diagnostics import imbalance, receiver_mass
 
@@ -36,7 +37,7 @@ def sentence_maps(models: dict[str, Searcher], sentences: Sequence[Sequence[str]
         for side in ("source_dictionary", "target_dictionary"):
             if getattr(model.loaded.task, side).symbols != getattr(first.loaded.task, side).symbols:
                 raise InputError(f"{name} and {first_name} differ in vocabulary; compare models of one data folder")
-    shown = []
+    shown, dictionary = [], first.loaded.task.source_dictionary
     for number, pieces in enumerate(sentences, start=1):
         if not pieces:
             raise InputError(f"sentence {number} is blank; remove the line")
@@ -45,7 +46,7 @@ def sentence_maps(models: dict[str, Searcher], sentences: Sequence[Sequence[str]
         before = torch.cat([target[-1:], target[:-1]])  # fairseq's decoder starts with the end of sentence
         shown.append(
             {
-                "source": [*pieces, "</s>"],
+                "source": [*(dictionary[i] for i in source_symbols(first.loaded.task)), *pieces, "</s>"],
                 "target": [first.loaded.task.target_dictionary[i] for i in before],
                 "translation": first.spell(target),
                 "maps": [_maps_of(model, source, before, sites) for model in models.values()],

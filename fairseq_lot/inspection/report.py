@@ -24,6 +24,7 @@ from fairseq_lot.output.files import atomic_write, read_lines
 from fairseq_lot.pretrained.device import add_device_argument, choose_device
 from fairseq_lot.pretrained.languages import add_language_arguments, typed_pair
 from fairseq_lot.pretrained.loading import Loaded
+from fairseq_lot.pretrained.multilingual import language_symbols
 from fairseq_lot.pretrained.text import add_text_arguments, text_options
 from fairseq_lot.pretrained.translate import Searcher, Translator
 
@@ -142,7 +143,9 @@ def _maps(args: Namespace) -> dict | None:
 def _first_of_split(loaded: Loaded) -> list[list[str]]:
     """The pieces of its first sentences, without an end of sentence."""
     dictionary, sources = loaded.task.source_dictionary, loaded.dataset.src
-    return [dictionary.string(sources[i]).split() for i in range(min(FIRST, len(loaded.dataset)))]
+    ignored = language_symbols(loaded.task)
+    shown = range(min(FIRST, len(loaded.dataset)))
+    return [dictionary.string(sources[i], extra_symbols_to_ignore=ignored).split() for i in shown]
 
 
 def _short_names(paths: Sequence[str]) -> dict[str, str]:

@@ -1,9 +1,10 @@
 """What loading the user directory changes in fairseq itself, all of it here.
 
-A stock ``transformer`` whose arguments name an attention is built as the pluggable model; an InputError ends a fairseq
-command with one line; a task tells its model of every epoch that begins; ``--bf16`` counts when translating, too; a
-misspelt option of ours in ``--model-overrides`` is refused, and so is a checkpoint whose attention the configuration of
-fairseq-hydra-train does not repeat.
+A stock ``transformer`` whose arguments name an attention is built as the pluggable model; a task tells its model of
+every epoch that begins; a misspelt option of ours in ``--model-overrides`` is refused, and so is a checkpoint whose
+attention the configuration of fairseq-hydra-train does not repeat; our own model refuses ``torch.jit.script``. In
+fairseq's own commands an InputError is one line, and ``--bf16`` counts when translating.
+docs/fairseq.md lists these changes with their reasons.
 """
 
 import sys
@@ -16,6 +17,7 @@ from omegaconf import OmegaConf
 from fairseq_lot.errors import InputError
 from fairseq_lot.models.starting_point import check_configured, starting_point
 from fairseq_lot.modules.flat_options import check_overrides
+from fairseq_lot_compat import in_command
 
 
 def install(pluggable: type[TransformerModel]) -> None:
@@ -26,7 +28,9 @@ def install(pluggable: type[TransformerModel]) -> None:
         TransformerModel.prepare_for_inference_ = _in_bf16(TransformerModel.prepare_for_inference_)
         checkpoint_utils.load_checkpoint_to_cpu = _with_known_overrides(checkpoint_utils.load_checkpoint_to_cpu)
         checkpoint_utils.load_checkpoint = _of_the_same_attention(checkpoint_utils.load_checkpoint)
-        sys.excepthook = _exit_with_one_line(sys.excepthook)
+        pluggable.__prepare_scriptable__ = _refuse_scripting
+        if in_command():
+            sys.excepthook = _exit_with_one_line(sys.excepthook)
 
 
 def _build_named_attention(stock_build_model, pluggable):
@@ -69,11 +73,18 @@ def _in_bf16(stock_prepare):
     """Let fairseq-generate and fairseq-interactive heed ``--bf16``, as they do ``--fp16``."""
 
     def prepare_for_inference_(self, cfg):
-        if cfg.common.bf16:
+        if in_command() and cfg.common.bf16:
             self.bfloat16()
         stock_prepare(self, cfg)
 
     return prepare_for_inference_
+
+
+def _refuse_scripting(self):
+    """Say in one line what ``torch.jit.script``, which calls this first, would say on a page."""
+    raise InputError(
+        "torch.jit.script cannot compile a model of fairseq_lot; script fairseq's transformer, or use Python"
+    )
 
 
 def _exit_with_one_line(previous_hook):

@@ -8,14 +8,14 @@ from matplotlib.figure import Figure
 
 from fairseq_lot.output.files import atomic_write
 
-matplotlib.rcParams["svg.fonttype"] = "none"
-matplotlib.rcParams["svg.hashsalt"] = "fairseq-lot"
+_SVG = {"svg.fonttype": "none", "svg.hashsalt": "fairseq-lot"}  # text as text; the same names in every file
 
 
 def as_bytes(figure: Figure, form: str, *, dpi: int = 150) -> bytes:
     """The figure as ``svg`` or ``png``."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format=form, dpi=dpi, metadata={"Date": None} if form == "svg" else None)
+    with matplotlib.rc_context(_SVG):
+        figure.savefig(buffer, format=form, dpi=dpi, metadata={"Date": None} if form == "svg" else None)
     return buffer.getvalue()
 
 

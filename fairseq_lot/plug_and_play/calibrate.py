@@ -35,7 +35,7 @@ from fairseq_lot.plug_and_play.distillation import (
     with_target,
 )
 from fairseq_lot.plug_and_play.sentences import RandomPieces, Sentences, TextSentences, dictionary_of_training
-from fairseq_lot.pretrained.checkpoint import Checkpoint, model_args, read, serialised
+from fairseq_lot.pretrained.checkpoint import Checkpoint, State, model_args, read, serialised
 from fairseq_lot.pretrained.device import add_device_argument, choose_device
 from fairseq_lot.pretrained.languages import add_language_arguments, typed_pair, with_languages
 from fairseq_lot.pretrained.loading import Loaded, build, load_data
@@ -136,10 +136,10 @@ class Calibrated:
 
     state: dict
     description: str
-    matched: list[Match]
-    before: torch.Tensor
-    after: torch.Tensor
-    fits: list[Fit]
+    matched: list[Match] = dataclasses.field(repr=False)
+    before: torch.Tensor = dataclasses.field(repr=False)
+    after: torch.Tensor = dataclasses.field(repr=False)
+    fits: list[Fit] = dataclasses.field(repr=False)
 
 
 def calibrate(
@@ -175,7 +175,7 @@ def calibrate(
             cannot be used.
     """
     fitting = FitOptions(**options)
-    device = choose_device() if device is None else device
+    device = choose_device(device)
     state, path = read(checkpoint)
     trained = trained_attention(state, path)
     if trained != DEFAULT:
@@ -292,7 +292,7 @@ def write_back(
     distilled: bool = False,
 ) -> dict:
     """A checkpoint like ``state`` with these parameters of the student, which says what was done."""
-    state = {**state, "model": dict(state["model"])}
+    state = State({**state, "model": dict(state["model"])})
     added = set(map(id, parameters))
     for name, parameter in student.named_parameters():
         if id(parameter) in added:

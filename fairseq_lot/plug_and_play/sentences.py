@@ -14,6 +14,7 @@ from fairseq_lot.errors import InputError
 from fairseq_lot.pretrained.checkpoint import saved_task
 from fairseq_lot.pretrained.languages import languages
 from fairseq_lot.pretrained.loading import Loaded, on_device
+from fairseq_lot.pretrained.multilingual import add_language_symbols
 
 # pieces of a random sentence, both included; the end of sentence comes to them
 SHORTEST, LONGEST = 4, 80
@@ -133,7 +134,7 @@ def dictionary_of_training(state: dict, path: str | Path, size: int) -> Dictiona
     try:
         folder = Path(saved["data"])
         source, _ = languages(saved, folder, path)
-        found = Dictionary.load(str(folder / f"dict.{source}.txt"))
+        found = add_language_symbols(Dictionary.load(str(folder / f"dict.{source}.txt")), saved)
     except Exception:  # there is none, or none that can be read: pieces are then drawn uniformly
         return None
     return found if len(found) == size else None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fairseq_lot.attention.base import Mechanism
 from fairseq_lot.attention.options import SITES
-from fairseq_lot.attention.registry import DEFAULT, describe
+from fairseq_lot.attention.registry import DEFAULT, MECHANISMS, describe, mechanism_class
 from fairseq_lot.errors import InputError
 from fairseq_lot.models.pluggable_transformer import SIZES, base_architecture, own_architecture
 from fairseq_lot.modules.flat_options import (
@@ -24,7 +24,7 @@ from fairseq_lot.modules.flat_options import (
 from fairseq_lot.modules.sites import ATTENTION_AT, attention_sites, build_site_mechanism, inner
 from fairseq_lot.output.files import atomic_write
 from fairseq_lot.plug_and_play.calibrate import FitOptions, add_fit_arguments, calibrate, render, trained_attention
-from fairseq_lot.pretrained.checkpoint import Checkpoint, model_args, read, saved_task, serialised
+from fairseq_lot.pretrained.checkpoint import Checkpoint, State, model_args, read, saved_task, serialised
 from fairseq_lot.pretrained.device import add_device_argument, choose_device
 from fairseq_lot.pretrained.languages import add_language_arguments, typed_pair
 
@@ -121,8 +121,10 @@ def swap(checkpoint: Checkpoint, *, attention: str, **flat_options) -> dict:
     Args:
         checkpoint: its path, or what :func:`~fairseq_lot.pretrained.checkpoint.load_checkpoint` returned, which is not
             changed.
-        attention: the new mechanism.
-        **flat_options: flat options, as on the command line (``attention_sites``, ``lot_num_pivots``, ...).
+        attention: the new mechanism: {mechanisms}.
+        **flat_options: ``attention_sites``, where it stands, a list of {sites} (default: encoder),
+            and the mechanism's own options, such as ``lot_num_pivots``. ``fairseq-lot swap --help`` lists them all,
+            with dashes for underscores.
 
     Returns:
         A checkpoint without optimiser state, whose arguments say with which attention it was trained. The
@@ -132,6 +134,7 @@ def swap(checkpoint: Checkpoint, *, attention: str, **flat_options) -> dict:
     Raises:
         InputError: an unknown mechanism or option, or a site where the mechanism cannot stand.
     """
+    mechanism_class(attention)
     state, path = read(checkpoint)
     was_trained = state.get("last_optimizer_state") is not None
     state = {**state, "last_optimizer_state": None}
@@ -155,7 +158,7 @@ def swap(checkpoint: Checkpoint, *, attention: str, **flat_options) -> dict:
 
     own = {key: weights[key] if keeps_value(key) else value for key, value in new.items()}
     shared = {key: value for key, value in weights.items() if ".mechanism." not in key}
-    return {**state, "model": _in_order(shared, own)}
+    return State({**state, "model": _in_order(shared, own)})
 
 
 def _in_order(shared: dict, own: dict) -> dict:
@@ -171,6 +174,9 @@ def _in_order(shared: dict, own: dict) -> dict:
     return ordered
 
 
+swap.__doc__ = (swap.__doc__ or "").format(mechanisms=", ".join(MECHANISMS), sites=", ".join(SITES))
+
+
 def _set_attention(args: Namespace, attention: str, flat_options: dict) -> None:
     """Write the mechanism with all its options into the model's arguments, and ours as the architecture."""
     foreign = [name for name in flat_options if name not in option_names()]
@@ -184,11 +190,20 @@ def _set_attention(args: Namespace, attention: str, flat_options: dict) -> None:
             delattr(args, name)
     args.attention = attention
     for name, value in flat_options.items():
-        setattr(args, name, value)
+        setattr(args, name, _comma_separated(value) if name == "attention_sites" else value)
     spell_out(args)
     if args.arch.startswith("transformer"):
         args.arch = own_architecture(args.arch)
     args._name = args.arch
+
+
+def _comma_separated(sites: str | list[str] | tuple[str, ...]) -> str:
+    """Attention sites as the command line has them."""
+    if isinstance(sites, (list, tuple)):
+        sites = ",".join(map(str, sites))
+    if not isinstance(sites, str) or not sites:
+        raise InputError(f"attention_sites must name some of {', '.join(SITES)}, not {sites!r}")
+    return sites
 
 
 def _new_parameters(args: Namespace) -> dict:

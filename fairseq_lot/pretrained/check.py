@@ -12,6 +12,7 @@ from fairseq.data.indexed_dataset import _code_to_dtype, infer_dataset_impl
 from fairseq_lot.errors import InputError
 from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args, saved_task
 from fairseq_lot.pretrained.languages import Pair, add_language_arguments, languages, typed_pair
+from fairseq_lot.pretrained.multilingual import add_language_symbols
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -144,7 +145,7 @@ def check_dictionaries(data: str | Path, pair: Pair, state: dict, path: str | Pa
         InputError: a dictionary is missing, damaged, or of another size.
     """
     for stack, language in zip(("encoder", "decoder"), pair, strict=True):
-        symbols = len(_dictionary(data, language))
+        symbols = len(add_language_symbols(_dictionary(data, language), saved_task(state, path)))
         embedding = state["model"].get(f"{stack}.embed_tokens.weight")
         if embedding is not None and embedding.size(0) != symbols:
             raise InputError(

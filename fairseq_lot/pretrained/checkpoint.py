@@ -4,6 +4,7 @@ import io
 import warnings
 import zipfile
 from argparse import Namespace
+from collections import OrderedDict
 from pathlib import Path
 from pickle import UnpicklingError
 
@@ -21,10 +22,34 @@ from fairseq_lot.models.pluggable_transformer import PluggableTransformerModel
 Checkpoint = str | Path | dict
 
 
+class State(dict):
+    """A checkpoint in memory: fairseq's own dictionary, whose ``repr`` is one line.
+
+    A pickle of it holds a plain ordered dictionary, which torch's safe loader takes.
+    """
+
+    def __repr__(self) -> str:
+        args = model_args(self, "checkpoint")
+        numbers = sum(weight.numel() for weight in self["model"].values())
+        return f"<checkpoint of {args.arch}: {args.attention} at {args.attention_sites}, {numbers:,} numbers>"
+
+    def __reduce__(self) -> tuple:
+        return OrderedDict, (), None, None, iter(self.items())
+
+
 def read(checkpoint: Checkpoint) -> tuple[dict, str]:
-    """A checkpoint that is given in either way, and its name for messages."""
+    """A checkpoint that is given in either way, and its name for messages.
+
+    Raises:
+        InputError: it is neither, or not the checkpoint of a Transformer.
+    """
     if isinstance(checkpoint, dict):
+        _check(checkpoint, "checkpoint")
         return checkpoint, "checkpoint"
+    if not isinstance(checkpoint, (str, Path)):
+        raise InputError(
+            f"a checkpoint is the path of a file, or what load_checkpoint or swap returned, not {checkpoint!r:.60}"
+        )
     return load_checkpoint(checkpoint), str(checkpoint)
 
 
@@ -57,6 +82,12 @@ def load_checkpoint(path: str | Path) -> dict:
             f"{path} is not a readable checkpoint, it may be truncated or foreign: "
             f"{reason.splitlines()[0] if reason else 'its pickle is damaged'}"
         ) from error
+    _check(state, path)
+    return state
+
+
+def _check(state, path):
+    """Refuse what is not the checkpoint of a Transformer."""
     weights = state.get("model") if isinstance(state, dict) else None
     if not isinstance(weights, dict) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
         raise InputError(f"{path} is not a fairseq checkpoint: it holds no model weights")
@@ -70,7 +101,6 @@ def load_checkpoint(path: str | Path) -> dict:
     if model not in (TransformerModel, PluggableTransformerModel):
         raise InputError(f"{path} holds a model of architecture {arch!r}, neither fairseq's transformer* nor ours")
     _check_sizes(args, path)
-    return state
 
 
 def _check_sums(path):

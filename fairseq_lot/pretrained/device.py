@@ -10,8 +10,8 @@ def add_device_argument(parser) -> None:
     parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda or cuda:1; default: a GPU when there is one")
 
 
-def choose_device(name: str | None = None) -> torch.device:
-    """The device of this name; None: a GPU when there is one.
+def choose_device(name: str | torch.device | None = None) -> torch.device:
+    """The device of this name, if it is one here; None: a GPU when there is one.
 
     Raises:
         InputError: there is no such device here.
@@ -20,7 +20,7 @@ def choose_device(name: str | None = None) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         device = None
     if device is None or device.type not in ("cpu", "cuda"):
         raise InputError(f"--device must be cpu, cuda or cuda:NUMBER, not {name!r}")

@@ -1,9 +1,7 @@
 """A trained model, alone or together with the sentences it is to run on."""
 
-import contextlib
 import copy
 import dataclasses
-import logging
 from argparse import Namespace
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -11,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from fairseq.data import Dictionary, LanguagePairDataset
+from fairseq.data import ConcatDataset, Dictionary, LanguagePairDataset
 from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from fairseq.utils import apply_to_sample
@@ -23,6 +21,7 @@ from fairseq_lot.pretrained.check import check_data, check_dictionaries
 from fairseq_lot.pretrained.checkpoint import Checkpoint, model_args, read, saved_encoder, saved_task
 from fairseq_lot.pretrained.device import choose_device
 from fairseq_lot.pretrained.languages import Pair, languages, with_languages
+from fairseq_lot.pretrained.multilingual import is_multilingual, set_up, without_notes
 
 # What saves memory or regularises in fairseq-train: it hinders a fit, and changes no measurement. Quantisation noise is
 # not here: its layer is a part of the model, and its noise is not made in eval mode.
@@ -151,7 +150,7 @@ def load(
     state, path = read(checkpoint)
     state = with_languages(state, path, pair)
     task, dataset = load_data(state, path, data, split, needs_target=needs_target)
-    model = build(state, path, device=choose_device() if device is None else device, **overrides)
+    model = build(state, path, device=choose_device(device), **overrides)
     return Loaded(model, task, dataset, path, {kind: saved_encoder(state, kind) for kind in ("bpe", "tokenizer")})
 
 
@@ -173,29 +172,20 @@ def load_data(
         check_data(data, split=split, source=source, target=target, needs_target=needs_target)
     check_dictionaries(data, (source, target), state, path)
     known = {option.name for option in dataclasses.fields(TranslationConfig)}
-    options = {name: value for name, value in saved.items() if name in known} | {
-        "data": str(data),
-        "source_lang": source,
-        "target_lang": target,
-    }
+    chosen = {"data": str(data), "source_lang": source, "target_lang": target}
     try:
-        with _without_notes():
-            task = TranslationTask.setup_task(TranslationConfig(**options))
+        with without_notes():
+            if is_multilingual(saved):
+                task = set_up(copy.deepcopy(saved) | chosen)
+            else:
+                options = {name: value for name, value in saved.items() if name in known} | chosen
+                task = TranslationTask.setup_task(TranslationConfig(**options))
             if split is not None:
                 task.load_dataset(split)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
     except Exception as error:  # whatever a folder of other options or another time leads to
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(f"{path} cannot be loaded with the data in {data}: {reason}") from error
-    return task, None if split is None else task.dataset(split)
-
-
-@contextlib.contextmanager
-def _without_notes():
-    """Leave out fairseq's notes on every file that it reads."""
-    logger = logging.getLogger("fairseq")
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
+    dataset = None if split is None else task.dataset(split)
+    return task, dataset.datasets[0] if isinstance(dataset, ConcatDataset) else dataset  # multilingual: of one pair

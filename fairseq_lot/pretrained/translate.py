@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
+from typing import overload
 
 import torch
 from fairseq.data import LanguagePairDataset
@@ -19,6 +20,7 @@ from fairseq_lot.pretrained.checkpoint import Checkpoint
 from fairseq_lot.pretrained.device import add_device_argument, choose_device
 from fairseq_lot.pretrained.languages import Pair, add_language_arguments, typed_pair
 from fairseq_lot.pretrained.loading import Loaded, load, on_device
+from fairseq_lot.pretrained.multilingual import language_symbols, source_symbols
 from fairseq_lot.pretrained.text import Text, add_text_arguments, indices, piece_kind, text_options
 
 _BATCH = 32  # piped sentences at a time
@@ -56,7 +58,7 @@ class Searcher:
 
     def spell(self, target: torch.Tensor) -> str:
         """A translation, as :meth:`search` finds it, with its pieces joined to words."""
-        return self.loaded.task.target_dictionary.string(target, self._joined)
+        return _string(self.loaded.task, target, self._joined)
 
     @cached_property
     def _joined(self):
@@ -65,16 +67,19 @@ class Searcher:
 
     def symbols(self, pieces: Sequence[str], where: str) -> torch.Tensor:
         """``(len,)``: what the encoder reads, end of sentence included; refused if it is too long."""
-        limit, length = self.loaded.model.max_positions()[0], len(pieces) + 1
+        task = self.loaded.task
+        symbols = torch.tensor([*source_symbols(task), *indices(pieces, task.source_dictionary)])
+        limit, length = self.loaded.model.max_positions()[0], len(symbols)
         if length > limit:
             raise InputError(f"{where}: {length} pieces with the end of sentence, the model takes {limit}; shorten it")
-        return indices(pieces, self.loaded.task.source_dictionary)
+        return symbols
 
     @torch.no_grad()
     def search(self, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The best hypothesis for each source, both as symbols with the end of sentence."""
         task = self.loaded.task
-        dataset = task.build_dataset_for_inference(list(sources), [len(source) for source in sources])
+        lengths = [len(source) for source in sources]
+        dataset = LanguagePairDataset(sources, lengths, task.source_dictionary, tgt_dict=task.target_dictionary)
         sample = on_device(dataset.collater([dataset[i] for i in range(len(sources))]), self.loaded.device)
         found = task.inference_step(self._generator, [self.loaded.model], sample)
         by_id = dict(zip(sample["id"].tolist(), found, strict=True))
@@ -106,12 +111,28 @@ class Translator(Searcher):
         super().__init__(checkpoint, data, beam=beam, device=device, languages=languages)
         self.text = Text.of(self.loaded, **text)
 
-    def translate(self, sentences: Sequence[str], first_line: int = 1) -> list[str]:
-        """One translation per sentence; a blank one stays blank.
+    @overload
+    def translate(self, sentences: str, first_line: int = 1) -> str: ...
+
+    @overload
+    def translate(self, sentences: list[str], first_line: int = 1) -> list[str]: ...
+
+    def translate(self, sentences: str | list[str], first_line: int = 1) -> str | list[str]:
+        """The translation of one sentence, or a list with one per sentence; a blank one stays blank.
 
         Raises:
-            InputError: a sentence is longer than the model's positions; ``first_line`` numbers the first one.
+            InputError: not a string or a list of strings, or a sentence is no text or longer than the model's
+                positions; ``first_line`` numbers the first one.
         """
+        if isinstance(sentences, str):
+            return self.translate([sentences], first_line)[0]
+        if not isinstance(sentences, list):
+            raise InputError(f"sentences must be a string or a list of strings, not {type(sentences).__name__}")
+        for line, sentence in enumerate(sentences, start=first_line):
+            if not isinstance(sentence, str):
+                raise InputError(f"line {line}: a sentence must be a string, not {type(sentence).__name__}")
+            if any("\ud800" <= character <= "\udfff" for character in sentence):
+                raise InputError(f"line {line}: {sentence!r:.60} holds half a surrogate pair, which is no character")
         encoded = self.text.encode(sentences)
         translations = [""] * len(encoded)
         filled = [i for i, pieces in enumerate(encoded) if pieces]
@@ -122,7 +143,12 @@ class Translator(Searcher):
         return translations
 
     def spell(self, target: torch.Tensor) -> str:
-        return self.text.decode(self.loaded.task.target_dictionary.string(target))
+        return self.text.decode(_string(self.loaded.task, target))
+
+
+def _string(task, target, joined=None, **how):
+    """The words of a target, without the symbol of its language."""
+    return task.target_dictionary.string(target, joined, extra_symbols_to_ignore=language_symbols(task), **how)
 
 
 @torch.no_grad()
@@ -143,7 +169,7 @@ def translate_split(loaded: Loaded, *, beam: int, batch: int = 128) -> list[str]
             sample = loaded.batch(by_length[start : start + batch])
             found = task.inference_step(generator, [loaded.model], sample)
             for i, hypotheses in zip(sample["id"].tolist(), found, strict=True):
-                translations[i] = task.target_dictionary.string(hypotheses[0]["tokens"], joined)
+                translations[i] = _string(task, hypotheses[0]["tokens"], joined)
             bar.update(len(sample["id"]))
     return translations
 
@@ -160,9 +186,8 @@ def references(data: str | Path, split: str, task: TranslationTask, dataset: Lan
     """
     file = Path(data) / "text" / f"{split}.{task.cfg.target_lang}"
     if not file.exists():
-        dictionary = task.target_dictionary
-        joined = piece_kind(dictionary)
-        return [dictionary.string(dataset.tgt[i], joined, escape_unk=True) for i in range(len(dataset))]
+        joined = piece_kind(task.target_dictionary)
+        return [_string(task, dataset.tgt[i], joined, escape_unk=True) for i in range(len(dataset))]
     lines = read_lines(file)
     if len(lines) != len(dataset):
         raise InputError(f"{file} has {len(lines)} lines, the split {len(dataset)} sentences; mend or remove the file")

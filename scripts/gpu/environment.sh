@@ -40,7 +40,7 @@ import importlib.metadata
 import importlib.util
 import platform
 
-import fairseq, fairseq_lot_bootstrap, torch
+import fairseq, fairseq_lot_compat, torch
 
 device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no CUDA device"
 triton = importlib.metadata.version("triton") if importlib.util.find_spec("triton") else "missing"

@@ -61,7 +61,7 @@ def in_this_process(main, *words):
     """The entry point of a fairseq command, seconds faster than in a new process; returns its standard output."""
     output = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(output):
-        patch.setattr(sys, "argv", ["fairseq", *map(str, words)])
+        patch.setattr(sys, "argv", [main.__module__.replace("fairseq_cli.", "fairseq-"), *map(str, words)])
         main()
     return output.getvalue()
 

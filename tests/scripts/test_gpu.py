@@ -242,7 +242,7 @@ def test_an_environment_without_a_network(tmp_path):
     for name in ("fairseq_lot", "scripts"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for path in (
-        *ROOT.glob("fairseq_lot_bootstrap.*"),
+        *ROOT.glob("fairseq_lot_compat.*"),
         *(ROOT / name for name in ("setup.py", "pyproject.toml", "README.md")),
     ):
         shutil.copy(path, tmp_path)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = ["setup.py", "pyproject.toml", "constraints.txt", "fairseq_lot_bootstrap.py", "fairseq_lot_bootstrap.pth",
+FILES = ["setup.py", "pyproject.toml", "constraints.txt", "fairseq_lot_compat.py", "fairseq_lot_compat.pth",
          "scripts/lib/common.sh", "scripts/setup.sh"]  # fmt: skip
 TOOLS = ["basename", "bash", "cat", "dirname", "find", "grep", "mv", "rm", "sh", "sha256sum", "tail", "tee", "test",
          "touch", "tr"]  # fmt: skip
@@ -112,8 +112,8 @@ def environment(tmp_path):
         (packages / name).parent.mkdir(exist_ok=True)
         (packages / name).write_text(text)
     for suffix in ("py", "pth"):
-        shutil.copy(ROOT / f"fairseq_lot_bootstrap.{suffix}", packages)
-    (packages / "fairseq_lot_bootstrap.py").write_text("")  # the real one would import numpy
+        shutil.copy(ROOT / f"fairseq_lot_compat.{suffix}", packages)
+    (packages / "fairseq_lot_compat.py").write_text("")  # the real one would import numpy
     return path, packages
 
 

@@ -8,14 +8,21 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
+import fairseq.data.data_utils
 import numpy as np
 import pytest
 import torch
 from fairseq import checkpoint_utils
+from fairseq.data import Dictionary
 from fairseq.dataclass.configs import FairseqConfig
-from fairseq.models.transformer import TransformerConfig
+from fairseq.models.transformer import TransformerConfig, TransformerModel
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from omegaconf import OmegaConf
+
+import fairseq_lot_compat
+from fairseq_lot.errors import InputError
+from tests.conftest import close
+from tests.plug_and_play import in_memory
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
@@ -38,18 +45,18 @@ def python(code, tmp_path, *options):
 class TestStart:
     def test_pth_belongs_to_the_installed_package(self, tmp_path):
         code = "import importlib.metadata as m; print(*(file.name for file in m.files('fairseq-lot')))"
-        assert "fairseq_lot_bootstrap.pth" in python(code, tmp_path).stdout.split()
+        assert "fairseq_lot_compat.pth" in python(code, tmp_path).stdout.split()
 
     def test_interpreter_starts_with_the_hook_and_nothing_heavy(self, tmp_path):
         """fairseq would skip the models of ``--user-dir fairseq_lot`` if the package were imported already."""
         loaded = python("import sys; print(*sys.modules)", tmp_path).stdout.split()
-        assert "fairseq_lot_bootstrap" in loaded
+        assert "fairseq_lot_compat" in loaded
         assert not {"fairseq", "fairseq_lot", "numpy", "torch"} & set(loaded)
 
     def test_hook_imports_no_other_module(self, tmp_path):
         code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); before = set(sys.modules)"
-        result = python(f"{code}; import fairseq_lot_bootstrap; print(*set(sys.modules) - before)", tmp_path, "-S")
-        assert result.stdout.split() == ["fairseq_lot_bootstrap"]
+        result = python(f"{code}; import fairseq_lot_compat; print(*set(sys.modules) - before)", tmp_path, "-S")
+        assert result.stdout.split() == ["fairseq_lot_compat"]
 
     def test_looking_for_fairseq_does_not_import_torch(self, tmp_path):
         code = "import importlib.util, sys; print(importlib.util.find_spec('fairseq').name, 'torch' in sys.modules)"
@@ -57,16 +64,117 @@ class TestStart:
 
     def test_reload_leaves_one_finder_and_working_layers(self, tmp_path):
         code = """
-import importlib, sys, fairseq_lot_bootstrap
+import importlib, sys, fairseq_lot_compat
 for _ in range(2):
-    importlib.reload(fairseq_lot_bootstrap)
-print(sum(getattr(finder, "__module__", "") == "fairseq_lot_bootstrap" for finder in sys.meta_path))
+    importlib.reload(fairseq_lot_compat)
+print(sum(getattr(finder, "__module__", "") == "fairseq_lot_compat" for finder in sys.meta_path))
 from fairseq.models.transformer import TransformerConfig
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 TransformerEncoderLayerBase(TransformerConfig())
 """
-        result = python(code, tmp_path)
-        assert (result.stdout, result.stderr) == ("1\n", "")
+        assert python(code, tmp_path).stdout == "1\n"
+
+
+# What a program finds changed after it has imported everything: warning filters, hook, a logger's level, figures, bf16.
+CHANGES = """
+import logging, sys, warnings
+import matplotlib
+before = list(warnings.filters), sys.excepthook, matplotlib.rcParams.copy()
+from fairseq import options
+from fairseq_lot.models import pluggable_transformer
+from fairseq_lot.output import figures
+figures.as_bytes(figures.Figure(), "svg")
+ours = [f for f in warnings.filters if f[1] is not None and "hydra" in f[1].pattern]
+level = logging.getLogger("fairseq.tasks.text_to_speech").level
+train = options.get_training_parser()
+args = options.parse_args_and_arch(train, ["data", "--arch", "transformer", "--bf16"])
+print(bool(ours), sys.excepthook is not before[1], level > 0, matplotlib.rcParams != before[2], not args.tpu)
+"""
+PROGRAMS = [f"fairseq-{name}" for name in ("train", "generate", "interactive", "preprocess", "score", "hydra-train")]
+
+
+class TestOwnCommands:
+    """Conveniences act in the commands of fairseq and of this package, not in anybody's script."""
+
+    @pytest.mark.parametrize(
+        "program, expected",
+        [
+            ("my_script.py", "False False False False False"),
+            ("fairseq-train", "True True True False True"),
+            ("fairseq_cli/train.py", "True True True False True"),
+        ],
+    )
+    def test_what_a_program_finds_changed(self, program, expected, tmp_path):
+        (tmp_path / program).parent.mkdir(exist_ok=True)
+        (tmp_path / program).write_text(CHANGES)
+        result = run(sys.executable, tmp_path / program, cwd=tmp_path)
+        assert result.stdout.strip() == expected, result.stderr
+
+    @pytest.mark.parametrize("program", [*PROGRAMS, "fairseq-lot", "fairseq_cli/train.py", "fairseq_lot/cli.py"])
+    def test_commands(self, program, monkeypatch):
+        monkeypatch.setattr(sys, "argv", [f"/some/where/{program}", "data"])
+        assert fairseq_lot_compat.in_command()
+
+    @pytest.mark.parametrize(
+        "argv", [[], ["-c"], [""], ["train.py"], ["my/fairseq-train.py"], ["ipykernel_launcher.py"]]
+    )
+    def test_other_programs(self, argv, monkeypatch):
+        monkeypatch.setattr(sys, "argv", argv)
+        assert not fairseq_lot_compat.in_command()
+
+    def test_user_dir_of_a_script_is_looked_up_as_fairseq_does(self, tmp_path):
+        code = "from argparse import Namespace; from fairseq.utils import import_user_module as load;"
+        result = run(sys.executable, "-c", f"{code} load(Namespace(user_dir='fairseq_lot'))", cwd=tmp_path)
+        assert result.returncode != 0 and "FileNotFoundError" in result.stderr
+
+
+class TestBatches:
+    """fairseq's main branch drops the last batch of a split unless its size fits; here with that rule by hand."""
+
+    @staticmethod
+    def mended(keep):
+        def batch_by_size(indices, fixed_shapes=None, **_):
+            batches = np.split(indices, range(8, len(indices), 8))
+            return batches if keep or len(batches[-1]) % 8 == 0 else batches[:-1]
+
+        module = Namespace()
+        fairseq_lot_compat._with_whole_splits(module, lambda module: setattr(module, "batch_by_size", batch_by_size))
+        return module.batch_by_size
+
+    @pytest.mark.parametrize("keep", [True, False])
+    @pytest.mark.parametrize("number", [8, 16, 20])
+    def test_no_sentence_is_lost(self, keep, number):
+        indices = np.arange(number)[::-1]
+        batches = self.mended(keep)(indices)
+        assert np.array_equal(np.concatenate(batches), indices)
+        assert [len(batch) for batch in batches] == {8: [8], 16: [8, 8], 20: [8, 8, 4]}[number]
+
+    def test_fairseq_itself_is_mended(self):
+        """The wrapper stands where fairseq's data sets look for the function."""
+        assert fairseq.data.data_utils.batch_by_size.__module__ == "fairseq_lot_compat"
+
+
+class TestScripting:
+    """torch.jit.script, as fairseq's own test of exports calls it."""
+
+    @pytest.fixture
+    def task(self):
+        dictionary = Dictionary()
+        for number in range(40):
+            dictionary.add_symbol(str(number))
+        return Namespace(source_dictionary=dictionary, target_dictionary=dictionary)
+
+    def test_stock_model_is_scripted(self, task, tmp_path):
+        args = Namespace(encoder_layers=2, decoder_layers=2, encoder_embed_dim=8, decoder_embed_dim=8)
+        model = TransformerModel.build_model(args, task).eval()
+        torch.jit.script(model).save(tmp_path / "model.pt")
+        source = torch.tensor([[4, 5, 6, 2], [1, 1, 7, 2]])
+        inputs = source, torch.tensor([4, 2]), torch.tensor([[2, 5, 6], [2, 8, 9]])
+        close(torch.jit.load(tmp_path / "model.pt")(*inputs)[0], model(*inputs)[0], 1e-6)
+
+    def test_ours_refuses_in_one_line(self):
+        with pytest.raises(InputError, match="^torch.jit.script cannot compile .*$"):
+            torch.jit.script(in_memory.load("lot_transformer").model)
 
 
 class TestCommands:

@@ -1,8 +1,10 @@
 """Lets the unmodified fairseq 0.12.2 run on current Python, hydra, omegaconf, numpy and torch.
 
-``fairseq_lot_bootstrap.pth`` imports this module at interpreter start; all that happens then is that one
+``fairseq_lot_compat.pth`` imports this module at interpreter start; all that happens then is that one
 finder goes onto ``sys.meta_path``. When somebody imports ``fairseq``, the finder lets the normal loaders do
-their work and patches seven modules before, while or after they execute. No file of fairseq is edited.
+their work and patches eight modules before, while or after they execute. No file of fairseq is edited.
+What makes fairseq work is patched in every program; what is a convenience acts in fairseq's own commands and
+in fairseq-lot alone (:func:`in_command`). docs/fairseq.md lists every patch with its reason.
 
 It is a top-level module because fairseq skips ``<user-dir>/models`` once ``fairseq_lot`` itself is imported.
 """
@@ -13,6 +15,18 @@ import sys
 _FAST_PATH_COPIES = tuple(
     f"{layer}_{kind}" for layer in ("in_proj", "out_proj", "fc1", "fc2") for kind in ("weight", "bias")
 )
+
+_COMMANDS = {
+    "fairseq-eval-lm",
+    "fairseq-generate",
+    "fairseq-hydra-train",
+    "fairseq-interactive",
+    "fairseq-lot",
+    "fairseq-preprocess",
+    "fairseq-score",
+    "fairseq-train",
+    "fairseq-validate",
+}
 
 # What fairseq's frozen sources raise at each start; matched at the beginning of the message.
 _KNOWN_WARNINGS = (
@@ -27,6 +41,17 @@ _KNOWN_WARNINGS = (
     r"'pin_memory' argument is set as true but no accelerator is found",
     r"Support for mismatched key_padding_mask and attn_mask is deprecated",
 )
+
+
+def in_command():
+    """Say whether the running program is one of fairseq's commands or fairseq-lot, not somebody's script or notebook.
+
+    ``python -m fairseq_cli.train`` and ``python -m fairseq_lot.cli`` are such programs, too. ``sys.argv`` tells, which
+    processes that a command spawns inherit.
+    """
+    program = sys.argv[0] if sys.argv else ""
+    *_, folder, name = ("", *program.split("/"))
+    return name in _COMMANDS or folder == "fairseq_cli" or (folder, name) == ("fairseq_lot", "cli.py")
 
 
 def _with_hashable_configs(module, execute):
@@ -56,10 +81,13 @@ def _with_hashable_configs(module, execute):
 
 
 def _without_fast_path(module, execute):
-    """Remove the encoder's fast path, which bypasses ``self_attn`` and fails on current torch.
+    """Switch off the encoder's fast path, which bypasses ``self_attn`` and fails on current torch.
 
-    Later fairseq dropped it too. Checkpoints with and without the copied weights load.
+    Later fairseq dropped it too. Checkpoints with and without its second copies of the weights load. The copies are
+    no parameters any more; empty tensors keep their names, as ``torch.jit.script`` compiles the fast path, too.
     """
+    import torch
+
     execute(module)
     layer = module.TransformerEncoderLayerBase
     if "_load_from_state_dict" not in vars(layer):
@@ -68,12 +96,15 @@ def _without_fast_path(module, execute):
 
     def __init__(self, *args, **kwargs):
         original_init(self, *args, **kwargs)
+        self.can_use_fastpath = False
         for name in _FAST_PATH_COPIES:
             delattr(self, name)
+            setattr(self, name, torch.empty(0))
 
     def _load_from_state_dict(self, state_dict, prefix, *args):
         for name in _FAST_PATH_COPIES:
             state_dict.pop(prefix + name, None)
+        # fairseq's own method would fill the copies and switch the fast path on
         super(layer, self)._load_from_state_dict(state_dict, prefix, *args)
 
     layer.__init__ = __init__
@@ -91,7 +122,7 @@ def _with_installed_user_dirs(module, execute):
     original = module.import_user_module
 
     def import_user_module(args):
-        name = getattr(args, "user_dir", None)
+        name = getattr(args, "user_dir", None) if in_command() else None
         if name and name.isidentifier() and not module.os.path.exists(module.os.path.join(name, "__init__.py")):
             spec = find_spec(name)
             if spec and spec.origin and spec.submodule_search_locations:
@@ -120,6 +151,28 @@ def _with_atomic_copies(module, execute):
     module.PathManager.copy = staticmethod(copy)
 
 
+def _with_whole_splits(module, execute):
+    """Let a split keep its last sentences, which fairseq's main branch drops in silence.
+
+    There ``batch_by_size`` leaves out a last batch whose size is no multiple of ``--required-batch-size-multiple`` (8),
+    in generation as well: 296 of 300 sentences are translated. fairseq 0.12.2 keeps it.
+    """
+    execute(module)
+    original = module.batch_by_size
+
+    def batch_by_size(indices, *args, **kwargs):
+        batches = original(indices, *args, **kwargs)
+        batched = sum(map(len, batches))
+        # batches follow one another in the order of the indices
+        return (
+            batches
+            if batched == len(indices) or kwargs.get("fixed_shapes") is not None
+            else [*batches, indices[batched:]]
+        )
+
+    module.batch_by_size = batch_by_size
+
+
 def _with_bf16_on_gpus(module, execute):
     """Let ``--bf16`` mean a GPU where torch_xla is not installed.
 
@@ -133,7 +186,7 @@ def _with_bf16_on_gpus(module, execute):
     def parse_args_and_arch(*args, **kwargs):
         parsed = original(*args, **kwargs)
         options = parsed[0] if isinstance(parsed, tuple) else parsed  # with parse_known the rest comes second
-        if getattr(options, "bf16", False) and find_spec("torch_xla") is None:
+        if in_command() and getattr(options, "bf16", False) and find_spec("torch_xla") is None:
             options.tpu = False
         return parsed
 
@@ -141,9 +194,10 @@ def _with_bf16_on_gpus(module, execute):
 
 
 def _with_safe_checkpoint_types(module, execute):
-    """Execute fairseq itself after torch's safe loader and the warning filters know what to let through."""
+    """Execute fairseq itself after torch's safe loader and, in a command, the warning filters are prepared."""
     _allow_checkpoint_types()
-    _silence_known_notes()
+    if in_command():
+        _silence_known_notes()
     execute(module)
 
 
@@ -190,6 +244,7 @@ def _silence_known_notes():
 
 _PATCHED_MODULES = {
     "fairseq": _with_safe_checkpoint_types,
+    "fairseq.data.data_utils": _with_whole_splits,
     "fairseq.dataclass.configs": _with_hashable_configs,
     "fairseq.file_io": _with_atomic_copies,
     "fairseq.models.transformer.transformer_config": _with_hashable_configs,

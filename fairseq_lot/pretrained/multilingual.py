@@ -1,0 +1,78 @@
+"""Models of fairseq's task ``translation_multi_simple_epoch``: symbols tell them which languages they read and write.
+
+The dictionaries of such a task are those of the data folder with a symbol for every language. The source may begin with
+one (``--encoder-langtok``), and so may the target (``--decoder-langtok``).
+"""
+
+import contextlib
+import logging
+from argparse import Namespace
+
+from fairseq.data import Dictionary
+from fairseq.data.multilingual.multilingual_data_manager import MultilingualDatasetManager
+from fairseq.data.multilingual.multilingual_utils import augment_dictionary
+from fairseq.tasks import FairseqTask
+from fairseq.tasks.translation_multi_simple_epoch import TranslationMultiSimpleEpochTask
+
+from fairseq_lot.errors import InputError
+
+
+def is_multilingual(saved: dict) -> bool:
+    """Whether this is the task, by its saved options."""
+    return saved.get("task", saved.get("_name")) == "translation_multi_simple_epoch"
+
+
+def add_language_symbols(dictionary: Dictionary, saved: dict) -> Dictionary:
+    """The dictionary with what its task adds to it, by the task's saved options: nothing if it is another task."""
+    if is_multilingual(saved):
+        args = Namespace(**saved)
+        try:
+            with without_notes():
+                languages = MultilingualDatasetManager.load_langs(args)
+            augment_dictionary(dictionary, languages, args.lang_tok_style, args.langtoks_specs, args.extra_data)
+        except Exception as error:  # whatever damaged or older options lead to, or a --lang-dict that is gone
+            raise InputError(f"the languages of translation_multi_simple_epoch cannot be told: {error}") from error
+    return dictionary
+
+
+def set_up(options: dict) -> FairseqTask:
+    """The task with these options, as ``fairseq-generate`` sets it up for one pair of languages.
+
+    Raises:
+        InputError: languages that the model does not know, or symbols in the place of the end of sentence.
+    """
+    if options.get("lang_tok_replacing_bos_eos"):
+        raise InputError("--lang-tok-replacing-bos-eos is known to fairseq's own commands alone; use fairseq-generate")
+    task = TranslationMultiSimpleEpochTask.setup_task(Namespace(**options))
+    task.cfg = task.args  # where the task ``translation`` has its options
+    return task
+
+
+def source_symbols(task: FairseqTask) -> list[int]:
+    """What every source begins with."""
+    if not isinstance(task, TranslationMultiSimpleEpochTask):
+        return []
+    spec, _ = task.args.langtoks["main"]
+    symbol = spec and task.data_manager.get_encoder_langtok(task.args.source_lang, task.args.target_lang, spec)
+    return [symbol] if symbol else []
+
+
+def language_symbols(task: FairseqTask) -> set[int]:
+    """The symbols before sources and targets, which spell no word."""
+    if not isinstance(task, TranslationMultiSimpleEpochTask):
+        return set()
+    _, spec = task.args.langtoks["main"]
+    symbol = spec and task.data_manager.get_decoder_langtok(task.args.target_lang, spec)
+    return {*source_symbols(task), symbol} - {None}
+
+
+@contextlib.contextmanager
+def without_notes():
+    """Leave out fairseq's notes on every file that it reads."""
+    logger = logging.getLogger("fairseq")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

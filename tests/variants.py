@@ -94,7 +94,8 @@ class Case:
     @property
     def layouts(self):
         """Where pads may stand; neighbours are neighbouring slots."""
-        return ("right", "left") if self.flag("mixes_values") or self.flag("counts_slots") else ("right", "left", "scattered")
+        at_ends = self.flag("mixes_values") or self.flag("counts_slots")
+        return ("right", "left") if at_ends else ("right", "left", "scattered")
 
     def build(self, dtype=torch.float64, **options):
         """The mechanism; its parameters are moved away from special values such as equal masses."""

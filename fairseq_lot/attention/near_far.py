@@ -51,7 +51,9 @@ class NearFar(Mechanism):
     """``A = diag(u) K̃ diag(w)``: exact scores within a window, features elsewhere, T half-updates, rows last.
 
         K̃_ij = exp(s·q_i·k_j)     for |i - j| ≤ W
-        K̃_ij = φ(q_i)·ψ(k_j)      elsewhere, with φ_t(q) = exp(s·q·z_t - s‖q‖²/2 + c_t)/r, ψ_t(k) = exp(s·k·z_t - s‖k‖²/2)
+        K̃_ij = φ(q_i)·ψ(k_j)      elsewhere
+        φ_t(q) = exp(s·q·z_t - s‖q‖²/2 + c_t) / r
+        ψ_t(k) = exp(s·k·z_t - s‖k‖²/2)
 
     As drawn, z ~ N(0, √d) and c = 0, φ·ψ is an unbiased estimate of exp(s·q·k): the positive features of [FAVOR+]. A
     kernel that is sparse and exact here and of low rank there is [Scatterbrain]'s, and with Sinkhorn's updates

@@ -144,9 +144,7 @@ def expected_inputs(*, pads=0):
 def test_a_wide_band_at_the_expected_position_is_softmax(pads):
     q, k, v, query_logs, key_logs, mask = expected_inputs(pads=pads)
     summary = summarise_far(key_logs, v, mask)
-    values, weights = near_far_at_expected(
-        q, k, v, query_logs, key_logs, summary, mask, window=9, need_weights=True
-    )
+    values, weights = near_far_at_expected(q, k, v, query_logs, key_logs, summary, mask, window=9, need_weights=True)
     scores = q @ k.mT if mask is None else (q @ k.mT).masked_fill(mask[:, None, None], -torch.inf)
     close(weights, torch.softmax(scores, -1), 1e-10)
     close(values, weights @ v, 1e-10)

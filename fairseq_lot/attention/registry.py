@@ -24,6 +24,9 @@ MECHANISMS: dict[str, type[Mechanism]] = {
 # the mechanism of every site for which no other is asked
 DEFAULT = "softmax"
 
+# what a trained model is given in its place where no other is asked: it keeps the model's quality
+PLUGGED = "near_far"
+
 
 def mechanism_class(name: str) -> type[Mechanism]:
     """The mechanism registered under ``name``; InputError when there is none."""

@@ -49,13 +49,19 @@ def options_of(mechanism: str) -> list[str]:
     return [flat_name(mechanism, field.name) for field in dataclasses.fields(mechanism_class(mechanism).options_class)]
 
 
-def add_attention_args(parser: ArgumentParser, *, differential: bool = True) -> None:
+def add_attention_args(parser: ArgumentParser, *, differential: bool = True, default: str | None = None) -> None:
     """Add --attention, --attention-sites, the differential options (if wanted) and every mechanism's own options.
 
     No option gets an argparse default: those stand in the options dataclasses and in the architectures.
+
+    Args:
+        parser: gets the options.
+        differential: whether the differential form can be asked for.
+        default: the mechanism that stands for none, where there is one that is always the same, for ``--help``.
     """
     add = parser.add_argument
-    add("--attention", metavar="NAME", help=f"attention mechanism: {', '.join(MECHANISMS)}")
+    unless = "" if default is None else f" (default: {default})"
+    add("--attention", metavar="NAME", help=f"attention mechanism: {', '.join(MECHANISMS)}{unless}")
     add(
         "--attention-sites",
         metavar="SITES",

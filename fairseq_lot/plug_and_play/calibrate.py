@@ -90,8 +90,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "data",
         nargs="?",
         metavar="DATA",
-        help="folder made by fairseq-preprocess, to calibrate on its text; encoder sites need its source side only. "
-        "Default: random pieces, for which no data is needed",
+        help="folder made by fairseq-preprocess, to calibrate on its text; encoder sites need its source side only. Or a "
+        "plain text file in the source language, a sentence a line. Default: random pieces, for which no data is needed",
     )
     add("--path", required=True, metavar="SWAPPED.pt", help="checkpoint whose attention was swapped")
     add("--out", required=True, metavar="CALIBRATED.pt", help="the new checkpoint; never half-written")
@@ -162,9 +162,10 @@ def calibrate(
     Args:
         checkpoint: with swapped attention: its path, or what ``swap`` returned, which is not changed.
         data: folder made by fairseq-preprocess, whose sentences to use; targets are read for decoder sites only, and if
-            there are any. None: random pieces, drawn by the counts of the dictionary that the model was trained with
-            if it is still there, else all equally likely. Where there are no targets, the decoder reads the teacher's
-            translations.
+            there are any. Or a plain text file in the source language, whose pieces are made as those of the model's
+            text were; for that the folder that it was trained on must be there. None: random pieces, drawn by the
+            counts of the dictionary that the model was trained with if it is still there, else all equally likely.
+            Where there are no targets, the decoder reads the teacher's translations.
         device: to run on; None: a GPU when there is one.
         languages: source and target, where neither checkpoint nor data folder tells.
         interruptible: Ctrl-C ends the fit, and what is best so far is returned; else it interrupts, as it always does.
@@ -248,6 +249,8 @@ def trained_attention(state: dict, path: str | Path) -> str:
 def _sentences(state, path, data, fitting: FitOptions, teacher: nn.Module) -> Sentences:
     """What to run on."""
     shared = {"max_tokens": fitting.max_tokens, "held_out": fitting.held_out, "seed": fitting.seed}
+    if data is not None and Path(data).is_file():
+        return TextSentences(encoded(state, path, data, teacher), str(data), **shared)
     if data is not None:
         task, dataset = load_data(state, path, data, fitting.split, needs_target=False)
         return TextSentences(Loaded(teacher, task, dataset, str(path)), f"{data}, {fitting.split}", **shared)

@@ -1,19 +1,24 @@
-"""What a calibration runs on: random pieces, or the sentences of a data folder."""
+"""What a calibration runs on: random pieces, the sentences of a data folder, or those of a plain text file."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import torch
-from fairseq.data import Dictionary
+from fairseq.data import Dictionary, LanguagePairDataset
 from fairseq.data.data_utils import collate_tokens
 from torch import nn
+from tqdm import tqdm
 
 from fairseq_lot.errors import InputError
-from fairseq_lot.pretrained.checkpoint import saved_task
+from fairseq_lot.output.files import read_lines
+from fairseq_lot.pretrained.checkpoint import saved_encoder, saved_task
 from fairseq_lot.pretrained.languages import languages
-from fairseq_lot.pretrained.loading import Loaded, on_device
+from fairseq_lot.pretrained.loading import Loaded, load_data, on_device
+from fairseq_lot.pretrained.multilingual import source_symbols
+from fairseq_lot.pretrained.text import Text, indices
 from fairseq_lot.pretrained.multilingual import add_language_symbols
 
 # pieces of a random sentence, both included; the end of sentence comes to them
@@ -36,11 +41,11 @@ class Sentences(Protocol):
 
 
 class TextSentences:
-    """Sentences of one split of a data folder.
+    """Sentences of one split of a data folder, or of a file.
 
     Args:
-        loaded: a model with this split; sentences that it has no positions for are left out.
-        name: of the folder.
+        loaded: a model with these sentences; those that it has no positions for are left out.
+        name: of the folder or the file.
         max_tokens: pieces in a batch.
         held_out: sentences to measure errors on.
         seed: of what is drawn.
@@ -65,6 +70,28 @@ class TextSentences:
         while True:
             for i in generator.permutation(len(self._batches)):
                 yield self._loaded.batch(self._batches[i])
+
+
+def encoded(state: dict, path: str | Path, file: str | Path, model: nn.Module) -> Loaded:
+    """A model with the sentences of a plain text file, in pieces as they are made for it; blank lines are left out.
+
+    Raises:
+        InputError: the file cannot be read, or what made the pieces of the model's text is not here.
+    """
+    lines = read_lines(file)
+    try:
+        task, _ = load_data(state, path, None, None)
+    except InputError as error:
+        raise InputError(
+            f"{file} is plain text, of which pieces are made as in the folder that {path} was trained on: {error}"
+        ) from None
+    encoders = {kind: saved_encoder(state, kind) for kind in ("bpe", "tokenizer")}
+    loaded = Loaded(model, task, None, str(path), encoders)
+    pieces = filter(None, Text.of(loaded).encode(tqdm(lines, desc=Path(file).name, leave=False, disable=None)))
+    start, dictionary = source_symbols(task), task.source_dictionary
+    sources = [torch.tensor([*start, *indices(sentence, dictionary)]) for sentence in pieces]
+    dataset = LanguagePairDataset(sources, [len(source) for source in sources], dictionary)
+    return replace(loaded, dataset=dataset)
 
 
 class RandomPieces:

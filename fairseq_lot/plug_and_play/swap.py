@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fairseq_lot.attention.base import Mechanism
 from fairseq_lot.attention.options import SITES
-from fairseq_lot.attention.registry import DEFAULT, MECHANISMS, describe, mechanism_class
+from fairseq_lot.attention.registry import DEFAULT, MECHANISMS, PLUGGED, describe, mechanism_class
 from fairseq_lot.errors import InputError
 from fairseq_lot.models.pluggable_transformer import SIZES, base_architecture, own_architecture
 from fairseq_lot.modules.flat_options import (
@@ -39,14 +39,18 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--out", required=True, metavar="SWAPPED.pt", help="the new checkpoint; never half-written")
     add_device_argument(parser)
-    add_attention_args(parser.add_argument_group("attention"), differential=False)
+    add_attention_args(parser.add_argument_group("attention"), differential=False, default=PLUGGED)
     group = parser.add_argument_group(
         "calibration",
-        "What the new attention adds is fitted to softmax's outputs, on random pieces unless DATA is given; "
+        "What the new attention adds is fitted to softmax's outputs, on random pieces unless text is given; "
         "fairseq-lot calibrate does the same with a swapped checkpoint.",
     )
     choice = group.add_mutually_exclusive_group()
-    choice.add_argument("--calibrate", metavar="DATA", help="fit on the text of a folder made by fairseq-preprocess")
+    choice.add_argument(
+        "--calibrate",
+        metavar="DATA",
+        help="fit on the text of a folder made by fairseq-preprocess, or of a plain text file in the source language",
+    )
     choice.add_argument("--no-calibrate", action="store_true", help="leave the new parameters as they were drawn")
     add_language_arguments(group)
     add_fit_arguments(group)
@@ -54,14 +58,12 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Swap, calibrate unless told not to, and say in one line what was done."""
-    if args.attention is None:
-        raise InputError("--attention is missing: name the mechanism to plug in")
     if Path(args.out).resolve() == Path(args.path).resolve():
         raise InputError(f"--out is the base itself, {args.path}; give another file")
     fitting = dataclasses.asdict(FitOptions.of(args))
     shared = {"device": choose_device(args.device), "languages": typed_pair(args)}
     options = {name: value for name in option_names() if (value := getattr(args, name, None)) is not None}
-    state = swap(args.path, **options)
+    state = swap(args.path, **{"attention": PLUGGED, **options})
     reason = "not calibrated: as drawn" if args.no_calibrate else why_not_calibrated(state, args.path)
     with atomic_write(args.out, "wb") as file:  # opened first: an unwritable path fails at once
         if args.calibrate is not None or reason is None:
@@ -115,13 +117,13 @@ def why_not_calibrated(state: dict, path: str | Path) -> str | None:
     return None if trained == DEFAULT else f"not calibrated: the model was trained with {trained} attention"
 
 
-def swap(checkpoint: Checkpoint, *, attention: str, **flat_options) -> dict:
+def swap(checkpoint: Checkpoint, *, attention: str = PLUGGED, **flat_options) -> dict:
     """Return a checkpoint whose attention is another one; everything that both share is kept bit for bit.
 
     Args:
         checkpoint: its path, or what :func:`~fairseq_lot.pretrained.checkpoint.load_checkpoint` returned, which is not
             changed.
-        attention: the new mechanism: {mechanisms}.
+        attention: the new mechanism: {mechanisms}. The default keeps a model's quality, once it is calibrated.
         **flat_options: ``attention_sites``, where it stands, a list of {sites} (default: encoder),
             and the mechanism's own options, such as ``lot_num_pivots``. ``fairseq-lot swap --help`` lists them all,
             with dashes for underscores.

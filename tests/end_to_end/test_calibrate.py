@@ -283,3 +283,25 @@ def test_a_device_that_is_not_there_is_refused(device, data, stock_checkpoint, l
     ):
         refuse(capsys, *words, "--device", device, naming=["--device", device])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plain_text_file_is_fitted_to_in_the_pieces_of_the_model(data, stock_checkpoint, tmp_path, capsys):
+    """A folder of the same sentences gives the same checkpoint."""
+    raw, out = tmp_path / "raw.de", [tmp_path / "file.pt", tmp_path / "folder.pt"]
+    lines = (data / "raw" / "train.de").read_text(encoding="utf-8").splitlines()
+    raw.write_text("\n\n".join(lines) + "\n", encoding="utf-8")
+    words = ("swap", "--path", stock_checkpoint, "--near-far-num-features", 6, *FIT, "--calibrate")
+    for source, file in zip((raw, data / "bin"), out, strict=True):
+        fairseq_lot(*words, source, "--out", file)
+    assert f"calibrated on text of {raw} (12 + 4 steps" in capsys.readouterr().out
+    weights = [load_checkpoint(file)["model"] for file in out]
+    assert all(torch.equal(value, weights[1][key]) for key, value in weights[0].items())
+    few = tmp_path / "few.de"
+    few.write_text("\n".join(lines[:20]) + "\n", encoding="utf-8")
+    refuse(capsys, *words, few, "--out", tmp_path / "few.pt", naming=[few, "20 sentences"])
+    state = load_checkpoint(stock_checkpoint)
+    state["cfg"]["task"].data = str(tmp_path / "gone")
+    torch.save(state, tmp_path / "moved.pt")
+    moved = ("swap", "--path", tmp_path / "moved.pt", "--calibrate", raw, "--out", tmp_path / "x.pt")
+    refuse(capsys, *moved, naming=[raw, tmp_path / "gone"])
+    assert not (tmp_path / "x.pt").exists() and not (tmp_path / "few.pt").exists()

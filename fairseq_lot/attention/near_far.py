@@ -23,7 +23,7 @@ class NearFarOptions(Options):
     """Defaults were chosen on validation data: docs/notes/near_far.md."""
 
     num_features: int = option(32, "features per head, r: the rank of the far part; 0: the band alone", minimum=0)
-    window: int = option(4, "W: scores of keys at most so many tokens away are exact", minimum=0)
+    window: int = option(8, "W: scores of keys at most so many tokens away are exact", minimum=0)
     num_updates: int = option(
         1, "half-updates, rows last: 1 is softmax with this kernel; with more, columns near their marginal", minimum=1
     )

@@ -34,7 +34,7 @@ from fairseq_lot.plug_and_play.distillation import (
     teacher_calls,
     with_target,
 )
-from fairseq_lot.plug_and_play.sentences import RandomPieces, Sentences, TextSentences, dictionary_of_training
+from fairseq_lot.plug_and_play.sentences import RandomPieces, Sentences, TextSentences, dictionary_of_training, encoded
 from fairseq_lot.pretrained.checkpoint import Checkpoint, State, model_args, read, serialised
 from fairseq_lot.pretrained.device import add_device_argument, choose_device
 from fairseq_lot.pretrained.languages import add_language_arguments, typed_pair, with_languages
@@ -90,8 +90,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         "data",
         nargs="?",
         metavar="DATA",
-        help="folder made by fairseq-preprocess, to calibrate on its text; encoder sites need its source side only. Or a "
-        "plain text file in the source language, a sentence a line. Default: random pieces, for which no data is needed",
+        help="folder made by fairseq-preprocess, to calibrate on its text; encoder sites need its source side only. "
+        "Or a plain text file in the source language, a sentence a line. Default: random pieces, for which no data is "
+        "needed",
     )
     add("--path", required=True, metavar="SWAPPED.pt", help="checkpoint whose attention was swapped")
     add("--out", required=True, metavar="CALIBRATED.pt", help="the new checkpoint; never half-written")

@@ -17,9 +17,8 @@ from fairseq_lot.output.files import read_lines
 from fairseq_lot.pretrained.checkpoint import saved_encoder, saved_task
 from fairseq_lot.pretrained.languages import languages
 from fairseq_lot.pretrained.loading import Loaded, load_data, on_device
-from fairseq_lot.pretrained.multilingual import source_symbols
+from fairseq_lot.pretrained.multilingual import add_language_symbols, source_symbols
 from fairseq_lot.pretrained.text import Text, indices
-from fairseq_lot.pretrained.multilingual import add_language_symbols
 
 # pieces of a random sentence, both included; the end of sentence comes to them
 SHORTEST, LONGEST = 4, 80

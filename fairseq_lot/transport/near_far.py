@@ -312,8 +312,8 @@ def near_far_at_expected(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """:func:`near_far` with a query's band around the slot that its features expect, ``|j - round(p_i)| ≤ W``.
 
-    ``p_i`` is the mean slot of the keys under the features alone. Each query reads 2W + 1 keys: O(n (r + W) d). What the
-    features give these keys is taken from what they give all; where less than 1e-5 of it is left, nothing is.
+    ``p_i`` is the mean slot of the keys under the features alone. Each query reads 2W + 1 keys: O(n (r + W) d). What
+    the features give these keys is taken from what they give all; where less than 1e-5 of it is left, nothing is.
 
     Args:
         q, k, v, query_logs, key_logs: as for :func:`near_far`.

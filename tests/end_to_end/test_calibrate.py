@@ -286,12 +286,15 @@ def test_a_device_that_is_not_there_is_refused(device, data, stock_checkpoint, l
 
 
 def test_a_plain_text_file_is_fitted_to_in_the_pieces_of_the_model(data, stock_checkpoint, tmp_path, capsys):
-    """A folder of the same sentences gives the same checkpoint."""
+    """A folder of the same sentences, without a target side, gives the same checkpoint."""
     raw, out = tmp_path / "raw.de", [tmp_path / "file.pt", tmp_path / "folder.pt"]
+    folder = shutil.copytree(data / "bin", tmp_path / "bin")
+    for file in folder.glob("train.de-en.en.*"):
+        file.unlink()
     lines = (data / "raw" / "train.de").read_text(encoding="utf-8").splitlines()
     raw.write_text("\n\n".join(lines) + "\n", encoding="utf-8")
     words = ("swap", "--path", stock_checkpoint, "--near-far-num-features", 6, *FIT, "--calibrate")
-    for source, file in zip((raw, data / "bin"), out, strict=True):
+    for source, file in zip((raw, folder), out, strict=True):
         fairseq_lot(*words, source, "--out", file)
     assert f"calibrated on text of {raw} (12 + 4 steps" in capsys.readouterr().out
     weights = [load_checkpoint(file)["model"] for file in out]

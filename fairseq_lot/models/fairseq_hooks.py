@@ -11,6 +11,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 
 from fairseq import checkpoint_utils
+from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.models.transformer import TransformerModel
 from omegaconf import OmegaConf
 
@@ -50,9 +51,9 @@ def _with_known_overrides(stock_load):
     TransformerModel.add_args(parser)
     others = {action.dest for action in parser._actions}
 
-    def load_checkpoint_to_cpu(path, arg_overrides=None, **options):
+    def load_checkpoint_to_cpu(path, arg_overrides=None, *args, **options):
         check_overrides(arg_overrides or (), others)
-        return stock_load(path, arg_overrides, **options)
+        return stock_load(path, arg_overrides, *args, **options)
 
     return load_checkpoint_to_cpu
 
@@ -61,9 +62,10 @@ def _of_the_same_attention(stock_load):
     """Let fairseq-hydra-train refuse a checkpoint whose attention its configuration does not repeat."""
 
     def load_checkpoint(cfg, trainer, **options):
-        path = starting_point(cfg)
-        if path is not None and OmegaConf.is_config(trainer.cfg.model):
-            check_configured(Namespace(**trainer.cfg.model), path)
+        path, model = starting_point(cfg), trainer.cfg.model
+        configured = OmegaConf.is_config(model) and ARCH_MODEL_REGISTRY.get(model._name)
+        if path is not None and configured and issubclass(configured, TransformerModel):
+            check_configured(Namespace(**OmegaConf.to_container(model)), path)
         return stock_load(cfg, trainer, **options)
 
     return load_checkpoint

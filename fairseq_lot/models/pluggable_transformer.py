@@ -1,5 +1,8 @@
 """The pluggable Transformer and its architectures, registered with fairseq."""
 
+import re
+from collections.abc import Collection
+
 from fairseq.models import (
     ARCH_CONFIG_REGISTRY,
     ARCH_MODEL_REGISTRY,
@@ -27,7 +30,8 @@ class PluggableTransformerModel(TransformerModel):
     initial values.
     """
 
-    redraw_attention = False
+    #: parameters, without the number of their layer, whose values in a checkpoint are of another attention
+    redrawn_attention: Collection[str] = ()
 
     @classmethod
     def add_args(cls, parser):
@@ -48,11 +52,12 @@ class PluggableTransformerModel(TransformerModel):
                     f"change --{side}-attention-heads or --{side}-embed-dim"
                 )
         announce_epochs(task)
-        redraw = getattr(args, "redraw_attention", False)
-        if redraw:  # not a property of the model, so its checkpoints do not have it
-            del args.redraw_attention
+        redrawn = ()
+        if hasattr(args, "redrawn_attention"):  # not a property of the model, so its checkpoints do not have it
+            redrawn = args.redrawn_attention
+            del args.redrawn_attention
         model = super().build_model(args, task)
-        model.redraw_attention = redraw
+        model.redrawn_attention = redrawn
         return model
 
     def set_epoch(self, epoch):
@@ -90,12 +95,12 @@ class PluggableTransformerModel(TransformerModel):
     def upgrade_state_dict_named(self, state_dict, name):
         """Supply the mechanisms' parameters that a checkpoint lacks, drop those of a mechanism that is gone.
 
-        Those of another shape count as lacking where a training's command line changes the attention.
+        Where the command line of a training changes the attention, those that do not fit count as lacking.
         """
         super().upgrade_state_dict_named(state_dict, name)
         own = {key: value for key, value in self.state_dict().items() if ".mechanism." in key}
         for key in [key for key in state_dict if ".mechanism." in key]:
-            if key not in own or (self.redraw_attention and state_dict[key].shape != own[key].shape):
+            if key not in own or re.sub(r"\.\d+\.", ".", key, count=1) in self.redrawn_attention:
                 del state_dict[key]
         for key, value in own.items():
             state_dict.setdefault(key, value)

@@ -16,7 +16,7 @@ from fairseq_lot.attention.options import SITES
 from fairseq_lot.attention.registry import DEFAULT, describe
 from fairseq_lot.errors import InputError
 from fairseq_lot.modules.flat_options import DEFAULTS, flag, mechanism_options, option_names, options_of, spell_out
-from fairseq_lot.modules.sites import attention_sites, build_site_mechanism
+from fairseq_lot.modules.sites import ATTENTION_AT, attention_sites, build_site_mechanism
 
 logger = logging.getLogger(__name__)
 
@@ -61,13 +61,17 @@ def take_over(args: Namespace, defaults: dict) -> bool:
         f"{flag(name)} {getattr(saved, name, None)} becomes {getattr(planned, name, None)}"
         for name in _changed([*DEFAULTS, *own], saved, planned)
     ]
-    if _parameters(saved) != _parameters(planned):
-        if has_optimiser and not _resets_optimiser(args, path):
-            raise InputError(
-                f"{line}; the command line changes its parameters ({', '.join(changes)}), which the optimiser's saved "
-                "state does not fit: use --finetune-from-model or --reset-optimizer"
-            )
-        args.redraw_attention = True
+    before, after = _parameters(saved), _parameters(planned)
+    goes_on = has_optimiser and not args.reset_optimizer and path != args.finetune_from_model
+    if goes_on and before != after:
+        raise InputError(
+            f"{line}; the command line changes its parameters ({', '.join(changes)}), which the optimiser's saved "
+            "state does not fit: use --finetune-from-model or --reset-optimizer"
+        )
+    redrawn = [name for name in before.keys() & after if before[name][:2] != after[name][:2]]
+    if redrawn:
+        args.redrawn_attention = redrawn
+    if redrawn or after.keys() - before:
         changes.append("parameters that are new or of another shape are drawn")
     if changes:
         logger.warning(f"{line}; by the command line {', '.join(changes)}")
@@ -160,14 +164,16 @@ def _changed(names, saved, planned):
 
 
 def _parameters(args):
-    """Names and shapes of what the attention learns at each site, at some width."""
-    return {
-        (site, name): parameter.shape
-        for site in SITES
-        if (mechanism := build_site_mechanism(args, site=site, layer=0, num_heads=2, head_dim=64, dropout=0.0))
-        for name, parameter in mechanism.named_parameters()
-    }
+    """Shape of what the attention adds to a model of some width, whose it is, and whether it is learnt.
 
-
-def _resets_optimiser(args, path):
-    return args.reset_optimizer or path == args.finetune_from_model
+    Names are those of checkpoints without the number of the layer.
+    """
+    found = {}
+    for site in SITES:
+        mechanism = build_site_mechanism(args, site=site, layer=0, num_heads=2, head_dim=64, dropout=0.0)
+        learnt = dict(mechanism.named_parameters()) if mechanism else ()
+        for name, value in mechanism.state_dict().items() if mechanism else ():
+            owner = "differential" if args.differential and not name.startswith("inner.") else args.attention
+            stack, attention = ATTENTION_AT[site]
+            found[f"{stack}.layers.{attention}.mechanism.{name}"] = (value.shape, owner, name in learnt)
+    return found

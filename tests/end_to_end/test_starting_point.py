@@ -88,7 +88,7 @@ def test_what_is_typed_wins_and_a_line_names_both(lot_checkpoint, fine_tuned, ca
     assert weights["encoder.layers.0.self_attn.mechanism.pivots"].shape[1] == 8
     (line,) = lines(caplog)
     assert "--lot-num-pivots 6 becomes 8" in line and "--lot-epsilon 1.0 becomes 0.5" in line and "drawn" in line
-    assert "redraw_attention" not in vars(args)
+    assert "redrawn_attention" not in vars(args)
 
 
 def test_another_mechanism_has_to_be_typed(sinkhorn_checkpoint, fine_tuned, tmp_path, caplog):
@@ -102,6 +102,15 @@ def test_another_mechanism_has_to_be_typed(sinkhorn_checkpoint, fine_tuned, tmp_
     assert args.lot_num_pivots == 5 and weights["encoder.layers.0.self_attn.mechanism.pivots"].shape[1] == 5
     (line,) = lines(caplog)
     assert "--attention sinkhorn becomes lot" in line
+
+
+def test_parameters_of_another_mechanism_are_not_taken_for_one_s_own(lot_checkpoint, fine_tuned):
+    """Both have pivots of the same name and shape; they start as swap draws them."""
+    typed = ("--attention", "set", "--set-num-pivots", 6)
+    _, weights = fine_tuned("--arch", "lot_transformer", *TINY, "--finetune-from-model", lot_checkpoint, *typed)
+    expected, start = swap(lot_checkpoint, attention="set", set_num_pivots=6)["model"], load_checkpoint(lot_checkpoint)
+    key = "encoder.layers.1.self_attn.mechanism.pivots"
+    assert torch.equal(weights[key], expected[key]) and weights[key].shape == start["model"][key].shape
 
 
 def test_a_stock_model_brings_nothing_and_a_line_says_so(stock_checkpoint, fine_tuned, caplog):
@@ -173,9 +182,9 @@ def test_hydra_has_to_repeat_the_attention(sinkhorn_checkpoint):
     def load_checkpoint(*_, **__):
         raise Loads
 
-    def start_training(**model):
+    def start_training(name="lot_transformer", **model):
         trainer = SimpleNamespace(
-            cfg=OmegaConf.create({"model": {"_name": "lot_transformer", **model}}),
+            cfg=OmegaConf.create({"model": {"_name": name, **model}}),
             checkpoint_suffix="",
             load_checkpoint=load_checkpoint,
         )
@@ -189,3 +198,7 @@ def test_hydra_has_to_repeat_the_attention(sinkhorn_checkpoint):
         start_training(attention="lot")
     with pytest.raises(Loads):
         start_training(attention="sinkhorn", **SOFT)
+    with pytest.raises(InputError, match="the configuration means softmax"):
+        start_training("transformer_iwslt_de_en")
+    with pytest.raises(Loads):  # of another kind, whose trainings are its own
+        start_training("transformer_lm")

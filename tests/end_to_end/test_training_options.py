@@ -30,6 +30,28 @@ def test_all_at_once(family, data, tmp_path):
     assert len(hypotheses(generate(data / "bin", checkpoint))) == 120
 
 
+@pytest.mark.fast_if(lambda flags: "--adaptive-softmax-cutoff" in flags)
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--adaptive-softmax-cutoff", "50,100", "--criterion", "adaptive_loss", "--ddp-backend", "legacy_ddp"),
+        ("--encoder-normalize-before", "--decoder-normalize-before", "--encoder-learned-pos", "--layernorm-embedding"),
+        ("--offload-activations",),
+        ("--quant-noise-pq", 0.1),
+    ],
+    ids=lambda flags: flags[0].lstrip("-"),
+)
+def test_one_at_a_time_trained_swapped_and_fine_tuned(flags, data, tmp_path):
+    sizes = ("--encoder-layers", 1, "--decoder-layers", 1)
+    checkpoint = train(data / "bin", tmp_path / "base", "--arch", "lot_transformer_small", *sizes, *flags, updates=2)
+    out = tmp_path / "out.pt"
+    fairseq_lot("swap", "--path", checkpoint, "--attention", "set", "--set-num-pivots", 4, "--out", out)
+    assert len(hypotheses(generate(data / "bin", out))) == 120
+    fine_tuning = ("--arch", "set_transformer_small", *sizes, *flags, "--finetune-from-model", out)
+    child = train(data / "bin", tmp_path / "child", *fine_tuning, updates=2)
+    assert list(load_checkpoint(child)["model"]) == list(load_checkpoint(out)["model"])
+
+
 def test_a_base_that_was_trained_with_all_of_them_is_swapped_and_measured(data, tmp_path):
     flags = (
         "--checkpoint-activations",

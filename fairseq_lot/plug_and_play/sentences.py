@@ -160,7 +160,7 @@ def dictionary_of_training(state: dict, path: str | Path, size: int) -> Dictiona
     try:
         folder = Path(saved["data"])
         source, _ = languages(saved, folder, path)
-        found = add_language_symbols(Dictionary.load(str(folder / f"dict.{source}.txt")), saved)
+        found = add_language_symbols(Dictionary.load(str(folder / f"dict.{source}.txt")), saved, path)
     except Exception:  # there is none, or none that can be read: pieces are then drawn uniformly
         return None
     return found if len(found) == size else None

@@ -145,7 +145,7 @@ def check_dictionaries(data: str | Path, pair: Pair, state: dict, path: str | Pa
         InputError: a dictionary is missing, damaged, or of another size.
     """
     for stack, language in zip(("encoder", "decoder"), pair, strict=True):
-        symbols = len(add_language_symbols(_dictionary(data, language), saved_task(state, path)))
+        symbols = len(add_language_symbols(_dictionary(data, language), saved_task(state, path), path))
         embedding = state["model"].get(f"{stack}.embed_tokens.weight")
         if embedding is not None and embedding.size(0) != symbols:
             raise InputError(

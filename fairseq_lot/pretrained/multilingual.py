@@ -7,6 +7,7 @@ one (``--encoder-langtok``), and so may the target (``--decoder-langtok``).
 import contextlib
 import logging
 from argparse import Namespace
+from pathlib import Path
 
 from fairseq.data import Dictionary
 from fairseq.data.multilingual.multilingual_data_manager import MultilingualDatasetManager
@@ -22,8 +23,12 @@ def is_multilingual(saved: dict) -> bool:
     return saved.get("task", saved.get("_name")) == "translation_multi_simple_epoch"
 
 
-def add_language_symbols(dictionary: Dictionary, saved: dict) -> Dictionary:
-    """The dictionary with what its task adds to it, by the task's saved options: nothing if it is another task."""
+def add_language_symbols(dictionary: Dictionary, saved: dict, path: str | Path) -> Dictionary:
+    """The dictionary with what its task adds to it, by the saved options: nothing if it is another task.
+
+    Raises:
+        InputError: the options do not say which languages there are.
+    """
     if is_multilingual(saved):
         args = Namespace(**saved)
         try:
@@ -31,7 +36,7 @@ def add_language_symbols(dictionary: Dictionary, saved: dict) -> Dictionary:
                 languages = MultilingualDatasetManager.load_langs(args)
             augment_dictionary(dictionary, languages, args.lang_tok_style, args.langtoks_specs, args.extra_data)
         except Exception as error:  # whatever damaged or older options lead to, or a --lang-dict that is gone
-            raise InputError(f"the languages of translation_multi_simple_epoch cannot be told: {error}") from error
+            raise InputError(f"{path} does not say between which languages it translates: {error}") from error
     return dictionary
 
 

@@ -1,0 +1,106 @@
+"""fairseq's options of generation with LOT at every site: fairseq itself does the work, the attention must not mind."""
+
+import io
+import re
+
+import pytest
+from fairseq_cli.interactive import cli_main as fairseq_interactive
+
+from tests.end_to_end.conftest import fairseq_lot, generate, hypotheses, in_this_process, train
+
+SENTENCES = 60
+
+
+@pytest.fixture(scope="module")
+def everywhere(stock_checkpoint, tmp_path_factory):
+    """A trained model with LOT in encoder, decoder and between them."""
+    out = tmp_path_factory.mktemp("everywhere") / "lot.pt"
+    options = ("--attention", "lot", "--lot-num-pivots", 6, "--attention-sites", "encoder,cross,decoder")
+    fairseq_lot("swap", "--path", stock_checkpoint, *options, "--no-calibrate", "--out", out)
+    return out
+
+
+def lines(output, kind):
+    """``{sentence: fields}`` of the last line of a kind for each sentence."""
+    rows = [line.split("\t") for line in output.splitlines() if re.match(rf"{kind}-\d", line)]
+    return {int(row[0][2:]): row[1:] for row in rows}
+
+
+@pytest.fixture(scope="module")
+def plain(data, everywhere):
+    return generate(data / "bin", everywhere)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--diverse-beam-groups", 3),
+        ("--diversity-rate", 0.5),
+        ("--sampling", "--sampling-topk", 20, "--nbest", 3),
+        ("--lenpen", 5),
+        ("--unnormalized",),
+        ("--match-source-len",),
+        ("--retain-dropout",),
+        ("--prefix-size", 2),
+        ("--score-reference",),
+    ],
+)
+def test_every_sentence_is_translated_otherwise(flags, data, everywhere, plain):
+    found = generate(data / "bin", everywhere, *flags)
+    assert lines(found, "H").keys() == lines(plain, "H").keys() == set(range(SENTENCES))
+    assert hypotheses(found) != hypotheses(plain), f"{flags} change nothing"
+
+
+def test_best_of_several_come_first(data, everywhere, plain):
+    found = hypotheses(generate(data / "bin", everywhere, "--nbest", 3))
+    assert len(found) == 3 * len(hypotheses(plain)) and set(hypotheses(plain)) <= set(found)
+
+
+def test_forced_prefixes_and_references(data, everywhere):
+    found = generate(data / "bin", everywhere, "--score-reference")
+    for sentence, (reference,) in lines(found, "T").items():
+        assert lines(found, "H")[sentence][1] == reference
+
+
+@pytest.mark.parametrize("kind", ["hard", "soft"])
+def test_alignments(kind, data, everywhere):
+    found = generate(data / "bin", everywhere, "--print-alignment", kind)
+    aligned, scores = lines(found, "A"), lines(found, "P")
+    assert aligned.keys() == set(range(SENTENCES))
+    for sentence, (text,) in aligned.items():
+        pieces = len(scores[sentence][0].split())  # of the target, its end included
+        if kind == "soft":
+            rows = [[float(number) for number in row.split(",")] for row in text.split()]
+            assert len(rows) == pieces
+            assert all(abs(sum(row) - 1) < 1e-4 for row in rows)  # six digits, rows of A sum to 1
+        else:
+            assert [int(pair.split("-")[1]) for pair in text.split()] == list(range(pieces - 1))
+
+
+def test_ensembles_average_probabilities(data, everywhere, stock_checkpoint, plain):
+    twice = generate(data / "bin", f"{everywhere}:{everywhere}")
+    assert [row[1] for row in lines(twice, "H").values()] == [row[1] for row in lines(plain, "H").values()]
+    mixed = generate(data / "bin", f"{everywhere}:{stock_checkpoint}")
+    assert lines(mixed, "H").keys() == set(range(SENTENCES))
+    alone = [hypotheses(output) for output in (plain, generate(data / "bin", stock_checkpoint))]
+    assert hypotheses(mixed) not in alone
+
+
+@pytest.mark.parametrize("kind", ["ordered", "unordered"])
+def test_constraints(kind, data, everywhere, monkeypatch):
+    sources = (data / "bpe" / "test.de").read_text(encoding="utf-8").splitlines()[:4]
+    monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\t▁the\ts\n" for line in sources)))
+    words = ("-s", "de", "-t", "en", "--path", everywhere, "--user-dir", "fairseq_lot", "--cpu", "--beam", 3)
+    output = in_this_process(fairseq_interactive, data / "bin", *words, "--max-len-b", 20, "--constraints", kind)
+    found = [row[1].split() for row in lines(output, "H").values()]
+    assert len(found) == len(sources)
+    for pieces in found:
+        assert "▁the" in pieces and "s" in pieces
+        assert kind == "unordered" or "s" in pieces[pieces.index("▁the") :]
+
+
+def test_a_model_with_an_adaptive_softmax_translates(data, tmp_path):
+    flags = ("--arch", "lot_transformer_small", "--criterion", "adaptive_loss", "--adaptive-softmax-cutoff", "100,200")
+    flags += ("--ddp-backend", "legacy_ddp")  # as fairseq demands
+    checkpoint = train(data / "bin", tmp_path, *flags, updates=5)
+    assert lines(generate(data / "bin", checkpoint), "H").keys() == set(range(SENTENCES))

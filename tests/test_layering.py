@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,13 @@ def test_imports_go_downwards(path):
         assert not foreign(path) - set(sys.stdlib_module_names) - {"torch"}
     assert name not in WITHOUT_FAIRSEQ or "fairseq" not in foreign(path)
     assert name not in WITHOUT_TORCH or "torch" not in foreign(path)
+
+
+def test_imports_go_in_no_circle():
+    """Those inside of functions count, too."""
+    names = {path: ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in FILES}
+    modules = set(names.values())
+    TopologicalSorter({name: modules & set(imports(path)) for path, name in names.items()}).prepare()
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ import torch
 
 from fairseq_lot.errors import InputError
 from fairseq_lot.kernels import naive
+from fairseq_lot.kernels.launch import padded
 from fairseq_lot.kernels.naive import LotInputs, LotSettings
 
 VARIABLE = "FAIRSEQ_LOT_KERNELS"
@@ -32,11 +33,6 @@ ERROR = 1e-4
 
 #: why a kernel failed its test, or None if it passed, by what :func:`_usable` is told about it
 _tested: dict[tuple, str | None] = {}
-
-
-def padded(size: int) -> int:
-    """The next power of two that a product of tiles can have, at least 16."""
-    return max(16, 1 << (size - 1).bit_length())
 
 
 def _mode() -> str:

@@ -9,6 +9,11 @@ RUNTIME = ["n", "m", "r", "passes", "first", "last", "top", "high", "levels", "l
 SHORTEST_PART = 256  # tokens; below, a part costs more in launches than it gains
 
 
+def padded(size: int) -> int:
+    """The next power of two that a product of tiles can have, at least 16."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
 def dot_precision(x: torch.Tensor) -> str:
     """Products of float32 keep its precision; on the tensor cores that takes three of tf32."""
     return "tf32x3" if x.is_cuda else "ieee"

@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from fairseq_lot.kernels.choice import padded
 from fairseq_lot.kernels.launch import (
     RUNTIME,
     backward_passes,
@@ -21,6 +20,7 @@ from fairseq_lot.kernels.launch import (
     forward_passes,
     merged,
     num_parts,
+    padded,
     with_unit_stride,
 )
 from fairseq_lot.kernels.naive import LotInputs, LotSettings

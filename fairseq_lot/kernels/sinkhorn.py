@@ -9,8 +9,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from fairseq_lot.kernels.choice import padded
-from fairseq_lot.kernels.launch import RUNTIME, backward_passes, forward_passes, merged, num_parts
+from fairseq_lot.kernels.launch import RUNTIME, backward_passes, forward_passes, merged, num_parts, padded
 from fairseq_lot.kernels.tiles import (
     NEG_INF,
     add_tokens,

@@ -50,7 +50,7 @@ def in_command():
     processes that a command spawns inherit.
     """
     program = sys.argv[0] if sys.argv else ""
-    *_, folder, name = ("", *program.split("/"))
+    folder, name = ["", *program.split("/")][-2:]
     return name in _COMMANDS or folder == "fairseq_cli" or (folder, name) == ("fairseq_lot", "cli.py")
 
 

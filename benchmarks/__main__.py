@@ -4,16 +4,17 @@ import math
 import platform
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from tqdm import tqdm
 
 from benchmarks.layer import LayerBench
-from benchmarks.measure import Figures, measure
-from benchmarks.render import Results, write
+from benchmarks.measure import Figures, Job, measure
+from benchmarks.render import Measure, Results, write
 from fairseq_lot import cli
 from fairseq_lot.attention.registry import MECHANISMS
 from fairseq_lot.errors import InputError, check_least
@@ -105,6 +106,7 @@ def run(args: Namespace) -> None:
     device = choose_device(args.device)
     settings = {**_given(args, own), "device": device, "dtype": getattr(torch, args.dtype)}
     torch.manual_seed(0)
+    bench: Bench
     if args.model is None:
         bench = LayerBench(args.mechanisms, args.num_pivots, **settings)
     else:
@@ -122,12 +124,37 @@ def run(args: Namespace) -> None:
                 repeats=args.repeats,
                 limit=args.limit,
                 turn=bench.turn,
-                tell=lambda text, length=length: progress.set_postfix_str(f"{length} tokens, {text}"),
+                tell=partial(_tell, progress, length),
             )
             results.rows |= {(name, length): found for name, found in figures.items()}
             text = write(Path(args.out), results)
             contenders = {name: one for name, one in contenders.items() if _goes_on(figures[name], patience)}
     print(text)
+
+
+class Bench(Protocol):
+    """What is compared.
+
+    Attributes:
+        base: the contender that the others are compared with.
+        measures: what is measured.
+        turn: seconds that a work of a contender is repeated for in one round.
+        contenders: functions of q, k and v, or models in training mode, by name.
+        words: what of it stands in the header.
+    """
+
+    base: str
+    measures: tuple[Measure, ...]
+    turn: float
+    contenders: dict[str, Any]
+    words: str
+
+    def jobs(self, contenders: dict[str, Any], bsz: int, length: int) -> dict[str, Callable[[], Job]]:
+        """What makes the job of each contender; all get the same input."""
+
+
+def _tell(progress: tqdm, length: int, text: str) -> None:
+    progress.set_postfix_str(f"{length} tokens, {text}")
 
 
 def _given(args: Namespace, defaults: dict[str, Any] | None = None) -> dict[str, Any]:

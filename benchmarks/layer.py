@@ -1,10 +1,12 @@
 """One attention layer: forward pass, and forward and backward pass."""
 
-import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -17,7 +19,7 @@ from fairseq_lot.attention.registry import MECHANISMS, build_mechanism
 from fairseq_lot.errors import InputError
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-MEASURES = (
+MEASURES: tuple[Measure, ...] = (
     Measure("forward", "forward_seconds", *MILLISECONDS),
     Measure("forward + backward", "forward_backward_seconds", *MILLISECONDS),
     Measure("peak memory", "peak_bytes", *MEBIBYTES),
@@ -26,13 +28,6 @@ MEASURES = (
 
 class LayerBench:
     """Mechanisms, torch's attention, attention of other projects and the products alone, on random q, k and v.
-
-    Attributes:
-        base: what the others are compared with.
-        measures: what is measured.
-        turn: seconds that a work of a contender is repeated for in one round.
-        contenders: functions of q, k and v, by name.
-        words: what of it stands in the header.
 
     Args:
         mechanisms: as :func:`~benchmarks.mechanisms.read_mechanisms` takes them; None for all.
@@ -53,7 +48,7 @@ class LayerBench:
         head_dim: int = 64,
         peer: Sequence[str] = (),
     ):
-        self.shape, self.factory = (num_heads, head_dim), {"device": device, "dtype": dtype}
+        self.shape, self.factory = (num_heads, head_dim), cast(dict[str, Any], {"device": device, "dtype": dtype})
         self.words = f"heads {num_heads}, head_dim {head_dim}"
         self.contenders: dict[str, Attention] = {self.base: scaled_dot_product_attention}
         for one in read_mechanisms(MECHANISMS if mechanisms is None else mechanisms, ranks):
@@ -118,9 +113,9 @@ def read_peer(text: str, num_heads: int, head_dim: int, num_pivots: int) -> tupl
         raise InputError(f"--peer wants NAME=FOLDER, with a file peer.py in the folder; got {text!r}")
     sys.path.insert(0, str(path.parent.resolve()))
     try:
-        spec = importlib.util.spec_from_file_location(f"peer_{name}", path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        loader = SourceFileLoader(f"peer_{name}", str(path))
+        module = ModuleType(loader.name)
+        loader.exec_module(module)
         return name, module.build(num_heads=num_heads, head_dim=head_dim, num_pivots=num_pivots)
     except Exception as error:
         raise InputError(f"{path} failed: {type(error).__name__}: {error}") from error

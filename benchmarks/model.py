@@ -20,7 +20,7 @@ from fairseq_lot.errors import InputError
 from fairseq_lot.models.pluggable_transformer import PluggableTransformerModel
 from fairseq_lot.modules.flat_options import flat_name
 
-MEASURES = (
+MEASURES: tuple[Measure, ...] = (
     Measure("encoder", "encoder_seconds", *MILLISECONDS),
     Measure("training step", "training_seconds", *MILLISECONDS),
     Measure("decoding step", "decoding_seconds", *MILLISECONDS),
@@ -32,13 +32,6 @@ MEASURES = (
 
 class ModelBench:
     """One architecture with softmax, and with other mechanisms at some of its sites, on random pieces.
-
-    Attributes:
-        base: what the others are compared with.
-        measures: what is measured.
-        turn: seconds that a work of a contender is repeated for in one round.
-        contenders: models in training mode, by name.
-        words: what of it stands in the header.
 
     Args:
         arch: of fairseq's ``transformer`` or of ours.
@@ -133,7 +126,8 @@ def job(model: TransformerModel, source: torch.Tensor, target: torch.Tensor, wri
     def encode():
         return translating.encoder(source, lengths)
 
-    encoded, state = encode(), {}
+    encoded = encode()
+    state: dict[str, dict] = {}
 
     @torch.no_grad()
     def decode(tokens, state):

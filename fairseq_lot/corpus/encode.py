@@ -68,7 +68,7 @@ def _explain(vocab_size: int, message: str) -> str:
 def encode_lines(model: bytes, lines: Sequence[str], threads: int = 1, progress: tqdm | None = None) -> list[str]:
     """Return each line as its pieces, separated by single spaces."""
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-    encoded = []
+    encoded: list[str] = []
     for start in range(0, len(lines), CHUNK):
         chunk = list(lines[start : start + CHUNK])
         encoded.extend(" ".join(pieces) for pieces in processor.encode(chunk, out_type=str, num_threads=threads))

@@ -77,8 +77,9 @@ def _collect(tar: tarfile.TarFile, names: Collection[str]) -> dict[str, bytes]:
     for member in tqdm(tar, desc="reading the archive", unit=" files", disable=None, leave=False):
         name = member.name.rpartition("/")[2]
         nested_elsewhere = name == NESTED and NESTED_FOLDER + NESTED not in f"/{member.name}"
-        if member.isfile() and name in names and not nested_elsewhere:
-            content = tar.extractfile(member).read()
+        file = tar.extractfile(member) if name in names and not nested_elsewhere else None
+        if file is not None:
+            content = file.read()
             if len(content) != member.size:
                 raise EOFError(f"{name} ends early")
             found[name] = content
@@ -129,9 +130,9 @@ def split_archive(archive: str | Path) -> dict[str, list[list[str]]]:
     pair = [train_lines(_lines(members, f"{TRAIN}.{language}")) for language in LANGUAGES]
     _check_aligned(pair, TRAIN)
     with tqdm(total=2 * len(pair[0]), desc="cleaning train", unit=" lines", disable=None) as progress:
-        tokenised = [tokenise_lines(side, language, progress) for side, language in zip(pair, LANGUAGES, strict=True)]
-    kept = list(enumerate(clean_indices(*tokenised), start=1))
-    test = [[], []]
+        source, target = (tokenise_lines(side, code, progress) for side, code in zip(pair, LANGUAGES, strict=True))
+    kept = list(enumerate(clean_indices(source, target), start=1))
+    test: list[list[str]] = [[], []]
     for name in TEST:
         sides = [test_lines(_lines(members, f"{name}.{language}.xml")) for language in LANGUAGES]
         _check_aligned(sides, name)

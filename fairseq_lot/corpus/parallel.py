@@ -90,10 +90,11 @@ def _hold_out(sides: list[list[str]], count: int, path: str) -> tuple[list[list[
     if not 1 <= count < len(full):
         raise InputError(f"cannot hold out {count} pairs of the {len(full)} in {path}; give a number in between")
     held = {full[number * len(full) // count] for number in range(count)}
-    return tuple(
+    kept, out = (
         [[line for number, line in enumerate(side) if (number in held) == wanted] for side in sides]
         for wanted in (False, True)
     )
+    return kept, out
 
 
 def read_parallel(prefix: str | Path, languages: Sequence[str], *, allow_empty=False) -> list[list[str]]:

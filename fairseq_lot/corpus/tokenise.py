@@ -89,8 +89,9 @@ def tokenise_folder(
             progress.set_description(f"tokenising {split}")
             pair = [tokenise_lines(lines, language, progress) for lines, language in zip(sides, languages, strict=True)]
             if split in cleaned:
-                kept = clean_indices(*pair, max_ratio, max_tokens)
-                dropped[split] = len(pair[0]) - len(kept)
+                source, target = pair
+                kept = clean_indices(source, target, max_ratio, max_tokens)
+                dropped[split] = len(source) - len(kept)
                 pair = [[lines[index] for index in kept] for lines in pair]
             tokenised[split] = pair
     for split, pair in tokenised.items():

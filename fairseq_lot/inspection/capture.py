@@ -10,9 +10,8 @@ from torch import nn
 
 from fairseq_lot.attention.base import Mechanism
 from fairseq_lot.attention.differential import Differential
-from fairseq_lot.attention.registry import MECHANISMS
+from fairseq_lot.attention.registry import DEFAULT, MECHANISMS
 from fairseq_lot.attention.sinkhorn import Sinkhorn
-from fairseq_lot.modules.flat_options import DEFAULTS
 from fairseq_lot.modules.multihead_attention import PluggableMultiheadAttention
 from fairseq_lot.modules.sites import attentions, inner
 
@@ -42,7 +41,7 @@ class Captured:
     def name(self) -> str:
         """The mechanism's name in the registry, with the wrapper around it."""
         if self.mechanism is None:
-            return DEFAULTS["attention"]
+            return DEFAULT
         plans = inner(self.mechanism)
         name = next((name for name, kind in MECHANISMS.items() if type(plans) is kind), type(plans).__name__)
         return name if plans is self.mechanism else f"differential {name}"
@@ -72,7 +71,7 @@ class Captured:
             key_padding_mask: ``(bsz, src_len)`` bool, True = pad.
         """
         weights = softmax_weights(self.scores, key_padding_mask, causal=self.causal)
-        if self.signed:
+        if isinstance(self.mechanism, Differential):
             first, second = weights.unflatten(1, (-1, 2)).unbind(2)
             weights = first - self.mechanism.difference_weight() * second
         return weights

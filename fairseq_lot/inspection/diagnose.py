@@ -76,7 +76,7 @@ def diagnose(loaded: Loaded, *, sentences: int, batch: int, perturbations: int, 
         ``coupling_certificates`` (likewise, of the two plans of LOT where it stands).
     """
     drawn = loaded.draw(sentences, seed)
-    measured: dict[tuple, list[dict]] = {}
+    measured: dict[tuple[str, int, str, bool], list[dict]] = {}
     certifying = {"certificates": certify, "coupling_certificates": certify_coupling}
     certified: dict[str, dict[int, list[dict]]] = {kind: {} for kind in certifying}
     with torch.no_grad(), capture(loaded.model) as seen, tqdm(total=len(drawn), unit="sentence", disable=None) as bar:

@@ -1,7 +1,7 @@
 """Attention maps of a few sentences, small enough for a page."""
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from fairseq_lot.transport.diagnostics import imbalance, receiver_mass
 _LEVELS = 255
 
 
-def sentence_maps(models: dict[str, Searcher], sentences: Sequence[Sequence[str]], sites: Sequence[str]) -> dict:
+def sentence_maps(models: Mapping[str, Searcher], sentences: Sequence[Sequence[str]], sites: Sequence[str]) -> dict:
     """Run sentences through models and keep every map.
 
     The decoder is forced through the first model's own translation in all of them, so that tokens are the same.

@@ -1,6 +1,7 @@
 """Figures of one captured attention: the measures of each head, and the certificates of its scores."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -73,7 +74,7 @@ def measure(attention: Captured, query_padding_mask: torch.Tensor, key_padding_m
     }
 
 
-def mean_rows(site, layer, name, signed, parts) -> Iterator[dict]:
+def mean_rows(site: str, layer: int, name: str, signed: bool, parts: list[dict]) -> Iterator[dict]:
     """One row per head: the mean over the sentences of all batches."""
     means = {measure: torch.cat([part[measure] for part in parts]).mean(0).tolist() for measure in MEASURES}
     for head in range(len(means["entropy"])):
@@ -129,7 +130,7 @@ def _size_of(v):
 
 def summary(layer: int, parts: list[dict]) -> dict:
     """The largest and the mean ratios of one layer, the largest marginal error that was left, the mean τ."""
-    figures = {"layer": layer}
+    figures: dict[str, Any] = {"layer": layer}
     for name, first in parts[0].items():
         if not isinstance(first, torch.Tensor):  # what all sentences share
             figures[name] = first

@@ -7,6 +7,7 @@ import zlib
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jinja2
 from matplotlib.figure import Figure
@@ -127,7 +128,7 @@ def _maps(args: Namespace) -> dict | None:
     names = _short_names(paths)
     if len(names) < len(paths):
         raise InputError(f"a checkpoint is named twice: {', '.join(paths)}")
-    shared = {"device": choose_device(args.device), "languages": typed_pair(args)}
+    shared: dict[str, Any] = {"device": choose_device(args.device), "languages": typed_pair(args)}
     if args.split is not None:
         searchers = {name: Searcher(path, args.data, split=args.split, **shared) for name, path in names.items()}
         first = next(iter(searchers.values()))
@@ -142,9 +143,9 @@ def _maps(args: Namespace) -> dict | None:
 
 def _first_of_split(loaded: Loaded) -> list[list[str]]:
     """The pieces of its first sentences, without an end of sentence."""
-    dictionary, sources = loaded.task.source_dictionary, loaded.dataset.src
+    dictionary, sources = loaded.task.source_dictionary, loaded.sentences.src
     ignored = language_symbols(loaded.task)
-    shown = range(min(FIRST, len(loaded.dataset)))
+    shown = range(min(FIRST, len(loaded.sentences)))
     return [dictionary.string(sources[i], extra_symbols_to_ignore=ignored).split() for i in shown]
 
 

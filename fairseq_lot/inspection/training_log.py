@@ -59,7 +59,7 @@ def read_curves(path: str | Path) -> Curves:
 
 def _put(curve: dict[int, float], entry: dict[str, Any], prefix: str = "") -> None:
     """Keep the loss of an entry; fairseq's cross_entropy has no smoothing to take out, and logs ``loss`` alone."""
-    loss = entry.get(f"{prefix}nll_loss", entry.get(f"{prefix}loss"))
+    loss: Any = entry.get(f"{prefix}nll_loss", entry.get(f"{prefix}loss"))
     try:
         updates, loss = int(entry[f"{prefix}num_updates"]), float(loss)
     except (KeyError, TypeError, ValueError):

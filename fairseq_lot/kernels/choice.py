@@ -184,7 +184,8 @@ def _lot_error(device, dtypes, r, d, dv, settings) -> float:
         return worst
     # values are linear in v, whatever is dropped, as long as the gradient drops the same
     v = inputs[2].clone().requires_grad_()
-    values = kernel(LotInputs(*inputs[:2], v, *inputs[3:], *masks.to(device)), dropping)
+    q, k, _, pivots, log_masses = inputs
+    values = kernel(LotInputs(q, k, v, pivots, log_masses, *masks.to(device)), dropping)
     (grad,) = torch.autograd.grad(values, v, values.detach())
     square = values.detach().double().square().sum().cpu()
     return max(worst, _excess([(grad.double() * v.detach().double()).sum()], [square], dtypes[2:3]))

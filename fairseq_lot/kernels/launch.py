@@ -1,6 +1,7 @@
 """How kernels are launched: once for all passes, or once a pass where several programs share a sentence."""
 
 import functools
+from typing import Any
 
 import torch
 
@@ -38,7 +39,9 @@ def with_unit_stride(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def forward_passes(kernel, programs, parts, length, passes, to_do, **arguments):
+def forward_passes(
+    kernel: Any, programs: int, parts: int, length: int, passes: int, to_do: int, **arguments: Any
+) -> None:
     """One launch for all, or one a pass where the tokens are split; ``to_do`` passes come before the values."""
     grid, common = (programs, parts), {"passes": passes, "length": length, "parts": parts, **arguments}
     with torch.cuda.device_of(arguments["REACHES"]):  # Triton launches on the current device
@@ -50,7 +53,17 @@ def forward_passes(kernel, programs, parts, length, passes, to_do, **arguments):
         kernel[grid](first=0, last=0, VALUES=True, **common)
 
 
-def backward_passes(kernel, programs, parts, length, passes, top, begin, grad_h, **arguments):
+def backward_passes(
+    kernel: Any,
+    programs: int,
+    parts: int,
+    length: int,
+    passes: int,
+    top: int,
+    begin: bool,
+    grad_h: torch.Tensor,
+    **arguments: Any,
+) -> None:
     """As :func:`forward_passes`; ``top`` is the pass whose potential gets its gradient first, -1 for none."""
     grid, common = (programs, parts), {"passes": passes, "top": top, "length": length, "parts": parts, **arguments}
     common["GRAD_H"] = grad_h

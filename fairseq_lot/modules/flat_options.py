@@ -3,7 +3,7 @@
 import dataclasses
 import types
 import typing
-from argparse import ArgumentParser, ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError, _ArgumentGroup
 from collections.abc import Container, Iterable
 
 from fairseq_lot.attention.options import SITES
@@ -11,7 +11,7 @@ from fairseq_lot.attention.registry import DEFAULT, MECHANISMS, build_options, m
 from fairseq_lot.errors import InputError
 
 # The model-wide options; the options of the mechanisms stand in their dataclasses.
-DEFAULTS = {
+DEFAULTS: dict[str, typing.Any] = {
     "attention": DEFAULT,
     "attention_sites": "encoder",
     "differential": False,
@@ -49,7 +49,9 @@ def options_of(mechanism: str) -> list[str]:
     return [flat_name(mechanism, field.name) for field in dataclasses.fields(mechanism_class(mechanism).options_class)]
 
 
-def add_attention_args(parser: ArgumentParser, *, differential: bool = True, default: str | None = None) -> None:
+def add_attention_args(
+    parser: ArgumentParser | _ArgumentGroup, *, differential: bool = True, default: str | None = None
+) -> None:
     """Add --attention, --attention-sites, the differential options (if wanted) and every mechanism's own options.
 
     No option gets an argparse default: those stand in the options dataclasses and in the architectures.
@@ -87,9 +89,9 @@ def add_attention_args(parser: ArgumentParser, *, differential: bool = True, def
         hints = typing.get_type_hints(mechanism.options_class)
         for field in dataclasses.fields(mechanism.options_class):
             read = _parser_of(hints[field.name])
-            extra = {"nargs": "?", "const": True, "metavar": "BOOL"} if read is parse_bool else {}
-            if read is not parse_bool:
-                extra = {"metavar": read.__name__.upper()}
+            extra: dict[str, typing.Any] = {"metavar": read.__name__.upper()}
+            if read is parse_bool:
+                extra = {"nargs": "?", "const": True, "metavar": "BOOL"}
             default = "" if field.default is None else f" (default: {field.default})"
             help_text = f"{name}: {field.metadata['help']}{default}".replace("%", "%%")
             add(flag(flat_name(name, field.name)), type=read, help=help_text, **extra)

@@ -2,8 +2,10 @@
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any, overload
 
-from torch import nn
+from fairseq.models.transformer import TransformerModel
+from fairseq.modules import MultiheadAttention
 
 from fairseq_lot.attention.base import Mechanism
 from fairseq_lot.attention.differential import build_differential
@@ -20,7 +22,7 @@ ATTENTION_AT = {
 }
 
 
-def attentions(model: nn.Module) -> Iterator[tuple[str, int, nn.Module]]:
+def attentions(model: TransformerModel) -> Iterator[tuple[str, int, MultiheadAttention]]:
     """Every attention of a model with its site and its layer, which counts from 0, as in parameter names."""
     for site in SITES:
         stack, name = ATTENTION_AT[site]
@@ -30,12 +32,16 @@ def attentions(model: nn.Module) -> Iterator[tuple[str, int, nn.Module]]:
                 yield site, layer, attention
 
 
+@overload
+def inner(mechanism: Mechanism) -> Mechanism: ...
+@overload
+def inner(mechanism: None) -> None: ...
 def inner(mechanism: Mechanism | None) -> Mechanism | None:
     """The mechanism that makes the plans: the one inside a wrapper, or the mechanism itself."""
     return getattr(mechanism, "inner", mechanism)
 
 
-def attention_sites(args) -> tuple[str, ...]:
+def attention_sites(args: Any) -> tuple[str, ...]:
     """The sites at which ``--attention`` stands; InputError for an unknown one."""
     text = getattr(args, "attention_sites", None) or DEFAULTS["attention_sites"]
     sites = tuple(site.strip() for site in text.split(",") if site.strip())
@@ -45,7 +51,9 @@ def attention_sites(args) -> tuple[str, ...]:
     return sites
 
 
-def build_site_mechanism(args, *, site: str, layer: int, num_heads: int, head_dim: int, dropout: float):
+def build_site_mechanism(
+    args: Any, *, site: str, layer: int, num_heads: int, head_dim: int, dropout: float
+) -> Mechanism | None:
     """Build what stands at one site, or return None where fairseq's own softmax attention stays.
 
     Args:
@@ -64,8 +72,9 @@ def build_site_mechanism(args, *, site: str, layer: int, num_heads: int, head_di
         return None
     options = build_options(name, **(mechanism_options(args, name) if listed else {}))
     options = options.at_site(site)
-    context = {"num_heads": num_heads, "head_dim": head_dim, "layer": layer, "dropout": dropout}
+    context: dict[str, Any] = {"num_heads": num_heads, "head_dim": head_dim, "layer": layer, "dropout": dropout}
     context.update(dataclasses.asdict(options))
+    mechanism: Mechanism
     if differential:
         mechanism = build_differential(name, lambda_init=getattr(args, "differential_lambda_init", None), **context)
     else:

@@ -3,13 +3,15 @@
 import contextlib
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from fairseq_lot.errors import InputError
 
 
 @contextlib.contextmanager
-def atomic_write(path, mode="w"):
+def atomic_write(path: str | Path, mode: str = "w") -> Iterator[IO]:
     """Open a file that appears under its name only when the block ends without an error.
 
     The text goes to a temporary file in the same folder, which is synced and renamed at the end
@@ -51,7 +53,7 @@ def atomic_write(path, mode="w"):
                 os.unlink(temporary)
 
 
-def read_lines(path):
+def read_lines(path: str | Path) -> list[str]:
     """Return the lines of a UTF-8 text file without their line ends.
 
     Raises:

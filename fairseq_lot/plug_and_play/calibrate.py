@@ -4,14 +4,16 @@ import copy
 import dataclasses
 import json
 import signal
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace, _ArgumentGroup
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, get_type_hints
 
 import torch
+from fairseq.models.transformer import TransformerModel
 from torch import nn
 from tqdm import tqdm
 
@@ -71,14 +73,15 @@ class FitOptions(Options):
             raise error.on_command_line() from None
 
 
-def add_fit_arguments(parser) -> None:
+def add_fit_arguments(parser: ArgumentParser | _ArgumentGroup) -> None:
     """Add the options of the fit, which other commands share."""
+    kinds = get_type_hints(FitOptions)
     for field in dataclasses.fields(FitOptions):
         parser.add_argument(
             f"--{field.name.replace('_', '-')}",
-            type=field.type,
+            type=kinds[field.name],
             default=field.default,
-            metavar=field.type.__name__.upper(),
+            metavar=kinds[field.name].__name__.upper(),
             help=f"{field.metadata['help']} (default: %(default)s)",
         )
 
@@ -105,7 +108,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Calibrate, print the errors, write the checkpoint."""
     options = FitOptions.of(args)
-    shared = {"device": choose_device(args.device), "languages": typed_pair(args)}
+    shared: dict[str, Any] = {"device": choose_device(args.device), "languages": typed_pair(args)}
     for out in filter(None, (args.out, args.json)):
         if Path(out).resolve() == Path(args.path).resolve():
             raise InputError(f"--out is the checkpoint itself, {args.path}; give another file")
@@ -247,7 +250,9 @@ def trained_attention(state: dict, path: str | Path) -> str:
     return getattr(model_args(state, path), "trained_attention", DEFAULT)
 
 
-def _sentences(state, path, data, fitting: FitOptions, teacher: nn.Module) -> Sentences:
+def _sentences(
+    state: dict, path: str | Path, data: str | Path | None, fitting: FitOptions, teacher: TransformerModel
+) -> Sentences:
     """What to run on."""
     shared = {"max_tokens": fitting.max_tokens, "held_out": fitting.held_out, "seed": fitting.seed}
     if data is not None and Path(data).is_file():
@@ -289,7 +294,7 @@ def _stopped_by_ctrl_c() -> Iterator[Callable[[], bool]]:
 def write_back(
     state: dict,
     path: str | Path,
-    student: nn.Module,
+    student: TransformerModel,
     parameters: list[nn.Parameter],
     description: str,
     *,

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from fairseq.models.transformer import TransformerModel
 from fairseq.sequence_generator import SequenceGenerator
 from torch import nn
 
@@ -50,20 +51,20 @@ class Call:
         return difference.square().sum((0, 2, 3)) / scale.clamp(min=torch.finfo(scale.dtype).tiny)
 
 
-def matches(student: nn.Module, teacher: nn.Module) -> list[Match]:
+def matches(student: TransformerModel, teacher: TransformerModel) -> list[Match]:
     """The attentions of the student that have added parameters; NothingToFit when there are none."""
-    found = []
+    found: list[Match] = []
     for (site, layer, ours), (_, _, theirs) in zip(attentions(student), attentions(teacher), strict=True):
         # of a differential attention, its plans are fitted; λ and the norm have been trained
-        both = [inner(getattr(attention, "mechanism", None)) for attention in (ours, theirs)]
-        if None not in both and list(both[0].parameters()):
-            found.append(Match(site, layer, *both))
+        fitted, told = (inner(getattr(attention, "mechanism", None)) for attention in (ours, theirs))
+        if fitted is not None and told is not None and list(fitted.parameters()):
+            found.append(Match(site, layer, fitted, told))
     if not found:
         raise NothingToFit("there is nothing to calibrate: this attention has no parameters of its own")
     return found
 
 
-def projections(student: nn.Module, matched: list[Match]) -> list[nn.Parameter]:
+def projections(student: TransformerModel, matched: list[Match]) -> list[nn.Parameter]:
     """What projects to and from the fitted attentions: it has been trained, with softmax."""
     fitted = {match.student for match in matched}
     return [
@@ -80,14 +81,14 @@ def encoder_only(matched: list[Match]) -> bool:
     return all(match.site == "encoder" for match in matched)
 
 
-def with_target(sample: dict, teacher: nn.Module) -> dict:
+def with_target(sample: dict, teacher: TransformerModel) -> dict:
     """The sample with something for the decoder to read: where there is no target, the teacher's own translation."""
     if "prev_output_tokens" in sample["net_input"]:
         return sample
     return {**sample, "net_input": {**sample["net_input"], "prev_output_tokens": translate_greedily(teacher, sample)}}
 
 
-def teacher_calls(teacher: nn.Module, matched: list[Match], sample: dict) -> list[Call]:
+def teacher_calls(teacher: TransformerModel, matched: list[Match], sample: dict) -> list[Call]:
     """What the teacher's mechanisms do on a sample, in the order of ``matched``."""
     calls: dict[nn.Module, Call] = {}
     site_of = {match.teacher: match.site for match in matched}
@@ -117,7 +118,7 @@ def head_errors(matched: list[Match], calls: list[Call]) -> torch.Tensor:
 
 
 @torch.no_grad()
-def translate_greedily(teacher: nn.Module, sample: dict) -> torch.Tensor:
+def translate_greedily(teacher: TransformerModel, sample: dict) -> torch.Tensor:
     """The decoder's input for the teacher's own greedy translations, ``(bsz, tgt_len)``."""
     dictionary = teacher.decoder.dictionary
     generator = SequenceGenerator([teacher], dictionary, beam_size=1, max_len_a=1.2, max_len_b=10)
@@ -129,7 +130,9 @@ def translate_greedily(teacher: nn.Module, sample: dict) -> torch.Tensor:
     return tokens
 
 
-def output_error(student: nn.Module, teacher: nn.Module, sample: dict, *, encoder_only: bool) -> torch.Tensor:
+def output_error(
+    student: TransformerModel, teacher: TransformerModel, sample: dict, *, encoder_only: bool
+) -> torch.Tensor:
     """``‖student - teacher‖² / ‖teacher‖²`` of what leaves the encoder, or the last layer of the decoder, a scalar."""
     source = sample["net_input"]
     tokens = source["src_tokens" if encoder_only else "prev_output_tokens"]
@@ -145,7 +148,7 @@ def output_error(student: nn.Module, teacher: nn.Module, sample: dict, *, encode
     return ((run(student) - expected) * real).square().sum() / (expected * real).square().sum()
 
 
-def output_divergence(student: nn.Module, teacher: nn.Module, sample: dict) -> torch.Tensor:
+def output_divergence(student: TransformerModel, teacher: TransformerModel, sample: dict) -> torch.Tensor:
     """``KL(teacher ‖ student)`` of what they predict for the next piece, in nats per piece, a scalar."""
     source = sample["net_input"]
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from fairseq.data import Dictionary, LanguagePairDataset
 from fairseq.data.data_utils import collate_tokens
-from torch import nn
+from fairseq.models.transformer import TransformerModel
 from tqdm import tqdm
 
 from fairseq_lot.errors import InputError
@@ -62,7 +62,7 @@ class TextSentences:
         self.held_out = loaded.batch(chosen)
         self._loaded, self._seed = loaded, seed
         fitted = indices[~np.isin(indices, chosen)]
-        self._batches = list(loaded.dataset.batch_by_size(fitted, max_tokens=max_tokens))
+        self._batches = list(loaded.sentences.batch_by_size(fitted, max_tokens=max_tokens))
 
     def batches(self) -> Iterator[dict]:
         generator = np.random.default_rng(self._seed)
@@ -71,7 +71,7 @@ class TextSentences:
                 yield self._loaded.batch(self._batches[i])
 
 
-def encoded(state: dict, path: str | Path, file: str | Path, model: nn.Module) -> Loaded:
+def encoded(state: dict, path: str | Path, file: str | Path, model: TransformerModel) -> Loaded:
     """A model with the sentences of a plain text file, in pieces as they are made for it; blank lines are left out.
 
     Raises:
@@ -109,15 +109,15 @@ class RandomPieces:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: TransformerModel,
         counted: Dictionary | None = None,
         *,
         max_tokens: int,
         held_out: int,
         seed: int,
     ):
-        likely = "all equally likely" if counted is None else "by the dictionary's counts"
-        self.description = f"random pieces, {likely}"
+        how = "all equally likely" if counted is None else "by the dictionary's counts"
+        self.description = f"random pieces, {how}"
         symbols = model.encoder.dictionary
         self._pad, self._eos = symbols.pad(), symbols.eos()
         likely = np.ones(len(symbols)) if counted is None else np.asarray(counted.count, float).clip(min=0)

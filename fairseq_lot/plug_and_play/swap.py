@@ -7,6 +7,7 @@ import shlex
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from fairseq_lot.attention.base import Mechanism
 from fairseq_lot.attention.options import SITES
@@ -61,7 +62,7 @@ def run(args: Namespace) -> int:
     if Path(args.out).resolve() == Path(args.path).resolve():
         raise InputError(f"--out is the base itself, {args.path}; give another file")
     fitting = dataclasses.asdict(FitOptions.of(args))
-    shared = {"device": choose_device(args.device), "languages": typed_pair(args)}
+    shared: dict[str, Any] = {"device": choose_device(args.device), "languages": typed_pair(args)}
     options = {name: value for name in option_names() if (value := getattr(args, name, None)) is not None}
     state = swap(args.path, **{"attention": PLUGGED, **options})
     reason = "not calibrated: as drawn" if args.no_calibrate else why_not_calibrated(state, args.path)

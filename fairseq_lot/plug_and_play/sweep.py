@@ -149,8 +149,8 @@ def read_base(path: str) -> Base:
     position = extra.get("train_iterator") if isinstance(extra, dict) else None
     position = position if isinstance(position, dict) else {}
     following, done = position.get("epoch"), position.get("iterations_in_epoch")
-    at_end = type(following) is int and following > 1 and type(done) is int and done == 0
-    return Base(path, hashlib.sha256(Path(path).read_bytes()).hexdigest(), following - 1 if at_end else None)
+    epoch = following - 1 if type(following) is int and following > 1 and type(done) is int and done == 0 else None
+    return Base(path, hashlib.sha256(Path(path).read_bytes()).hexdigest(), epoch)
 
 
 def check_epochs(bases: Iterable[Base]) -> None:
@@ -241,7 +241,7 @@ class Measuring:
 def validation_loss(loaded: Loaded, sentences: int | None = None, max_tokens: int = 4096) -> tuple[float, int]:
     """Nats per target token, teacher-forced, over so many random sentences, or all that fit; and their tokens."""
     total, tokens = torch.zeros((), dtype=torch.float64, device=loaded.device), 0
-    batches = loaded.dataset.batch_by_size(loaded.draw(sentences, 0), max_tokens=max_tokens)
+    batches = loaded.sentences.batch_by_size(loaded.draw(sentences, 0), max_tokens=max_tokens)
     for indices in tqdm(batches, desc="validation", unit="batch", leave=False, disable=None):
         sample = loaded.batch(indices)
         log_probs = loaded.model.get_normalized_probs(loaded.model(**sample["net_input"]), log_probs=True)

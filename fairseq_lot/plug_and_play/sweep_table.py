@@ -1,5 +1,7 @@
 """What ``fairseq-lot sweep`` shows: a table and a figure, of one base or against the epochs of several."""
 
+from typing import Any
+
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
@@ -118,7 +120,7 @@ def _label(attention: str, options: dict, calibrated_on: str) -> str:
 
 def _against_pivots(points: list[Point]) -> Figure:
     """A line for each way whose points differ in the number of pivots; ways without pivots go across."""
-    curves: dict[str, list[tuple[int | None, Point]]] = {}
+    curves: dict[str, list[tuple[Any, Point]]] = {}
     for point in points:
         rest = dict(point.options)
         pivots = rest.pop(f"{point.attention}_num_pivots", None)

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from fairseq.data import ConcatDataset, Dictionary, LanguagePairDataset
 from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.models.transformer import TransformerModel
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from fairseq.utils import apply_to_sample
-from torch import nn
 
 from fairseq_lot.errors import InputError
 from fairseq_lot.models.pluggable_transformer import base_architecture
@@ -42,11 +42,18 @@ class Loaded:
             :func:`~fairseq_lot.pretrained.checkpoint.saved_encoder`.
     """
 
-    model: nn.Module
+    model: TransformerModel
     task: TranslationTask
     dataset: LanguagePairDataset | None
     path: str
     encoders: dict[str, dict] = field(default_factory=dict)
+
+    @property
+    def sentences(self) -> LanguagePairDataset:
+        """The split, where one was asked for."""
+        if self.dataset is None:
+            raise ValueError(f"{self.path} was loaded without a split of its data")
+        return self.dataset
 
     @property
     def pad(self) -> int:
@@ -60,15 +67,15 @@ class Loaded:
 
     def draw(self, sentences: int | None, seed: int) -> np.ndarray:
         """Indices of random sentences that the model has positions for, all of them if None, the shortest first."""
-        fitting, _ = self.dataset.filter_indices_by_size(np.arange(len(self.dataset)), self.model.max_positions())
+        fitting, _ = self.sentences.filter_indices_by_size(np.arange(len(self.sentences)), self.model.max_positions())
         if not len(fitting):
             raise InputError(f"{self.path} takes no more than {self.model.max_positions()} pieces: no sentence fits")
         drawn = np.random.default_rng(seed).permutation(fitting)[:sentences]
-        return drawn[np.argsort(self.dataset.src_sizes[drawn], kind="stable")]
+        return drawn[np.argsort(self.sentences.src_sizes[drawn], kind="stable")]
 
     def batch(self, indices: Iterable[int]) -> dict:
         """fairseq's sample of these sentences, on the model's device."""
-        return on_device(self.dataset.collater([self.dataset[int(i)] for i in indices]), self.device)
+        return on_device(self.sentences.collater([self.sentences[int(i)] for i in indices]), self.device)
 
 
 def on_device(sample: dict, device: torch.device) -> dict:
@@ -78,7 +85,7 @@ def on_device(sample: dict, device: torch.device) -> dict:
 
 def build(
     state: dict, path: str | Path = "checkpoint", *, device: str | torch.device | None = "cpu", **overrides
-) -> nn.Module:
+) -> TransformerModel:
     """The model of a checkpoint, in eval mode and without what only trainings need, such as checkpointed activations.
 
     No data is needed: its dictionaries hold numbers for symbols.

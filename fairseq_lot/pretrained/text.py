@@ -17,7 +17,7 @@ Only sentences that somebody types need this: a split of a data folder is in pie
 
 import contextlib
 import io
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace, _ArgumentGroup
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +48,7 @@ _RARE = 1e-3  # share of the text up to which a look does not count
 _PROBES = 500  # symbols by which a BPE and a dictionary are compared, at most
 
 
-def add_text_arguments(parser: ArgumentParser) -> None:
+def add_text_arguments(parser: ArgumentParser | _ArgumentGroup) -> None:
     """Add the options that say how sentences become pieces."""
     add = parser.add_argument
     add(

@@ -158,7 +158,7 @@ def translate_split(loaded: Loaded, *, beam: int, batch: int = 128) -> list[str]
     Raises:
         InputError: a sentence is longer than the model's positions.
     """
-    task, dataset = loaded.task, loaded.dataset
+    task, dataset = loaded.task, loaded.sentences
     check_lengths(dataset.src_sizes, loaded.model.max_positions()[0], where=str(task.cfg.data))
     generator = task.build_generator([loaded.model], Namespace(beam=beam))
     joined = piece_kind(task.target_dictionary)

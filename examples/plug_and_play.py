@@ -16,15 +16,15 @@ def main(argv=None):
     parser.add_argument("base", nargs="?", default="checkpoints/quickstart/transformer/base/checkpoint_best.pt")
     parser.add_argument("data", nargs="?", default="data-bin/synthetic")
     parser.add_argument("--sentence", default="Der alte Mann liest ein Buch.")
-    parser.add_argument("--steps", type=int, default=1600, help="of the calibration (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=800, help="of the calibration (default: %(default)s)")
     args = parser.parse_args(argv)
 
-    # LOT in the encoder; everything else is the base's, bit for bit
-    swapped = fairseq_lot.swap(args.base, attention="lot", lot_num_pivots=64)
-    # its pivots were drawn at random: fit them to what softmax does; random pieces are enough for that
+    # near_far in the encoder; everything else is the base's, bit for bit. attention="lot" and so on plug in others
+    swapped = fairseq_lot.swap(args.base)
+    # its features were drawn at random: fit them to what softmax does; random pieces are enough for that
     calibrated = fairseq_lot.calibrate(swapped, steps=args.steps, joint_steps=args.steps // 2).state
 
-    for name, checkpoint in (("softmax", args.base), ("LOT", swapped), ("LOT, calibrated", calibrated)):
+    for name, checkpoint in (("softmax", args.base), ("near_far", swapped), ("near_far, calibrated", calibrated)):
         model = fairseq_lot.Translator(checkpoint, args.data)
         with capture(model.loaded.model) as seen:
             translation = model.translate([args.sentence])[0]

@@ -1,4 +1,4 @@
-"""The README's figure: one head of a trained encoder under softmax, and swapped for Sinkhorn and for calibrated LOT.
+"""The README's figure: one head of a trained encoder under softmax, Sinkhorn, calibrated LOT and calibrated near_far.
 
 After ``bash scripts/quickstart.sh``:
 
@@ -32,7 +32,7 @@ def weights_of(checkpoint, args):
 
 def draw(panels, pieces):
     """A map for each name, under bars for what its keys receive."""
-    figure = Figure(figsize=(10, 4.1), layout="constrained")
+    figure = Figure(figsize=(13, 4.1), layout="constrained")
     axes = figure.subplots(2, len(panels), sharex="col", sharey="row", height_ratios=(1, 4))
     scale = PowerNorm(0.5, vmin=0, vmax=max(weights.max() for weights in panels.values()))
     for column, (name, weights) in enumerate(panels.items()):
@@ -67,6 +67,7 @@ def main():
         "softmax": args.base,
         "Sinkhorn, ε = 1, 15 updates": sinkhorn,
         "LOT, 32 pivots, calibrated": fairseq_lot.calibrate(lot).state,
+        "near_far, calibrated": fairseq_lot.calibrate(fairseq_lot.swap(args.base)).state,
     }
     panels = {}
     for name, checkpoint in checkpoints.items():

@@ -12,10 +12,18 @@ def test_plug_and_play(data, stock_checkpoint, capsys):
     program("plug_and_play").main([str(stock_checkpoint), str(data / "bin"), "--steps", "2"])
     lines = capsys.readouterr().out.splitlines()
     names = [line.split(": ")[0] for line in lines if not line.startswith("  ")]
-    assert names == ["softmax", "LOT", "LOT, calibrated"]
+    assert names == ["softmax", "near_far", "near_far, calibrated"]
     masses = [[float(mass) for mass in re.findall(r"\d+\.\d+", line)] for line in lines if line.startswith("  ")]
     for received in masses:  # rows sum to 1, so all keys together receive one each; a figure is rounded by 0.005
         assert abs(sum(received) - len(received)) <= 0.005 * len(received) + 1e-6
+
+
+def test_near_far(data, stock_checkpoint, capsys):
+    program("near_far").main([str(stock_checkpoint), str(data / "bin"), "--steps", "2", "--tokens", "1500"])
+    first, _, *costs = capsys.readouterr().out.splitlines()
+    same, all_ = map(int, re.fullmatch(r"(\d+) of (\d+) translations .* the same", first).groups())
+    assert 0 <= same <= all_ == 60
+    assert [line.split(":")[0].strip() for line in costs] == ["near_far", "softmax"]
 
 
 def test_ten_lines_of_the_readme(data, stock_checkpoint, capsys, monkeypatch):

@@ -50,14 +50,19 @@ setup(
         "matplotlib>=3.7",
         "numpy>=1.24",
         "omegaconf>=2.3,<2.4",
+        "pydantic>=2.12",
         "regex",
         "sacrebleu>=2.3",
         "sacremoses>=0.1",
         "sentencepiece>=0.2",
+        "tabulate>=0.9",
         "torch>=2.6",
         "tqdm>=4.60",
+        "typing_extensions>=4.12",
     ],
     extras_require={
+        # what runs config/*.yaml; the package itself works without it, and on Python 3.10
+        "experiment": ["jsonschema>=4.20", "snakemake>=9", "snakemake-logger-plugin-rich>=0.5"],
         "test": ["hypothesis", "mypy", "pot>=0.9", "pytest>=8", "pytest-xdist", "ruff", "scipy", "subword-nmt>=0.3.8"],
         # CUDA builds of torch bring it along; here it is for tests on machines without a GPU
         "kernels-test": ["triton>=3.7"],

@@ -10,7 +10,7 @@
 #   BPE          sentencepiece or subword_nmt (which keeps its codes as "code"), learned on both languages together
 #   VOCAB_SIZE   pieces of both languages together, with subword_nmt merges (10000)
 #   JOINED       yes: one dictionary for both languages; no: one each
-#   NAME, OUT    name and folder of the result; DESCRIPTION is the one line that tables print for it
+#   NAME, OUT    name and folder of the result
 #   WORKERS      processes
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
@@ -27,7 +27,6 @@ one_of TOKENISED "${TOKENISED:=no}" yes no
 one_of CLEAN "${CLEAN:=yes}" yes no
 NAME=${NAME:-corpus.$SRC-$TGT}
 OUT=${OUT:-data-bin/$NAME}
-DESCRIPTION=${DESCRIPTION:-$NAME}
 
 begin "$OUT" 10000
 text=("$TRAIN" "$VALID" "$TEST")

@@ -2,7 +2,7 @@
 # Makes data-bin/synthetic, the quickstart's corpus: the German-English text of examples/corpus, joint BPE.
 #
 #   VOCAB_SIZE   BPE pieces of both languages together (1000)
-#   OUT          folder of the result; DESCRIPTION is the one line that tables print for it
+#   OUT          folder of the result
 #   BPE, JOINED, WORKERS: as for prepare_corpus.sh
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
@@ -10,7 +10,6 @@ source scripts/lib/data.sh
 
 SRC=de TGT=en
 OUT=${OUT:-data-bin/synthetic}
-DESCRIPTION=${DESCRIPTION:-synthetic German-English}
 
 begin "$OUT" 1000
 mkdir "$WORK/raw"

@@ -1,4 +1,6 @@
-"""Prints the tables of docs/results.md anew: what stands between two comments is what the command in the first prints.
+"""Prints the tables of README.md and docs/results.md anew.
+
+What stands between two comments is what the command in the first prints:
 
 <!-- $ fairseq-lot table results/NAME.jsonl -->   or   <!-- $ cat FILE -->
 <!-- / -->
@@ -17,7 +19,7 @@ from fairseq_lot.cli import main as fairseq_lot
 from fairseq_lot.output.files import atomic_write
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "results.md"
+PAGES = [ROOT / "README.md", ROOT / "docs" / "results.md"]
 BLOCK = re.compile(r"^<!-- \$ ([^\n]+) -->$.*?^<!-- / -->$", re.MULTILINE | re.DOTALL)
 
 
@@ -32,7 +34,7 @@ def printed(command: str) -> str:
     if program == "cat" and len(words) == 1:
         return Path(words[0]).read_text(encoding="utf-8").strip("\n")
     if program != "fairseq-lot":
-        sys.exit(f"render_results.py: error: {PAGE} has the command {command!r}; use fairseq-lot or cat FILE")
+        sys.exit(f"render_results.py: error: there is the command {command!r}; use fairseq-lot or cat FILE")
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
         code = fairseq_lot(words)
@@ -42,23 +44,21 @@ def printed(command: str) -> str:
 
 
 def main() -> int:
-    """Write the page, or say with --check whether it is as it would be written."""
+    """Write the pages, or say with --check whether it is as it would be written."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if something would change")
     args = parser.parse_args()
     os.chdir(ROOT)
-    before = PAGE.read_text(encoding="utf-8")
-    after = rendered(before)
-    if after == before:
-        print(f"{PAGE} is as its commands print it")
-        return 0
-    if args.check:
-        print(f"{PAGE} is not as its commands print it; run python scripts/render_results.py", file=sys.stderr)
-        return 1
-    with atomic_write(PAGE) as file:
-        file.write(after)
-    print(f"{PAGE} was printed anew")
-    return 0
+    changed = 0
+    for page in PAGES:
+        before = page.read_text(encoding="utf-8")
+        after = rendered(before)
+        changed += after != before
+        if after != before and not args.check:
+            with atomic_write(page) as file:
+                file.write(after)
+        print(f"{page}: {'as its commands print it' if after == before else 'changed'}")
+    return 1 if changed and args.check else 0
 
 
 if __name__ == "__main__":

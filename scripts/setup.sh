@@ -113,9 +113,12 @@ fi
 [ ! -f "$BEGUN" ] || forget_unfinished
 rm -f "$STAMP" "$LOG"
 [ -f "$BEGUN" ] || touch "$BEGUN"
+extras=test
+read -r _ minor <<<"$(version "$ENVIRONMENT/bin/python")"
+[ "$minor" -lt 11 ] || extras+=,experiment # snakemake needs 3.11
 echo "2/3 the project and what it needs, torch among it: one to five minutes"
 constraints >"$ENVIRONMENT/fairseq_lot.constraints"
-install -c "$ENVIRONMENT/fairseq_lot.constraints" -e '.[test]'
+install -c "$ENVIRONMENT/fairseq_lot.constraints" -e ".[$extras]"
 echo "3/3 $FAIRSEQ, compiled the first time: half a minute"
 installed_fairseq
 install --no-deps "$FAIRSEQ"

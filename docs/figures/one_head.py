@@ -2,7 +2,7 @@
 
 After ``bash scripts/quickstart.sh``:
 
-    python docs/figures/one_head.py checkpoints/quickstart/transformer/base/checkpoint_best.pt data-bin/synthetic
+    python docs/figures/one_head.py checkpoints/quickstart/seed1/transformer/base/checkpoint_best.pt data-bin/synthetic
 """
 
 import argparse

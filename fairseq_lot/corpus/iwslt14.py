@@ -7,10 +7,12 @@ kept or dropped differently and the pairs after them move between train and vali
 are 160,239, 7,283 and 6,750 pairs.
 """
 
+import http.client
 import io
 import re
 import sys
 import tarfile
+import urllib.request
 import zlib
 from collections.abc import Collection
 from pathlib import Path
@@ -20,6 +22,7 @@ from tqdm import tqdm
 from fairseq_lot.corpus.parallel import SPLITS, output_folder, write_lines
 from fairseq_lot.corpus.tokenise import clean_indices, tokenise_lines
 from fairseq_lot.errors import InputError
+from fairseq_lot.output.files import atomic_write
 
 LANGUAGES = ("de", "en")
 TRAIN = "train.tags.de-en"
@@ -41,6 +44,37 @@ METADATA = re.compile(r"<(url|talkid|keywords)>|^\s*</?(speaker|translator|revie
 TEXT_TAGS = re.compile(r"</?(title|description)>")
 SEGMENT_TAGS = re.compile(r"<seg id=\"[0-9]*\">|</seg>")
 BROKEN = (tarfile.TarError, EOFError, OSError, zlib.error)
+
+
+def fetch(url: str, path: str | Path) -> None:
+    """Download a file, which appears under its name only when it is whole.
+
+    Raises:
+        InputError: it cannot be had, or ends early.
+    """
+    way_out = "fetch it yourself and give its path as ARCHIVE, or a tokenised folder as TOKENISED"
+    try:
+        response = urllib.request.urlopen(url, timeout=30)
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise InputError(f"cannot download {url} ({error}); {way_out}") from None
+    length = int(response.headers.get("Content-Length") or 0)
+    with (
+        response,
+        atomic_write(path, "wb") as file,
+        tqdm(total=length or None, desc="downloading", unit="B", unit_scale=True, disable=None) as progress,
+    ):
+        while chunk := _read(response, url, way_out):
+            file.write(chunk)
+            progress.update(len(chunk))
+        if file.tell() < length:
+            raise InputError(f"{url} ended after {file.tell()} of {length} bytes; try again, or {way_out}")
+
+
+def _read(response, url, way_out):
+    try:
+        return response.read(1 << 20)
+    except (OSError, http.client.HTTPException) as error:
+        raise InputError(f"cannot download {url} ({error}); try again, or {way_out}") from None
 
 
 def read_members(archive: str | Path) -> dict[str, bytes]:
@@ -148,11 +182,14 @@ def split_archive(archive: str | Path) -> dict[str, list[list[str]]]:
 def add_arguments(parser) -> None:
     """Add the options of ``fairseq-lot iwslt14``."""
     parser.add_argument("--archive", required=True, metavar="PATH", help="de-en.tgz or 2014-01.tgz")
+    parser.add_argument("--url", metavar="URL", help="where the archive is downloaded from when it is not there")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder for raw {train,valid,test}.{de,en}")
 
 
 def run(args) -> None:
     """Run ``fairseq-lot iwslt14``."""
+    if args.url is not None and not Path(args.archive).exists():
+        fetch(args.url, args.archive)
     splits = split_archive(args.archive)
     with output_folder(args.out) as folder:
         for split in SPLITS:

@@ -4,122 +4,65 @@ import argparse
 from itertools import combinations
 
 import numpy as np
-from sacrebleu.metrics import BLEU
 
 from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation import bootstrap
-from fairseq_lot.evaluation.bleu import TOKENISED, corpus_score, resampled_scores, sentence_statistics
-from fairseq_lot.evaluation.hypotheses import read_matching
-from fairseq_lot.evaluation.results import FINE_TUNED, PLUG_AND_PLAY, Row, read_rows
+from fairseq_lot.evaluation.bleu import corpus_score, resampled_scores
+from fairseq_lot.evaluation.results import BASE, FINE_TUNED, STAGES, at_stage, by_system, read_rows, tables
 from fairseq_lot.evaluation.sentences import path_of, read_statistics
-from fairseq_lot.evaluation.systems import at_stage, by_system, only, tables
-from fairseq_lot.output.files import read_lines
 from fairseq_lot.output.tables import Table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add = parser.add_argument
-    add(
-        "systems",
-        nargs="*",
-        metavar="NAME=FILE[,FILE...]",
-        help="outputs of fairseq-generate, one for each seed, the seeds in the same order for all systems",
-    )
-    add("--tokenised-reference", metavar="FILE", help="for these: Moses tokens, one sentence per line")
-    scored = parser.add_argument_group("or what fairseq-lot score has kept")
-    add = scored.add_argument
-    add("--results", metavar="FILE.jsonl", help="all systems of a results file, of each table and backbone on its own")
-    add("--stage", choices=(PLUG_AND_PLAY, FINE_TUNED), default=FINE_TUNED, help="default: %(default)s")
-    add("--dataset", metavar="LABEL", help="only this dataset")
-    add("--protocol", metavar="LABEL", help="only this protocol")
+    parser.add_argument("results", metavar="RESULTS.jsonl", help="rows of fairseq-lot score, with the counts of their "
+        "sentences beside them in RESULTS.sentences.tsv")  # fmt: skip
+    stages = [stage for stage in STAGES if stage != BASE]
+    parser.add_argument("--stage", choices=stages, default=FINE_TUNED, help="default: %(default)s")
     bootstrap.add_arguments(parser.add_argument_group("bootstrap"))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the tables.
+    """Print a table for each experiment and backbone.
 
     Raises:
-        InputError: an option, a translation, the reference or a results file is not as it must be.
+        InputError: an option or a results file is not as it must be, or no two systems have counts.
     """
     resampling = bootstrap.settings(args)
-    if (args.results is None) == (not args.systems) or (args.tokenised_reference is None) != (not args.systems):
-        raise InputError("give either --results FILE.jsonl, or NAME=FILE twice or more with --tokenised-reference FILE")
-    if args.results is not None:
-        rows = only(read_rows(args.results), dataset=args.dataset, protocol=args.protocol)
-        found = compare_results(args.results, rows, args.stage, **resampling)
-        print("\n\n".join(table.markdown() for table in found))
-        return 0
-    files = _parse(args.systems)
-    references = read_lines(args.tokenised_reference)
-    hypotheses = {
-        name: [read_matching(path, references, args.tokenised_reference) for path in paths]
-        for name, paths in files.items()
-    }
-    print(compare(hypotheses, references, **resampling).markdown())
+    rows = read_rows([args.results])
+    statistics = read_statistics(args.results, rows)
+    found = []
+    for part in tables(row for row in rows if row.key in statistics):
+        of_backbone: dict[str, dict[str, dict[int, np.ndarray]]] = {}
+        for (backbone, system), own in by_system(part).items():
+            by_seed = {seed: statistics[row.key] for seed, row in sorted(at_stage(own, args.stage).items())}
+            if by_seed:
+                of_backbone.setdefault(backbone, {})[system] = by_seed
+        for backbone, systems in of_backbone.items():
+            if len(systems) > 1:
+                heading = f"**{part[0].dataset}**, {part[0].experiment}, {backbone}, {args.stage}"
+                _same_references(systems, args.results)
+                found.append(compare(systems, part[0].tokenised.signature, heading=heading, **resampling))
+    if not found:
+        raise InputError(
+            f"no two systems of stage {args.stage} in {args.results} have counts in {path_of(args.results)}; "
+            "score them once more"
+        )
+    print("\n\n".join(table.markdown() for table in found))
     return 0
 
 
-def compare(hypotheses: dict[str, list[list[str]]], references: list[str], **resampling) -> Table:
-    """Compare systems of which the translations are there.
-
-    Args:
-        hypotheses: for each system the sentences of each seed; equally many seeds, in the same order.
-        references: as many sentences.
-        **resampling: ``samples`` and ``seed`` of :func:`compare_statistics`.
-    """
-    bleu = BLEU(**TOKENISED)
-    bleu.corpus_score(references, [references])  # its signature names the number of references
-    statistics = {
-        name: {
-            place: sentence_statistics(sentences, references, metric=TOKENISED)
-            for place, sentences in enumerate(runs, start=1)
-        }
-        for name, runs in hypotheses.items()
-    }
-    return compare_statistics(statistics, signature=bleu.get_signature().format(), **resampling)
+def _same_references(systems, path):
+    """The lengths of the references are the same for all systems."""
+    lengths = [counts[:, 1] for by_seed in systems.values() for counts in by_seed.values()]
+    if any(not np.array_equal(one, lengths[0]) for one in lengths):
+        raise InputError(f"{path}: {', '.join(systems)} were scored on different references")
 
 
-def compare_results(results: str, rows: list[Row], stage: str, **resampling) -> list[Table]:
-    """Compare the systems of a results file: a table for each backbone of each of its tables.
-
-    Args:
-        results: the file, beside which the counts of the sentences stand.
-        rows: its rows that are to be compared.
-        stage: ``PLUG_AND_PLAY`` or ``FINE_TUNED``.
-        **resampling: ``samples`` and ``seed`` of :func:`compare_statistics`.
-
-    Raises:
-        InputError: no two systems have counts, or they are of different references.
-    """
-    statistics = read_statistics(results, rows)
-    found = []
-    for part in tables(rows):
-        for backbone in dict.fromkeys(key[0] for key in by_system(part)):
-            systems: dict[str, dict[int, np.ndarray]] = {}
-            chosen = [row for row in part if row.backbone == backbone and row.key in statistics]
-            for (_, mechanism, options), own in by_system(chosen).items():
-                by_seed = {row.seed: statistics[row.key] for row in at_stage(own, stage)}
-                if by_seed:
-                    systems[f"{mechanism} {options}".strip()] = dict(sorted(by_seed.items()))
-            if len(systems) > 1:
-                of_first = next(iter(next(iter(systems.values())).values()))
-                if any(not np.array_equal(s[:, 1], of_first[:, 1]) for runs in systems.values() for s in runs.values()):
-                    raise InputError(f"{results}: the systems of {part[0].dataset} were scored on different references")
-                heading = f"**{part[0].dataset}**, protocol {part[0].protocol}, {backbone}, {stage}"
-                signature = chosen[0].tokenised.signature
-                found.append(compare_statistics(systems, signature=signature, heading=heading, **resampling))
-    if not found:
-        raise InputError(
-            f"no two systems of stage {stage} in {results} have counts in {path_of(results)}; score them once more"
-        )
-    return found
-
-
-def compare_statistics(
-    systems: dict[str, dict[int, np.ndarray]], *, signature: str, samples: int, seed: int, heading: str = ""
+def compare(
+    systems: dict[str, dict[int, np.ndarray]], signature: str, *, samples: int, seed: int, heading: str = ""
 ) -> Table:
-    """Return a row for each pair of systems: the mean over seeds of their difference in tokenised BLEU.
+    """A row for each pair of systems: the mean over seeds of their difference in tokenised BLEU.
 
     All systems and seeds are scored on the same resamples of the test set, so the interval and p speak of other
     sentences, not of other seeds; the differences by seed stand beside them.
@@ -161,26 +104,8 @@ def compare_statistics(
         heading=heading,
         notes=[
             f"Tokenised BLEU, {len(statistics[0])} sentences, `{signature}`.",
-            f"[low, high]: 95 % interval, p: paired test, both by bootstrap of the sentences ({samples} resamples, "
-            f"seed {seed}); * where p < {bootstrap.LEVEL}; pairs that are compared: {len(rows)}.",
+            "[low, high]: 95 % interval, p: paired test, both by bootstrap of the sentences "
+            f"({samples} resamples, seed {seed}); * where p < {bootstrap.LEVEL}; "
+            f"pairs that are compared: {len(rows)}.",
         ],
     )
-
-
-def _parse(systems):
-    """``NAME=FILE,FILE`` as a dict of lists of paths."""
-    files = {}
-    for text in systems:
-        name, equals, paths = text.partition("=")
-        paths = paths.split(",")
-        if not (equals and name and all(paths)):
-            raise InputError(f"{text!r} is not NAME=FILE[,FILE...]")
-        if name in files:
-            raise InputError(f"{name!r} is given twice; put its seeds into one list, separated by commas")
-        files[name] = paths
-    if len(files) < 2:
-        raise InputError("give at least two systems")
-    if len({len(paths) for paths in files.values()}) > 1:
-        counts = ", ".join(f"{name} {len(paths)}" for name, paths in files.items())
-        raise InputError(f"the systems must have equally many seeds; there are: {counts}")
-    return files

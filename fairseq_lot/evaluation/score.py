@@ -1,8 +1,10 @@
 """``fairseq-lot score``: score the output of fairseq-generate, as one JSON line."""
 
 import argparse
+import json
 import math
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -11,56 +13,33 @@ from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation import bootstrap
 from fairseq_lot.evaluation.bleu import SACREBLEU, TOKENISED, detokenise, measure, sentence_statistics
 from fairseq_lot.evaluation.hypotheses import read_matching
-from fairseq_lot.evaluation.results import PRECISIONS, STAGES, MetricScore, Row, put_row, read_rows
-from fairseq_lot.evaluation.sentences import put_statistics, read_statistics
-from fairseq_lot.output.files import read_lines
+from fairseq_lot.evaluation.results import Label, MetricScore, Row, format_row, parse, read_rows
+from fairseq_lot.evaluation.sentences import format_statistics, path_of
+from fairseq_lot.output.files import atomic_write, read_lines
 from fairseq_lot.output.provenance import current_commit
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    files = parser.add_argument_group("translations and references")
-    files.add_argument("--generated", required=True, metavar="FILE", help="output of fairseq-generate")
-    files.add_argument(
-        "--tokenised-reference", required=True, metavar="FILE", help="Moses tokens, lower-cased, one sentence per line"
-    )
-    files.add_argument(
-        "--raw-reference", metavar="FILE", help="untokenised reference; without it the tokens are detokenised"
-    )
-    files.add_argument("--baseline-generated", metavar="FILE", help="output of the base, for the paired test")
-    files.add_argument(
-        "--target-lang",
-        metavar="LANG",
-        help="for detokenising; default: the end of the reference's name, as in test.en",
-    )
-    files.add_argument(
-        "--results",
-        required=True,
-        metavar="FILE.jsonl",
-        help="where the row is written or replaced; "
-        "the counts of its sentences, which fairseq-lot compare reads, stand beside it in FILE.sentences.tsv",
-    )
+    add = parser.add_argument_group("translations and references").add_argument
+    add("--generated", required=True, metavar="FILE", help="output of fairseq-generate")
+    add("--tokenised-reference", required=True, metavar="FILE", help="Moses tokens, lower-cased, a sentence per line")
+    add("--raw-reference", metavar="FILE", help="untokenised reference; without it the tokens are detokenised")
+    add("--baseline-generated", metavar="FILE", help="output of the base, for the paired test")
+    add("--target-lang", metavar="LANG", help="for detokenising; default: the end of the reference's name, as in "
+        "test.en")  # fmt: skip
+    add("--out", required=True, metavar="FILE.jsonl", help="the row; beside it, in FILE.sentences.tsv, the counts of "
+        "its sentences, for fairseq-lot compare. Rows of several systems in one file make a table")  # fmt: skip
 
-    key = parser.add_argument_group("the system; a row with the same values is replaced")
-    key.add_argument("--dataset", required=True, metavar="TEXT", help="label of the data")
-    key.add_argument("--architecture", required=True, metavar="TEXT")
-    key.add_argument("--backbone", required=True, metavar="TEXT", help="transformer or diff_transformer")
-    key.add_argument("--mechanism", required=True, metavar="TEXT", help="softmax, sinkhorn, esp, lot, ...")
-    key.add_argument("--options", default="", metavar="TEXT", help="the mechanism's options as given")
-    key.add_argument("--stage", required=True, choices=STAGES)
-    key.add_argument("--seed", required=True, type=int, metavar="INT", help="seed of the training")
-    key.add_argument("--protocol", default="unknown", metavar="TEXT", help="of the training (default: %(default)s)")
-
-    origin = parser.add_argument_group("where the translations come from")
-    origin.add_argument("--device", default="unknown", metavar="TEXT")
-    origin.add_argument("--precision", default=Row.precision, choices=PRECISIONS, help="of the translations")
-    origin.add_argument("--seconds", type=float, metavar="FLOAT", help="generation time")
+    add = parser.add_argument_group("the system and where its translations come from").add_argument
+    names = ", ".join(field.name for field in fields(Label))
+    add("--label", required=True, metavar="JSON", help=f"an object of {names}; system, settings and stage are needed: "
+        """'{"system": "LOT", "settings": {"attention": "lot"}, "stage": "plug-and-play"}'""")  # fmt: skip
+    add("--device", default="unknown", metavar="TEXT")
+    add("--seconds", type=float, metavar="FLOAT", help="generation time")
     # The parser of fairseq-lot keeps the subcommand under the name "command".
-    origin.add_argument(
-        "--command", dest="made_with", default="", metavar="TEXT", help="the command that made the translations"
-    )
-    origin.add_argument("--commit", metavar="TEXT", help="default: the commit of this code, with -dirty if changed")
-
+    add("--command", dest="made_with", default="", metavar="TEXT", help="what made the translations")
+    add("--commit", metavar="TEXT", help="default: the commit of this code, with -dirty if changed")
     bootstrap.add_arguments(parser.add_argument_group("bootstrap"))
 
 
@@ -68,22 +47,41 @@ def run(args: argparse.Namespace) -> int:
     """Score, write the row, print one line.
 
     Raises:
-        InputError: an option, a translation, a reference or the results file is not as it must be.
+        InputError: an option, a translation or a reference is not as it must be, or --out holds other rows.
     """
-    _check_options(args)
-    row, statistics = score(args)
-    put_statistics(args.results, row, statistics)
-    put_row(args.results, row)
+    label = _label(args)
+    if Path(args.out).exists() and any(row.key != label.key for row in read_rows([args.out])):
+        raise InputError(f"{args.out} holds rows of other systems; give another --out")
+    row, statistics = score(args, label)
+    with atomic_write(path_of(args.out)) as counts:
+        counts.write(format_statistics(row, statistics) + "\n")
+    with atomic_write(args.out) as rows:
+        rows.write(format_row(row) + "\n")
     print(
-        f"{row.backbone} {row.mechanism} {row.stage}, seed {row.seed}, {row.sentences} sentences: "
+        f"{row.backbone}, {row.system}, {row.stage}, seed {row.seed}, {row.sentences} sentences: "
         f"tokenised BLEU {_describe(row.tokenised)}, sacreBLEU {_describe(row.sacrebleu)}"
     )
     return 0
 
 
-def score(args: argparse.Namespace) -> tuple[Row, np.ndarray]:
-    """Return the row of the system that the options describe and its sentences' statistics, without writing them."""
+def _label(args: argparse.Namespace) -> Label:
+    """What the row is about; InputError when an option of the row is not as it must be."""
+    if args.seconds is not None and not (math.isfinite(args.seconds) and args.seconds >= 0):
+        raise InputError(f"--seconds must be a number of seconds, not {args.seconds}")
+    try:
+        json.dumps([args.label, args.device, args.made_with], ensure_ascii=False).encode("utf-8")
+        return parse(Label, args.label, "label")
+    except UnicodeEncodeError as error:
+        around = error.object[max(0, error.start - 20) : error.end]
+        raise InputError(f"an option is not valid UTF-8: {around!r}") from error
+    except ValueError as error:
+        raise InputError(f"--label {args.label!r}: {error}") from error
+
+
+def score(args: argparse.Namespace, label: Label) -> tuple[Row, np.ndarray]:
+    """The row of the system that the options describe and its sentences' statistics, without writing them."""
     resampling = bootstrap.settings(args)
+    plain = {"language": target_language(args)}
     references = read_lines(args.tokenised_reference)
     raw = None if args.raw_reference is None else read_lines(args.raw_reference)
     if raw is not None and len(raw) != len(references):
@@ -94,52 +92,27 @@ def score(args: argparse.Namespace) -> tuple[Row, np.ndarray]:
     base = None
     if args.baseline_generated is not None:
         base = read_matching(args.baseline_generated, references, args.tokenised_reference)
-
     statistics = sentence_statistics(hypotheses, references, metric=TOKENISED)
-    tokenised = measure(hypotheses, references, metric=TOKENISED, base=base, statistics=statistics, **resampling)
-    plain = {"language": target_language(args)}
-    sacrebleu = measure(
-        detokenise(hypotheses, **plain),
-        detokenise(references, **plain) if raw is None else raw,
-        metric=SACREBLEU,
-        base=None if base is None else detokenise(base, **plain),
-        **resampling,
-    )
     row = Row(
-        dataset=args.dataset,
-        architecture=args.architecture,
-        backbone=args.backbone,
-        mechanism=args.mechanism,
-        options=args.options,
-        stage=args.stage,
-        seed=args.seed,
-        protocol=args.protocol,
+        **vars(label),
         sentences=len(hypotheses),
-        tokenised=tokenised,
-        sacrebleu=sacrebleu,
+        tokenised=measure(hypotheses, references, metric=TOKENISED, base=base, statistics=statistics, **resampling),
+        sacrebleu=measure(
+            detokenise(hypotheses, **plain),
+            detokenise(references, **plain) if raw is None else raw,
+            metric=SACREBLEU,
+            base=None if base is None else detokenise(base, **plain),
+            **resampling,
+        ),
         reference="detokenised with sacremoses" if raw is None else "raw",
         bootstrap_samples=resampling["samples"],
         bootstrap_seed=resampling["seed"],
         device=args.device,
-        precision=args.precision,
         seconds=args.seconds,
         commit=current_commit() if args.commit is None else args.commit,
         command=args.made_with,
     )
     return row, statistics
-
-
-def _check_options(args):
-    for name in ("dataset", "architecture", "backbone", "mechanism", "protocol"):
-        if not getattr(args, name).strip():
-            raise InputError(f"--{name} is empty; give it a name")
-    if args.seconds is not None and not (math.isfinite(args.seconds) and args.seconds >= 0):
-        raise InputError(f"--seconds must be a number of seconds, not {args.seconds}")
-    target_language(args)
-    if Path(args.results).exists():
-        # A broken results file is found before the work and not after it.
-        read_rows(args.results)
-        read_statistics(args.results, [])
 
 
 def target_language(args: argparse.Namespace) -> str:

@@ -9,42 +9,36 @@ import numpy as np
 
 from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation.bleu import corpus_score
-from fairseq_lot.evaluation.results import Row, put_line
+from fairseq_lot.evaluation.results import Label, Row
 from fairseq_lot.output.files import read_lines
 
 _ORDERS = np.arange(4)
 
 
 def path_of(results: str | Path) -> Path:
-    """Return the file of the counts: beside ``NAME.jsonl`` it is ``NAME.sentences.tsv``."""
+    """The file of the counts: beside ``NAME.jsonl`` it is ``NAME.sentences.tsv``."""
     return Path(results).with_suffix(".sentences.tsv")
 
 
-def put_statistics(results: str | Path, row: Row, statistics: np.ndarray) -> None:
-    """Write the counts of a row, in the place of those with the same key, else at the end.
-
-    Args:
-        results: the file of the row.
-        row: the scored system.
-        statistics: of :func:`~fairseq_lot.evaluation.bleu.sentence_statistics`, tokenised.
-
-    Raises:
-        InputError: a line of the file is broken, or the file cannot be written; nothing is changed.
-    """
-    line = f"{json.dumps(row.key)}\t{encode(statistics)}"
-    put_line(path_of(results), line, row.key, lambda path: [key for key, _ in _read(path)])
+def format_statistics(row: Label, statistics: np.ndarray) -> str:
+    """The key of a row and its counts, from ``sentence_statistics`` of Moses tokens, as one line without its end."""
+    return f"{json.dumps(row.key, ensure_ascii=False)}\t{encode(statistics)}"
 
 
 def read_statistics(results: str | Path, rows: list[Row]) -> dict[tuple, np.ndarray]:
-    """Return the counts of those rows that have them, by their keys.
+    """The counts of those rows that have them, by their keys.
 
     Raises:
         InputError: a line is broken, or its counts do not give the score of the row.
     """
     path = path_of(results)
-    if not path.exists():
-        return {}
-    kept, found = dict(_read(path)), {}
+    kept, found = {}, {}
+    for number, line in enumerate(read_lines(path) if path.exists() else [], start=1):
+        key, _, coded = line.partition("\t")
+        try:
+            kept[tuple(json.loads(key))] = decode(coded)
+        except (ValueError, TypeError, lzma.LZMAError) as error:
+            raise InputError(f"{path}, line {number}: {error}; fix or remove the line") from error
     for row in rows:
         if row.key in kept:
             found[row.key] = statistics = kept[row.key]
@@ -56,27 +50,15 @@ def read_statistics(results: str | Path, rows: list[Row]) -> dict[tuple, np.ndar
 
 
 def encode(statistics: np.ndarray) -> str:
-    """Return the counts as text: numbers of possible n-grams follow from the length and are left out."""
+    """The counts as text: numbers of possible n-grams follow from the length and are left out."""
     length, reference, counts = statistics[:, 0], statistics[:, 1], statistics[:, 2:6]
     columns = np.column_stack([reference, length, counts]).T
     return base64.b64encode(lzma.compress(columns.astype("<u2").tobytes())).decode("ascii")
 
 
 def decode(text: str) -> np.ndarray:
-    """Return the counts that :func:`encode` has written."""
+    """The counts that :func:`encode` has written."""
     columns = np.frombuffer(lzma.decompress(base64.b64decode(text)), dtype="<u2").reshape(6, -1).astype(float)
     reference, length, counts = columns[0], columns[1], columns[2:]
     possible = np.maximum(length - _ORDERS[:, None], 0)
     return np.vstack([length, reference, counts, possible]).T
-
-
-def _read(path: Path) -> list[tuple[tuple, np.ndarray]]:
-    """The key of each line and its counts."""
-    found = []
-    for number, line in enumerate(read_lines(path), start=1):
-        key, _, coded = line.partition("\t")
-        try:
-            found.append((tuple(json.loads(key)), decode(coded)))
-        except (ValueError, TypeError, lzma.LZMAError) as error:
-            raise InputError(f"{path}, line {number}: {error}; fix or remove the line") from error
-    return found

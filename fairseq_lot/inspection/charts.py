@@ -15,14 +15,14 @@ def bleu_bars(rows: Sequence[Row]) -> Figure:
     """Tokenised BLEU of every row with its 95 % interval."""
     figure = Figure(figsize=(8, 1.2 + 0.3 * len(rows)), layout="constrained")
     axes = figure.subplots()
-    rows = sorted(rows, key=lambda row: (row.dataset, row.backbone, STAGES.index(row.stage), row.mechanism))
-    several = [name for name in ("dataset", "protocol", "seed") if len({getattr(row, name) for row in rows}) > 1]
+    rows = sorted(rows, key=lambda row: (row.dataset, row.backbone, STAGES.index(row.stage), row.system))
+    several = [name for name in ("dataset", "experiment", "seed") if len({getattr(row, name) for row in rows}) > 1]
     labels = []
     for line, row in enumerate(rows):
         score = row.tokenised
         around = [[max(0.0, score.score - score.low)], [max(0.0, score.high - score.score)]]
         axes.barh(line, score.score, xerr=around, color=f"C{STAGES.index(row.stage)}", capsize=3)
-        parts = [row.backbone, f"{row.mechanism} {row.options}".strip(), row.stage]
+        parts = [row.backbone, row.system, row.stage]
         labels.append(" · ".join([*parts, *(f"{name} {getattr(row, name)}" for name in several)]))
     axes.set_yticks(range(len(rows)), labels)
     axes.invert_yaxis()

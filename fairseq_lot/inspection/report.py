@@ -14,8 +14,7 @@ from matplotlib.figure import Figure
 
 from fairseq_lot.attention.options import SITES
 from fairseq_lot.errors import InputError
-from fairseq_lot.evaluation.results import Row
-from fairseq_lot.evaluation.systems import read_systems
+from fairseq_lot.evaluation.results import Row, read_rows
 from fairseq_lot.evaluation.table import result_tables
 from fairseq_lot.inspection.charts import bleu_bars, loss_curves, map_grid
 from fairseq_lot.inspection.maps import sentence_maps
@@ -57,7 +56,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> None:
     """Write the page, and the figures; say where it is and how large."""
     with atomic_write(args.out, "wb") as file:  # opened first: an unwritable path fails at once
-        rows = read_systems(args.results)
+        rows = read_rows(args.results)
         maps = _maps(args)
         paths = [Path(path).parent / "train.log" for path in (args.path, *args.compare) if path is not None]
         logs = args.logs or [str(log) for log in dict.fromkeys(paths) if log.is_file()]

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tabulate import DataRow, TableFormat, tabulate
+
 MISSING = "–"
 
 
@@ -34,11 +36,10 @@ class Table:
             padded: make every column as wide as its widest cell, to be read in a terminal.
         """
         cells = [[_cell(text) for text in row] for row in (self.head, *self.rows)]
-        widths = [max(4, *map(len, column)) if padded else 1 for column in zip(*cells, strict=True)]
-        sides = list(zip(self._sides(), widths, strict=True))
-        rule = ["-" * max(3, width - 1) + ":" if side == ">" else "-" * max(3, width) for side, width in sides]
-        lines = [[f"{cell:{side}{width}}" for cell, (side, width) in zip(row, sides, strict=True)] for row in cells]
-        table = "\n".join(f"| {' | '.join(line)} |" for line in (lines[0], rule, *lines[1:]))
+        sides = ["right" if side == ">" else "left" for side in self._sides()]
+        as_padded = {"tablefmt": "pipe", "colalign": sides}
+        as_plain = {"tablefmt": _plain(sides), "stralign": None}
+        table = tabulate(cells[1:], cells[0], disable_numparse=True, **(as_padded if padded else as_plain))
         notes = "\n".join(f"- {_one_line(note)}" for note in self.notes)
         return "\n\n".join(part for part in (_one_line(self.heading), table, notes) if part)
 
@@ -57,6 +58,13 @@ class Table:
 
     def _sides(self):
         return self.align or "<" * len(self.head)
+
+
+def _plain(sides: list[str]) -> TableFormat:
+    """Markdown without padding, so that a change of one cell changes one line."""
+    row = DataRow("| ", " | ", " |")
+    rule = f"| {' | '.join('---:' if side == 'right' else '---' for side in sides)} |"
+    return TableFormat(None, lambda widths, aligns: rule, None, None, row, row, 0, None)
 
 
 def _one_line(text):

@@ -20,45 +20,18 @@ activate() {
     fi
 }
 
-# put TEXT FILE: the file is either complete or as it was.
-put() {
-    mkdir -p "$(dirname "$2")" 2>/dev/null && printf '%s\n' "$1" 2>/dev/null >"$2.part" && mv "$2.part" "$2" \
-        || die "cannot write $2; free space or give another folder"
-}
-
-# same_settings PRODUCT SETTINGS: what was made before was made with the same settings.
-same_settings() {
-    local made
-    if [ -e "$1" ] && [ -f "$1.settings" ]; then
-        made=$(cat "$1.settings")
-        [ "$made" = "$2" ] || die "$1 was made with '$made', not '$2'; remove it or give another name"
-    fi
-}
-
-# require_numbers NAME...: the named variables hold whole numbers.
-require_numbers() {
-    local name
-    for name in "$@"; do
-        [[ ${!name} =~ ^[0-9]+$ ]] || die "$name=${!name} is not a whole number"
-    done
-}
-
-# make_work OUT: set WORK to a fresh folder beside OUT that is removed when the script ends, however it ends.
-make_work() {
-    local parent
-    parent=$(dirname "$1")
-    mkdir -p "$parent" 2>/dev/null && WORK=$(mktemp -d "${1%/}.part.XXXXXX" 2>/dev/null) \
-        || die "cannot write in $parent; give another OUT"
-    trap 'rm -rf "$WORK"' EXIT
-    trap 'exit 130' INT TERM
-}
-
-# one_of NAME VALUE CHOICE...: the VALUE of the variable NAME is one of the choices.
-one_of() {
-    local name=$1 value=$2 choice
+# train DATA OUT FLAGS...: fairseq-train. It goes on where an earlier call with the same flags was stopped.
+train() {
+    local data=$1 out=$2 embeddings=--share-decoder-input-output-embed
     shift 2
-    for choice in "$@"; do
-        [ "$value" != "$choice" ] || return 0
-    done
-    die "$name: there is no '$value'; use $(sed 's/ /, /g' <<<"$*")"
+    if cmp -s "$data"/dict.*.txt </dev/null; then embeddings=--share-all-embeddings; fi
+    if [ -f "$out/flags" ] && [ "$(cat "$out/flags")" != "$*" ]; then
+        die "$out was trained with '$(cat "$out/flags")', not '$*'; remove it or give another folder"
+    fi
+    mkdir -p "$out" && echo "$*" >"$out/flags.part" && mv -n "$out/flags.part" "$out/flags" \
+        || die "cannot write in $out; free space or give another folder"
+    fairseq-train "$data" --user-dir fairseq_lot "$embeddings" --save-dir "$out" --log-file "$out/train.log" \
+        --optimizer adam --adam-betas '(0.9, 0.98)' --weight-decay 0.0001 \
+        --criterion label_smoothed_cross_entropy --label-smoothing 0.1 \
+        --distributed-world-size 1 --no-epoch-checkpoints --log-interval 100 "$@"
 }

@@ -1,42 +1,26 @@
-# Data folders, after common.sh: how prepare_*.sh make them, and what the other scripts read from them.
+# Shared by the scripts that make data folders, after common.sh.
 
-# the one that is read when DATA is not given; prepare_iwslt14.sh makes it
-IWSLT14=data-bin/iwslt14.de-en
-
-# find_languages DATA: set SRC and TGT, unless they are set, to the pair in the names of the binary files. Both may be
-# set the other way round, as fairseq translates in both directions.
-find_languages() {
-    local file pair pairs=()
-    for file in "$1"/*.*-*.*.idx; do
-        pair=${file##*/} pair=${pair#*.} pair=${pair%%.*}
-        if [ -f "$file" ] && [[ " ${pairs[*]-} " != *" $pair "* ]]; then pairs+=("$pair"); fi
+# require_numbers NAME...: the named variables hold whole numbers.
+require_numbers() {
+    local name
+    for name in "$@"; do
+        [[ ${!name} =~ ^[0-9]+$ ]] || die "$name=${!name} is not a whole number"
     done
-    [ ${#pairs[@]} -gt 0 ] \
-        || die "$1 is not a data folder; make it with one of scripts/prepare_*.sh or with fairseq-preprocess"
-    if [ ${#pairs[@]} -eq 1 ]; then SRC=${SRC:-${pairs[0]%%-*}} TGT=${TGT:-${pairs[0]#*-}}; fi
-    [ -n "${SRC:-}" ] && [ -n "${TGT:-}" ] || die "$1 has several pairs, ${pairs[*]}; choose one with SRC and TGT"
-    [[ " ${pairs[*]} " == *" $SRC-$TGT "* || " ${pairs[*]} " == *" $TGT-$SRC "* ]] \
-        || die "$1 has ${pairs[*]} and not $SRC-$TGT; change SRC, TGT or DATA"
 }
 
-# check_data DATA FLAGS...: find the languages, and unless CHECKED is yes what would stop a long run halfway.
-check_data() {
-    find_languages "$1"
-    [ "${CHECKED:-}" = yes ] || fairseq-lot check "$@" --source-lang "$SRC" --target-lang "$TGT"
+# one_of NAME VALUE CHOICE...: the VALUE of the variable NAME is one of the choices.
+one_of() {
+    [[ " ${*:3} " == *" $2 "* ]] || die "$1: there is no '$2'; use $(sed 's/ /, /g' <<<"${*:3}")"
 }
 
-# joining DATA: how --remove-bpe names what joins the pieces of DATA: by the BPE that lies there, or by its dictionary.
-joining() {
-    local dictionary=$1/dict.$TGT.txt
-    if [ -f "$1/sentencepiece.bpe.model" ]; then
-        echo sentencepiece
-    elif [ -f "$1/code" ] || grep -qs '@@ [0-9]*$' "$dictionary"; then
-        echo subword_nmt
-    elif LC_ALL=C grep -qs $'^\xe2\x96\x81' "$dictionary"; then # U+2581
-        echo sentencepiece
-    else
-        echo none
-    fi
+# make_work OUT: set WORK to a fresh folder beside OUT that is removed when the script ends, however it ends.
+make_work() {
+    local parent
+    parent=$(dirname "$1")
+    mkdir -p "$parent" 2>/dev/null && WORK=$(mktemp -d "${1%/}.part.XXXXXX" 2>/dev/null) \
+        || die "cannot write in $parent; give another OUT"
+    trap 'rm -rf "$WORK"' EXIT
+    trap 'exit 130' INT TERM
 }
 
 # is_complete OUT: every file of a finished data folder is there. The folder is renamed when it is complete,
@@ -48,7 +32,7 @@ is_complete() {
             [ -f "$out/$split.$SRC-$TGT.$name" ] || return 1
         done
     done
-    for name in "dict.$SRC.txt" "dict.$TGT.txt" "text/test.$SRC" "text/test.$TGT" vocab_size description.txt; do
+    for name in "dict.$SRC.txt" "dict.$TGT.txt" "text/test.$SRC" "text/test.$TGT" vocab_size; do
         [ -f "$out/$name" ] || return 1
     done
     [ -f "$out/sentencepiece.bpe.model" ] || [ -f "$out/code" ]
@@ -67,7 +51,6 @@ made_with() {
                 if cmp -s "$1/dict.$SRC.txt" "$1/dict.$TGT.txt"; then echo yes; else echo no; fi
             fi
             ;;
-        SRC | TGT) (SRC='' TGT='' && find_languages "$1" 2>/dev/null && echo "${!2}") || true ;;
     esac
 }
 
@@ -80,7 +63,9 @@ reuse() {
         rmdir "$out" 2>/dev/null || die "$out exists and was not made by prepare_*.sh; remove it or give another OUT"
         return 0
     fi
-    for name in SRC TGT VOCAB_SIZE BPE JOINED; do
+    [ -f "$out/train.$SRC-$TGT.$SRC.idx" ] || [ -z "$(find "$out" -name 'train.*.idx')" ] \
+        || die "$out is not of $SRC-$TGT; remove it or give another OUT"
+    for name in VOCAB_SIZE BPE JOINED; do
         made=$(made_with "$out" "$name")
         [ -z "$made" ] || [ "${!name:-$made}" = "$made" ] \
             || die "$out was made with $name=$made, not ${!name}; remove it or give another OUT"
@@ -129,7 +114,7 @@ binarise() {
     if [ -e "$out" ]; then mv "$out" "$WORK/old"; fi
     mv "$new" "$out"
     rm -f "$out.log"
-    echo "$out is ready: $DESCRIPTION, VOCAB_SIZE=$VOCAB_SIZE"
+    echo "$out is ready: $SRC-$TGT, VOCAB_SIZE=$VOCAB_SIZE"
 }
 
 # complete BPE_DIR NEW: put beside the binary files what scoring and detokenisation need.
@@ -138,5 +123,5 @@ complete() {
     for name in text raw sentencepiece.bpe.model code; do
         [ ! -e "$1/$name" ] || cp -R "$1/$name" "$2/" || return 1
     done
-    echo "$VOCAB_SIZE" >"$2/vocab_size" && echo "$DESCRIPTION" >"$2/description.txt"
+    echo "$VOCAB_SIZE" >"$2/vocab_size"
 }

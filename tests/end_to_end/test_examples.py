@@ -30,7 +30,7 @@ def test_ten_lines_of_the_readme(data, stock_checkpoint, capsys, monkeypatch):
     code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL).group(1)
     assert len([line for line in code.splitlines() if line]) <= 10
     for name, path in (
-        ("checkpoints/quickstart/transformer/base/checkpoint_best.pt", stock_checkpoint),
+        ("checkpoints/quickstart/seed1/transformer/base/checkpoint_best.pt", stock_checkpoint),
         ("data-bin/synthetic", data / "bin"),
     ):
         assert name in code

@@ -41,17 +41,15 @@ def write_generated(tmp_path):
 def make_row():
     """A function that makes a row; keywords replace its fields."""
 
-    def make(*, score=30.0, delta=None, p=None, **values):
+    def make(system="softmax", *, score=30.0, delta=None, p=None, **values):
+        values.setdefault("settings", {"attention": system.split()[0].lower()})
         base = None if delta is None else round(score - delta, 2)
         found = {"low": score - 1, "high": score + 1, "base": base, "delta": delta, "p": p}
         row = {
             "dataset": "toy",
-            "architecture": "transformer_small",
-            "backbone": "transformer",
-            "mechanism": "softmax",
-            "options": "",
+            "experiment": "short",
+            "system": system,
             "stage": "base",
-            "seed": 1,
             "sentences": 500,
             "tokenised": MetricScore(score=score, signature="tok:none", **found),
             "sacrebleu": MetricScore(score=score + 0.5, signature="tok:13a", **found),
@@ -59,6 +57,7 @@ def make_row():
             "bootstrap_samples": 1000,
             "bootstrap_seed": 12345,
             "device": "cpu",
+            "precision": "fp32",
             "seconds": 2.5,
             "commit": "abc1234",
             "command": "fairseq-generate data-bin/toy",

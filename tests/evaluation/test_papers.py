@@ -1,40 +1,82 @@
-"""Reported beside measured scores."""
+"""Medians: the backbones side by side, and beside what the papers report."""
+
+import pytest
 
 from fairseq_lot.cli import main
-from fairseq_lot.evaluation.results import put_row
-from fairseq_lot.evaluation.table import render
+from fairseq_lot.evaluation.results import format_row
+from fairseq_lot.evaluation.table import result_tables
+
+CALIBRATED = {"attention": "lot", "calibrate": {"with": "text"}}
+
+
+def lines(rows, **options):
+    (table,) = result_tables(rows, **options)
+    return table.markdown().splitlines()
 
 
 def test_medians_and_differences_to_softmax_of_the_same_seed(make_row):
     rows = [make_row(seed=seed, score=30.0 + seed) for seed in (1, 2)]
     rows += [make_row(stage="fine-tuned", seed=seed, score=35.0 + seed) for seed in (1, 2)]
-    rows += [make_row(mechanism="lot", stage="plug-and-play", seed=s, score=30.0 + 3 * s) for s in (1, 2)]
-    rows += [make_row(mechanism="lot", stage="fine-tuned", seed=2, score=36.5)]
-    rows += [make_row(mechanism="lot", options="--calibrate", stage="fine-tuned", seed=2, score=37.25)]
-    rows += [make_row(mechanism="alibi", stage="plug-and-play", score=12.0)]
-    lines = render(rows, papers=True).splitlines()
-    assert lines[0].startswith("**toy**, transformer_small, protocol quick, 500 sentences, tokenised BLEU")
-    assert lines[4:12] == [
-        "| transformer | softmax (base) | 33.40 | 31.50 | 34.61 | 36.50 |",
-        "| transformer | sinkhorn | 33.36 (-0.04) | – | 34.61 (+0.00) | – |",
-        "| transformer | esp | 33.38 (-0.02) | – | 34.64 (+0.03) | – |",
-        "| transformer | lot | 33.29 (-0.11) | 34.50 (+3.00) | 34.72 (+0.11) | 36.50 (-0.50, 1 of 2 seeds) |",
-        "| transformer | lot: --calibrate | – | – | – | 37.25 (+0.25, 1 of 2 seeds) |",
+    rows += [make_row("LOT", stage="plug-and-play", seed=s, score=30.0 + 3 * s) for s in (1, 2)]
+    rows += [make_row("LOT", stage="fine-tuned", seed=2, score=36.5)]
+    rows += [make_row("LOT calibrated", settings=CALIBRATED, stage="fine-tuned", seed=2, score=37.25)]
+    rows += [make_row("alibi", stage="plug-and-play", score=12.0)]
+    shown = lines(rows, papers=True)
+    assert shown[0] == "**toy**, short, 500 sentences, tokenised BLEU"
+    assert shown[4:12] == [
+        "| transformer | softmax | 33.40 | 31.50 | 34.61 | 36.50 |",
+        "| transformer | LOT | 33.29 (-0.11) | 34.50 (+3.00) | 34.72 (+0.11) | 36.50 (-0.50, 1 of 2 seeds) |",
+        "| transformer | LOT calibrated | – | – | – | 37.25 (+0.25, 1 of 2 seeds) |",
         "| transformer | alibi | – | 12.00 (-19.00, 1 of 2 seeds) | – | – |",
-        "| diff_transformer | softmax (base) | 33.85 | – | 34.78 | – |",
-        "| diff_transformer | sinkhorn | 33.67 (-0.18) | – | 34.81 (+0.03) | – |",
+        "| transformer | Sinkhorn | 33.36 (-0.04) | – | 34.61 (+0.00) | – |",
+        "| transformer | ESP | 33.38 (-0.02) | – | 34.64 (+0.03) | – |",
+        "| diff_transformer | softmax | 33.85 | – | 34.78 | – |",
+        "| diff_transformer | Sinkhorn | 33.67 (-0.18) | – | 34.81 (+0.03) | – |",
     ]
 
 
+def test_what_has_the_papers_name_but_other_settings_is_not_beside_them(make_row):
+    slices = {"attention": "esp", "options": {"esp-num-slices": 8}}
+    shown = lines([make_row("ESP", settings=slices, stage="fine-tuned", score=33.0)], papers=True)
+    assert shown[4] == "| transformer | ESP | – | – | – | 33.00 |"
+    assert "| transformer | ESP | 33.38 (-0.02) | – | 34.64 (+0.03) | – |" in shown
+
+
 def test_without_a_control_there_is_no_difference(make_row):
-    text = render([make_row(mechanism="esp", stage="fine-tuned", score=33.0)], papers=True)
-    assert "| transformer | esp | 33.38 (-0.02) | – | 34.64 (+0.03) | 33.00 |" in text
+    shown = lines([make_row("ESP", stage="fine-tuned", score=33.0)], papers=True)
+    assert "| transformer | ESP | 33.38 (-0.02) | – | 34.64 (+0.03) | 33.00 |" in shown
 
 
-def test_the_papers_have_tokenised_scores_only(make_row, tmp_path, capsys):
-    put_row(tmp_path / "results.jsonl", make_row())
+def test_a_line_for_each_system_and_columns_for_each_backbone(make_row):
+    diff = {"backbone": "diff_transformer"}
+    rows = [make_row(seed=seed, score=30.0 + seed) for seed in (1, 2)]
+    rows += [make_row("LOT", stage="plug-and-play", seed=s, score=30.0 + 3 * s) for s in (1, 2)]
+    rows += [make_row("LOT", stage="fine-tuned", seed=2, score=37.25)]
+    rows += [make_row(**diff), make_row("ESP", **diff, stage="plug-and-play", score=29.5)]
+    assert lines(rows, medians=True)[2:7] == [
+        "| System | transformer: plug-and-play | transformer: fine-tuned "
+        "| diff_transformer: plug-and-play | diff_transformer: fine-tuned |",
+        "| --- | --- | --- | --- | --- |",
+        "| softmax | 31.50 | – | 30.00 | – |",
+        "| ESP | – | – | 29.50 (-0.50) | – |",
+        "| LOT | 34.50 (+3.00) | 37.25 | – | – |",
+    ]
+
+
+def test_medians_of_sacrebleu(make_row):
+    row = make_row()
+    expected = f"| softmax | {row.sacrebleu.score:.2f} |"
+    assert row.sacrebleu.score != row.tokenised.score
+    assert expected in lines([row], metric="sacrebleu", medians=True)
+
+
+def test_medians_papers_and_metrics_that_exclude_each_other(make_row, tmp_path, capsys):
+    (tmp_path / "results.jsonl").write_text(format_row(make_row()) + "\n")
     command = ["table", str(tmp_path / "results.jsonl"), "--papers"]
     assert main(command) == 0
-    assert "| transformer | softmax (base) | 33.40 | 30.00 |" in capsys.readouterr().out
+    assert "| transformer | softmax | 33.40 | 30.00 |" in capsys.readouterr().out
     assert main([*command, "--metric", "sacrebleu"]) == 2
     assert "--metric sacrebleu" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main([*command, "--medians"])
+    assert "not allowed with" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import random
 import subprocess
 
@@ -33,24 +34,20 @@ def arguments(tmp_path, write_generated, corpus):
     references, good, bad = corpus
     reference = tmp_path / "reference.en"
     reference.write_text("\n".join(references) + "\n", encoding="utf-8")
+    label = {"dataset": "toy", "system": "LOT", "settings": {"attention": "lot"}, "stage": "fine-tuned"}
     options = {
         "generated": write_generated("good.txt", good),
         "tokenised_reference": reference,
         "baseline_generated": write_generated("bad.txt", bad),
-        "results": tmp_path / "results.jsonl",
-        "dataset": "toy",
-        "architecture": "transformer_small",
-        "backbone": "transformer",
-        "mechanism": "lot",
-        "stage": "fine-tuned",
-        "seed": 1,
+        "out": tmp_path / "lot.jsonl",
         "commit": "abc1234",
         "command": "fairseq-generate data-bin/toy --path lot.pt",
         "bootstrap_samples": 200,
     }
 
-    def make(**changes):
+    def make(labels=(), **changes):
         chosen = {name: value for name, value in (options | changes).items() if value is not None}
+        chosen.setdefault("label", json.dumps(label | dict(labels)))
         return ["score", *(f"--{name.replace('_', '-')}={value}" for name, value in chosen.items())]
 
     return make
@@ -66,8 +63,10 @@ def refused(capsys, argv, *words):
 
 def test_row_agrees_with_sacrebleu(arguments, corpus, tmp_path, capsys):
     references, good, bad = corpus
-    assert main(arguments(seconds=3.5, device="cpu", precision="bf16", options="--lot-num-pivots 32")) == 0
-    (row,) = read_rows(tmp_path / "results.jsonl")
+    settings = {"attention": "lot", "options": {"lot-num-pivots": 32}}
+    labels = {"precision": "bf16", "settings": settings, "seed": 2, "training": {"size": "small"}}
+    assert main(arguments(labels, seconds=3.5, device="cpu")) == 0
+    (row,) = read_rows([tmp_path / "lot.jsonl"])
     moses = MosesDetokenizer(lang="en")
     plain = [[moses.detokenize(line.split()) for line in lines] for lines in (good, references, bad)]
     for found, metric, (system, reference, base) in (
@@ -82,7 +81,8 @@ def test_row_agrees_with_sacrebleu(arguments, corpus, tmp_path, capsys):
         assert found.delta > 0 and found.p < 0.05
     assert "tok:none" in row.tokenised.signature and "case:lc" in row.sacrebleu.signature
     assert row.sentences == 151 and row.reference == "detokenised with sacremoses"
-    assert (row.seconds, row.device, row.precision, row.options) == (3.5, "cpu", "bf16", "--lot-num-pivots 32")
+    assert (row.seconds, row.device, row.precision, row.settings) == (3.5, "cpu", "bf16", settings)
+    assert row.key == ("toy", "by hand", "transformer", "LOT", "fine-tuned", 2) and row.training == {"size": "small"}
     assert (row.commit, row.command) == ("abc1234", "fairseq-generate data-bin/toy --path lot.pt")
     out = capsys.readouterr().out
     assert out.count("\n") == 1 and f"tokenised BLEU {row.tokenised.score:.2f}" in out
@@ -164,12 +164,12 @@ def test_p_value_counts_ties():
 
 
 def test_the_base_against_itself(arguments, tmp_path, capsys):
-    assert main(arguments(generated=tmp_path / "bad.txt", stage="plug-and-play")) == 0
-    (row,) = read_rows(tmp_path / "results.jsonl")
+    assert main(arguments({"stage": "plug-and-play"}, generated=tmp_path / "bad.txt")) == 0
+    (row,) = read_rows([tmp_path / "lot.jsonl"])
     for metric in (row.tokenised, row.sacrebleu):
         assert (metric.delta, metric.p) == (0.0, 1.0)
         assert metric.base == metric.score
-    assert main(["table", str(tmp_path / "results.jsonl")]) == 0
+    assert main(["table", str(tmp_path / "lot.jsonl")]) == 0
     assert "+0.00 (p = 1.0000)" in capsys.readouterr().out
 
 
@@ -179,20 +179,34 @@ def test_without_a_base_and_with_raw_references(arguments, corpus, tmp_path):
     raw.write_text(
         "\n".join(line.capitalize() for line in detokenise(references, language="en")) + "\n", encoding="utf-8"
     )
-    assert main(arguments(baseline_generated=None)) == 0
-    assert main(arguments(baseline_generated=None, raw_reference=raw, seed=2)) == 0
-    detokenised, raw_row = read_rows(tmp_path / "results.jsonl")
+    found = []
+    for more in ({}, {"raw_reference": raw}):
+        assert main(arguments(baseline_generated=None, **more)) == 0
+        found += read_rows([tmp_path / "lot.jsonl"])
+    detokenised, raw_row = found
     assert raw_row.reference == "raw"
     assert raw_row.sacrebleu == detokenised.sacrebleu
     assert (raw_row.tokenised.base, raw_row.tokenised.delta, raw_row.tokenised.p) == (None, None, None)
 
 
-def test_same_key_replaces_and_another_appends(arguments, tmp_path):
-    path = tmp_path / "results.jsonl"
-    for changes in ({}, {"seed": 2}, {"commit": "def5678"}):
+def test_the_same_system_is_replaced_and_another_refused(arguments, tmp_path, capsys):
+    for changes in ({}, {"commit": "def5678"}):
         assert main(arguments(**changes)) == 0
-    assert [(row.seed, row.commit) for row in read_rows(path)] == [(1, "def5678"), (2, "abc1234")]
-    assert [list(json.loads(line))[0] for line in path.read_text().splitlines()] == ["dataset", "dataset"]
+    assert [row.commit for row in read_rows([tmp_path / "lot.jsonl"])] == ["def5678"]
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    capsys.readouterr()
+    refused(capsys, arguments({"seed": 2}), tmp_path / "lot.jsonl", "holds rows of other systems")
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_full_disk_leaves_no_row(arguments, tmp_path, monkeypatch, capsys):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    before = sorted(tmp_path.iterdir())
+    refused(capsys, arguments(), "No space left on device")
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_bad_options(arguments, capsys, tmp_path):
@@ -201,13 +215,17 @@ def test_bad_options(arguments, capsys, tmp_path):
         ({"bootstrap_seed": -1}, ["--bootstrap-seed", "-1"]),
         ({"seconds": "nan"}, ["--seconds", "nan"]),
         ({"seconds": -2}, ["--seconds", "-2"]),
-        ({"mechanism": " "}, ["--mechanism is empty"]),
+        ({"labels": {"system": " "}}, ["--label", "at system"]),
+        ({"labels": {"stage": "later"}}, ["--label", "at stage", "later"]),
+        ({"labels": {"colour": "red"}}, ["--label", "at colour"]),
+        ({"label": "{"}, ["--label '{'", "not a line of JSON"]),
+        ({"device": "\udcff"}, ["not valid UTF-8"]),
         ({"target_lang": "../x"}, ["--target-lang", "../x"]),
-        ({"results": tmp_path}, [tmp_path]),
-        ({"results": tmp_path / "good.txt" / "results.jsonl"}, ["good.txt"]),
+        ({"out": tmp_path}, [tmp_path]),
+        ({"out": tmp_path / "good.txt" / "results.jsonl"}, ["good.txt"]),
     ):
         refused(capsys, arguments(**changes), *words)
-    assert not (tmp_path / "results.jsonl").exists()
+    assert not (tmp_path / "lot.jsonl").exists()
 
 
 def test_bad_files(arguments, capsys, tmp_path, write_generated, corpus):
@@ -226,17 +244,16 @@ def test_bad_files(arguments, capsys, tmp_path, write_generated, corpus):
         ({"raw_reference": raw}, ["unequal line counts", "1 in", "151 in"]),
     ):
         refused(capsys, arguments(**changes), *words)
-    broken = tmp_path / "results.jsonl"
+    broken = tmp_path / "lot.jsonl"
     broken.write_text("\n{broken\n", encoding="utf-8")
     refused(capsys, arguments(), f"{broken}, line 2")
     assert broken.read_text(encoding="utf-8") == "\n{broken\n"
 
 
-def test_missing_option_and_unknown_stage_exit_with_2(arguments, capsys):
-    for argv in (arguments(dataset=None), arguments(stage="later")):
-        with pytest.raises(SystemExit) as caught:
-            main(argv)
-        assert caught.value.code == 2
+def test_missing_option_exits_with_2(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments(out=None))
+    assert caught.value.code == 2
 
 
 def test_defaults():

@@ -3,27 +3,29 @@
 import pytest
 
 from fairseq_lot.cli import main
-from fairseq_lot.evaluation.results import put_row
-from fairseq_lot.evaluation.table import render
+from fairseq_lot.evaluation.results import format_row
+from fairseq_lot.evaluation.table import result_tables
 
 EXPECTED = """\
-**toy**, diff_transformer_small, transformer_small, protocol quick, 500 sentences, tokenised BLEU
+**toy**, short, 500 sentences, tokenised BLEU
 
-| Backbone | Mechanism | Plug-and-play | Δ vs. base | Fine-tuned | Δ vs. base | Δ vs. control |
+| Backbone | System | Plug-and-play | Δ vs. base | Fine-tuned | Δ vs. base | Δ vs. control |
 | --- | --- | --- | --- | --- | --- | --- |
-| transformer | softmax (base) | 30.00 [29.00, 31.00] | – | 30.75 [29.75, 31.75] | +0.75* (p = 0.0310) | – |
-| transformer | sinkhorn | 29.90 [28.90, 30.90] | -0.10 (p = 0.4000) | – | – | – |
-| transformer | lot: --lot-num-pivots 16 | 20.00 [19.00, 21.00] | -10.00* (p = 0.0010) | – | – | – |
-| transformer | lot: --lot-num-pivots 32 | 29.00 [28.00, 30.00] | -1.00 (p = 0.0500) | 31.00 [30.00, 32.00] | – | \
-+0.25 |
+| transformer | softmax | 30.00 [29.00, 31.00] | – | 30.75 [29.75, 31.75] | +0.75* (p = 0.0310) | – |
+| transformer | Sinkhorn | 29.90 [28.90, 30.90] | -0.10 (p = 0.4000) | – | – | – |
+| transformer | LOT r=16 | 20.00 [19.00, 21.00] | -10.00* (p = 0.0010) | – | – | – |
+| transformer | LOT r=32 | 29.00 [28.00, 30.00] | -1.00 (p = 0.0500) | 31.00 [30.00, 32.00] | – | +0.25 |
 | transformer | alibi | 10.00 [9.00, 11.00] | – | – | – | – |
-| diff_transformer | esp | – | – | 33.00 [32.00, 34.00] | – | – |
+| diff_transformer | ESP | – | – | 33.00 [32.00, 34.00] | – | – |
 
 - [low, high]: 95 % bootstrap interval. p: paired bootstrap test against the base, * where p < 0.05. \
 1000 resamples, seed 12345.
-- softmax (base): plug-and-play is the base itself, fine-tuned the control, the base fine-tuned for the same epochs. \
+- softmax: plug-and-play is the base itself, fine-tuned the control, the base fine-tuned for the same epochs. \
 Δ vs. control: to the control of the same seed, not tested here (fairseq-lot compare does).
-- Options: lot: `--lot-num-pivots 16`; lot: `--lot-num-pivots 32`
+- Systems: softmax: `{"attention": "softmax"}`; Sinkhorn: `{"attention": "sinkhorn"}`; \
+LOT r=16: `{"attention": "lot"}`; LOT r=32: `{"attention": "lot"}`; \
+alibi: `{"attention": "alibi"}`; ESP: `{"attention": "esp"}`
+- Training: transformer: `{"size": "small"}`; diff_transformer: `{"size": "small"}`
 - Signature: `tok:none`
 - References: Moses tokens
 - Device: cpu
@@ -35,32 +37,38 @@ EXPECTED = """\
 @pytest.fixture
 def rows(make_row):
     """One seed, given in another order than the table's."""
-    pivots = {name: f"--lot-num-pivots {name}" for name in (16, 32)}
-    diff = {"architecture": "diff_transformer_small", "backbone": "diff_transformer"}
+    small = {"training": {"size": "small"}}
     return [
-        make_row(mechanism="alibi", stage="plug-and-play", score=10.0),
-        make_row(**diff, mechanism="esp", stage="fine-tuned", score=33.0),
-        make_row(mechanism="lot", options=pivots[32], stage="fine-tuned", score=31.0),
-        make_row(mechanism="lot", options=pivots[32], stage="plug-and-play", score=29.0, delta=-1.0, p=0.05),
-        make_row(mechanism="lot", options=pivots[16], stage="plug-and-play", score=20.0, delta=-10.0, p=0.001),
-        make_row(mechanism="sinkhorn", stage="plug-and-play", score=29.9, delta=-0.1, p=0.4),
-        make_row(mechanism="softmax", stage="fine-tuned", score=30.75, delta=0.75, p=0.031),
-        make_row(),
+        make_row("alibi", stage="plug-and-play", score=10.0, **small),
+        make_row("ESP", backbone="diff_transformer", stage="fine-tuned", score=33.0, **small),
+        make_row("LOT r=32", stage="fine-tuned", score=31.0, **small),
+        make_row("LOT r=32", stage="plug-and-play", score=29.0, delta=-1.0, p=0.05, **small),
+        make_row("LOT r=16", stage="plug-and-play", score=20.0, delta=-10.0, p=0.001, **small),
+        make_row("Sinkhorn", stage="plug-and-play", score=29.9, delta=-0.1, p=0.4, **small),
+        make_row(stage="fine-tuned", score=30.75, delta=0.75, p=0.031, **small),
+        make_row(**small),
     ]
+
+
+def render(rows, **options):
+    return "\n\n".join(table.markdown() for table in result_tables(rows, **options))
+
+
+def write(path, *rows):
+    path.write_text("".join(format_row(row) + "\n" for row in rows))
 
 
 def test_exact_markdown(rows, tmp_path, capsys):
     one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
     for path, part in ((one, rows[:5]), (two, rows[3:])):
-        for row in part:
-            put_row(path, row)
+        write(path, *part)
     assert main(["table", str(one), str(two)]) == 0
     assert capsys.readouterr().out == EXPECTED
 
 
 def test_sacrebleu(rows):
     text = render(rows, metric="sacrebleu")
-    assert "| transformer | softmax (base) | 30.50 [29.00, 31.00] | – |" in text
+    assert "| transformer | softmax | 30.50 [29.00, 31.00] | – |" in text
     assert "- Signature: `tok:13a`\n- References: raw\n" in text
 
 
@@ -68,73 +76,62 @@ def test_several_seeds_give_the_median(make_row):
     deltas = ((1, 0.9, 0.01), (2, 0.2, 0.3), (3, 1.4, 0.01), (4, 1.0, 0.02))
     rows = [make_row(seed=seed, score=30.0 + seed) for seed, _, _ in deltas]
     rows += [
-        make_row(mechanism="lot", stage="fine-tuned", seed=seed, score=30.0 + seed + delta, delta=delta, p=p)
+        make_row("LOT", stage="fine-tuned", seed=seed, score=30.0 + seed + delta, delta=delta, p=p)
         for seed, delta, p in deltas
     ]
-    rows += [make_row(mechanism="esp", stage="fine-tuned", seed=s, score=40.0, delta=9.0, p=0.001) for s in (1, 2)]
+    rows += [make_row("ESP", stage="fine-tuned", seed=s, score=40.0, delta=9.0, p=0.001) for s in (1, 2)]
     rows += [
-        make_row(mechanism="sinkhorn", stage="fine-tuned", seed=s, score=40.0, delta=delta, p=0.001)
+        make_row("Sinkhorn", stage="fine-tuned", seed=s, score=40.0, delta=delta, p=0.001)
         for s, delta in ((1, 2.0), (2, -1.0))
     ]
     text = render(rows)
-    assert "| transformer | softmax (base) | 32.50 [30.00, 35.00] (4 seeds) | – | – | – | – |\n" in text
-    assert "| lot | – | – | 33.30 [30.90, 36.00] (4 seeds) | +0.95 (+0.20 to +1.40; p < 0.05 in 3 of 4) | – |\n" in text
+    assert "| transformer | softmax | 32.50 [30.00, 35.00] (4 seeds) | – | – | – | – |\n" in text
+    assert "| LOT | – | – | 33.30 [30.90, 36.00] (4 seeds) | +0.95 (+0.20 to +1.40; p < 0.05 in 3 of 4) | – |\n" in text
     assert (
-        "| esp | – | – | 40.00 [39.00, 41.00] (2 seeds) | +9.00* (+9.00 to +9.00; p < 0.05 in 2 of 2) | – |\n" in text
+        "| ESP | – | – | 40.00 [39.00, 41.00] (2 seeds) | +9.00* (+9.00 to +9.00; p < 0.05 in 2 of 2) | – |\n" in text
     )
-    assert "| sinkhorn | – | – | 40.00 [39.00, 41.00] (2 seeds) | +0.50 (-1.00 to +2.00; p < 0.05 in 2 of 2) |" in text
+    assert "| Sinkhorn | – | – | 40.00 [39.00, 41.00] (2 seeds) | +0.50 (-1.00 to +2.00; p < 0.05 in 2 of 2) |" in text
     assert "- Several seeds: median [lowest, highest bound" in text
     assert text.endswith("- Seeds: 1, 2, 3, 4")
 
 
 def test_the_control_is_that_of_the_same_seed(make_row):
     tuned = [make_row(stage="fine-tuned", seed=seed, score=30.0 + seed) for seed in (1, 2, 3)]
-    rows = [make_row(mechanism="lot", stage="fine-tuned", seed=seed, score=31.0) for seed in (2, 3, 4)]
-    assert "| lot | – | – | 31.00 [30.00, 32.00] (3 seeds) | – | -1.50 (-2.00 to -1.00) |" in render([*tuned, *rows])
+    rows = [make_row("LOT", stage="fine-tuned", seed=seed, score=31.0) for seed in (2, 3, 4)]
+    assert "| LOT | 31.00 [30.00, 32.00] (3 seeds) | – | -1.50 (-2.00 to -1.00) |" in render([*tuned, *rows])
 
 
-def test_datasets_and_sizes_have_tables_of_their_own(make_row):
-    rows = [
-        make_row(architecture="transformer_iwslt_de_en"),
-        make_row(architecture="lot_transformer_iwslt_de_en", mechanism="lot", stage="fine-tuned"),
-        make_row(),
-        make_row(dataset="another | one"),
-        make_row(protocol="papers"),
+def test_experiments_and_datasets_have_tables_of_their_own(make_row):
+    rows = [make_row(), make_row(dataset="another | one"), make_row(experiment="long"), make_row("LOT", seed=2)]
+    found = result_tables(rows)
+    assert [table.heading.split(", 500")[0] for table in found] == [
+        "**toy**, short", "**another | one**, short", "**toy**, long"
+    ]  # fmt: skip
+    assert [len(table.rows) for table in found] == [2, 1, 1]
+
+
+def test_models_trained_from_scratch_stand_beside_the_base(make_row):
+    scratch = {"attention": "lot", "from-scratch": True}
+    rows = [make_row(), make_row("LOT from scratch", settings=scratch, stage="from scratch", delta=-2.0, p=0.001)]
+    assert render(rows).splitlines()[2:6] == [
+        "| Backbone | System | From scratch | Δ vs. base |",
+        "| --- | --- | --- | --- |",
+        "| transformer | softmax | 30.00 [29.00, 31.00] | – |",
+        "| transformer | LOT from scratch | 30.00 [29.00, 31.00] | -2.00* (p = 0.0010) |",
     ]
-    tables = render(rows).split("\n\n**")
-    assert len(tables) == 4
-    assert tables[0].startswith("**another | one**, transformer_small, protocol quick, 500")
-    assert tables[1].startswith("toy**, lot_transformer_iwslt_de_en, transformer_iwslt_de_en, protocol quick, 500")
-    assert tables[2].startswith("toy**, transformer_small, protocol papers, 500")
-
-
-def test_models_trained_from_scratch_are_mentioned(make_row):
-    text = render([make_row(), make_row(mechanism="lot")])
-    assert "| lot |" not in text and "- Not shown: rows of stage base with lot" in text
-
-
-def test_only_one_dataset_and_protocol(rows, make_row, tmp_path, capsys):
-    path = tmp_path / "results.jsonl"
-    for row in [*rows, make_row(dataset="other"), make_row(protocol="papers, EPOCHS=7")]:
-        put_row(path, row)
-    assert main(["table", str(path), "--dataset", "toy", "--protocol", "quick"]) == 0
-    assert capsys.readouterr().out == EXPECTED
 
 
 def test_errors_are_one_line(make_row, tmp_path, capsys):
     full, other, empty, broken = (tmp_path / f"{name}.jsonl" for name in ("full", "other", "empty", "broken"))
-    put_row(full, make_row())
-    put_row(other, make_row(score=31.0))
+    write(full, make_row())
+    write(other, make_row(score=31.0))
     empty.write_text("")
     broken.write_text("{}\n")
     for argv, words in (
-        ([full, "--dataset", "absent"], ["no row of dataset 'absent'", "toy"]),
-        ([full, "--protocol", "papers"], ["no row of protocol 'papers'", "there are: quick"]),
         ([empty], ["no row in", empty]),
-        ([empty, "--dataset", "toy"], ["there are: none"]),
         ([tmp_path / "absent.jsonl"], ["cannot read", "absent.jsonl"]),
-        ([broken], [f"{broken}, line 1", "lacks"]),
-        ([full, other], [full, other, "different rows"]),
+        ([broken], [f"{broken}, line 1", "Field required"]),
+        ([full, other], [full, other, "different values"]),
     ):
         assert main(["table", *map(str, argv)]) == 2
         out, err = capsys.readouterr()

@@ -15,10 +15,10 @@ def test_markdown():
 
 def test_padded_columns_are_aligned():
     assert Table(TABLE.head, TABLE.rows, align="<>").markdown(padded=True).split("\n") == [
-        "| name    | size |",
-        "| ------- | ---: |",
-        "| a\\|b    |    1 |",
-        "| `c` <d> | 1000 |",
+        "| name    |   size |",
+        "|:--------|-------:|",
+        "| a\\|b    |      1 |",
+        "| `c` <d> |   1000 |",
     ]
 
 

@@ -1,338 +1,260 @@
-"""quickstart.sh and reproduce_table.sh: their plan with stand-ins for the stages, then for good, killed on the way."""
+"""Experiments: what is refused before anything is trained, what the plan is, jobs; then for good, killed on the way."""
 
-import io
+import copy
 import json
 import os
 import re
-import runpy
-import shlex
-import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 from pathlib import Path
 
 import pytest
+import yaml
 
+from fairseq_lot.errors import InputError
+
+pytest.importorskip("snakemake", reason="pip install fairseq-lot[experiment], which needs Python 3.11")
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
-
-# Notes its variables in the order of the calls, and leaves what the next stages want.
-STAGE = """
-line=
-for name in BACKBONE ATTENTION OPTIONS CALIBRATE STAGE EPOCHS FINETUNE_EPOCHS; do line+="$name=${!name:-} "; done
-echo "$line$(basename "$0")" >>"$CALLS"
-case $0 in
-    *plug_and_play.sh) mkdir -p "$(dirname "$OUT")" && touch "$OUT" ;;
-    *train.sh | *tune.sh) mkdir -p "$SAVE" && touch "$SAVE/train.log" ;;
-    *score.sh) touch "$RESULTS" ;;
-esac
-"""
-FAIRSEQ_LOT = """#!/usr/bin/env bash
-echo "$*" >>"$COMMANDS"
-[ "$1" != table ] || echo "the table"
-while [ $# -gt 1 ]; do [ "$1" != --out ] || touch "$2"; shift; done
-"""
-
-
-@pytest.fixture
-def scratch(tmp_path):
-    """The scripts with stand-ins for set-up, data, stages and fairseq-lot; returns what starts one of them."""
-    scripts = tmp_path / "scripts"
-    shutil.copytree(ROOT / "scripts", scripts)
-    for name in ("pretrain", "plug_and_play", "finetune", "score"):
-        (scripts / "stages" / f"{name}.sh").write_text(STAGE)
-    (scripts / "setup.sh").write_text("")
-    (scripts / "lib" / "check_options.py").write_text("import sys; sys.stdin.read()")  # has a test of its own
-    (scripts / "prepare_synthetic.sh").write_text(
-        "mkdir -p data-bin/synthetic/text; cd data-bin/synthetic; touch {train,valid,test}.de-en.{de,en}.{bin,idx} "
-        "dict.{de,en}.txt sentencepiece.bpe.model text/test.{de,en} vocab_size description.txt\n"
-    )
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    (tools / "fairseq-lot").write_text(FAIRSEQ_LOT)
-    (tools / "fairseq-lot").chmod(0o755)
-
-    def run(script, **variables):
-        environment = {
-            "PATH": f"{tools}:{BIN}:{os.environ['PATH']}", "VIRTUAL_ENV": "/some/environment", "DEVICE": "cpu",
-            "CALLS": str(tmp_path / "calls"), "COMMANDS": str(tmp_path / "commands"), **variables,
-        }  # fmt: skip
-        words = ["bash", str(scripts / script)]
-        return subprocess.run(words, env=environment, cwd="/", capture_output=True, text=True, timeout=60)
-
-    return run
-
-
-def test_quickstart_runs_the_plan_and_ends_with_table_report_and_next_command(scratch, tmp_path):
-    done = scratch("quickstart.sh", JOBS="1", MECHANISMS="softmax lot:calibrated esp", EPOCHS="3")
-    assert done.returncode == 0, done.stderr
-    calls = (tmp_path / "calls").read_text().splitlines()
-    base = "BACKBONE=transformer ATTENTION={} OPTIONS={} CALIBRATE={} STAGE={} EPOCHS=3 FINETUNE_EPOCHS=1 {}"
-    esp = "--esp-num-slices 8"
-    assert calls == [
-        base.format("", "", "", "", "pretrain.sh"),
-        base.format("softmax", "", "", "base", "score.sh"),
-        base.format("softmax", "", "no", "", "finetune.sh"),
-        base.format("softmax", "", "no", "fine-tuned", "score.sh"),
-        base.format("lot", "", "text", "", "plug_and_play.sh"),
-        base.format("lot", "", "text", "plug-and-play", "score.sh"),
-        base.format("lot", "", "text", "", "finetune.sh"),
-        base.format("lot", "", "text", "fine-tuned", "score.sh"),
-        base.format("esp", esp, "no", "", "plug_and_play.sh"),
-        base.format("esp", esp, "no", "plug-and-play", "score.sh"),
-        base.format("esp", esp, "no", "", "finetune.sh"),
-        base.format("esp", esp, "no", "fine-tuned", "score.sh"),
-    ]
-    work = "checkpoints/quickstart"
-    table, report = (tmp_path / "commands").read_text().splitlines()
-    assert table == f"table {work}/results.jsonl"
-    for words in (
-        f"--results {work}/results.jsonl", f"--path {work}/transformer/base/checkpoint_best.pt", "--tokenised",
-        f"--compare {work}/transformer/esp/swapped.pt {work}/transformer/lot-calibrated/swapped.pt",
-        f"{work}/transformer/base/train.log {work}/transformer/esp/finetuned/train.log", f"--out {work}/report.html",
-    ):  # fmt: skip
-        assert words in report
-    assert "the table\n" in done.stdout and f"{work}/report.html\n" in done.stdout
-    assert done.stdout.rstrip().splitlines()[-1].strip().startswith("fairseq-lot translate --path")
-    assert [line.split(",")[0] for line in done.stderr.splitlines()][:2] == [
-        "1/12 transformer: pretrain", "2/12 transformer: score the base"
-    ]  # fmt: skip
-
-
-def test_both_backbones_share_a_plan_and_their_bases_come_first(scratch, tmp_path):
-    done = scratch("quickstart.sh", JOBS="2", MECHANISMS="softmax", BACKBONES="transformer diff_transformer")
-    assert done.returncode == 0, done.stderr
-    calls = [(words[0], words[-1]) for words in map(str.split, (tmp_path / "calls").read_text().splitlines())]
-    for part, scripts in ((calls[:4], ["pretrain.sh", "score.sh"]), (calls[4:], ["finetune.sh", "score.sh"])):
-        for backbone in ("transformer", "diff_transformer"):
-            assert [script for name, script in part if name == f"BACKBONE={backbone}"] == scripts
-
-
-def test_variants_have_options_of_their_own(scratch, tmp_path):
-    variables = {"LOT_OPTIONS": "--lot-num-pivots 3", "LOT_WIDE_OPTIONS": "--lot-num-pivots 99"}
-    done = scratch("quickstart.sh", MECHANISMS="lot lot:wide lot:released lot:other", JOBS="1", **variables)
-    assert done.returncode == 0, done.stderr
-    swaps = [line for line in (tmp_path / "calls").read_text().splitlines() if line.endswith("plug_and_play.sh")]
-    expected = ["--lot-num-pivots 3", "--lot-num-pivots 99", "--lot-pivot-std 0.02", "--lot-num-pivots 3"]
-    assert [re.search("OPTIONS=(.*) CALIBRATE", line)[1] for line in swaps] == expected
-
-
-def test_variants_that_are_there_already(scratch, tmp_path):
-    done = scratch("quickstart.sh", MECHANISMS="sinkhorn:soft sinkhorn:learnt lot:everywhere", JOBS="1")
-    assert done.returncode == 0, done.stderr
-    swaps = [line for line in (tmp_path / "calls").read_text().splitlines() if line.endswith("plug_and_play.sh")]
-    assert [re.search("OPTIONS=(.*) STAGE", line)[1] for line in swaps] == [
-        "--sinkhorn-epsilon 1 --sinkhorn-num-updates 3 CALIBRATE=no",
-        "--sinkhorn-learn-epsilon true CALIBRATE=pieces",
-        "--attention-sites encoder,cross,decoder --lot-num-pivots 128 CALIBRATE=pieces",
-    ]
-
-
-def test_several_seeds_share_a_plan_and_have_folders_of_their_own(scratch, tmp_path):
-    done = scratch("quickstart.sh", MECHANISMS="softmax lot", JOBS="1", SEEDS="1 3")
-    assert done.returncode == 0, done.stderr
-    titles = [line.split(",")[:-1] for line in done.stderr.splitlines() if re.match(r"\d+/16 ", line)]
-    assert [f"{number}/16 seed" in words[0] for number, words in enumerate(titles, start=1)] == [True] * 16
-    scripts = [line.split()[-1] for line in (tmp_path / "calls").read_text().splitlines()]
-    assert scripts[:4] == ["pretrain.sh", "score.sh"] * 2
-    for seed in "13":
-        home = tmp_path / "checkpoints" / "quickstart" / f"seed{seed}"
-        assert (home / ".lock").exists() and (home / "transformer" / "base" / "train.log").exists()
-        assert (home / "transformer" / "lot" / "swapped.pt").exists()
-    report = (tmp_path / "commands").read_text().splitlines()[-1]
-    assert "--path checkpoints/quickstart/seed1/transformer/base/checkpoint_best.pt" in report
-
-
-def test_wrong_options_are_one_line_before_anything_is_trained(scratch, tmp_path):
-    shutil.copy(ROOT / "scripts" / "lib" / "check_options.py", tmp_path / "scripts" / "lib")
-    wrong = {"MECHANISMS": "softmax lot esp", "ESP_OPTIONS": "--esp-num-slice 8", "LOT_OPTIONS": "--lot-num-pivots 3"}
-    done = scratch("quickstart.sh", **wrong)
-    assert done.returncode == 2 and done.stdout == "", done.stdout
-    expected = "options of 'transformer, esp: plug in': unrecognized arguments: --esp-num-slice 8"
-    assert done.stderr == f"quickstart.sh: error: {expected}\n"
-    assert not (tmp_path / "calls").exists() and not (tmp_path / "checkpoints").exists()
-
-
-def checked(monkeypatch, capsys, fit="", **settings):
-    """The exit code and the error of check_options.py for one stage."""
-    settings = {"BACKBONE": "transformer", "OPTIONS": "", "CALIBRATE": "no", **settings}
-    words = " ".join(shlex.quote(f"{name}={value}") for name, value in settings.items())
-    plan = f"a\t1\tbase\tenv BACKBONE=transformer bash x.sh\n\nb\t1\tstage\tenv {words} bash y.sh\n"
-    architectures = ["transformer=lot_transformer_small", "diff_transformer=diff_transformer_small"]
-    monkeypatch.setenv("CALIBRATE_OPTIONS", fit)
-    monkeypatch.setenv("CALLED_BY", "x.sh")
-    monkeypatch.setattr(sys, "stdin", io.StringIO(plan))
-    monkeypatch.setattr(sys, "argv", ["check_options.py", "--architectures", *architectures])
-    code = runpy.run_path(str(ROOT / "scripts" / "lib" / "check_options.py"))["main"]()
-    return code, capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "settings, expected",
-    [
-        ({"ATTENTION": "lot", "OPTIONS": "--lot-num-pivots x"}, "argument --lot-num-pivots: invalid int value: 'x'"),
-        ({"ATTENTION": "lot", "OPTIONS": "--lot-num-pivots 0"}, "lot attention: num_pivots must be at least 1, got 0"),
-        ({"ATTENTION": "lot", "OPTIONS": "--lot-num-piv 3"}, "unrecognized arguments: --lot-num-piv 3"),
-        ({"ATTENTION": "lot", "OPTIONS": "--steps 3"}, "unrecognized arguments: --steps 3"),
-        ({"ATTENTION": "lot", "OPTIONS": "--esp-hard"}, "option --esp-hard does not belong to lot attention"),
-        ({"ATTENTION": "esp", "OPTIONS": "--attention-sites decoder"}, "esp attention couples the queries"),
-        ({"ATTENTION": "lot", "CALIBRATE": "text", "fit": "--steps 0"}, "--steps must be at least 1, got 0"),
-        ({"ATTENTION": "lot", "CALIBRATE": "text", "fit": "--step 9"}, "unrecognized arguments: --step 9"),
-    ],
-)
-def test_what_a_stage_would_refuse_is_refused(settings, expected, monkeypatch, capsys):
-    code, error = checked(monkeypatch, capsys, **settings)
-    assert code == 2 and len(error.splitlines()) == 1
-    assert error.startswith(f"x.sh: error: options of 'stage': {expected}")
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"ATTENTION": "softmax"},
-        {
-            "ATTENTION": "lot",
-            "OPTIONS": "--lot-num-pivots 3 --lot-epsilon 0.5",
-            "CALIBRATE": "pieces",
-            "fit": "--steps 9",
-        },
-        {"ATTENTION": "esp", "OPTIONS": "--esp-num-slices 8", "BACKBONE": "diff_transformer", "fit": "--not-used"},
-    ],
-)
-def test_what_the_stages_take_is_let_through(settings, monkeypatch, capsys):
-    assert checked(monkeypatch, capsys, **settings) == (0, "")
-
-
-def test_a_failing_stage_is_one_line_and_there_is_no_table(scratch, tmp_path):
-    failing = "echo chatter; echo 'No space left on device' >&2; exit 1"
-    (tmp_path / "scripts" / "stages" / "pretrain.sh").write_text(failing)
-    done = scratch("quickstart.sh")
-    assert done.returncode == 1 and done.stdout == ""
-    log = "checkpoints/quickstart/transformer/base.log"
-    expected = f"quickstart.sh: error: transformer: pretrain: No space left on device (whole log: {log}); "
-    assert done.stderr.splitlines()[-1].startswith(expected)
+CONFIGS = sorted((ROOT / "config").glob("*.yaml"))
+TINY = {
+    "experiment": "tiny", "dataset": "numbers", "size": "small", "backbones": {"transformer": {}}, "seeds": [1],
+    "pretrain": {"lr": 0.003, "warmup-updates": 20, "dropout": 0.1, "max-tokens": 500, "max-epoch": 2},
+    "finetune": {"lr": 0.0003, "max-tokens": 500, "max-epoch": 1},
+    "generate": {"beam": 1},
+    "systems": {
+        "softmax": {"attention": "softmax"},
+        "LOT ε=2": {"attention": "lot", "options": {"lot-epsilon": 2}, "calibrate": {"with": "pieces", "steps": 5}},
+        "ESP from scratch": {"attention": "esp", "options": {"esp-num-slices": 2}, "from-scratch": True},
+    },
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    """A tiny data folder, made by the script that makes IWSLT'14's."""
-    folder = tmp_path_factory.mktemp("data")
-    text = folder / "text"
-    text.mkdir()
-    for name, count in (("train", 200), ("valid", 20), ("test", 20)):
-        for language, words in (("de", "das haus ist nummer"), ("en", "the house is number")):
-            lines = [f"{words} {number * number} ." for number in range(count)]
-            (text / f"{name}.{language}").write_text("\n".join(lines) + "\n")
-    script(
-        "prepare_iwslt14.sh", TOKENISED=text, OUT=folder / "tiny", VOCAB_SIZE=60, NAME="tiny", WORKERS=1
-    ).communicate()
-    return folder / "tiny"
+def check():
+    """workflow/check.py's function."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "workflow")
+        import check
+
+        yield check.check
 
 
-def script(name, prefix="", **variables):
-    """Start a script, whose name arguments may follow, in a process group of its own."""
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_configs_are_accepted(check, path):
+    check(yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+WRONG = [
+    ({"size": "huge"}, "size: 'huge' is not one of ['small', 'iwslt_de_en']"),
+    ({"seeds": []}, "seeds: "),
+    ({"epochs": 3}, "the experiment: Additional properties are not allowed ('epochs' was unexpected)"),
+    ({"backbones": {"mamba": {}}}, "backbones: "),
+    ({"backbones": {"transformer": {"differential-lambda": 1}}}, "pretrain, transformer: unrecognized arguments"),
+    ({"pretrain": {"max-epochs": 3}}, "pretrain, transformer: unrecognized arguments: --max-epochs=3"),
+    ({"finetune": {"max-epoch": "x"}}, "finetune, transformer: argument --max-epoch"),
+    ({"generate": {"beams": 3}}, "generate: unrecognized arguments: --beams=3"),
+    ({"systems": {"../x": {"attention": "lot"}}}, "systems: '../x' does not match"),
+    ({"systems": {"base": {"attention": "lot"}}}, "systems: "),
+]
+WRONG_SYSTEMS = [
+    ({"attention": "lott"}, "systems, S: unknown attention mechanism 'lott'; choose one of esp, lot"),
+    ({"options": {"lot-num-pivots": "x"}}, "systems, S: options: argument --lot-num-pivots: invalid int value: 'x'"),
+    ({"options": {"lot-num-pivots": 0}}, "systems, S: lot attention: num_pivots must be at least 1, got 0"),
+    ({"options": {"lot-num-piv": 3}}, "systems, S: options: unrecognized arguments: --lot-num-piv=3"),
+    ({"options": {"steps": 3}}, "systems, S: options: unrecognized arguments: --steps=3"),
+    ({"options": {"esp-hard": True}}, "systems, S: option --esp-hard does not belong to lot attention"),
+    ({"attention": "esp", "sites": "decoder"}, "systems, S: esp attention couples the queries"),
+    ({"calibrate": {"with": "paper"}}, "systems, S, calibrate, with: 'paper' is not one of ['pieces', 'text']"),
+    ({"calibrate": {"with": "text", "steps": 0}}, "systems, S: --steps must be at least 1, got 0"),
+    ({"calibrate": {"with": "text", "step": 9}}, "systems, S: calibrate: unrecognized arguments: --step=9"),
+    ({"finetune": {"learning": 9}}, "systems, S, finetune: unrecognized arguments: --learning=9"),
+    ({"scratch": True}, "systems, S: Additional properties are not allowed ('scratch' was unexpected)"),
+]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    WRONG + [({"systems": {"S": {"attention": "lot"} | system}}, expected) for system, expected in WRONG_SYSTEMS],
+)
+def test_what_would_fail_later_is_refused(check, changes, expected):
+    with pytest.raises(InputError) as caught:
+        check({**TINY, "data": "data", "work": "work", **changes})
+    assert str(caught.value).startswith(expected) and "\n" not in str(caught.value)
+
+
+def start(words, prefix="", **variables):
+    """Start a command in a process group of its own."""
     environment = {
         **os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "VIRTUAL_ENV": sys.prefix, "OMP_NUM_THREADS": "1",
-        **{name: str(value) for name, value in variables.items()},
+        **variables,
     }  # fmt: skip
     return subprocess.Popen(
-        ["bash", "-c", f"{prefix} exec bash scripts/{name}"], env=environment, cwd=ROOT, text=True,
+        ["bash", "-c", f'{prefix} exec "$@"', "bash", *map(str, words)], env=environment, cwd=ROOT, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # in the background it is ignored
     )  # fmt: skip
 
 
+def experiment(folder, data, **changes):
+    """The file of an experiment that works in a folder."""
+    path = folder / "tiny.yaml"
+    config = {**copy.deepcopy(TINY), "data": str(data), "work": str(folder / "work"), **changes}
+    path.write_text(yaml.safe_dump(config, allow_unicode=True), encoding="utf-8")
+    return path
+
+
+def snakemake(config, *flags):
+    process = start(["snakemake", "--configfile", config, "--nolock", *flags])
+    shown, errors = process.communicate(timeout=120)
+    return process.returncode, shown, errors
+
+
+def test_a_wrong_experiment_is_one_line_and_nothing_is_made(tmp_path):
+    code, shown, errors = snakemake(experiment(tmp_path, "data", size="huge"), "--quiet", "all")
+    assert code == 2 and shown == ""
+    assert errors.splitlines()[-1] == "snakemake: error: size: 'huge' is not one of ['small', 'iwslt_de_en']"
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.yaml"]
+
+
+def test_the_plan_has_each_stage_once(tmp_path):
+    code, shown, errors = snakemake(experiment(tmp_path, "data", seeds=[1, 2]), "--dry-run", "--printshellcmds")
+    assert code == 0, errors
+    counts = dict(re.findall(r"^(\w+) +(\d+)$", shown + errors, re.MULTILINE))
+    assert counts == {
+        "all": "1", "data": "1", "pretrain": "4", "plug_and_play": "2", "finetune": "4", "score": "10", "table": "1",
+        "total": "23",
+    }  # fmt: skip
+    plan = shown + errors
+    assert "--attention=lot --lot-epsilon=2 --steps=5" in plan, "the system's own options, where it is swapped"
+    assert re.search(r"finetune.sh \S*'?.*LOT ε=2.*--attention=lot --lot-epsilon=2 --seed=2 --lr=0.0003", plan)
+    assert re.search(r"pretrain.sh .*ESP from scratch' --arch=lot_transformer_small --attention=esp", plan)
+
+
+def job(folder, *command):
+    return start(["bash", "scripts/lib/job.sh", "a title", folder / "a.log", *command])
+
+
+def test_a_job_says_when_it_begins_and_ends_or_why_it_failed(tmp_path):
+    shown, errors = job(tmp_path, "bash", "-c", "echo chatter; echo more >&2").communicate(timeout=30)
+    assert shown == "" and re.fullmatch(r"\S+ a title: begun\n\S+ a title: done in 0 min \d s\n", errors)
+    assert (tmp_path / "a.log").read_text() == "chatter\nmore\n"
+    process = job(tmp_path, "bash", "-c", "echo 'No space left'; echo; exit 3")
+    errors = process.communicate(timeout=30)[1].splitlines()
+    assert process.returncode == 3
+    assert errors[1].startswith(f"error: a title: No space left (whole log: {tmp_path}/a.log); mend it")
+
+
+def test_a_second_job_waits_for_a_first_whose_caller_was_killed(tmp_path):
+    first = job(tmp_path, "bash", "-c", "echo $$; sleep 4; echo first")
+    until(lambda: (tmp_path / "a.log").exists() and (tmp_path / "a.log").read_text())
+    first.kill()
+    shown = job(tmp_path, "echo", "second").communicate(timeout=30)[1]
+    assert "a title: waiting for an earlier call" in shown
+    assert (tmp_path / "a.log").read_text().splitlines()[1:] == ["first", "second"]
+
+
+def until(condition, process=None):
+    """Wait for a condition; what takes longer than five minutes has failed."""
+    end = time.monotonic() + 300
+    while not condition():
+        assert process is None or process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def write_text(folder, source):
+    folder.mkdir()
+    for name, count in (("train", 200), ("valid", 20), ("test", 20)):
+        for language, words in ((source, "la maison est le numéro"), ("en", "the house is number")):
+            lines = [f"{words} {number * number} ." for number in range(count)]
+            (folder / f"{name}.{language}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A tiny data folder as fairseq-preprocess leaves it: subword-nmt, two dictionaries, no text beside them."""
+    folder = tmp_path_factory.mktemp("data")
+    write_text(folder / "text", "fr")
+    made = start(
+        ["bash", "scripts/prepare_corpus.sh"], SRC="fr", TGT="en", OUT=str(folder / "tiny"), TOKENISED="yes",
+        BPE="subword_nmt", JOINED="no", VOCAB_SIZE="40", WORKERS="1",
+        **{name.upper(): str(folder / "text" / name) for name in ("train", "valid", "test")},
+    )  # fmt: skip
+    assert made.wait(timeout=120) == 0, made.communicate()
+    for extra in ("text", "code", "vocab_size"):
+        (folder / "tiny" / extra).rename(folder / f"no {extra}")
+    return folder / "tiny"
+
+
+@pytest.mark.slow
+def test_each_stage_by_hand(data, tmp_path):
+    """pretrain.sh trains another attention than softmax; the references are the target side of the data."""
+
+    def run(*words):
+        process = start(["bash", *words])
+        shown, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, shown + errors
+
+    def label(stage):
+        return json.dumps({"system": "set", "settings": {"attention": "set"}, "stage": stage})
+
+    tiny = ("--max-tokens", "500", "--max-epoch", "1")
+    run("scripts/pretrain.sh", data, tmp_path / "base", "--attention", "set", *tiny)
+    run("scripts/plug_and_play.sh", tmp_path / "base/checkpoint_best.pt", tmp_path / "lot.pt", "--attention", "lot")
+    run("scripts/finetune.sh", tmp_path / "lot.pt", data, tmp_path / "tuned", "--attention", "lot", *tiny)
+    checkpoint = tmp_path / "base/checkpoint_best.pt"
+    run("scripts/score.sh", checkpoint, data, tmp_path / "out/base", "-", label("from scratch"), "--beam", "1")
+    base, tuned = tmp_path / "out/base.out", tmp_path / "tuned/checkpoint_best.pt"
+    run("scripts/score.sh", tuned, data, tmp_path / "out/tuned", base, label("fine-tuned"), "--beam", "1")
+    row = json.loads((tmp_path / "out/tuned.jsonl").read_text())
+    assert row["sentences"] == 20 and row["tokenised"]["base"] is not None and row["seconds"] > 0
+    assert (tmp_path / "out/tuned.en").read_text() == (data.parent / "text" / "test.en").read_text()
+
+
 @pytest.mark.slow
 def test_an_experiment_goes_on_after_a_full_disk_ctrl_c_and_kill_9(data, tmp_path):
-    """Its table is that of one that ran through."""
+    """Its table is that of one that ran through, and nothing is trained twice."""
+    for name in ("stopped", "whole"):
+        (tmp_path / name).mkdir()
+        experiment(tmp_path / name, data)
+    work = tmp_path / "stopped" / "work" / "seed1" / "transformer"
 
-    def start(work, prefix=""):
-        return script(
-            "reproduce_table.sh", prefix, DATA=data, SIZE="small", DEVICE="cpu", EPOCHS=2, FINETUNE_EPOCHS=1, JOBS=2,
-            MAX_TOKENS=500, MECHANISMS="softmax lot", BACKBONES="transformer", BEAM=1, WORK=tmp_path / work,
-            RESULTS=tmp_path / work / "results.jsonl",
-        )  # fmt: skip
+    def begin(name, prefix=""):
+        return start(["bash", "scripts/reproduce_table.sh", tmp_path / name / "tiny.yaml", "--cores", "2"], prefix)
 
     def stop(reached, how):
         """Stop everything in the group with a signal as soon as a file is there."""
-        process = start("stopped")
-        end = time.monotonic() + 120
-        while not list((tmp_path / "stopped").glob(reached)):
-            assert process.poll() is None, process.communicate()[1]
-            assert time.monotonic() < end, f"there was no {reached}"
-            time.sleep(0.02)
+        process = begin("stopped")
+        until(lambda: list(work.glob(reached)), process)
         os.killpg(process.pid, how)
-        _, shown = process.communicate(timeout=60)
-        assert process.returncode in (130, -signal.SIGINT, -how), shown
+        process.communicate(timeout=60)
+        assert process.returncode != 0
 
-    full = start("stopped", "ulimit -f 2000;")  # no file may be larger, as on a full disk
+    full = begin("stopped", "ulimit -f 2000;")  # no file may be larger, as on a full disk
     _, shown = full.communicate(timeout=300)
-    assert full.returncode != 0 and "reproduce_table.sh: error: transformer: pretrain: " in shown.splitlines()[-1]
-    stop("transformer/base/checkpoint_last.pt", signal.SIGKILL)
-    stop("transformer/base/test.out.part", signal.SIGINT)
-    stop("transformer/base.log", signal.SIGTERM)
-    stop("transformer/lot/*.part", signal.SIGKILL)
-    stop("transformer/*/finetuned/train.log", signal.SIGKILL)
+    assert full.returncode != 0 and "error: transformer, seed 1, base: train: " in shown
+    stop("base/checkpoint_last.pt", signal.SIGKILL)
+    stop("base/base.part", signal.SIGINT)
+    stop("LOT ε=2/.swapped.pt*", signal.SIGKILL)
+    stop("*/finetuned/train.log", signal.SIGKILL)
+    first = begin("stopped")
+    until(lambda: list(work.glob("*/fine-tuned.part")), first)
+    second = begin("stopped")
     rows = []
-    for work in ("stopped", "whole"):
-        process = start(work)
-        table, shown = process.communicate(timeout=600)
-        assert process.returncode == 0, shown
-        lines = (tmp_path / work / "results.jsonl").read_text().splitlines()
-        rows.append({})
-        for row in map(json.loads, lines):
-            row.update(seconds=0, command="", commit="")
-            rows[-1][row["mechanism"], row["stage"]] = row
-        assert len(rows[-1]) == len(lines) == 4
-        # a kill leaves at most a hidden part of what fairseq-lot was writing
-        assert [path for path in (tmp_path / work).rglob("*.part") if not path.name.startswith(".")] == []
-    assert rows[0] == rows[1]
-    for training in ("base", "softmax/finetuned", "lot/finetuned"):  # the best by BLEU, as papers has it
-        assert "| bleu " in (tmp_path / "whole" / "transformer" / training / "train.log").read_text()
-    assert {row["protocol"] for row in rows[0].values()} == {"papers, EPOCHS=2 FINETUNE_EPOCHS=1 MAX_TOKENS=500"}
-
-
-@pytest.mark.slow
-def test_a_gpu_day_on_the_cpu(data, tmp_path):
-    """What it would bring back, from a tiny corpus; it was killed on the way."""
-    work = tmp_path / "day"
-    variables = {
-        "DATA": data, "SIZE": "small", "DEVICE": "cpu", "EPOCHS": 1, "FINETUNE_EPOCHS": 1, "MAX_TOKENS": 500, "BEAM": 1,
-        "MECHANISMS": "lot", "BACKBONES": "transformer", "LENGTHS": 8, "TOKENS": 16, "WORK": work,
-    }  # fmt: skip
-
-    def day(command):
-        process = script(f"gpu/day.sh {command}", **variables)
-        said, error = process.communicate(timeout=60)
-        assert process.returncode == 0, error
-        return said
-
-    def until(reached):
-        end = time.monotonic() + 400
-        while not reached():
-            assert time.monotonic() < end, day("status")
-            time.sleep(0.1)
-
-    day("start")
-    until((work / "table" / "transformer" / "base" / "checkpoint_last.pt").exists)
-    assert day("status").startswith("at work")
-    day("stop")
-    until(lambda: day("status").startswith("not at work"))
-    assert not (work / "table.done").exists()
-    day("start")
-    until(lambda: (work / "day.log").read_text().count(" the end") == 1)
-    assert " the end; failed" not in (work / "day.log").read_text()
-    process = script("gpu/collect.sh", WORK=work, OUT=tmp_path / "back.tar.gz")
-    assert process.communicate()[0].startswith(f"{tmp_path}/back.tar.gz is ready, ")
-    with tarfile.open(tmp_path / "back.tar.gz") as archive:
-        found = {name.removeprefix("day/"): archive.extractfile(name) for name in archive.getnames() if "." in name}
-        rows = [json.loads(line) for line in found["results.jsonl"]]
-        lengths = found["kernels-16/bench.csv"].read().decode()
-    assert [row["stage"] for row in rows] == ["base", "plug-and-play", "fine-tuned"]
-    tables = {"kernels-16/bench.md", "models-16/bench.csv", "smoke.log", "machine.txt"}
-    assert tables | {"table/transformer/base/train.log", "table/transformer/lot/finetuned.out"} <= found.keys()
-    assert all(f"\n{name}," in lengths for name in ("sdpa", "lot r=32", "plain-lot r=32", "flash r=32"))
-    assert not any(name.endswith(".pt") for name in found)
+    for process in (first, second, begin("whole")):
+        shown, errors = process.communicate(timeout=600)
+        assert process.returncode == 0, errors
+        rows.append(shown)
+    assert "waiting" in errors or rows[0] == rows[1], "the second call waited and found everything done"
+    found = [
+        {row["system"] + row["stage"]: row | {"seconds": 0, "command": ""} for row in map(json.loads, lines)}
+        for lines in ((tmp_path / name / "work" / "results.jsonl").open() for name in ("stopped", "whole"))
+    ]
+    assert found[0] == found[1] and len(found[0]) == 5
+    for training in ("base", "ESP from scratch", "softmax/finetuned", "LOT ε=2/finetuned"):
+        log = (work / training / "train.log").read_text()
+        last = "002" if "finetuned" not in training else "001"
+        assert log.count(f"epoch {last} | valid") == 1, "trained once"

@@ -1,19 +1,24 @@
 """The scripts prepare_*.sh on a tiny text: result, reuse and bad input."""
 
+import http.server
 import io
 import lzma
 import os
 import subprocess
 import sys
 import tarfile
+import threading
 from pathlib import Path
 
 import pytest
 
+from fairseq_lot.corpus.iwslt14 import fetch
+from fairseq_lot.errors import InputError
+
 ROOT = Path(__file__).resolve().parents[2]
 BINARIES = [f"{split}.de-en.{side}.{kind}" for split in ("train", "valid", "test") for side in ("de", "en") for kind in
             ("bin", "idx")]  # fmt: skip
-OTHERS = ["dict.de.txt", "dict.en.txt", "sentencepiece.bpe.model", "description.txt", "vocab_size"]
+OTHERS = ["dict.de.txt", "dict.en.txt", "sentencepiece.bpe.model", "vocab_size"]
 
 
 def prepare(script, tmp_path, path_first=None, **variables):
@@ -188,7 +193,6 @@ def test_raw_archive_is_fetched_and_becomes_a_data_folder(tmp_path):
     assert run.returncode == 0, run.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "de-en.tgz", "remote.tgz"]
     data = tmp_path / "data"
-    assert (data / "description.txt").read_text() == "IWSLT'14 De-En\n"
     assert (data / "raw" / "test.en").read_text().startswith("The house's number TED.dev2010 now.\n")
     assert (data / "text" / "test.en").read_text().startswith("the house &apos;s number ted.dev2010 now .\n")
 
@@ -196,6 +200,27 @@ def test_raw_archive_is_fetched_and_becomes_a_data_folder(tmp_path):
 def test_failed_download_is_one_line(tmp_path):
     run = prepare("prepare_iwslt14.sh", tmp_path, URL=f"file://{tmp_path}/nothing.tgz")
     assert_refused(run, tmp_path, "cannot download", left=())
+
+
+class Short(http.server.BaseHTTPRequestHandler):
+    """Promises more bytes than it sends."""
+
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Length", "1000")
+        self.end_headers()
+        self.wfile.write(b"x" * 10)
+
+    def log_message(self, *_):
+        pass
+
+
+def test_a_download_that_ends_early_leaves_nothing(tmp_path):
+    with http.server.HTTPServer(("127.0.0.1", 0), Short) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        with pytest.raises(InputError, match="ended after 10 of 1000 bytes; try again"):
+            fetch(f"http://127.0.0.1:{server.server_port}/a.tgz", tmp_path / "a.tgz")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_interrupt_leaves_nothing(text, tmp_path):
@@ -241,10 +266,9 @@ def test_ones_own_text_becomes_a_data_folder_as_fairseqs_recipe_makes_it(french,
     assert run.stderr == "" and len(run.stdout.splitlines()) == 1
     data = tmp_path / "data"
     assert names_in(data) == {
-        *(name.replace("de", "fr") for name in BINARIES), "dict.fr.txt", "dict.en.txt", "code", "description.txt",
+        *(name.replace("de", "fr") for name in BINARIES), "dict.fr.txt", "dict.en.txt", "code",
         "vocab_size", "text/test.fr", "text/test.en", "preprocess.log",
     }  # fmt: skip
-    assert (data / "description.txt").read_text() == "corpus.fr-en\n"
     assert (data / "dict.fr.txt").read_bytes() != (data / "dict.en.txt").read_bytes()
     assert "@@ " in (data / "dict.en.txt").read_text()
     assert (data / "text" / "test.fr").read_bytes() == (tmp_path / "text" / "my test.fr").read_bytes()

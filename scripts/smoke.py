@@ -1,0 +1,173 @@
+"""Whether everything computes what it should on a device: mechanisms and kernels, against float64 on the CPU.
+
+What is off by more than 1e-4, four times what the CPU is off by in the same precision, and a rounding to that, has
+failed, and then the exit code is 1. Launches are of a forward pass, and of one with its backward pass.
+"""
+
+import argparse
+import copy
+import itertools
+import os
+import sys
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from fairseq_lot.attention.registry import MECHANISMS, build_mechanism  # noqa: E402
+from fairseq_lot.errors import InputError  # noqa: E402
+from fairseq_lot.kernels import choice, naive  # noqa: E402
+from fairseq_lot.output.tables import Table  # noqa: E402
+from tests.launches import launches as operations  # noqa: E402
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+CASES = [*((name, {}, False) for name in MECHANISMS), ("lot", {"query_updates": 1}, True), ("softmax", {}, True)]
+HEADS = 4
+#: on a GPU and on the CPU: sentences, tokens of the queries and of the keys, r, head_dim
+SIZES = {
+    "cuda": [(8, 200, 300, 32, 64), (1, 4096, 4096, 32, 64), (2, 100, 100, 64, 64), (2, 100, 100, 16, 128)],
+    "cpu": [(2, 6, 7, 5, 16)],
+}
+
+
+def pads(bsz: int, n: int) -> torch.Tensor:
+    """A third of the first sentence is padding."""
+    mask = torch.zeros(bsz, n, dtype=torch.bool)
+    mask[0, n - n // 3 :] = True
+    return mask
+
+
+def results(function, inputs, learnt=()):
+    """Values and gradients of them, in one vector each; float64 on the CPU."""
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    values = function(*leaves)
+    weights = torch.randn(values.shape, generator=torch.Generator().manual_seed(1)).to(values)
+    grads = torch.autograd.grad(values, [*leaves, *learnt], weights, allow_unused=True)
+    grads = [torch.zeros_like(x) if g is None else g for x, g in zip([*leaves, *learnt], grads, strict=True)]
+    return values.detach().double().cpu(), torch.cat([g.flatten().double().cpu() for g in grads])
+
+
+def judge(found, exact, plain, dtype) -> tuple[str, str]:
+    """What is said of the values and of the gradients."""
+    said = []
+    for one, wish, other in zip(found, exact, plain, strict=True):
+        error, usual = ((x - wish).norm() / wish.norm() for x in (one, other))
+        allowed = choice.ERROR + 4 * usual + (0.0 if dtype == torch.float32 else torch.finfo(dtype).eps)
+        said.append(f"{error:.1e}" if error <= allowed else f"FAILED: {error:.1e}, more than {allowed:.1e}")
+    return tuple(said)
+
+
+def check_mechanisms(device):
+    """Every mechanism in every precision."""
+    bsz, n, _, _, d = SIZES[device.type][0]
+    mask = pads(bsz, n)
+
+    def outcome(mechanism, inputs, causal, place, dtype):
+        mechanism, masks = copy.deepcopy(mechanism).to(place, dtype), [mask.to(place)] * 2
+        inputs = [x.to(place, dtype) for x in inputs]
+        return results(lambda *x: mechanism(*x, *masks, causal=causal).values, inputs, list(mechanism.parameters()))
+
+    for (name, options, causal), (precision, dtype) in itertools.product(CASES, DTYPES.items()):
+        torch.manual_seed(0)
+        mechanism = build_mechanism(name, num_heads=HEADS, head_dim=d, **options).to(dtype)
+        inputs = [torch.randn(bsz, HEADS, n, d).to(dtype) for _ in range(3)]
+        places = (device, dtype), ("cpu", torch.float64), ("cpu", dtype)
+        outcomes = [outcome(mechanism, inputs, causal, *place) for place in places]
+        yield f"{name}{', causal' * causal}", precision, *judge(*outcomes, dtype)
+
+
+def check_kernels(device):
+    """The kernels, each of which first passes its own test, against their twins in plain torch."""
+    for bsz, n, m, r, d in SIZES[device.type]:
+        masks, settings = [pads(bsz, n), pads(bsz, m)], naive.LotSettings(d**-0.5, 5, 5)
+        here = [mask.to(device) for mask in masks]
+        torch.manual_seed(0)
+        q, k, v, pivots = (torch.randn(*shape, d) for shape in ((bsz, HEADS, n), *[(bsz, HEADS, m)] * 2, (HEADS, r)))
+        log_masses = torch.randn(HEADS, r).log_softmax(-1)
+        for precision, dtype in DTYPES.items():
+            yield f"lot, {bsz} x {n} x {m} tokens, r = {r}, width {d}", precision, *compare(
+                partial(_lot, choice.lot, here, settings), partial(_lot, naive.lot, masks, settings),
+                [*(x.to(dtype) for x in (q, k, v, pivots)), log_masses], device,
+            )  # fmt: skip
+        log_a = torch.zeros(bsz, 1, n).masked_fill(masks[0][:, None], -torch.inf).log_softmax(-1)
+        yield f"sinkhorn, {bsz} x {n} x {r}", "fp32", *compare(
+            partial(choice.sinkhorn, num_updates=5), partial(naive.sinkhorn, num_updates=5),
+            [torch.randn(bsz, HEADS, n, r), log_a, log_masses], device,
+        )  # fmt: skip
+
+
+def _lot(function, masks, settings, *tensors):
+    return function(naive.LotInputs(*tensors, *masks), settings)
+
+
+def compare(kernel, twin, inputs, device):
+    """A kernel on the device and its twin in float64 on the CPU."""
+    try:
+        found = results(kernel, [x.to(device) for x in inputs])
+    except InputError as error:  # what keeps it from running, in one line
+        reason = str(error).partition("cannot be used: ")[2].partition("; set it")[0]
+        return f"{'FAILED' if device.type == 'cuda' else 'not run'}: {reason}", ""
+    exact = results(twin, [x.double() for x in inputs])
+    return judge(found, exact, exact, inputs[0].dtype)
+
+
+def launches(work, device) -> int:
+    """Kernels that a call starts on a GPU; on the CPU operations of torch."""
+    if device.type != "cuda":
+        return operations(work)
+    work()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as record:
+        work()
+        torch.cuda.synchronize()
+    events = [event.name for event in record.events() if event.device_type == DeviceType.CUDA]
+    return sum(not name.startswith("Mem") for name in events)  # copies and fills
+
+
+def count_launches(device):
+    """Of every mechanism with its default options, padded."""
+    bsz, n, _, _, d = SIZES[device.type][0]
+    dtype, mask = (torch.float16 if device.type == "cuda" else torch.float32), pads(bsz, n).to(device)
+    for name in MECHANISMS:
+        mechanism = build_mechanism(name, num_heads=HEADS, head_dim=d).to(device, dtype)
+        inputs = [torch.randn(bsz, HEADS, n, d, device=device, dtype=dtype, requires_grad=True) for _ in range(3)]
+        leaves, gradient = [*inputs, *mechanism.parameters()], torch.randn_like(inputs[0])
+
+        def forward(mechanism=mechanism, inputs=inputs, mask=mask):
+            return mechanism(*inputs, mask, mask).values
+
+        def both(forward=forward, leaves=leaves, gradient=gradient):
+            torch.autograd.grad(forward(), leaves, gradient, allow_unused=True)
+
+        yield name, launches(forward, device), launches(both, device)
+
+
+def main(arguments=None) -> int:
+    """Print everything; return 1 if something failed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(parser.parse_args(arguments).device)
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    print(f"# Smoke test on {where}, torch {torch.__version__}\n")
+    head = ["", "precision", "error of the values", "of the gradients"]
+    mechanisms = list(check_mechanisms(device))
+    print(Table(head, mechanisms, "Mechanisms").markdown(padded=True), end="\n\n", flush=True)
+    before = os.environ.get(choice.VARIABLE, "auto")
+    os.environ[choice.VARIABLE] = "on"
+    kernels = list(check_kernels(device))
+    os.environ[choice.VARIABLE] = before
+    print(Table(head, kernels, "Kernels").markdown(padded=True), end="\n\n", flush=True)
+    counts = Table(["", "forward", "forward and backward"], list(count_launches(device)), "Launches", align="<>>")
+    print(counts.markdown(padded=True), end="\n\n")
+    failed = [row for row in (*mechanisms, *kernels) if any("FAILED" in said for said in row[2:])]
+    print(f"{len(failed)} of {len(mechanisms) + len(kernels)} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

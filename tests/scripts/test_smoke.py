@@ -1,0 +1,50 @@
+"""The smoke test of a GPU machine, on the CPU."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def smoke():
+    spec = importlib.util.spec_from_file_location("smoke", ROOT / "scripts" / "smoke.py")
+    module = importlib.util.module_from_spec(spec)
+    path = sys.path[:]
+    spec.loader.exec_module(module)
+    sys.path[:] = path
+    return module
+
+
+def test_an_error_is_allowed_what_the_cpu_and_a_rounding_have(smoke):
+    exact = [torch.ones(4).double()] * 2
+    usual = [x * 1.01 for x in exact]
+    found = [exact[0] * 1.04, exact[1] * 1.05]
+    assert smoke.judge(found, exact, usual, torch.float32) == ("4.0e-02", "FAILED: 5.0e-02, more than 4.0e-02")
+    rounded = [x * 1.0009 for x in exact]
+    assert smoke.judge(rounded, exact, exact, torch.float16) == ("9.0e-04", "9.0e-04")
+    assert all("FAILED" in said for said in smoke.judge(rounded, exact, exact, torch.float32))
+    assert "FAILED" in smoke.judge([exact[0] * torch.nan], exact[:1], usual[:1], torch.float32)[0]
+
+
+@pytest.mark.slow
+def test_the_smoke_test_sees_a_fault(smoke, monkeypatch, capsys):
+    assert smoke.main(["--device", "cpu"]) == 0
+    said = capsys.readouterr().out
+    assert "| lot, causal" in said and "not run: " in said and said.endswith("0 of 25 failed\n")
+    real, calls = smoke.results, []
+
+    def broken(*arguments):
+        """The gradients of softmax, on the device and in float32 alone."""
+        calls.append(arguments)
+        values, grads = real(*arguments)
+        return values, grads * (2 if len(calls) == 3 * 3 * 4 + 1 else 1)
+
+    monkeypatch.setattr(smoke, "results", broken)
+    assert smoke.main(["--device", "cpu"]) == 1
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "FAILED" in line)
+    assert line.split("|")[1:3] == [" softmax         ", " fp32      "]

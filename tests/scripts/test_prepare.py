@@ -83,7 +83,6 @@ def test_tokenised_folder_becomes_a_data_folder(prepared):
     data = tmp_path / "data"
     found = {str(path.relative_to(data)) for path in data.rglob("*") if path.is_file()}
     assert found == {*BINARIES, *OTHERS, "text/test.de", "text/test.en", "raw/test.en", "preprocess.log"}
-    assert (data / "description.txt").read_text() == "tiny\n"
     assert (data / "dict.de.txt").read_bytes() == (data / "dict.en.txt").read_bytes()
     assert (data / "text" / "test.en").read_bytes() == (tmp_path / "text" / "test.en").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "text"]
@@ -107,7 +106,7 @@ def test_complete_folder_is_reused_at_once(prepared):
         (
             "prepare_corpus.sh",
             {"SRC": "fr", "TGT": "en", "TRAIN": "a", "VALID": "b", "TEST": "c"},
-            "made with SRC=de, not fr",
+            "is not of fr-en; remove it or give another OUT",
         ),
     ],
 )
@@ -238,7 +237,6 @@ def test_the_synthetic_corpus_is_tokenised_and_keeps_its_raw_reference(tmp_path)
     run = prepare("prepare_synthetic.sh", tmp_path)
     assert run.returncode == 0, run.stderr
     data, frozen = tmp_path / "data", ROOT / "examples" / "corpus" / "test.en.xz"
-    assert (data / "description.txt").read_text() == "synthetic German-English\n"
     assert (data / "raw" / "test.en").read_bytes() == lzma.decompress(frozen.read_bytes())
     line = (data / "text" / "test.en").read_text().splitlines()[1]
     assert line == "they will not give the expensive tea to a farmer ."

@@ -199,6 +199,34 @@ class TestCommands:
         assert "lot_transformer_small" in result.stderr and "Traceback" not in result.stderr
 
 
+class TestWithoutFairseq:
+    """As in an environment that has the wheel alone."""
+
+    HIDDEN = """
+import sys
+class Hidden:
+    def find_spec(name, path=None, target=None):
+        if name == "fairseq":
+            raise ModuleNotFoundError("No module named 'fairseq'", name=name)
+sys.meta_path.insert(0, Hidden)
+"""
+    MESSAGE = "fairseq is not installed; run 'pip install --no-deps fairseq==0.12.2'"
+
+    @pytest.mark.parametrize("words", [["swap", "--path=a", "--out=b"], ["translate", "--path=a"], ["diagnose", "a"]])
+    def test_a_command_says_in_one_line_what_is_missing(self, words, tmp_path):
+        code = f"{self.HIDDEN}\nfrom fairseq_lot.cli import main; sys.exit(main({words}))"
+        result = run(sys.executable, "-c", code, cwd=tmp_path)
+        assert (result.returncode, result.stderr) == (2, f"fairseq-lot: error: {self.MESSAGE}\n")
+
+    def test_so_does_python(self, tmp_path):
+        result = run(sys.executable, "-c", f"{self.HIDDEN}\nimport fairseq_lot; fairseq_lot.swap", cwd=tmp_path)
+        assert result.stderr.splitlines()[-1] == f"ModuleNotFoundError: {self.MESSAGE}"
+
+    def test_what_needs_no_fairseq_works(self, tmp_path):
+        code = f"{self.HIDDEN}\nimport fairseq_lot; fairseq_lot.build_mechanism('lot', num_heads=2, head_dim=4)"
+        python(code, tmp_path)
+
+
 class TestConfigs:
     def test_nested_defaults_work(self):
         assert OmegaConf.structured(FairseqConfig()).common.seed == FairseqConfig().common.seed

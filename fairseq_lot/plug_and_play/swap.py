@@ -202,11 +202,9 @@ def _set_attention(args: Namespace, attention: str, flat_options: dict) -> None:
 
 def _comma_separated(sites: str | list[str] | tuple[str, ...]) -> str:
     """Attention sites as the command line has them."""
-    if isinstance(sites, (list, tuple)):
-        sites = ",".join(map(str, sites))
-    if not isinstance(sites, str) or not sites:
+    if not isinstance(sites, (str, list, tuple)) or not sites:
         raise InputError(f"attention_sites must name some of {', '.join(SITES)}, not {sites!r}")
-    return sites
+    return sites if isinstance(sites, str) else ",".join(map(str, sites))
 
 
 def _new_parameters(args: Namespace) -> dict:

@@ -160,6 +160,22 @@ def test_torch_in_range_stays_in_an_active_environment(version, stays, scratch, 
         assert (f"\n{name}==" in pinned) != stays
 
 
+@pytest.mark.parametrize(
+    "version, expected",
+    [("0.12.2", "0.12.2 in {} already, which stays"), ("0.10.2", "0.10.2 in {} already, beside or instead of which")],
+)
+def test_another_fairseq_is_named(version, expected, scratch, environment):
+    """pip keeps what calls itself 0.12.2, as the main branch does."""
+    path, packages = environment
+    (packages / "fairseq").mkdir()
+    (packages / "fairseq" / "__init__.py").touch()
+    info = packages / f"fairseq-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: fairseq\nVersion: {version}\n")
+    notes = [line for line in scratch.setup(VIRTUAL_ENV=path).stdout.splitlines() if line.startswith("note: ")]
+    assert len(notes) == 1 and notes[0].startswith("note: there is fairseq " + expected.format(packages / "fairseq"))
+
+
 def test_failing_pip_is_one_line_and_the_next_call_goes_on(scratch, environment):
     path, packages = environment
     failed = scratch.setup(VIRTUAL_ENV=path, PIP_STUB="fail")

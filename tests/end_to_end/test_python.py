@@ -1,0 +1,106 @@
+"""The package from Python: what it returns is readable, what is wrong is one line."""
+
+import pydoc
+
+import matplotlib
+import pytest
+import torch
+
+import fairseq_lot
+from fairseq_lot.attention.options import SITES
+from fairseq_lot.attention.registry import MECHANISMS
+from fairseq_lot.errors import InputError
+from fairseq_lot.output.figures import Figure, as_bytes
+from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
+
+
+@pytest.fixture(scope="module")
+def model(stock_checkpoint):
+    return fairseq_lot.Translator(stock_checkpoint)
+
+
+def test_a_string_gives_a_string_and_a_list_gives_a_list(data, model):
+    sentence = (data / "raw" / "test.de").read_text(encoding="utf-8").splitlines()[0]
+    translation = model.translate(sentence)
+    assert isinstance(translation, str) and len(translation.split()) > 1
+    assert model.translate([sentence, ""]) == [translation, ""]
+    assert (model.translate(""), model.translate([])) == ("", [])
+
+
+@pytest.mark.parametrize(
+    ("sentences", "naming"),
+    [
+        (b"das", "bytes"),
+        (None, "NoneType"),
+        (("das",), "tuple"),
+        ({"das": 1}, "dict"),
+        (["das", 3], "line 2.*int"),
+        (["das", "\udce4"], r"line 2.*'\\udce4'.*surrogate"),
+    ],
+)
+def test_what_is_no_text_is_refused(sentences, naming, model):
+    with pytest.raises(InputError, match=f"^.*{naming}.*$"):
+        model.translate(sentences)
+
+
+@pytest.mark.parametrize("sites", [["encoder", "cross"], ("encoder", "cross"), "encoder,cross"])
+def test_sites_may_be_a_list(sites, stock_checkpoint):
+    swapped = fairseq_lot.swap(stock_checkpoint, attention="lot", attention_sites=sites, lot_num_pivots=3)
+    assert model_args(swapped, "swapped").attention_sites == "encoder,cross"
+
+
+@pytest.mark.parametrize(
+    ("options", "naming"),
+    [
+        ({"attention_sites": ["encoder", "middle"]}, "'middle'"),
+        ({"attention_sites": []}, r"\[\]"),
+        ({"attention_sites": 3}, "encoder, cross, decoder, not 3"),
+        ({"attention": None}, "None"),
+    ],
+)
+def test_wrong_options_are_refused(options, naming, stock_checkpoint):
+    with pytest.raises(InputError, match=f"^.*{naming}.*$"):
+        fairseq_lot.swap(stock_checkpoint, **({"attention": "lot"} | options))
+
+
+@pytest.mark.parametrize("wrong", ["nothing", "empty", "weights alone", "a number"])
+@pytest.mark.parametrize("call", ["swap", "calibrate", "Translator"])
+def test_what_is_no_checkpoint_is_refused(call, wrong, stock_checkpoint):
+    given = {"nothing": None, "empty": {}, "a number": 3, "weights alone": load_checkpoint(stock_checkpoint)["model"]}
+    options = {"attention": "lot"} if call == "swap" else {}
+    with pytest.raises(InputError, match="^.*checkpoint.*$"):
+        getattr(fairseq_lot, call)(given[wrong], **options)
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "gpu", 3.5])
+def test_a_device_that_is_not_here_is_refused(device, stock_checkpoint):
+    with pytest.raises(InputError, match="^--device .*$"):
+        fairseq_lot.Translator(stock_checkpoint, device=device)
+    with pytest.raises(InputError, match="^--device .*$"):
+        fairseq_lot.calibrate(stock_checkpoint, device=device)
+
+
+def test_results_fit_on_a_screen_and_are_saved_as_plain_data(stock_checkpoint, tmp_path):
+    swapped = fairseq_lot.swap(stock_checkpoint, attention="lot", lot_num_pivots=3)
+    done = fairseq_lot.calibrate(swapped, steps=2, joint_steps=1, held_out=4)
+    for result in (swapped, done.state, done):
+        assert len(repr(result)) < 400 and "\n" not in repr(result), repr(result)[:1000]
+    assert "lot at encoder" in repr(swapped) and "calibrated on random pieces" in repr(done)
+    torch.save(done.state, tmp_path / "saved.pt")  # by a user, without our own writer
+    saved = load_checkpoint(tmp_path / "saved.pt")
+    assert saved.keys() == done.state.keys()
+    assert all(torch.equal(saved["model"][key], weight) for key, weight in done.state["model"].items())
+
+
+def test_help_names_mechanisms_and_sites():
+    text = pydoc.render_doc(fairseq_lot.swap)
+    assert all(name in text for name in (*MECHANISMS, *SITES, "fairseq-lot swap --help"))
+
+
+def test_figures_leave_the_settings_of_others_alone():
+    with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "mine"}):
+        before = dict(matplotlib.rcParams)
+        figure = Figure()
+        figure.suptitle("text as text")
+        assert b"text as text</text>" in as_bytes(figure, "svg")
+        assert dict(matplotlib.rcParams) == before

@@ -19,8 +19,9 @@ from torch.nn.functional import pad
 
 # Queries in a block, and the sentence length up to which all keys are one neighbourhood.
 _BLOCK, _DENSE = 32, 64
-# exp of more than this would overflow in float32; what is multiplied with it is as small.
-_LARGEST = 88.0
+# The far part of a row counts as nothing where it is less than exp(-this) of its largest feature, which may belong to a
+# key of the band. exp of more than 88 would overflow in float32; the rest is room for gradients.
+_LARGEST = 70.0
 # A difference to 1 that is rounding.
 _ROUNDING = 1e-5
 _LOG2_E = math.log2(math.e)
@@ -39,8 +40,9 @@ def near_far(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``A v`` with ``A_ij ∝ K̃_ij exp(key_log_mass_j)`` in every row, and the logs of the sums of the rows.
 
-    Time and memory are O((n + m) (r + W + block) d), forward and backward. In float32 the part outside of the band
-    keeps a relative precision of 1e-5 as long as no feature of a key exceeds exp(80) times that of another.
+    Time and memory are O((n + m) (r + W + block) d), forward and backward. The part of a row outside of the band counts
+    as nothing where it is less than e^-70 of the row's largest product of two features, and in float32 single products
+    below e^-87 of that do; docs/attention.md has the bound that follows.
 
     Args:
         q: ``(bsz, num_heads, n, d)``, scaled so that ``q·k`` are the scores; k: ``(bsz, num_heads, m, d)``.
@@ -192,8 +194,9 @@ class _NearFar(torch.autograd.Function):
                 beyond, mass_beyond = _sums_beyond(blocks, psi, v_around)
                 far_mass += (phi * mass_beyond).sum(-1, keepdim=True)
             # the far part by its true size: its largest feature may belong to a key of the band
+            far_mass *= far_mass > math.exp(-_LARGEST)
             peak = torch.maximum(peak, far_peak + far_mass.log())
-            scale = _exp_((far_peak - peak).clamp_(max=_LARGEST))
+            scale = _exp_((far_peak - peak).clamp_(max=_LARGEST)).mul_(far_mass > 0)
             plan = _exp_(plan.sub_(peak))
             mass = plan.sum(-1, keepdim=True).addcmul_(far_mass, scale)
             plan.addcmul_(far, scale)

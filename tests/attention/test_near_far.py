@@ -1,0 +1,269 @@
+"""near_far: the claims of docs/attention.md that the contract does not make of every mechanism."""
+
+import argparse
+import copy
+import math
+
+import pytest
+import torch
+
+from fairseq_lot.attention.reference import near_far_plan
+from fairseq_lot.attention.registry import build_mechanism
+from fairseq_lot.errors import InputError
+from fairseq_lot.modules.flat_options import add_attention_args
+from fairseq_lot.modules.sites import build_site_mechanism
+from tests.conftest import close, random
+from tests.variants import padding_mask
+
+FORMS = {
+    "diagonal": ({}, {}),
+    "updates-3": ({"num_updates": 3}, {}),
+    "expected": ({"band": "expected"}, {}),
+    "causal": ({}, {"causal": True}),
+}
+every_form = pytest.mark.parametrize(("options", "how"), FORMS.values(), ids=FORMS)
+
+
+def build(name="near_far", *, head_dim=8, **options):
+    return build_mechanism(name, num_heads=2, head_dim=head_dim, **options).double()
+
+
+def inputs(n, m=None, *, head_dim=8, size=1.0):
+    """q, k and v of two sentences; q and k of norms of about ``size √head_dim``."""
+    lengths = (n, m or n, m or n)
+    q, k, v = (random(2, 2, length, head_dim, seed=seed) for seed, length in enumerate(lengths))
+    return size * q, size * k, v
+
+
+def log_kernel(mechanism, q, k):
+    """``log φ_t(q_i) ψ_t(k_j)``, ``(bsz, heads, n, m, r)``."""
+    return mechanism.query_logs(q).unsqueeze(3) + mechanism.key_logs(k).unsqueeze(2)
+
+
+def at_site(site, *words):
+    parser = argparse.ArgumentParser()
+    add_attention_args(parser)
+    args = parser.parse_args(["--attention", "near_far", "--attention-sites", "encoder,cross,decoder", *words])
+    return build_site_mechanism(args, site=site, layer=0, num_heads=2, head_dim=8, dropout=0.0)
+
+
+def test_features_as_drawn_are_unbiased():
+    """r terms of mean 1 and variance ``exp(s‖q + k‖²) - 1``, relative to ``exp(s·q·k)``: their mean is 1 ± σ.
+
+    By Chebyshev an unbiased entry is beyond 6σ in one of 36 draws; close to normal, as the mean of 1e5 terms is, in one
+    of 5e8. Half a percent, which σ is at most, is less than any factor of φ and ψ changes.
+    """
+    r, mechanism = 100_000, build(head_dim=4, num_features=100_000)
+    q, k, _ = inputs(5, head_dim=4, size=0.5)
+    estimate = (torch.logsumexp(log_kernel(mechanism, q, k), -1) - mechanism.scaling * q @ k.mT).exp()
+    sums = (q.unsqueeze(3) + k.unsqueeze(2)).square().sum(-1)
+    sigma = ((mechanism.scaling * sums).expm1() / r).sqrt()
+    assert sigma.median() < 5e-3
+    assert ((estimate - 1) / sigma).abs().max() < 6
+
+
+def test_a_feature_exceeds_the_kernel_by_no_more_than_its_own_size():
+    """``φ_t ψ_t ≤ exp(c_t + s‖z_t‖²/2) exp(s·q·k) / r``, and both are equal where q + k = z_t."""
+    mechanism = build(num_features=6)
+    with torch.no_grad():
+        mechanism.feature_bias += random(2, 6)
+    q, _, _ = inputs(20)
+    z = mechanism.features
+    k = torch.cat([random(2, 2, 20, 8, seed=7), (z - q[:, :, :1]).detach()], 2)
+    excess = log_kernel(mechanism, q, k) - mechanism.scaling * (q @ k.mT).unsqueeze(-1)
+    bound = mechanism.feature_bias + mechanism.scaling * z.square().sum(-1) / 2 - math.log(6)
+    assert (excess <= bound[:, None, None] + 1e-9).all()
+    for t in range(6):
+        close(excess[:, :, 0, 20 + t, t], bound[:, t].expand(2, -1), 1e-9)
+
+
+@pytest.mark.parametrize(("band", "causal"), [("diagonal", False), ("diagonal", True), ("expected", False)])
+@pytest.mark.parametrize("layout", [None, "right", "left"])
+def test_a_window_over_the_sentence_is_softmax(band, causal, layout):
+    mask = None if layout is None else padding_mask((9, 4), 9, layout)
+    leaves = [x.requires_grad_() for x in inputs(9)]
+    ours = build(window=8, band=band)(*leaves, mask, mask, True, causal=causal)
+    softmax = build("softmax")(*leaves, mask, mask, True, causal=causal)
+    close(ours.weights, softmax.weights, 1e-10)
+    close(ours.values, softmax.values, 1e-10)
+    probe = random(*ours.values.shape, seed=5)
+    close(*(torch.autograd.grad((x.values * probe).sum(), leaves) for x in (ours, softmax)), 1e-10)
+
+
+@pytest.mark.parametrize("num_updates", [1, 2, 3, 4, 15])
+@pytest.mark.parametrize("layout", [None, "right"])
+def test_a_window_over_the_sentence_is_sinkhorn_at_softmax_temperature(num_updates, layout):
+    mask = None if layout is None else padding_mask((9, 4), 9, layout)
+    q, k, v = inputs(9)
+    ours = build(window=8, num_updates=num_updates)(q, k, v, mask, mask, need_weights=True)
+    sinkhorn = build("sinkhorn", epsilon=1.0, num_updates=num_updates)(q, k, v, mask, mask, need_weights=True)
+    close(ours.weights, sinkhorn.weights, 1e-10)
+    close(ours.values, sinkhorn.values, 1e-10)
+
+
+def test_columns_approach_their_share_while_rows_are_exact():
+    mask, errors = padding_mask((70, 40), 70, "right"), []
+    for num_updates in (1, 3, 9, 81, 401):
+        mechanism = build(num_features=6, window=2, num_updates=num_updates)
+        weights = mechanism(*inputs(70), mask, mask, need_weights=True).weights
+        close(weights.sum(-1), (~mask).double()[:, None].expand(-1, 2, -1), 1e-12)
+        received = weights.sum(-2) - (~mask).double()[:, None]
+        errors.append(received.abs().sum(-1).max().item())
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] > 1 and errors[-1] < 1e-9
+
+
+@pytest.mark.parametrize("num_features", [6, 0])
+def test_what_decoding_keeps(num_features):
+    """W + 1 keys and values, r log sums and r means; without features all keys and values."""
+    window, head_dim = 3, 8
+    mechanism, (q, k, v) = build(window=window, num_features=num_features), inputs(20)
+    state, sizes = None, []
+    for i in range(20):
+        _, state = mechanism.causal_step(*(x[:, :, i : i + 1] for x in (q, k, v)), state=state)
+        sizes.append(sum(x[0, 0].numel() for x in state.values()))
+    if num_features:
+        assert sizes == [min(n, window + 1) * 2 * head_dim + num_features * (head_dim + 1) for n in range(1, 21)]
+    else:
+        assert sizes == [n * 2 * head_dim for n in range(1, 21)]
+
+
+def test_at_cross_the_band_stands_where_it_is_expected():
+    bands = {site: at_site(site).options.band for site in ("encoder", "cross", "decoder")}
+    assert bands == {"encoder": "diagonal", "cross": "expected", "decoder": "diagonal"}
+
+
+@pytest.mark.parametrize("site", ["cross", "decoder"])
+def test_updates_of_columns_are_refused_where_they_couple_queries(site):
+    with pytest.raises(InputError, match="couples the queries.*--near-far-num-updates 1"):
+        at_site(site, "--near-far-num-updates", "3")
+    assert at_site("encoder", "--near-far-num-updates", "3").couples_queries
+
+
+@every_form
+def test_weights_are_none_unless_they_are_asked_for(options, how):
+    mechanism, (q, k, v) = build(**options), inputs(9)
+    assert mechanism(q, k, v, **how).weights is None
+    assert mechanism(q, k, v, need_weights=True, **how).weights.shape == (2, 2, 9, 9)
+    if not mechanism.couples_queries:
+        assert mechanism.attend_summary(q, mechanism.summarise(k, v)).weights is None
+    if mechanism.supports_causal:
+        assert mechanism.causal_step(q, k, v)[0].weights is None
+
+
+@every_form
+@pytest.mark.parametrize("n", [5, 150])
+def test_norms_of_ten_thousand_are_finite(options, how, n):
+    mechanism = build(**options).float()
+    leaves = [x.float().requires_grad_() for x in inputs(n, size=1e4 / math.sqrt(8))]
+    output = mechanism(*leaves, need_weights=True, **how)
+    assert output.values.isfinite().all() and output.weights.isfinite().all()
+    close(output.weights.sum(-1), torch.ones(2, 2, n), 1e-5)
+    loss = output.values.square().sum() + output.weights.square().sum()
+    gradients = torch.autograd.grad(loss, [*leaves, *mechanism.parameters()])
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+@every_form
+@pytest.mark.parametrize("n", [40, 150])
+def test_float32_is_float64_at_six_times_the_usual_norms(options, how, n):
+    """Logs of size L are known to L roundings of 2^-24, twice: of a score, and of the sum that it is compared with.
+
+    T half-updates add theirs. v is of size 1, so that this is also what values may be off.
+    """
+    exact = build(**options)
+    q, k, v = inputs(n, size=6.0)
+    logs = [exact.scaling * q @ k.mT, exact.query_logs(q), exact.key_logs(k)]
+    size = max(x.abs().max().item() for x in logs)
+    assert size > 100
+    output = exact(q, k, v, **how).values
+    values = copy.deepcopy(exact).float()(q.float(), k.float(), v.float(), **how).values
+    close(values.double(), output, (1 + exact.options.num_updates) * 2 * size * 2**-24 * v.abs().max().item())
+
+
+def beside_its_feature(size, n=100):
+    """One feature z, ``s‖z‖²/2 = size``, keys of 0 but for the last one, which is z, and queries of 0.
+
+    Scores are 0 everywhere, so is ``log φψ`` of a key of 0; that of the last key is ``size``.
+    """
+    mechanism = build(num_features=1, window=2)
+    z = torch.full((8,), math.sqrt(2 * size / mechanism.scaling / 8), dtype=torch.float64)
+    with torch.no_grad():
+        mechanism.features.copy_(z)
+    q, v = torch.zeros(1, 2, n, 8, dtype=torch.float64), random(1, 2, n, 8)
+    k = torch.zeros_like(q)
+    k[:, :, -1] = z
+    return mechanism, q, k, v
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("n", [50, 100])
+@pytest.mark.parametrize(("size", "kept"), [(55.0, True), (100.0, False)])
+def test_precision_beside_a_feature(size, kept, n, dtype):
+    """The last row's band holds the key that the feature is about, which no feature counts for; the rest has e^-size.
+
+    A row loses at most ``(e^-70 + n r e^-87) max(1, exp(max_t (c_t + s‖z_t‖²/2)) / r)`` of itself: here nothing, or all
+    that is outside of its band.
+    """
+    assert ((math.exp(-70) + n * math.exp(-87)) * math.exp(size) < 1e-6) == kept
+    mechanism, q, k, v = beside_its_feature(size, n)
+    weights = mechanism.to(dtype)(q.to(dtype), k.to(dtype), v.to(dtype), need_weights=True).weights
+    close(weights.sum(-1), torch.ones(1, 2, n, dtype=dtype), 1e-6)
+    last = torch.ones(n, dtype=dtype) if kept else (torch.arange(n) >= n - 3).to(dtype)
+    close(weights[:, :, -1], (last / last.sum()).expand(1, 2, -1), 1e-6)
+
+
+@pytest.mark.parametrize("n", [50, 100])
+@pytest.mark.parametrize("size", [60.0, 69.0, 75.0, 85.0, 90.0, 95.0, 100.0, 105.0, 200.0, 2000.0])
+def test_features_of_any_size_are_finite(size, n):
+    mechanism, *leaves = beside_its_feature(size, n)
+    leaves = [x.float().requires_grad_() for x in leaves]
+    values = mechanism.float()(*leaves).values
+    gradients = torch.autograd.grad(100 * values.sum(), [*leaves, *mechanism.parameters()])
+    assert values.isfinite().all() and all(gradient.isfinite().all() for gradient in gradients)
+
+
+def test_the_causal_form_has_no_such_bound():
+    """Its sums hold nothing but keys before the window."""
+    mechanism, q, k, v = beside_its_feature(200.0)
+    exact = mechanism(q, k, v, causal=True).values
+    values = mechanism.float()(q.float(), k.float(), v.float(), causal=True).values
+    close(values.double(), exact, 1e-5)
+
+
+@pytest.mark.parametrize(("size", "kept"), [(3.0, True), (25.0, False)])
+def test_at_cross_a_rest_below_rounding_counts_as_nothing(size, kept):
+    """The features give the band all but 1e-5 of their mass: the band is all that is left, in float64, too."""
+    n, (mechanism, q, k, v) = 20, beside_its_feature(size, 20)
+    mechanism = build(num_features=1, window=2, band="expected")
+    with torch.no_grad():
+        mechanism.features.copy_(k[0, :, -1:])
+    weights = mechanism(q, k, v, need_weights=True).weights
+    plan = n * near_far_plan(
+        q[0, 0], k[0, 0], mechanism.features[0], mechanism.feature_bias[0], window=2, band="expected"
+    )
+    centre = sum(j * math.exp(size if j == n - 1 else 0) for j in range(n)) / (n - 1 + math.exp(size))
+    left = sum(1 for j in range(n) if abs(j - round(centre)) > 2) / (n - 1 + math.exp(size))
+    assert (left > 1e-5) == kept
+    band = torch.tensor([abs(j - round(centre)) <= 2 for j in range(n)])
+    if kept:
+        close(weights[0, 0], plan, 1e-10)
+    else:
+        close(weights[0, 0], (band / band.sum()).double().expand(n, -1), 1e-6)
+        assert plan[:, ~band].min() > 0.04
+
+
+def test_the_band_at_cross_jumps_where_the_expected_position_is_half_way():
+    """Two keys share the features' mass: a change of 1e-9 moves the band from slot 1 to slot 2."""
+    mechanism = build(num_features=1, window=0, band="expected")
+    z = mechanism.features[:, 0].detach()
+    q, v = random(1, 2, 1, 8), random(1, 2, 4, 8)
+    positions, weights = [], []
+    for change in (-1e-9, 1e-9):
+        k = torch.stack([x * z for x in (20, 0.5, 1.5 - change, 20)], 1).unsqueeze(0)  # ψ is symmetric around z
+        summary = mechanism.summarise(k, v)
+        positions.append(summary["positions"].squeeze(-1))
+        weights.append(mechanism(q, k, v, need_weights=True).weights)
+    assert (positions[0] < 1.5).all() and (positions[1] > 1.5).all()
+    assert (positions[0] - positions[1]).abs().max() < 1e-6
+    assert ((weights[0] - weights[1]).abs().amax(-1) > 1e-3).all()

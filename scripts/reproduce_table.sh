@@ -18,6 +18,7 @@ mkdir -p checkpoints
 exec 9>>"checkpoints/.$(basename "$config").lock"
 flock --nonblock 9 || { echo "another call is at work on $config; waiting" >&2 && flock 9; }
 if [ -t 2 ]; then show=(--logger rich); else show=(--quiet all); fi
+if [[ "$*" == *slurm* ]]; then show=(--quiet reason host); fi # what jobs say stays on the cluster
 snakemake --configfile "$config" --nolock "${show[@]}" "${@:2}"
 table=$(python -c 'import sys, yaml; print(yaml.safe_load(open(sys.argv[1]))["work"] + "/table.md")' "$config")
 if [ -f "$table" ]; then cat "$table"; fi

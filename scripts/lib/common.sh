@@ -28,8 +28,10 @@ train() {
     if [ -f "$out/flags" ] && [ "$(cat "$out/flags")" != "$*" ]; then
         die "$out was trained with '$(cat "$out/flags")', not '$*'; remove it or give another folder"
     fi
-    mkdir -p "$out" && echo "$*" >"$out/flags.part" && mv -n "$out/flags.part" "$out/flags" \
-        || die "cannot write in $out; free space or give another folder"
+    if [ ! -f "$out/flags" ]; then
+        mkdir -p "$out" && echo "$*" >"$out/flags.part" && mv "$out/flags.part" "$out/flags" \
+            || die "cannot write in $out; free space or give another folder"
+    fi
     fairseq-train "$data" --user-dir fairseq_lot "$embeddings" --save-dir "$out" --log-file "$out/train.log" \
         --optimizer adam --adam-betas '(0.9, 0.98)' --weight-decay 0.0001 \
         --criterion label_smoothed_cross_entropy --label-smoothing 0.1 \

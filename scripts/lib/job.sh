@@ -10,10 +10,11 @@ title=$1 log=$2
 shift 2
 
 say() { [ -t 2 ] || echo "$(date +%T) $title: $*" >&2; }
-last() { tail -c 2000 "$log" | tr '\r' '\n' | grep -v '^ *$' | tail -n 1; }
+whole_characters() { iconv -c -f utf-8 -t utf-8 || true; }
+last() { tail -c 2000 "$log" | whole_characters | tr '\r' '\n' | grep -v '^ *$' | tail -n 1; }
 every_minute() {
     while read -rt 60 _ || [ $? -gt 128 ]; do # until the job's end closes the pipe
-        say "$((SECONDS / 60)) min $(last | sed 's/.* | //' | cut -c 1-110)"
+        say "$((SECONDS / 60)) min $(last | sed 's/.* | //' | cut -c 1-110 | whole_characters)"
     done
 }
 

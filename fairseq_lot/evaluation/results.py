@@ -181,7 +181,7 @@ def by_system(rows: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
 
 def mechanism_order(row: Row) -> tuple[bool, int, str, str]:
     """What the systems of a backbone are sorted by."""
-    known, attention = ("softmax", "sinkhorn", "esp", "lot"), row.settings["attention"]
+    known, attention = ("softmax", "near_far", "sinkhorn", "esp", "lot"), row.settings["attention"]
     return attention not in known, known.index(attention) if attention in known else 0, attention, row.system
 
 

@@ -43,6 +43,9 @@ class EspOptions(Options):
 class Esp(Mechanism):
     """``A = n·Σ_l σ_l U_l``: the 1-D plans U_l of L slices, cheaper ones weighted more ([ESPFormer], Alg. 1).
 
+    The mean of lifted 1-D plans is the expected sliced transport plan of [ESP]. ``U_l = A_lᵀ I B_l``, where A_l and B_l
+    sort, softly [SoftSort] or exactly, and I is the exact plan between two sorted uniform measures ([ESPFormer], §3.1).
+
     q and k are scaled by ``head_dim^-1/2`` before they are projected and compared. With ``hard`` A is doubly
     stochastic when queries and keys are equally many; otherwise both marginals are approximate.
 

@@ -24,7 +24,7 @@ from fairseq_lot.transport.pivots_causal import PrefixState, absorb, empty_prefi
 
 @dataclass(frozen=True)
 class LotOptions(Options):
-    """Defaults are those of LOTFormer: r = 32 pivots, T = 5 half-updates, ε = 1 [LOTFormer]."""
+    """Defaults are those of the released plug-in for translation: r = 32, T = 5 half-updates, ε = 1 [LOTFormer]."""
 
     num_pivots: int = option(32, "pivots per head, r in the paper: the rank of A", minimum=1)
     epsilon: float = option(1.0, "entropic regularisation, in the unit of the scores", above=0)

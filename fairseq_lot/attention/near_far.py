@@ -55,7 +55,7 @@ class NearFar(Mechanism):
         φ_t(q) = exp(s·q·z_t - s‖q‖²/2 + c_t) / r
         ψ_t(k) = exp(s·k·z_t - s‖k‖²/2)
 
-    As drawn, z ~ N(0, √d) and c = 0, φ·ψ is an unbiased estimate of exp(s·q·k): the positive features of [FAVOR+]. A
+    As drawn, z ~ N(0, √d) and c = 0, φ·ψ is an unbiased estimate of exp(s·q·k): the positive features of [FAVOR]. A
     kernel that is sparse and exact here and of low rank there is [Scatterbrain]'s, and with Sinkhorn's updates
     [LocallyCorrectedNystrom]'s; entropic plans by positive features are [PositiveSinkhorn]'s. Time and memory are
     O(n (r + W) d) for any T.

@@ -1,4 +1,4 @@
-"""SeTformer's attention: tied tokens that meet in pivots through a Gaussian kernel."""
+"""Attention in the manner of SeTformer: tied tokens that meet in pivots through a Gaussian kernel."""
 
 from dataclasses import dataclass
 

@@ -1,6 +1,6 @@
 """How far a plan can move when its scores are perturbed: measured against proven bounds.
 
-docs/attention.md, "What is certified", has the proofs.
+docs/certificates.md has the proofs.
 """
 
 from dataclasses import dataclass

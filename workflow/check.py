@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import torch
 import yaml
 from fairseq import options
 from fairseq.models import ARCH_CONFIG_REGISTRY
@@ -81,7 +82,7 @@ def _training(place: str, given: list[str]) -> None:
 
 
 def _build(system: dict[str, Any], architecture: str) -> None:
-    """The system's mechanisms, in a model of that architecture, which has no weights."""
+    """The system's mechanisms, in a model of that architecture, of whose weights one is enough."""
     mechanism_class(system["attention"])
     given = attention_words(system)
     attention = _parse("options", lambda parser: add_attention_args(parser, differential=False), given)
@@ -90,7 +91,7 @@ def _build(system: dict[str, Any], architecture: str) -> None:
     model = argparse.Namespace(arch=architecture)
     ARCH_CONFIG_REGISTRY[architecture](model)
     options = {name: value for name, value in vars(attention).items() if name in option_names() and value is not None}
-    swap({"model": {}, "args": model}, **options)
+    swap({"model": {"encoder.embed_tokens.weight": torch.zeros(1, 1)}, "args": model}, **options)
 
 
 def main() -> int:

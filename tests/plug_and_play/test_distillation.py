@@ -25,6 +25,7 @@ LENGTHS = tuple(3 + i % 7 for i in range(24))
 OPTIONS = {
     "esp": {"esp_slicer": "learnable", "esp_num_slices": 3, "esp_sort_temperature": 0.1},
     "lot": {"lot_num_pivots": 5},
+    "near_far": {"near_far_num_features": 5, "near_far_window": 1},
     "sinkhorn": {"sinkhorn_learn_epsilon": True, "sinkhorn_epsilon": 0.1},
 }
 LEARNING = [
@@ -32,7 +33,7 @@ LEARNING = [
     for name in MECHANISMS
     if list(
         build_mechanism(
-            name, num_heads=2, head_dim=4, **{k.split("_", 1)[1]: v for k, v in OPTIONS.get(name, {}).items()}
+            name, num_heads=2, head_dim=4, **{k.removeprefix(f"{name}_"): v for k, v in OPTIONS.get(name, {}).items()}
         ).parameters()
     )
 ]
@@ -69,7 +70,7 @@ def calibrate(student, teacher, *, steps=30, seed=1, rate=0.1, stop=lambda: Fals
 
 
 def test_every_mechanism_with_parameters_is_meant():
-    assert LEARNING == ["esp", "lot", "set", "sinkhorn"]
+    assert LEARNING == ["esp", "lot", "near_far", "set", "sinkhorn"]
 
 
 @pytest.mark.parametrize("differential", [False, True])

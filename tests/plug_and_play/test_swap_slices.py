@@ -9,11 +9,13 @@ from fairseq_lot.plug_and_play.swap import swap
 
 SIZE = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in (("layers", 2), ("embed_dim", 8))}
 SIZE |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "attention_dropout": 0.0}
+NAMES = ["encoder.embed_tokens.weight", *(f"encoder.layers.{layer}.self_attn.out_proj.weight" for layer in range(2))]
 
 
 def slices(**options):
-    state = {"args": Namespace(arch="transformer", **SIZE), "model": {}}
-    return swap(state, attention="esp", **options)["model"]
+    state = {"args": Namespace(arch="transformer", **SIZE), "model": {name: torch.zeros(8, 8) for name in NAMES}}
+    weights = swap(state, attention="esp", **options)["model"]
+    return {name: value for name, value in weights.items() if name not in NAMES}
 
 
 @pytest.mark.parametrize("slicer", ["frozen", "learnable"])

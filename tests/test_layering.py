@@ -27,7 +27,7 @@ SEES = {
     "evaluation": TOOLS,
     "corpus": TOOLS,
     "cli": {"errors"},
-    "__init__": {"plug_and_play", "pretrained", "attention", "errors"},  # by name, when they are first used
+    "__init__": {"plug_and_play", "pretrained", "attention", "errors"},  # rooms by name, when they are first used
 }
 WITHOUT_TORCH = {"evaluation", "corpus", "output", "errors", "cli", "__init__"}
 WITHOUT_FAIRSEQ = {"kernels", "transport", "attention", *WITHOUT_TORCH}

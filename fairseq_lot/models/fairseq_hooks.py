@@ -35,11 +35,17 @@ def install(pluggable: type[TransformerModel]) -> None:
 
 
 def _build_named_attention(stock_build_model, pluggable):
-    """Let a stock ``transformer`` whose arguments name an attention (--model-overrides) be the pluggable one."""
+    """Let a stock ``transformer`` whose arguments name an attention (--model-overrides) be the pluggable one.
+
+    fairseq-hydra-train gives arguments as OmegaConf has them, of which fairseq drops in silence what it does not know
+    itself; of a namespace it keeps everything.
+    """
 
     def build_model(cls, args, task):
         if cls is TransformerModel and getattr(args, "attention", None) is not None:
             return pluggable.build_model(args, task)
+        if OmegaConf.is_config(args):
+            args = Namespace(**args)
         return stock_build_model.__func__(cls, args, task)
 
     return classmethod(build_model)

@@ -130,6 +130,8 @@ def model_args(state: dict, path: str | Path) -> Namespace:
     """The model's arguments inside ``state``, the same object, so that changes to it are kept."""
     cfg = state.get("cfg")
     args = cfg.get("model") if isinstance(cfg, dict) else state.get("args")
+    if isinstance(args, dict):
+        raise InputError(f"{path} was trained by fairseq-hydra-train; only models of fairseq-train are read")
     if not isinstance(args, Namespace):
         raise InputError(f"{path} is not a fairseq checkpoint of a Transformer: it holds no model arguments")
     return args

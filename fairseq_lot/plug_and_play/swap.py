@@ -6,6 +6,7 @@ import re
 import shlex
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -165,16 +166,18 @@ def swap(checkpoint: Checkpoint, *, attention: str = PLUGGED, **flat_options) ->
 
 
 def _in_order(shared: dict, own: dict) -> dict:
-    """All parameters as fairseq-train would write them: those of a mechanism behind the projections around it."""
+    """All parameters as fairseq-train would write them: those of a mechanism behind the projections around it.
+
+    Where there are no projections, as in a state that only tries options, they stand at the end.
+    """
     ordered: dict = {}
-    names = list(shared)
-    for name, following in zip(names, [*names[1:], ""], strict=True):
+    for name, following in pairwise([*shared, ""]):
         ordered[name] = shared[name]
         attention, found, _ = name.partition("_attn.")
         if found and not following.startswith(attention + found):
             start = f"{attention}{found}mechanism."
             ordered.update({key: value for key, value in own.items() if key.startswith(start)})
-    return ordered
+    return ordered | own
 
 
 swap.__doc__ = (swap.__doc__ or "").format(mechanisms=", ".join(MECHANISMS), sites=", ".join(SITES))

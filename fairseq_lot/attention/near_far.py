@@ -236,7 +236,7 @@ class NearFar(Mechanism):
         if pads is not None:
             v = without_pads(v, pads)
             bias = k.new_zeros(pads.shape).masked_fill(pads, -torch.inf)
-        if state is None:
+        if not state:
             far = empty_prefix(self.key_logs(without_pads(k, pads)), v)
             state = {"key": k[:, :, :0], "value": v[:, :, :0], "log_sums": far.log_sums, "means": far.means}
         k, v = torch.cat([state["key"], without_pads(k, pads)], 2), torch.cat([state["value"], v], 2)

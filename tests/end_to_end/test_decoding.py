@@ -24,6 +24,7 @@ MODELS = {
     "lot": {**SMALL_LOT, **ALL},
     "lot-cross": {**SMALL_LOT, "attention_sites": "encoder,cross"},
     "lot-decoder": {**SMALL_LOT, "attention_sites": "decoder"},
+    "near_far": {"attention": "near_far", "near_far_num_features": 6, "near_far_window": 1, **ALL},
     "differential-softmax": {"differential": True, "attention": "softmax"},
     "differential-lot": {**SMALL_LOT, **ALL, "differential": True},
     "differential-lot-constant": {**SMALL_LOT, **ALL, "differential": True, "differential_lambda_init": 0.0},

@@ -1,13 +1,14 @@
 """The pluggable attention while decoding, and what it caches, at every decoder site."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
 from fairseq.modules import MultiheadAttention
 
 from fairseq_lot.attention.differential import build_differential
-from fairseq_lot.attention.registry import build_mechanism
+from fairseq_lot.attention.registry import build_mechanism, build_options
 from fairseq_lot.modules.multihead_attention import PluggableMultiheadAttention
 from tests.variants import padding_mask
 
@@ -17,13 +18,16 @@ ORDERS = {"cross": ([2, 0], [1]), "decoder": ([2, 0, 0], [1, 1, 2])}
 
 EVERYWHERE = pytest.mark.parametrize("site", ["cross", "decoder"])
 MECHANISMS = pytest.mark.parametrize(
-    ("name", "options"), [("softmax", {}), ("lot", {"num_pivots": 4, "query_updates": 1})], ids=["softmax", "lot"]
+    ("name", "options"),
+    [("softmax", {}), ("lot", {"num_pivots": 4, "query_updates": 1}), ("near_far", {"num_features": 4, "window": 1})],
+    ids=["softmax", "lot", "near_far"],
 )
 DIFFERENTIAL = pytest.mark.parametrize("differential", [False, True], ids=["plain", "differential"])
 
 
 def attention_at(site, name, options, differential=False):
     build = build_differential if differential else build_mechanism
+    options = dataclasses.asdict(build_options(name, **options).at_site(site))
     mechanism = build(name, num_heads=HEADS, head_dim=WIDTH // HEADS, **options)
     stock = MultiheadAttention(WIDTH, HEADS, encoder_decoder_attention=site == "cross", self_attention=site != "cross")
     return PluggableMultiheadAttention(stock, mechanism, site=site).eval()

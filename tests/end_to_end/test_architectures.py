@@ -38,10 +38,9 @@ def test_train_swap_generate_score(arch, data, tmp_path):
     (tmp_path / "test.out").write_text(output)
     results = tmp_path / "results.jsonl"
     fairseq_lot(
-        "score", "--generated", tmp_path / "test.out", "--results", results, "--dataset", "synthetic",
+        "score", "--generated", tmp_path / "test.out", "--out", results,
         "--tokenised-reference", data / "text" / "test.en", "--raw-reference", data / "text" / "raw" / "test.en",
-        "--architecture", arch, "--backbone", family, "--mechanism", FAMILIES[family],
-        "--stage", "plug-and-play", "--seed", 1,
+        "--label", json.dumps({"system": arch, "settings": {"attention": FAMILIES[family]}, "stage": "plug-and-play"}),
     )  # fmt: skip
     row = json.loads(results.read_text())
     assert row["sentences"] == 60 and row["reference"] == "raw" and 0 <= row["sacrebleu"]["score"] <= 100

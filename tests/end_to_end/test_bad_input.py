@@ -30,7 +30,6 @@ from tests.end_to_end.test_malformed_checkpoints import words_of
         ),
         (("--attention", "lot", "--attention-sites", "encoder,middle"), ("middle", "encoder")),
         (("--attention", "sinkhorn", "--attention-sites", "decoder"), ("decoder", "couples the queries")),
-        ((), ("--attention",)),
     ],
 )
 def test_swap_refuses_wrong_options(options, naming, stock_checkpoint, tmp_path, capsys):

@@ -141,6 +141,14 @@ def test_nothing_to_calibrate_is_said(data, stock_checkpoint, tmp_path, capsys):
     assert not out.exists()
 
 
+@pytest.fixture
+def foreground():
+    """Ctrl-C as in the foreground: a shell lets what it starts in the background ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def interrupt_at(call, monkeypatch):
     """Ctrl-C at this call of the loss of the heads."""
     calls, real = [], distillation.head_errors
@@ -154,7 +162,7 @@ def interrupt_at(call, monkeypatch):
     monkeypatch.setattr("fairseq_lot.plug_and_play.calibrate.head_errors", head_errors)
 
 
-def test_ctrl_c_ends_calibrate_early(data, lot_checkpoint, tmp_path, monkeypatch, capsys):
+def test_ctrl_c_ends_calibrate_early(data, lot_checkpoint, tmp_path, monkeypatch, capsys, foreground):
     interrupt_at(5, monkeypatch)
     fairseq_lot("calibrate", data / "bin", "--path", lot_checkpoint, "--out", tmp_path / "lot.pt", *FIT)
     assert "after 2 steps on the heads and 0 on the output" in capsys.readouterr().out
@@ -164,7 +172,7 @@ def test_ctrl_c_ends_calibrate_early(data, lot_checkpoint, tmp_path, monkeypatch
 
 @pytest.mark.parametrize("command", ["swap", "sweep"])
 def test_ctrl_c_leaves_nothing_that_scripts_would_take_for_finished(
-    command, data, stock_checkpoint, tmp_path, monkeypatch
+    command, data, stock_checkpoint, tmp_path, monkeypatch, foreground
 ):
     interrupt_at(5, monkeypatch)
     words = {

@@ -1,5 +1,7 @@
 """Options without a meaning: every command refuses them with one line and writes nothing."""
 
+import json
+
 import pytest
 
 from tests.end_to_end.conftest import contents, fairseq_lot, generate, refuse
@@ -36,14 +38,23 @@ SWEEP = [
     *[("--beam", x) for x in (0, -1, "wide")],
     *[("--try", x) for x in ("", "magic", "lot --magic 1", "lot --lot-num-pivots 1/x", "lot 'unclosed", "lot 3")],
 ]
+
+
+def label(**changes):
+    """What a row is about, changed in some entries."""
+    return json.dumps({"system": "x", "settings": {"attention": "lot"}, "stage": "base"} | changes)
+
+
 SCORE = [
-    *[("--seed", x) for x in ("x", 1.5)],
-    *[("--stage", x) for x in ("", "later")],
+    *[("--label", label(seed=x)) for x in ("x", 1.5)],
+    *[("--label", label(stage=x)) for x in ("", "later")],
     *[("--bootstrap-samples", x) for x in (0, -1, "x")],
     *[("--bootstrap-seed", x) for x in (-1, "x")],
     *[("--seconds", x) for x in (-1, "nan", "inf", "long")],
     *[("--target-lang", x) for x in ("", "../en", "1", "english")],
-    *[(f"--{x}", " ") for x in ("dataset", "architecture", "backbone", "mechanism")],
+    *[("--label", label(**{x: " "})) for x in ("dataset", "experiment", "backbone", "system")],
+    *[("--label", label(settings=x)) for x in ({}, {"attention": " "}, {"attention": "lot", "magic": 1})],
+    *[("--label", x) for x in ("", "{", "[]", "{}")],
 ]
 PAIR = ("--source", "de", "--target", "en")
 TOKENISE = [
@@ -93,6 +104,8 @@ def refused(capsys, tmp_path, monkeypatch):
     def refused(words, options):
         line = refuse(capsys, *words, *options)
         named = [word for word in map(str, options) if len(word.strip()) > 1 and not word.isdigit()]
+        if named[:1] == ["--label"]:
+            named = named[:1]
         assert not named or any(word in line or word.replace("-", "_").strip("_") in line for word in named), line
         assert contents(tmp_path) == {} and list(tmp_path.iterdir()) == []
 
@@ -100,9 +113,8 @@ def refused(capsys, tmp_path, monkeypatch):
 
 
 def scoring(translations, data, results):
-    files = ("--generated", translations, "--tokenised-reference", data / "text" / "test.en", "--results", results)
-    labels = [word for name in ("dataset", "architecture", "backbone", "mechanism") for word in (f"--{name}", "x")]
-    return ("score", *files, *labels, "--stage", "base", "--seed", 1)
+    files = ("--generated", translations, "--tokenised-reference", data / "text" / "test.en", "--out", results)
+    return ("score", *files, "--label", label())
 
 
 @pytest.fixture(scope="session")

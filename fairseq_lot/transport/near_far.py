@@ -148,7 +148,7 @@ def _add_sums_before(out: torch.Tensor, blocks: torch.Tensor, *, reverse: bool =
         blocks = blocks.flip(2) if reverse else blocks
         sums = pad(blocks[:, :, :-1], (0, 0, 0, 0, 1, 0)).cumsum(2)
         return out.add_(sums.flip(2) if reverse else sums)
-    running = torch.zeros_like(blocks[:, :, 0])  # torch sums over a strided axis ten times as slowly
+    running = torch.zeros_like(blocks[:, :, 0])  # torch sums over a strided axis many times as slowly
     pairs = list(zip(out.unbind(2), blocks.unbind(2), strict=True))
     for total, block in reversed(pairs) if reverse else pairs:
         total += running

@@ -51,7 +51,8 @@ def in_command():
     """
     program = sys.argv[0] if sys.argv else ""
     folder, name = ["", *program.split("/")][-2:]
-    return name in _COMMANDS or folder == "fairseq_cli" or (folder, name) == ("fairseq_lot", "cli.py")
+    own = {("fairseq_lot", "cli.py"), ("workflow", "check.py")}
+    return name in _COMMANDS or folder == "fairseq_cli" or (folder, name) in own
 
 
 def _with_hashable_configs(module, execute):

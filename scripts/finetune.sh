@@ -2,9 +2,9 @@
 # Fine-tunes a swapped checkpoint, or the base itself as the control. A training that was stopped goes on.
 #
 #   bash scripts/finetune.sh SWAPPED.pt DATA OUT [FLAGS of fairseq-train]
-#   bash scripts/finetune.sh lot.pt data-bin/synthetic checkpoints/tuned --attention lot --lr 0.0003 --max-epoch 1
+#   bash scripts/finetune.sh lot.pt data-bin/synthetic checkpoints/tuned --lr 0.0003 --max-epoch 1
 #
-#   SWAPPED.pt  of plug_and_play.sh; FLAGS must name its --arch, --attention and options, where they are no defaults
+#   SWAPPED.pt  of plug_and_play.sh, which prints the --arch that fits; attention, options and sites come with it
 #   DATA        folder of prepare_*.sh or fairseq-preprocess
 #   OUT         folder for checkpoint_best.pt, checkpoint_last.pt and train.log
 #   FLAGS       win over those below

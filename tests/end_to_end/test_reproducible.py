@@ -10,15 +10,15 @@ from tests.end_to_end.conftest import fairseq_lot, generate, train, weights_of
 
 def score(data, translations, results):
     fairseq_lot(
-        "score", "--generated", translations, "--results", results, "--dataset", "synthetic",
+        "score", "--generated", translations, "--out", results,
         "--tokenised-reference", data / "text" / "test.en", "--raw-reference", data / "text" / "raw" / "test.en",
-        "--architecture", "a", "--backbone", "b", "--mechanism", "lot", "--stage", "base", "--seed", 1,
+        "--label", json.dumps({"system": "LOT", "settings": {"attention": "lot"}, "stage": "base"}),
     )  # fmt: skip
     return json.loads(results.read_text())
 
 
 @pytest.mark.fast_if(lambda family: family == "lot")
-@pytest.mark.parametrize("family", ("lot", "esp", "set", "sinkhorn", "softmax", "diff"))
+@pytest.mark.parametrize("family", ("lot", "esp", "near_far", "set", "sinkhorn", "softmax", "diff"))
 def test_same_seed_same_bits(family, data, tmp_path):
     """In one process, with dropout; another seed gives another model."""
     weights = []

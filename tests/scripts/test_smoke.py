@@ -1,6 +1,7 @@
 """The smoke test of a GPU machine, on the CPU."""
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def test_an_error_is_allowed_what_the_cpu_and_a_rounding_have(smoke):
 def test_the_smoke_test_sees_a_fault(smoke, monkeypatch, capsys):
     assert smoke.main(["--device", "cpu"]) == 0
     said = capsys.readouterr().out
-    assert "| lot, causal" in said and "not run: " in said and said.endswith("0 of 25 failed\n")
+    assert "| lot, causal" in said and "not run: " in said and re.search(r"\n0 of \d+ failed\n$", said)
     real, calls = smoke.results, []
 
     def broken(*arguments):

@@ -63,7 +63,7 @@ def build_parser() -> ArgumentParser:
     lengths = f"default: powers of 2, {LAYER['lengths'][0]} to {LAYER['lengths'][-1]}; of a model {of_model}"
     tokens = f"default: {LAYER['tokens']}; of a model {MODEL['tokens']}"
     add("--lengths", **number, nargs="+", help=f"tokens of a sentence ({lengths})")
-    add("--num-pivots", **number, nargs="+", default=[32], help="ranks, for what has pivots (default: 32)")
+    add("--num-pivots", **number, nargs="+", default=[32], help="ranks, for what has pivots or features (default: 32)")
     add("--tokens", **number, help=f"of all sentences of a batch ({tokens})")
     for name, what in {
         "num_heads": "of a layer",

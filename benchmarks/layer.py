@@ -31,7 +31,7 @@ class LayerBench:
 
     Args:
         mechanisms: as :func:`~benchmarks.mechanisms.read_mechanisms` takes them; None for all.
-        ranks: for what has pivots.
+        ranks: for what has pivots or features.
         peer: attention of other projects, as :func:`read_peer` takes it.
     """
 

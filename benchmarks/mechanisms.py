@@ -9,6 +9,9 @@ from typing import Any
 from fairseq_lot.attention.registry import build_options, mechanism_class
 from fairseq_lot.errors import InputError
 
+# the option that is a mechanism's rank, where it has one
+RANKS = ("num_pivots", "num_features")
+
 
 @dataclass(frozen=True)
 class Named:
@@ -27,20 +30,20 @@ class Named:
     @property
     def label(self) -> str:
         """The name in the table; figures read the rank from its end."""
-        rest = dict(self.options)
-        rank = rest.pop("num_pivots", None)
+        rest = {key: value for key, value in self.options.items() if key not in RANKS}
+        rank = next((value for key, value in self.options.items() if key in RANKS), None)
         where = "" if self.sites is None else f"@{self.sites}"
         label = " ".join([self.name + where, *(f"{key}={value}" for key, value in rest.items())])
         return label if rank is None else with_rank(label, rank)
 
 
 def with_rank(label: str, rank: int) -> str:
-    """The name of a contender with so many pivots."""
+    """The name of a contender of this rank."""
     return f"{label} r={rank}"
 
 
 def read_mechanisms(texts: Iterable[str], ranks: list[int]) -> list[Named]:
-    """What the texts name; a mechanism with pivots once for every rank, unless its text gives ``num_pivots``.
+    """What the texts name; a mechanism with a rank once for every rank, unless its text gives it.
 
     Raises:
         InputError: unknown mechanism or option, or a value outside its range.
@@ -52,8 +55,8 @@ def read_mechanisms(texts: Iterable[str], ranks: list[int]) -> list[Named]:
         options = dict(map(_option, rest.split(","))) if rest else {}
         build_options(name, **options)  # what is wrong is known before anything is measured
         known = {field.name for field in dataclasses.fields(mechanism_class(name).options_class)}
-        open_rank = "num_pivots" in known - options.keys()
-        ways = [{**options, "num_pivots": rank} for rank in ranks] if open_rank else [options]
+        open_rank = [option for option in RANKS if option in known - options.keys()]
+        ways = [{**options, open_rank[0]: rank} for rank in ranks] if open_rank else [options]
         found += [Named(name, way, sites if at else None) for way in ways]
     return found
 

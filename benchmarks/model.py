@@ -37,7 +37,7 @@ class ModelBench:
         arch: of fairseq's ``transformer`` or of ours.
         mechanisms: as :func:`~benchmarks.mechanisms.read_mechanisms` takes them; None for LOT in the
             encoder, and at all sites.
-        ranks: for what has pivots.
+        ranks: for what has pivots or features.
         longest: document, in tokens.
         prefix: tokens that a decoding step has behind it.
         vocabulary: pieces, random ones.

@@ -1,7 +1,6 @@
 """near_far attention: a kernel that is exact near the diagonal and of low rank elsewhere."""
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import nn
@@ -10,12 +9,13 @@ from fairseq_lot.attention.base import AttentionOutput, Mechanism, draw_normal, 
 from fairseq_lot.attention.options import Options, option
 from fairseq_lot.errors import InputError
 from fairseq_lot.transport.marginals import at_least_float32, without_empty
-from fairseq_lot.transport.near_far import FarSummary, near_far, near_far_at_expected, summarise_far
-from fairseq_lot.transport.pivots import pivot_scores
+from fairseq_lot.transport.near_far import FarSummary, feature_logs, near_far, near_far_at_expected, summarise_far
 from fairseq_lot.transport.pivots_causal import PrefixState, absorb, empty_prefix, prefix_apply
 
 # The log of no mass: far below all others, and finite, so that sums of it have gradients.
 _NO_MASS = -1e30
+# Logs of features of keys that differ by less can be taken relative to the largest of a sentence, whatever the row.
+_MODERATE = 60.0
 
 
 @dataclass(frozen=True)
@@ -95,37 +95,41 @@ class NearFar(Mechanism):
     def _learnt(self, name: str, value: torch.Tensor) -> None:
         self.register_parameter(name, nn.Parameter(value))
 
-    def _logs(self, x: torch.Tensor) -> torch.Tensor:
-        """``s·x·z_t - s‖x‖²/2``, ``(bsz, num_heads, len, r)``."""
-        half_norms = x.square().sum(-1, keepdim=True) * (self.scaling / 2)
-        return pivot_scores(x, at_least_float32(self.features) * self.scaling) - half_norms
+    def _logs(self, x: torch.Tensor) -> torch.Tensor | None:
+        """``s·x·z_t - s‖x‖²/2 - (log r)/2``, ``(bsz, num_heads, len, r)``; None without features."""
+        return feature_logs(x, self.features, scale=self.scaling) if self.options.num_features else None
 
     def query_logs(self, q: torch.Tensor) -> torch.Tensor | None:
-        """``log φ(q)``, ``(bsz, num_heads, tgt_len, r)``; None without features. q is at least float32."""
-        if not self.options.num_features:
-            return None
-        return self._logs(q) + (at_least_float32(self.feature_bias) - math.log(self.options.num_features))[:, None]
+        """``log φ(q)``, up to ``(log r)/2``, ``(bsz, num_heads, tgt_len, r)``. q is at least float32."""
+        logs = self._logs(q)
+        return logs if logs is None else logs + self.feature_bias[:, None]
 
     def key_logs(self, k: torch.Tensor) -> torch.Tensor | None:
-        """``log ψ(k)``, ``(bsz, num_heads, src_len, r)``; None without features. k is at least float32."""
-        return self._logs(k) if self.options.num_features else None
+        """``log ψ(k)``, less ``(log r)/2``, ``(bsz, num_heads, src_len, r)``. k is at least float32."""
+        return self._logs(k)
 
     def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_weights, causal):
-        q, k, v = at_least_float32(q), at_least_float32(k), self._drop_keys(at_least_float32(v))
+        tokens = at_least_float32(torch.cat([q, k], 2))  # one kernel each for both
+        q, k = sides = tokens.split([q.size(2), k.size(2)], 2)
+        v = self._drop_keys(at_least_float32(v))
         if self.options.band == "expected":
             return self._attend_expected(q, self._summary(k, v, key_padding_mask), need_weights)
-        q, logs = q * self.scaling, (self.query_logs(q), self.key_logs(k))
         if causal:
             early = k.size(2) - q.size(2)  # keys before the first query
-            q, query_logs = (x if x is None else nn.functional.pad(x, (0, 0, early, 0)) for x in (q, logs[0]))
+            q = nn.functional.pad(q, (0, 0, early, 0))
+            logs = self.query_logs(q), self.key_logs(k)
+
+            apply_causal = self._in_blocks if _moderate(logs[1]) else self._by_prefixes
 
             def apply(v):
-                return self._apply_causal(q, k, v, query_logs, logs[1], key_padding_mask)[:, :, early:]
+                return apply_causal(q, k, v, *logs, key_padding_mask)[:, :, early:]
         else:
-            mass = self._log_masses(q, k, *logs, query_padding_mask, key_padding_mask)
+            logs = self._logs(tokens)
+            logs = [None, None] if logs is None else logs.split([q.size(2), k.size(2)], 2)
+            mass = self._log_masses(sides, logs, query_padding_mask, key_padding_mask)
 
             def apply(v):
-                return near_far(q, k, v, *logs, mass, window=self.options.window)[0]
+                return self._products(sides, v, logs, mass)[0]
 
         weights = None
         if need_weights:
@@ -133,41 +137,44 @@ class NearFar(Mechanism):
             weights = apply(identity.expand(*k.shape[:2], -1, -1))
         return AttentionOutput(apply(v), weights)
 
+    def _products(self, sides, v, logs, log_mass, *, with_log_sums=False):
+        """:func:`near_far` of two sides and the logs of their features, with c."""
+        settings = {"window": self.options.window, "scale": self.scaling, "with_log_sums": with_log_sums}
+        bias = self.feature_bias if self.options.num_features else None
+        return near_far(*sides, v, *logs, log_mass, bias, **settings)
+
     def _drop_keys(self, v):
         """Dropout of whole columns of A: what a key would give to all queries."""
         return v * self.drop(v.new_ones(v.shape[:3])).unsqueeze(-1) if self.dropout and self.training else v
 
-    def _log_masses(self, q, k, query_logs, key_logs, query_padding_mask, key_padding_mask):
+    def _log_masses(self, sides, logs, query_padding_mask, key_padding_mask):
         """log w after all half-updates but the last, which is that of the rows; None: all keys alike."""
-        query_pads, key_pads = without_empty(query_padding_mask), without_empty(key_padding_mask)
-        logs_of_pads = [
-            None if pads is None else x.new_zeros(pads.shape).masked_fill(pads, -torch.inf).unsqueeze(1)
-            for x, pads in ((q, query_pads), (k, key_pads))
-        ]
-        rows = [q, k, query_logs, key_logs]
-        columns = [k, q, key_logs, query_logs]
-        f, g = logs_of_pads
+        g = _log_mass(key_padding_mask, sides[1])
+        if self.options.num_updates > 1:
+            f = _log_mass(query_padding_mask, sides[0])
         for left in range(self.options.num_updates, 1, -1):
             if left % 2 == 1:
-                f = self._update(rows, g, query_pads)
+                f = self._update(sides, logs, g, query_padding_mask)
             else:
-                g = self._update(columns, f, key_pads)
+                g = self._update(sides[::-1], logs[::-1], f, key_padding_mask)
         return g
 
-    def _update(self, sides, log_mass, pads):
+    def _update(self, sides, logs, log_mass, pads):
         """A half-update: minus the log of the sums of the rows, -inf at pads and where a row has no mass."""
-        x, y, x_logs, y_logs = sides
-        nothing = y.new_empty(*y.shape[:3], 0)
-        _, sums = near_far(x, y, nothing, x_logs, y_logs, log_mass, window=self.options.window)
+        nothing = sides[1].new_empty(*sides[1].shape[:3], 0)
+        _, sums = self._products(sides, nothing, logs, log_mass, with_log_sums=True)
         empty = sums == torch.finfo(sums.dtype).min
         return (-sums).masked_fill(empty if pads is None else empty | pads.unsqueeze(1), -torch.inf)
 
-    def _apply_causal(self, q, k, v, query_logs, key_logs, key_padding_mask):
-        """``A v``: the band, and the features of the keys before it, by prefix sums."""
-        mass = None
-        if key_padding_mask is not None:
-            mass = k.new_zeros(key_padding_mask.shape).masked_fill(key_padding_mask, -torch.inf).unsqueeze(1)
-        values, log_sums = near_far(q, k, v, None, None, mass, window=self.options.window, causal=True)
+    def _in_blocks(self, q, k, v, query_logs, key_logs, key_padding_mask):
+        """``A v``, causal, where no later key's feature is too far above that of an earlier one."""
+        settings = {"window": self.options.window, "scale": self.scaling, "causal": True, "with_log_sums": False}
+        return near_far(q, k, v, query_logs, key_logs, _log_mass(key_padding_mask, k), **settings)[0]
+
+    def _by_prefixes(self, q, k, v, query_logs, key_logs, key_padding_mask):
+        """``A v``, causal: the band, and the features of the keys before it, by prefix sums."""
+        settings = {"window": self.options.window, "scale": self.scaling, "causal": True}
+        values, log_sums = near_far(q, k, v, None, None, _log_mass(key_padding_mask, k), **settings)
         if query_logs is None:
             return values
         if key_padding_mask is not None:
@@ -183,20 +190,18 @@ class NearFar(Mechanism):
         return torch.lerp(values, far_values, share.unsqueeze(-1))
 
     def _summary(self, k, v, key_padding_mask):
-        key_logs = self.key_logs(k)
-        far = summarise_far(key_logs, v, without_empty(key_padding_mask))
-        summary = {"key": k, "value": v, "key_logs": key_logs} | vars(far)
-        return summary if key_padding_mask is None else {**summary, "key_padding_mask": without_empty(key_padding_mask)}
+        key_padding_mask = without_empty(key_padding_mask)
+        far = summarise_far(self.key_logs(k) + self.feature_bias[:, None], v, key_padding_mask)
+        summary = {"key": k * self.scaling, "value": v} | vars(far)
+        return summary if key_padding_mask is None else {**summary, "key_padding_mask": key_padding_mask}
 
     def _attend_expected(self, q, summary, need_weights):
-        far = FarSummary(summary["log_sums"], summary["means"], summary["positions"])
         values, weights = near_far_at_expected(
-            q * self.scaling,
+            q,
             summary["key"],
             summary["value"],
-            self.query_logs(q),
-            summary["key_logs"],
-            far,
+            self._logs(q),
+            FarSummary(**{field.name: summary[field.name] for field in fields(FarSummary)}),
             summary.get("key_padding_mask"),
             window=self.options.window,
             need_weights=need_weights,
@@ -226,34 +231,55 @@ class NearFar(Mechanism):
         for i in range(q.size(2)):
             now = (slice(None), slice(None), slice(i, i + 1))
             pads = None if key_padding_mask is None else key_padding_mask[:, i : i + 1]
-            value, state = self._next_token(*(at_least_float32(x[now]) for x in (q, k, v)), pads, state)
-            values.append(value)
-        return AttentionOutput(torch.cat(values, 2).to(q.dtype)), state
+            value, state = self._next_token(*(x[now] for x in (q, k, v)), pads, state)
+            values.append(value.to(q.dtype))
+        return AttentionOutput(values[0] if len(values) == 1 else torch.cat(values, 2)), state
 
     def _next_token(self, q, k, v, pads, state):
-        """The values of one token, and the next state."""
-        bias = None
-        if pads is not None:
-            v = without_pads(v, pads)
-            bias = k.new_zeros(pads.shape).masked_fill(pads, -torch.inf)
+        """The values of one token, and the next state, at least float32: what is put beside it gets its precision."""
+        k, v = without_pads(k, pads), without_pads(v, pads)
         if not state:
-            far = empty_prefix(self.key_logs(without_pads(k, pads)), v)
+            k, v = at_least_float32(k), at_least_float32(v)
+            far = empty_prefix(self.key_logs(k), v)
             state = {"key": k[:, :, :0], "value": v[:, :, :0], "log_sums": far.log_sums, "means": far.means}
-        k, v = torch.cat([state["key"], without_pads(k, pads)], 2), torch.cat([state["value"], v], 2)
-        if bias is not None or "log_mass" in state:
-            seen = state.get("log_mass", k.new_zeros(k.size(0), k.size(2) - 1))
-            bias = torch.cat([seen, k.new_zeros(k.size(0), 1) if bias is None else bias], 1)
+        k, v = torch.cat([state["key"], k], 2), torch.cat([state["value"], v], 2)
+        log_mass = None
+        if pads is not None or "log_mass" in state:
+            seen = state.get("log_mass", k.new_zeros(k.size(0), 1, k.size(2) - 1))
+            now = k.new_zeros(k.size(0), 1, 1) if pads is None else _log_mass(pads, k)
+            log_mass = torch.cat([seen, now], 2)
         far = PrefixState(state["log_sums"], state["means"])
+        tokens = torch.cat([q, k[:, :, :1]], 2)
+        logs = self._logs(tokens)
         if k.size(2) > self.options.window + 1:
-            logs = self.key_logs(k[:, :, :1]).squeeze(2)
-            if bias is not None:
-                logs, bias = logs + bias[:, None, :1], bias[:, 1:]
-            far = absorb(far, logs, v[:, :, 0])
+            leaving = logs[:, :, 1]
+            if log_mass is not None:
+                leaving, log_mass = leaving + log_mass[:, :, :1], log_mass[:, :, 1:]
+            far = absorb(far, leaving, v[:, :, 0])
             k, v = k[:, :, 1:], v[:, :, 1:]
-        near = (q * self.scaling) @ k.transpose(-1, -2)
-        if bias is not None:
-            near = near + bias[:, None, None]
-        shares = torch.softmax(torch.cat([near, self.query_logs(q) + far.log_sums.unsqueeze(2)], -1), -1)
+        heads = tokens[:, :, :1].flatten(0, 1), k.flatten(0, 1).transpose(-1, -2)
+        near = torch.baddbmm(k.new_empty(()), *heads, beta=0, alpha=self.scaling).unflatten(0, k.shape[:2])
+        if log_mass is not None:
+            near = near + log_mass.unsqueeze(2)
+        through = logs[:, :, :1] + (far.log_sums + self.feature_bias).unsqueeze(2)
+        shares = torch.softmax(torch.cat([near, through], -1), -1)
         values = shares @ torch.cat([v, far.means], 2)
         state = {"key": k, "value": v, "log_sums": far.log_sums, "means": far.means}
-        return values, state if bias is None else {**state, "log_mass": bias}
+        return values, state if log_mass is None else {**state, "log_mass": log_mass}
+
+
+def _moderate(key_logs: torch.Tensor | None) -> bool:
+    """Powers of all keys may be taken relative to the largest. Seen on the CPU alone, where looking costs nothing."""
+    if key_logs is None:
+        return True
+    if key_logs.device.type != "cpu" or not key_logs.numel():
+        return False
+    low, high = key_logs.detach().aminmax()
+    return (high - low).item() < _MODERATE
+
+
+def _log_mass(padding_mask: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor | None:
+    """``(bsz, 1, len)``: 0, and -inf at pads; None without a mask."""
+    if padding_mask is None:
+        return None
+    return like.new_zeros(padding_mask.shape).masked_fill_(padding_mask, -torch.inf).unsqueeze(1)

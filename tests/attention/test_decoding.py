@@ -182,3 +182,12 @@ def test_coupled_lot_is_not_causal():
     mechanism = build_mechanism("lot", num_heads=NUM_HEADS, head_dim=HEAD_DIM, query_updates=2)
     with pytest.raises(InputError, match="causal"):
         mechanism(*draw(tgt_len=6, dtype=torch.float32), causal=True)
+
+
+@every_causal_case
+def test_a_cache_that_is_empty_is_a_start(case):
+    """fairseq's attention hands over what it has kept, which at first is an empty dictionary."""
+    mechanism, token = case.build(), draw(tgt_len=1, src_len=1)
+    (expected, kept), (output, state) = (mechanism.causal_step(*token, state=start) for start in (None, {}))
+    close(output.values, expected.values, 0)
+    assert kept.keys() == state.keys()

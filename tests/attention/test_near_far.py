@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from fairseq_lot.attention import near_far as near_far_file
 from fairseq_lot.attention.reference import near_far_plan
 from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.errors import InputError
@@ -198,19 +199,17 @@ def beside_its_feature(size, n=100):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("n", [50, 100])
-@pytest.mark.parametrize(("size", "kept"), [(55.0, True), (100.0, False)])
+@pytest.mark.parametrize(("size", "kept"), [(80.0, True), (140.0, True), (170.0, False)])
 def test_precision_beside_a_feature(size, kept, n, dtype):
-    """The last row's band holds the key that the feature is about, which no feature counts for; the rest has e^-size.
+    """The last rows' band holds the key that the feature is about, which no feature counts for; the rest has e^-size.
 
-    A row loses at most ``(e^-70 + n r e^-87) max(1, exp(max_t (c_t + s‖z_t‖²/2)) / r)`` of itself: here nothing, or all
-    that is outside of its band.
+    Up to e^-140 a row keeps all, and below e^-165 it is empty, in float64 as well.
     """
-    assert ((math.exp(-70) + n * math.exp(-87)) * math.exp(size) < 1e-6) == kept
     mechanism, q, k, v = beside_its_feature(size, n)
     weights = mechanism.to(dtype)(q.to(dtype), k.to(dtype), v.to(dtype), need_weights=True).weights
-    close(weights.sum(-1), torch.ones(1, 2, n, dtype=dtype), 1e-6)
-    last = torch.ones(n, dtype=dtype) if kept else (torch.arange(n) >= n - 3).to(dtype)
-    close(weights[:, :, -1], (last / last.sum()).expand(1, 2, -1), 1e-6)
+    last = torch.full((1, 2, 3, n), kept / n, dtype=dtype)
+    close(weights[:, :, -3:], last, 1e-6)
+    close(weights[:, :, :-3].sum(-1), torch.ones(1, 2, n - 3, dtype=dtype), 1e-6)
 
 
 @pytest.mark.parametrize("n", [50, 100])
@@ -229,6 +228,19 @@ def test_the_causal_form_has_no_such_bound():
     exact = mechanism(q, k, v, causal=True).values
     values = mechanism.float()(q.float(), k.float(), v.float(), causal=True).values
     close(values.double(), exact, 1e-5)
+
+
+@pytest.mark.parametrize("layout", [None, "right", "left"])
+def test_both_causal_forms_are_the_same(layout, monkeypatch):
+    mechanism, leaves = build(window=3, num_features=6), [x.requires_grad_() for x in inputs(120)]
+    mask = None if layout is None else padding_mask((120, 70), 120, layout)
+    found = []
+    for limit in (60.0, 0.0):
+        monkeypatch.setattr(near_far_file, "_MODERATE", limit)
+        values = mechanism(*leaves, mask, mask, causal=True).values
+        probe = random(*values.shape, seed=5)
+        found.append([values, *torch.autograd.grad((values * probe).sum(), [*leaves, *mechanism.parameters()])])
+    close(*found, 1e-10)
 
 
 @pytest.mark.parametrize(("size", "kept"), [(3.0, True), (25.0, False)])

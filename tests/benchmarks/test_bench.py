@@ -150,6 +150,8 @@ def test_every_mechanism_is_there_and_those_with_pivots_once_for_every_rank():
     assert {name.partition(" ")[0] for name in found} == {*MECHANISMS, "sdpa", "products"}
     assert [name for name in found if name.startswith("lot")] == ["lot r=3", "lot r=5"]
     assert "lot num_updates=2 r=7" in layer_bench(["lot:num_pivots=7,num_updates=2"], [3]).contenders
+    features = layer_bench(["near_far:window=4", "near_far:num_features=7"], [3, 5]).contenders
+    assert {"near_far window=4 r=3", "near_far window=4 r=5", "near_far r=7"} <= features.keys()
     q, k, v = torch.randn(3, 1, 2, 5, 4)
     for attend in found.values():
         assert attend(q, k, v).shape == v.shape

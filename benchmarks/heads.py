@@ -1,0 +1,166 @@
+"""``python -m benchmarks.heads``: where the encoder's heads look, and what a swap of one head alone costs.
+
+Every head of every checkpoint: the mass of its attention on keys at most W tokens away, its entropy and its effective
+rank; and for each mechanism, calibrated without data, the change of the validation loss where it stands in this head
+and softmax in all others. Results go to ``heads.jsonl``, which a further call goes on with, ``heads.md`` and
+``heads.svg``.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from tqdm import tqdm
+
+from fairseq_lot import calibrate, swap
+from fairseq_lot.attention.base import AttentionOutput, Mechanism
+from fairseq_lot.attention.registry import build_mechanism
+from fairseq_lot.errors import InputError
+from fairseq_lot.inspection.capture import capture
+from fairseq_lot.modules.sites import attentions
+from fairseq_lot.output.figures import write_figure
+from fairseq_lot.output.files import atomic_write
+from fairseq_lot.output.provenance import current_commit
+from fairseq_lot.output.tables import Table
+from fairseq_lot.plug_and_play.sweep import read_base, validation_loss
+from fairseq_lot.pretrained.loading import Loaded, load
+from fairseq_lot.transport import diagnostics
+
+WINDOWS = (1, 2, 4, 8)
+MECHANISMS = ("lot", "near_far")
+
+
+class OneHead(Mechanism):
+    """A mechanism in one head, and softmax in the others."""
+
+    chosen: torch.Tensor
+
+    def __init__(self, mechanism: Mechanism, head: int):
+        super().__init__(num_heads=mechanism.num_heads, head_dim=mechanism.head_dim, options=mechanism.options)
+        self.couples_queries, self.positional = mechanism.couples_queries, mechanism.positional
+        self.swapped = mechanism
+        self.softmax = build_mechanism("softmax", num_heads=self.num_heads, head_dim=self.head_dim)
+        self.register_buffer("chosen", (torch.arange(self.num_heads) == head)[:, None, None])
+
+    def attend(self, q, k, v, **how) -> AttentionOutput:
+        ours, others = (mechanism.attend(q, k, v, **how).values for mechanism in (self.swapped, self.softmax))
+        return AttentionOutput(torch.where(self.chosen, ours, others))
+
+
+def main() -> None:
+    """Measure what is not in the file yet, then write the table and the figure."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.heads", description=__doc__.split("\n")[0])
+    parser.add_argument("data", metavar="DATA", help="folder made by fairseq-preprocess")
+    parser.add_argument("--path", required=True, nargs="+", metavar="BASE.pt", help="checkpoints of one training")
+    parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="where the results go")
+    parser.add_argument("--sentences", type=int, default=400, help="of the validation set (default: %(default)s)")
+    args = parser.parse_args()
+    file = args.out / "heads.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    for path in args.path:
+        base = read_base(path)
+        if any(row["epoch"] == base.epoch for row in rows):
+            continue
+        settings = {"epoch": base.epoch, "base": base.sum, "sentences": args.sentences, "commit": current_commit()}
+        rows += [settings | row for row in measure(path, args.data, args.sentences)]
+        args.out.mkdir(parents=True, exist_ok=True)
+        with atomic_write(file) as lines:
+            lines.writelines(json.dumps(row) + "\n" for row in rows)
+    rows.sort(key=lambda row: (row["epoch"], row["layer"], row["head"]))
+    with atomic_write(args.out / "heads.md") as lines:
+        lines.write(render(rows) + "\n")
+    write_figure(draw(rows), args.out / "heads.svg")
+    print(render(rows))
+
+
+@torch.no_grad()
+def measure(path: str, data: str, sentences: int) -> list[dict[str, Any]]:
+    """A row for each head of the encoder."""
+    teacher = load(path, data, "valid")
+    rows = list(_looks(teacher))
+    softmax, _ = validation_loss(teacher, sentences)
+    for name in MECHANISMS:
+        with torch.enable_grad():
+            state = calibrate(swap(path, attention=name)).state
+        swapped = load(state, data, "valid")
+        for row in tqdm(rows, desc=name, unit="head"):
+            attention = dict(_encoder(swapped))[row["layer"]]
+            every = attention.mechanism
+            others = {at: one.mechanism for at, one in _encoder(swapped)}
+            for _, one in _encoder(swapped):
+                one.mechanism = build_mechanism("softmax", num_heads=every.num_heads, head_dim=every.head_dim)
+            attention.mechanism = OneHead(every, row["head"])
+            row[name] = validation_loss(swapped, sentences)[0] - softmax
+            for at, one in _encoder(swapped):
+                one.mechanism = others[at]
+    return rows
+
+
+def _encoder(loaded: Loaded) -> Iterator[tuple[int, Any]]:
+    return ((layer, attention) for site, layer, attention in attentions(loaded.model) if site == "encoder")
+
+
+def _looks(loaded: Loaded, sentences: int = 64) -> Iterator[dict[str, Any]]:
+    """Where each head looks: means over sentences."""
+    found: dict[int, list[torch.Tensor]] = {}
+    with capture(loaded.model) as seen:
+        for index in loaded.draw(sentences, 1):
+            loaded.model(**loaded.batch([index])["net_input"])
+            for attention in seen:
+                if attention.site == "encoder":
+                    weights = attention.weights.double()
+                    slots = torch.arange(weights.size(-1))
+                    distance = (slots[:, None] - slots).abs()
+                    mass = [(weights * (distance <= w)).sum(-1).mean(-1) for w in WINDOWS]
+                    rest = [diagnostics.row_entropy(weights), diagnostics.effective_rank(weights)]
+                    found.setdefault(attention.layer, []).append(torch.stack([*mass, *rest], -1)[0])
+            seen.clear()
+    names = [*(f"mass_{w}" for w in WINDOWS), "entropy", "effective_rank"]
+    for layer, of_sentences in found.items():
+        for head, figures in enumerate(torch.stack(of_sentences).mean(0).tolist()):
+            yield {"layer": layer, "head": head, **dict(zip(names, figures, strict=True))}
+
+
+def render(rows: list[dict]) -> str:
+    """The heads as a Markdown table, and how to read it."""
+    head = ["Epoch", "Layer", "Head", "Entropy", "Eff. rank", *(f"Mass, W = {w}" for w in WINDOWS)]
+    cells = [
+        [row["epoch"], row["layer"], row["head"], f"{row['entropy']:.2f}", f"{row['effective_rank']:.1f}"]
+        + [f"{row[f'mass_{w}']:.2f}" for w in WINDOWS]
+        + [f"{row[name]:+.4f}" for name in MECHANISMS]
+        for row in rows
+    ]
+    notes = [
+        "Mass: of softmax, within |i - j| ≤ W, a mean over 64 validation sentences; likewise entropy and rank.",
+        f"The last columns: nats of validation loss ({rows[0]['sentences']} sentences) where the mechanism, calibrated "
+        "without data, stands in this head alone.",
+        f"Commit: {', '.join(dict.fromkeys(row['commit'] for row in rows))}.",
+    ]
+    return Table([*head, *MECHANISMS], cells, notes=notes).markdown()
+
+
+def draw(rows: list[dict]) -> Figure:
+    """What a swap of a head costs against the mass that the head has near the diagonal."""
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    panels = figure.subplots(1, len(MECHANISMS), sharex=True, sharey=True)
+    for panel, name in zip(panels, MECHANISMS, strict=True):
+        points = panel.scatter(
+            [row["mass_4"] for row in rows], [row[name] for row in rows], c=[row["epoch"] for row in rows], s=18
+        )
+        panel.set(title=name, xlabel="mass of softmax within |i - j| ≤ 4")
+        panel.axhline(0, color="grey", linewidth=0.5)
+    panels[0].set_ylabel("cost of a swap of this head (nats)")
+    figure.colorbar(points, ax=panels, label="epochs of the base")
+    return figure
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except InputError as error:
+        sys.exit(f"python -m benchmarks.heads: {error}")

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-import torch
 import yaml
 from fairseq import options
 from fairseq.models import ARCH_CONFIG_REGISTRY
@@ -21,7 +20,8 @@ from fairseq_lot.attention.registry import mechanism_class
 from fairseq_lot.errors import InputError
 from fairseq_lot.modules.flat_options import add_attention_args, option_names
 from fairseq_lot.plug_and_play.calibrate import FitOptions, add_fit_arguments
-from fairseq_lot.plug_and_play.swap import swap
+from fairseq_lot.plug_and_play.swap import plug
+from fairseq_lot.pretrained.loading import untrained
 
 SCHEMA = Path(__file__).with_name("schema.yaml")
 
@@ -82,7 +82,7 @@ def _training(place: str, given: list[str]) -> None:
 
 
 def _build(system: dict[str, Any], architecture: str) -> None:
-    """The system's mechanisms, in a model of that architecture, of whose weights one is enough."""
+    """The system's mechanisms, in a model of that architecture with few symbols."""
     mechanism_class(system["attention"])
     given = attention_words(system)
     attention = _parse("options", lambda parser: add_attention_args(parser, differential=False), given)
@@ -91,7 +91,8 @@ def _build(system: dict[str, Any], architecture: str) -> None:
     model = argparse.Namespace(arch=architecture)
     ARCH_CONFIG_REGISTRY[architecture](model)
     options = {name: value for name, value in vars(attention).items() if name in option_names() and value is not None}
-    swap({"model": {"encoder.embed_tokens.weight": torch.zeros(1, 1)}, "args": model}, **options)
+    plug(model, **options)
+    untrained(model, 8, 8)
 
 
 def main() -> int:

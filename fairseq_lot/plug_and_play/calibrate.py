@@ -1,6 +1,5 @@
 """``fairseq-lot calibrate``: fit a swapped attention to the softmax attention that it replaced, without labels."""
 
-import copy
 import dataclasses
 import json
 import signal
@@ -37,7 +36,7 @@ from fairseq_lot.plug_and_play.distillation import (
     with_target,
 )
 from fairseq_lot.plug_and_play.sentences import RandomPieces, Sentences, TextSentences, dictionary_of_training, encoded
-from fairseq_lot.pretrained.checkpoint import Checkpoint, State, model_args, read, serialised
+from fairseq_lot.pretrained.checkpoint import Checkpoint, model_args, read, serialised, with_own_arguments
 from fairseq_lot.pretrained.device import add_device_argument, choose_device
 from fairseq_lot.pretrained.languages import add_language_arguments, typed_pair, with_languages
 from fairseq_lot.pretrained.loading import Loaded, build, load_data
@@ -301,13 +300,11 @@ def write_back(
     distilled: bool = False,
 ) -> dict:
     """A checkpoint like ``state`` with these parameters of the student, which says what was done."""
-    state = State({**state, "model": dict(state["model"])})
+    state = with_own_arguments({**state, "model": dict(state["model"])})
     added = set(map(id, parameters))
     for name, parameter in student.named_parameters():
         if id(parameter) in added:
             state["model"][name] = parameter.detach().to("cpu", state["model"][name].dtype)
-    for holder in ("cfg", "args"):
-        state[holder] = copy.deepcopy(state.get(holder))
     args = model_args(state, path)
     args.calibration = description
     if distilled:  # softmax in its place would no longer be the model that was trained

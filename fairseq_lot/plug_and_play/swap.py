@@ -1,16 +1,13 @@
 """``fairseq-lot swap``: plug another attention into a pretrained model."""
 
-import copy
 import dataclasses
 import re
 import shlex
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator
-from itertools import pairwise
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fairseq_lot.attention.base import Mechanism
 from fairseq_lot.attention.options import SITES
 from fairseq_lot.attention.registry import DEFAULT, MECHANISMS, PLUGGED, describe, mechanism_class
 from fairseq_lot.errors import InputError
@@ -23,12 +20,21 @@ from fairseq_lot.modules.flat_options import (
     option_names,
     spell_out,
 )
-from fairseq_lot.modules.sites import ATTENTION_AT, attention_sites, build_site_mechanism, inner
+from fairseq_lot.modules.sites import attentions, inner
 from fairseq_lot.output.files import atomic_write
 from fairseq_lot.plug_and_play.calibrate import FitOptions, add_fit_arguments, calibrate, render, trained_attention
-from fairseq_lot.pretrained.checkpoint import Checkpoint, State, model_args, read, saved_task, serialised
+from fairseq_lot.pretrained.checkpoint import (
+    Checkpoint,
+    State,
+    model_args,
+    read,
+    saved_task,
+    serialised,
+    with_own_arguments,
+)
 from fairseq_lot.pretrained.device import add_device_argument, choose_device
 from fairseq_lot.pretrained.languages import add_language_arguments, typed_pair
+from fairseq_lot.pretrained.loading import build
 
 # arguments of a model that its weights and its function do not depend on
 _TRAINING_ONLY = re.compile("drop|quant_noise|_activations|min_params|mha_|ffn_blocks|embed_path")
@@ -113,7 +119,8 @@ def _sizes_besides(args: Namespace, size: Callable[[Namespace], None]) -> dict:
 
 def why_not_calibrated(state: dict, path: str | Path) -> str | None:
     """Why a swapped checkpoint is left as it is when nobody asked for a calibration; None: it is to be calibrated."""
-    if not _has_own_parameters(model_args(state, path)):
+    mechanisms = (getattr(attention, "mechanism", None) for _, _, attention in attentions(build(state, path)))
+    if not any(list(inner(mechanism).parameters()) for mechanism in mechanisms if mechanism is not None):
         return "not calibrated: this attention has no parameters of its own"
     trained = trained_attention(state, path)
     return None if trained == DEFAULT else f"not calibrated: the model was trained with {trained} attention"
@@ -138,106 +145,54 @@ def swap(checkpoint: Checkpoint, *, attention: str = PLUGGED, **flat_options) ->
     Raises:
         InputError: an unknown mechanism or option, or a site where the mechanism cannot stand.
     """
-    mechanism_class(attention)
     state, path = read(checkpoint)
     was_trained = state.get("last_optimizer_state") is not None
-    state = {**state, "last_optimizer_state": None}
-    for holder in ("cfg", "args"):
-        state[holder] = copy.deepcopy(state.get(holder))
-    args = model_args(state, path)
+    state = {**with_own_arguments(state), "last_optimizer_state": None}
+    args, weights = model_args(state, path), state["model"]
     # old checkpoints may lack arguments that have a default today
     base_architecture(args)
     previous = getattr(args, "attention", None) or DEFAULT
     if was_trained:  # with the attention that it has
         args.trained_attention = describe(previous, mechanism_options(args, previous))
-    _set_attention(args, attention, flat_options)
-    weights, new = state["model"], _new_parameters(args)
+    plug(args, attention, **flat_options)
+    shared = {name: value for name, value in weights.items() if ".mechanism." not in name}
+    drawn = build({**state, "model": shared}, path).state_dict()
 
-    def keeps_value(key):
+    def is_kept(name: str) -> bool:
         """λ and the norm of the differential form stay; what is a mechanism's own stays with the same mechanism."""
-        if key not in weights:
+        if name not in weights:
             return False
-        of_wrapper = getattr(args, "differential", None) and ".mechanism.inner." not in key
-        return of_wrapper or (previous == attention and weights[key].shape == new[key].shape)
+        of_mechanism = (".mechanism.inner." if args.differential else ".mechanism.") in name
+        return not of_mechanism or (previous == attention and weights[name].shape == drawn[name].shape)
 
-    own = {key: weights[key] if keeps_value(key) else value for key, value in new.items()}
-    shared = {key: value for key, value in weights.items() if ".mechanism." not in key}
-    return State({**state, "model": _in_order(shared, own)})
-
-
-def _in_order(shared: dict, own: dict) -> dict:
-    """All parameters as fairseq-train would write them: those of a mechanism behind the projections around it.
-
-    Where there are no projections, as in a state that only tries options, they stand at the end.
-    """
-    ordered: dict = {}
-    for name, following in pairwise([*shared, ""]):
-        ordered[name] = shared[name]
-        attention, found, _ = name.partition("_attn.")
-        if found and not following.startswith(attention + found):
-            start = f"{attention}{found}mechanism."
-            ordered.update({key: value for key, value in own.items() if key.startswith(start)})
-    return ordered | own
+    return State({**state, "model": {name: weights[name] if is_kept(name) else drawn[name] for name in drawn}})
 
 
 swap.__doc__ = (swap.__doc__ or "").format(mechanisms=", ".join(MECHANISMS), sites=", ".join(SITES))
 
 
-def _set_attention(args: Namespace, attention: str, flat_options: dict) -> None:
-    """Write the mechanism with all its options into the model's arguments, and ours as the architecture."""
+def plug(args: Namespace, attention: str, **flat_options) -> None:
+    """Write a mechanism with all its options into a model's arguments, and ours as its architecture.
+
+    Raises:
+        InputError: an unknown mechanism or option, or a value that it cannot have.
+    """
+    mechanism_class(attention)
     foreign = [name for name in flat_options if name not in option_names()]
     if foreign:
         raise InputError(f"unknown option {foreign[0]!r}")
     of_others = [n for n in flat_options if n not in DEFAULTS and not n.startswith(attention + "_")]
     if of_others:
-        raise InputError(f"option --{of_others[0].replace('_', '-')} does not belong to {attention} attention")
+        raise InputError(f"option {flag(of_others[0])} does not belong to {attention} attention")
     for name in option_names():
         if name in vars(args) and not name.startswith("differential"):
             delattr(args, name)
-    args.attention = attention
-    for name, value in flat_options.items():
-        setattr(args, name, _comma_separated(value) if name == "attention_sites" else value)
+    sites = flat_options.get("attention_sites", DEFAULTS["attention_sites"])
+    if not isinstance(sites, (str, list, tuple)) or not sites:
+        raise InputError(f"attention_sites must name some of {', '.join(SITES)}, not {sites!r}")
+    sites = sites if isinstance(sites, str) else ",".join(map(str, sites))
+    vars(args).update({**flat_options, "attention": attention, "attention_sites": sites})
     spell_out(args)
     if args.arch.startswith("transformer"):
         args.arch = own_architecture(args.arch)
     args._name = args.arch
-
-
-def _comma_separated(sites: str | list[str] | tuple[str, ...]) -> str:
-    """Attention sites as the command line has them."""
-    if not isinstance(sites, (str, list, tuple)) or not sites:
-        raise InputError(f"attention_sites must name some of {', '.join(SITES)}, not {sites!r}")
-    return sites if isinstance(sites, str) else ",".join(map(str, sites))
-
-
-def _new_parameters(args: Namespace) -> dict:
-    """Parameters and buffers of all mechanisms of a model with these arguments, by their names in its checkpoint."""
-    return {
-        prefix + key: value for prefix, mechanism in _mechanisms(args) for key, value in mechanism.state_dict().items()
-    }
-
-
-def _has_own_parameters(args: Namespace) -> bool:
-    """The mechanism itself, without the differential form around it, has something to learn."""
-    return any(list(inner(mechanism).parameters()) for _, mechanism in _mechanisms(args))
-
-
-def _mechanisms(args: Namespace) -> Iterator[tuple[str, Mechanism]]:
-    """The mechanisms of a model with these arguments, each with the start of its parameters' names."""
-    attention_sites(args)
-    for site in SITES:
-        stack, attention = ATTENTION_AT[site]
-        if site == "cross" and getattr(args, "no_cross_attention", False):
-            continue
-        num_heads = getattr(args, f"{stack}_attention_heads")
-        for layer in range(getattr(args, f"{stack}_layers")):
-            mechanism = build_site_mechanism(
-                args,
-                site=site,
-                layer=layer,
-                num_heads=num_heads,
-                head_dim=getattr(args, f"{stack}_embed_dim") // num_heads,
-                dropout=args.attention_dropout,
-            )
-            if mechanism is not None:
-                yield f"{stack}.layers.{layer}.{attention}.mechanism.", mechanism

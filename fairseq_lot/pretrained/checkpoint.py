@@ -1,5 +1,6 @@
 """Reading fairseq checkpoints, with torch's safe loader and one-line errors."""
 
+import copy
 import io
 import warnings
 import zipfile
@@ -135,6 +136,11 @@ def model_args(state: dict, path: str | Path) -> Namespace:
     if not isinstance(args, Namespace):
         raise InputError(f"{path} is not a fairseq checkpoint of a Transformer: it holds no model arguments")
     return args
+
+
+def with_own_arguments(state: dict) -> State:
+    """The same checkpoint with arguments of its own, which may be changed; its weights are those of the other."""
+    return State({**state, **{holder: copy.deepcopy(state.get(holder)) for holder in ("cfg", "args")}})
 
 
 def saved_task(state: dict, path: str | Path) -> dict:

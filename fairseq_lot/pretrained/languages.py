@@ -1,12 +1,11 @@
 """The two languages of a model: as typed, else as its checkpoint says, else as the files of its data are named."""
 
-import copy
 import re
 from argparse import ArgumentParser, Namespace, _ArgumentGroup
 from pathlib import Path
 
 from fairseq_lot.errors import InputError
-from fairseq_lot.pretrained.checkpoint import saved_task
+from fairseq_lot.pretrained.checkpoint import saved_task, with_own_arguments
 
 Pair = tuple[str, str]
 
@@ -36,11 +35,10 @@ def with_languages(state: dict, path: str | Path, pair: Pair | None) -> dict:
     if pair is None:
         return state
     saved_task(state, path)
-    holder = "cfg" if state.get("cfg") is not None else "args"
-    changed = copy.deepcopy(state[holder])
-    task = changed["task"] if holder == "cfg" else changed
+    state = with_own_arguments(state)
+    task = state["args"] if state["cfg"] is None else state["cfg"]["task"]
     (task if isinstance(task, dict) else vars(task)).update(source_lang=pair[0], target_lang=pair[1])
-    return {**state, holder: changed}
+    return state
 
 
 def languages(saved: dict, data: str | Path, path: str | Path | None) -> Pair:

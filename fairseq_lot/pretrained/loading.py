@@ -105,12 +105,8 @@ def build(
     weights = state["model"]
     try:
         base_architecture(args)  # old checkpoints may lack arguments that have a default today
-        source = _nameless(weights["encoder.embed_tokens.weight"].size(0))
-        target = source
-        if not getattr(args, "share_all_embeddings", False):
-            target = _nameless(weights["decoder.embed_tokens.weight"].size(0))
-        dictionaries = Namespace(source_dictionary=source, target_dictionary=target)
-        model = ARCH_MODEL_REGISTRY[args.arch].build_model(args, dictionaries)
+        source = weights["encoder.embed_tokens.weight"]
+        model = untrained(args, len(source), len(weights.get("decoder.embed_tokens.weight", source)))
         model.load_state_dict(dict(weights))
     except InputError:
         raise
@@ -122,12 +118,15 @@ def build(
     return model.eval().to(device)
 
 
-def _nameless(symbols: int) -> Dictionary:
-    """A dictionary of so many symbols."""
-    dictionary = Dictionary()
-    for number in range(dictionary.nspecial, symbols):
-        dictionary.add_symbol(str(number))
-    return dictionary
+def untrained(args: Namespace, source: int, target: int) -> TransformerModel:
+    """A model of these arguments, with so many symbols in its dictionaries, of which numbers are the names."""
+    dictionaries = []
+    for symbols in (source, target):
+        dictionaries.append(dictionary := Dictionary())
+        for number in range(dictionary.nspecial, symbols):
+            dictionary.add_symbol(str(number))
+    task = Namespace(source_dictionary=dictionaries[0], target_dictionary=dictionaries[1])
+    return ARCH_MODEL_REGISTRY[args.arch].build_model(args, task)
 
 
 def load(

@@ -5,17 +5,19 @@ from argparse import Namespace
 import pytest
 import torch
 
+from fairseq_lot.models.pluggable_transformer import base_architecture
 from fairseq_lot.plug_and_play.swap import swap
+from fairseq_lot.pretrained.loading import untrained
 
-SIZE = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in (("layers", 2), ("embed_dim", 8))}
-SIZE |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "attention_dropout": 0.0}
-NAMES = ["encoder.embed_tokens.weight", *(f"encoder.layers.{layer}.self_attn.out_proj.weight" for layer in range(2))]
+SIZE = {"layers": 2, "embed_dim": 8, "attention_heads": 2, "ffn_embed_dim": 8}
+SIZES = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in SIZE.items()}
 
 
 def slices(**options):
-    state = {"args": Namespace(arch="transformer", **SIZE), "model": {name: torch.zeros(8, 8) for name in NAMES}}
-    weights = swap(state, attention="esp", **options)["model"]
-    return {name: value for name, value in weights.items() if name not in NAMES}
+    args = Namespace(arch="transformer", **SIZES)
+    base_architecture(args)
+    weights = swap({"args": args, "model": untrained(args, 8, 8).state_dict()}, attention="esp", **options)["model"]
+    return {name: value for name, value in weights.items() if ".mechanism." in name}
 
 
 @pytest.mark.parametrize("slicer", ["frozen", "learnable"])

@@ -2,7 +2,7 @@
 
 ``fairseq_lot_compat.pth`` imports this module at interpreter start; all that happens then is that one
 finder goes onto ``sys.meta_path``. When somebody imports ``fairseq``, the finder lets the normal loaders do
-their work and patches eight modules before, while or after they execute. No file of fairseq is edited.
+their work and patches nine modules before, while or after they execute. No file of fairseq is edited.
 What makes fairseq work is patched in every program; what is a convenience acts in fairseq's own commands and
 in fairseq-lot alone (:func:`in_command`). docs/fairseq.md lists every patch with its reason.
 
@@ -194,6 +194,19 @@ def _with_bf16_on_gpus(module, execute):
     module.parse_args_and_arch = parse_args_and_arch
 
 
+def _with_bf16_when_translating(module, execute):
+    """Let fairseq-generate and fairseq-interactive heed ``--bf16`` for a Transformer, as they do ``--fp16``."""
+    execute(module)
+    original = module.TransformerModel.prepare_for_inference_
+
+    def prepare_for_inference_(self, cfg):
+        if in_command() and cfg.common.bf16:
+            self.bfloat16()
+        original(self, cfg)
+
+    module.TransformerModel.prepare_for_inference_ = prepare_for_inference_
+
+
 def _with_safe_checkpoint_types(module, execute):
     """Execute fairseq itself after torch's safe loader and, in a command, the warning filters are prepared."""
     _allow_checkpoint_types()
@@ -249,6 +262,7 @@ _PATCHED_MODULES = {
     "fairseq.dataclass.configs": _with_hashable_configs,
     "fairseq.file_io": _with_atomic_copies,
     "fairseq.models.transformer.transformer_config": _with_hashable_configs,
+    "fairseq.models.transformer.transformer_legacy": _with_bf16_when_translating,
     "fairseq.modules.transformer_layer": _without_fast_path,
     "fairseq.options": _with_bf16_on_gpus,
     "fairseq.utils": _with_installed_user_dirs,

@@ -70,9 +70,9 @@ for _ in range(2):
 print(sum(getattr(finder, "__module__", "") == "fairseq_lot_compat" for finder in sys.meta_path))
 from fairseq.models.transformer import TransformerConfig
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
-TransformerEncoderLayerBase(TransformerConfig())
+print(TransformerEncoderLayerBase(TransformerConfig()).can_use_fastpath)
 """
-        assert python(code, tmp_path).stdout == "1\n"
+        assert python(code, tmp_path).stdout == "1\nFalse\n"
 
 
 # What a program finds changed after it has imported everything: warning filters, hook, a logger's level, figures, bf16.

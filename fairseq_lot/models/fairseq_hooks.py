@@ -3,7 +3,7 @@
 A stock ``transformer`` whose arguments name an attention is built as the pluggable model; a task tells its model of
 every epoch that begins; a misspelt option of ours in ``--model-overrides`` is refused, and so is a checkpoint whose
 attention the configuration of fairseq-hydra-train does not repeat; our own model refuses ``torch.jit.script``. In
-fairseq's own commands an InputError is one line, and ``--bf16`` counts when translating.
+fairseq's own commands an InputError is one line.
 docs/fairseq.md lists these changes with their reasons.
 """
 
@@ -26,7 +26,6 @@ def install(pluggable: type[TransformerModel]) -> None:
     if not hasattr(TransformerModel, "_takes_attention"):
         TransformerModel._takes_attention = True
         TransformerModel.build_model = _build_named_attention(vars(TransformerModel)["build_model"], pluggable)
-        TransformerModel.prepare_for_inference_ = _in_bf16(TransformerModel.prepare_for_inference_)
         checkpoint_utils.load_checkpoint_to_cpu = _with_known_overrides(checkpoint_utils.load_checkpoint_to_cpu)
         checkpoint_utils.load_checkpoint = _of_the_same_attention(checkpoint_utils.load_checkpoint)
         pluggable.__prepare_scriptable__ = _refuse_scripting
@@ -75,17 +74,6 @@ def _of_the_same_attention(stock_load):
         return stock_load(cfg, trainer, **options)
 
     return load_checkpoint
-
-
-def _in_bf16(stock_prepare):
-    """Let fairseq-generate and fairseq-interactive heed ``--bf16``, as they do ``--fp16``."""
-
-    def prepare_for_inference_(self, cfg):
-        if in_command() and cfg.common.bf16:
-            self.bfloat16()
-        stock_prepare(self, cfg)
-
-    return prepare_for_inference_
 
 
 def _refuse_scripting(self):

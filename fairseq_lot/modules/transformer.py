@@ -28,7 +28,6 @@ class EncoderLayer(TransformerEncoderLayerBase):
     def __init__(self, cfg, *, layer: int, return_fc: bool = False):
         self.layer = layer  # build_self_attention is called by the constructor
         super().__init__(cfg, return_fc=return_fc)
-        self.can_use_fastpath = False  # the fast path of fairseq 0.12.2 never calls self_attn
 
     def build_self_attention(self, embed_dim, cfg):
         return plug(super().build_self_attention(embed_dim, cfg), cfg, site="encoder", layer=self.layer)

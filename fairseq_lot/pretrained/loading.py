@@ -113,8 +113,6 @@ def build(
     except Exception as error:  # whatever a checkpoint of other options or another time leads to
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(f"{path} cannot be loaded: {reason}") from error
-    for block in model.encoder.layers:
-        block.can_use_fastpath = False  # fairseq 0.12.2's fast path never calls self_attn
     return model.eval().to(device)
 
 

@@ -33,8 +33,6 @@ def load(arch="lot_transformer", *, lengths=LENGTHS, spread=2.0, source_only=Fal
         for name, parameter in model.named_parameters():
             if name.endswith(("q_proj.weight", "k_proj.weight")):
                 parameter *= spread
-    for block in model.encoder.layers:
-        block.can_use_fastpath = False
     random = np.random.default_rng(5)
 
     def sentences():

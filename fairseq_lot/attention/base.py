@@ -1,13 +1,34 @@
 """The contract that every attention mechanism fulfils."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fairseq_lot.attention.options import Options
 from fairseq_lot.errors import InputError
+from fairseq_lot.transport.pivots import Coupling
+
+#: ``(bsz, len)`` bool, True = pad; None: there are no pads
+Pads: TypeAlias = Tensor | None
+#: what a mechanism keeps while it decodes: tensors by name, batch first, so that a beam is followed by their rows
+State: TypeAlias = dict[str, Tensor]
+
+
+class Masks(NamedTuple):
+    """What does not count in an attention.
+
+    Attributes:
+        query_pads: ``(bsz, tgt_len)`` bool, True = pad; None: there are none.
+        key_pads: ``(bsz, src_len)``, likewise; in self-attention the same object.
+        causal: query i sees keys 0 .. i + src_len - tgt_len only.
+    """
+
+    query_pads: Pads
+    key_pads: Pads
+    causal: bool
 
 
 @dataclass(frozen=True)
@@ -20,16 +41,16 @@ class AttentionOutput:
             padded queries and zero columns at padded keys.
     """
 
-    values: torch.Tensor
-    weights: torch.Tensor | None = None
+    values: Tensor
+    weights: Tensor | None = None
 
 
-def without_pads(x: torch.Tensor, padding_mask: torch.Tensor | None) -> torch.Tensor:
+def without_pads(x: Tensor, padding_mask: Pads) -> Tensor:
     """``x``, ``(bsz, num_heads, len, c)``, with zeros in the padded slots, whatever stood there."""
     return x if padding_mask is None else x.masked_fill(padding_mask[:, None, :, None], 0.0)
 
 
-def draw_normal(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+def draw_normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Standard normal numbers of a generator on the CPU, on torch's default device: the same ones on any."""
     return torch.randn(shape, generator=generator, device="cpu").to(torch.get_default_device())
 
@@ -62,9 +83,9 @@ class Mechanism(nn.Module):
     #: :meth:`attend` honours ``causal=True`` (query i sees no later key)
     supports_causal: bool = False
     #: :meth:`summarise` and :meth:`causal_step` keep less than keys and values
-    summarises: ClassVar[bool] = False
+    summarises: bool = False
     #: the values of options with which the queries are not coupled, if there are such options
-    uncoupling_options: ClassVar[dict[str, Any]] = {}
+    uncoupling_options: dict[str, Any] = {}
 
     def __init__(self, *, num_heads: int, head_dim: int, options: Options, layer: int = 0, dropout: float = 0.0):
         super().__init__()
@@ -74,21 +95,20 @@ class Mechanism(nn.Module):
         self.layer, self.dropout = layer, dropout
         self.scaling = head_dim**-0.5
 
-    def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_weights, causal) -> AttentionOutput:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, masks: Masks, need_weights: bool) -> AttentionOutput:
         """Compute ``A v`` (and A when ``need_weights``); see :meth:`forward` for the shapes."""
         raise NotImplementedError
 
     def attend_scored(
-        self, query_scores, key_scores, v, *, query_padding_mask, key_padding_mask, need_weights, causal
+        self, query_scores: Tensor, key_scores: Tensor, v: Tensor, masks: Masks, need_weights: bool
     ) -> AttentionOutput:
         """:meth:`attend` on the products of q and k with :meth:`probes`, ``(bsz, num_heads, len, r)``."""
         raise NotImplementedError
 
-    def probes(self, like: torch.Tensor) -> torch.Tensor | None:
+    def probes(self, like: Tensor) -> Tensor | None:
         """``(num_heads, r, head_dim)``: all that is needed of q and k are their products with these; None: more is.
 
-        Who makes q and k by a projection may then make the products by a narrower one, and pass them to
-        :meth:`forward` instead.
+        Who makes q and k by a projection may then make the products by a narrower one, for :meth:`forward_scored`.
 
         Args:
             like: has the dtype and the device that q and k would have.
@@ -97,16 +117,15 @@ class Mechanism(nn.Module):
 
     def forward(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        query_padding_mask: torch.Tensor | None = None,
-        key_padding_mask: torch.Tensor | None = None,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        query_padding_mask: Pads = None,
+        key_padding_mask: Pads = None,
         need_weights: bool = False,
         *,
         causal: bool = False,
         masked: bool = False,
-        scored: bool = False,
     ) -> AttentionOutput:
         """Attend: ``values = A v``.
 
@@ -120,51 +139,54 @@ class Mechanism(nn.Module):
             need_weights: also return A.
             causal: query i sees keys 0 .. i + src_len - tgt_len only.
             masked: the padded slots of q, k and v hold zeros already.
-            scored: q and k are their products with :meth:`probes`.
 
         Raises:
             InputError: ``causal`` with a mechanism that does not support it, or queries that are not the keys' tokens
                 with a mechanism that ties them.
         """
+        masks = Masks(query_padding_mask, key_padding_mask, causal)
+        return self._masked(self.attend, q, k, v, masks, need_weights, masked=masked)
+
+    def forward_scored(
+        self, query_scores: Tensor, key_scores: Tensor, v: Tensor, masks: Masks, need_weights: bool
+    ) -> AttentionOutput:
+        """:meth:`forward` on the products of q and k with :meth:`probes`, ``(bsz, num_heads, len, r)``."""
+        return self._masked(self.attend_scored, query_scores, key_scores, v, masks, need_weights)
+
+    def _masked(
+        self, attend: Callable[..., AttentionOutput], q, k, v, masks: Masks, need_weights: bool, *, masked: bool = False
+    ) -> AttentionOutput:
+        """Attend with zeros in the padded slots of what goes in (unless ``masked``) and of what comes out."""
         name = type(self).__name__.lower()
         if self.tied_tokens and q.size(-2) != k.size(-2):
             raise InputError(f"{name} attention ties queries to keys; got {q.size(-2)} queries and {k.size(-2)} keys")
-        if causal and not self.supports_causal:
+        if masks.causal and not self.supports_causal:
             raise InputError(f"{name} attention cannot be causal")
         if not masked:
-            q = without_pads(q, query_padding_mask)
-            k, v = without_pads(k, key_padding_mask), without_pads(v, key_padding_mask)
-        masks = {"query_padding_mask": query_padding_mask, "key_padding_mask": key_padding_mask}
+            q, v = without_pads(q, masks.query_pads), without_pads(v, masks.key_pads)
+            k = without_pads(k, masks.key_pads)
         with torch.autocast(q.device.type, enabled=False):  # each mechanism chooses its own precision
-            attend = self.attend_scored if scored else self.attend
-            output = attend(q, k, v, **masks, need_weights=need_weights, causal=causal)
-        values, weights = without_pads(output.values.to(v.dtype), query_padding_mask), output.weights
+            output = attend(q, k, v, masks, need_weights)
+        values, weights = without_pads(output.values.to(v.dtype), masks.query_pads), output.weights
         if weights is not None:
-            weights = without_pads(weights.to(v.dtype), query_padding_mask)
+            weights = without_pads(weights.to(v.dtype), masks.query_pads)
         return AttentionOutput(values, weights)
 
-    def factors(self, q, k, query_padding_mask=None, key_padding_mask=None) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def coupling(
+        self, q: Tensor, k: Tensor, query_padding_mask: Pads = None, key_padding_mask: Pads = None
+    ) -> Coupling | None:
         """``p(pivot | query)`` and ``p(key | pivot)``, whose product is A; None where there are no pivots.
 
-        Arguments as for :meth:`forward`; ``(bsz, num_heads, tgt_len, r)`` and ``(bsz, num_heads, r, src_len)``.
+        Arguments as for :meth:`forward`, pads zero.
         """
         return None
 
-    def summarise(
-        self,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        key_padding_mask: torch.Tensor | None = None,
-        need_weights: bool = False,
-    ) -> dict[str, torch.Tensor]:
+    def summarise(self, k: Tensor, v: Tensor, key_padding_mask: Pads = None, need_weights: bool = False) -> State:
         """All that :meth:`attend_summary` needs of the keys, computed once; for mechanisms that couple no queries.
 
         Args:
             k, v, key_padding_mask: as for :meth:`forward`.
             need_weights: A will be asked for.
-
-        Returns:
-            Tensors by name, batch first, so that a beam is followed with ``index_select(0, order)``.
         """
         k, v = (without_pads(x, key_padding_mask).contiguous() for x in (k, v))
         return self._keep_all(k, v, key_padding_mask)
@@ -175,22 +197,20 @@ class Mechanism(nn.Module):
         kept = {"key": k, "value": v}
         return kept if key_padding_mask is None else {**kept, "key_padding_mask": key_padding_mask}
 
-    def attend_summary(
-        self, q: torch.Tensor, summary: dict[str, torch.Tensor], need_weights: bool = False
-    ) -> AttentionOutput:
+    def attend_summary(self, q: Tensor, summary: State, need_weights: bool = False) -> AttentionOutput:
         """:meth:`forward` on summarised keys; no weights if the summary was made without."""
         mask = summary.get("key_padding_mask")
         return self(q, summary["key"], summary["value"], None, mask, need_weights, masked=True)
 
     def causal_step(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        key_padding_mask: torch.Tensor | None = None,
-        state: dict[str, torch.Tensor] | None = None,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_padding_mask: Pads = None,
+        state: State | None = None,
         need_weights: bool = False,
-    ) -> tuple[AttentionOutput, dict[str, torch.Tensor]]:
+    ) -> tuple[AttentionOutput, State]:
         """Causal :meth:`forward` for the next tokens.
 
         Args:
@@ -199,22 +219,20 @@ class Mechanism(nn.Module):
             need_weights: also return A over all keys so far; ask from the first step on, or never.
 
         Returns:
-            The output for the new queries, and the next state: tensors by name, batch first.
+            The output for the new queries, and the next state.
         """
         k, v = without_pads(k, key_padding_mask), without_pads(v, key_padding_mask)
         if state:
-            seen, new = state["key"].size(2), k.size(2)
-            k, v = torch.cat([state["key"], k], 2), torch.cat([state["value"], v], 2)
-            masks = (state.get("key_padding_mask"), seen), (key_padding_mask, new)
+            masks = (state.get("key_padding_mask"), state["key"].size(2)), (key_padding_mask, k.size(2))
             if any(mask is not None for mask, _ in masks):
-                no_pads = torch.zeros(k.size(0), seen + new, dtype=torch.bool, device=k.device)
-                key_padding_mask = torch.cat(
-                    [no_pads[:, :length] if mask is None else mask for mask, length in masks], 1
-                )
+                no_pads = k.new_zeros(k.size(0), 1, dtype=torch.bool)
+                parts = [no_pads.expand(-1, length) if mask is None else mask for mask, length in masks]
+                key_padding_mask = torch.cat(parts, 1)
+            k, v = torch.cat([state["key"], k], 2), torch.cat([state["value"], v], 2)
         output = self(q, k, v, None, key_padding_mask, need_weights, causal=True, masked=True)
         return output, self._keep_all(k, v, key_padding_mask)
 
-    def drop(self, weights: torch.Tensor) -> torch.Tensor:
+    def drop(self, weights: Tensor) -> Tensor:
         """Attention dropout, active in training only."""
         return nn.functional.dropout(weights, self.dropout, self.training) if self.dropout else weights
 

@@ -1,11 +1,12 @@
 """Differential attention: the difference of two plans, around any mechanism."""
 
 import math
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fairseq_lot.attention.base import AttentionOutput, Mechanism, draw_normal
+from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism, Pads, State, draw_normal
 from fairseq_lot.attention.options import Options
 from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.errors import InputError
@@ -44,38 +45,44 @@ class Differential(Mechanism):
         if inner.num_heads % 2:
             raise InputError(f"differential attention pairs heads, so their number must be even, got {inner.num_heads}")
         self.inner = inner
-        for flag in ("couples_queries", "uncoupling_options", "positional", "tied_tokens", "mixes_values"):
-            setattr(self, flag, getattr(inner, flag))
+        self.couples_queries, self.uncoupling_options = inner.couples_queries, inner.uncoupling_options
+        self.positional, self.tied_tokens = inner.positional, inner.tied_tokens
+        self.mixes_values, self.summarises = inner.mixes_values, inner.summarises
         self.lambda_init = scheduled_lambda_init(inner.layer) if lambda_init is None else lambda_init
         generator = torch.Generator("cpu").manual_seed(inner.layer)
         for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
             setattr(self, name, nn.Parameter(0.1 * draw_normal((inner.head_dim,), generator)))
         self.norm = nn.RMSNorm(2 * inner.head_dim, eps=1e-5)
 
-    def difference_weight(self) -> torch.Tensor:
+    def difference_weight(self) -> Tensor:
         """λ, a scalar tensor, at least float32."""
         q1, k1, q2, k2 = map(at_least_float32, (self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2))
         return torch.exp(q1 @ k1) - torch.exp(q2 @ k2) + self.lambda_init
 
-    def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_weights, causal):
-        masks = (query_padding_mask, key_padding_mask)
-        return self._subtract(self.inner(q, k, self._widen(v), *masks, need_weights, causal=causal, masked=True))
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, masks: Masks, need_weights: bool) -> AttentionOutput:
+        query_pads, key_pads, causal = masks
+        wide = self._widen(v)
+        return self._subtract(self.inner(q, k, wide, query_pads, key_pads, need_weights, causal=causal, masked=True))
 
-    @property
-    def summarises(self):
-        return self.inner.summarises
-
-    def summarise(self, k, v, key_padding_mask=None, need_weights=False):
+    def summarise(self, k: Tensor, v: Tensor, key_padding_mask: Pads = None, need_weights: bool = False) -> State:
         if not self.summarises:  # plain keys and values are kept once, not widened
             return super().summarise(k, v, key_padding_mask, need_weights)
         return self.inner.summarise(k, self._widen(v), key_padding_mask, need_weights)
 
-    def attend_summary(self, q, summary, need_weights=False):
+    def attend_summary(self, q: Tensor, summary: State, need_weights: bool = False) -> AttentionOutput:
         if not self.summarises:
             return super().attend_summary(q, summary, need_weights)
         return self._subtract(self.inner.attend_summary(q, summary, need_weights), q.dtype)
 
-    def causal_step(self, q, k, v, key_padding_mask=None, state=None, need_weights=False):
+    def causal_step(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_padding_mask: Pads = None,
+        state: State | None = None,
+        need_weights: bool = False,
+    ) -> tuple[AttentionOutput, State]:
         if not self.summarises:
             return super().causal_step(q, k, v, key_padding_mask, state, need_weights)
         output, state = self.inner.causal_step(q, k, self._widen(v), key_padding_mask, state, need_weights)
@@ -103,7 +110,7 @@ class Differential(Mechanism):
         return AttentionOutput(values, weights)
 
 
-def build_differential(name: str, *, lambda_init: float | None = None, **context_and_options) -> Differential:
+def build_differential(name: str, *, lambda_init: float | None = None, **context_and_options: Any) -> Differential:
     """Build :class:`Differential` around the mechanism ``name``.
 
     Args:

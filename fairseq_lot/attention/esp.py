@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fairseq_lot.attention.base import AttentionOutput, Mechanism, draw_normal
+from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism, draw_normal
 from fairseq_lot.attention.options import Options, option
 from fairseq_lot.errors import InputError
 from fairseq_lot.transport.marginals import at_least_float32, num_real, without_empty
@@ -60,9 +61,9 @@ class Esp(Mechanism):
 
     options_class = EspOptions
     options: EspOptions
-    epoch: torch.Tensor
+    epoch: Tensor
 
-    def __init__(self, **context):
+    def __init__(self, **context: Any) -> None:
         super().__init__(**context)
         options = self.options
         if options.anneal < 1:
@@ -83,7 +84,7 @@ class Esp(Mechanism):
         else:
             self.register_buffer("slices", slices)
 
-    def directions(self, like: torch.Tensor) -> torch.Tensor:
+    def directions(self, like: Tensor) -> Tensor:
         """Unit directions, ``(num_heads, L, head_dim)``, in the dtype and on the device of ``like``."""
         if self.slices is None:
             axes = torch.eye(self.num_slices, self.head_dim, dtype=like.dtype, device=like.device)
@@ -94,7 +95,7 @@ class Esp(Mechanism):
         if self.options.anneal < 1:
             self.epoch.fill_(epoch)
 
-    def sort_temperature(self, like: torch.Tensor) -> float | torch.Tensor:
+    def sort_temperature(self, like: Tensor) -> float | Tensor:
         """t of this epoch: ``t(1) = sort_temperature``, ``t(e) = anneal·t(e-1)``, never below ``min_sort_temperature``.
 
         A number, or with annealing a scalar tensor in the dtype and on the device of ``like``. A
@@ -106,22 +107,19 @@ class Esp(Mechanism):
         epochs_before = (self.epoch - 1).to(like)
         return (t * self.options.anneal**epochs_before).clamp(min=min(t, self.options.min_sort_temperature))
 
-    def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_weights, causal):
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, masks: Masks, need_weights: bool) -> AttentionOutput:
         q, k = at_least_float32(q) * self.scaling, at_least_float32(k) * self.scaling
         v = v.to(q.dtype)
-        same_number = query_padding_mask is key_padding_mask and q.size(-2) == k.size(-2)
-        query_padding_mask, key_padding_mask = without_empty(query_padding_mask), without_empty(key_padding_mask)
-        problem = {
-            "query_padding_mask": query_padding_mask,
-            "key_padding_mask": key_padding_mask,
-            "inverse_temperature": self.options.slice_inverse_temperature,
-        }
+        same_number = masks.query_pads is masks.key_pads and q.size(-2) == k.size(-2)
+        query_pads, key_pads = without_empty(masks.query_pads), without_empty(masks.key_pads)
+        problem: dict[str, Any] = {"query_padding_mask": query_pads, "key_padding_mask": key_pads}
+        problem["inverse_temperature"] = self.options.slice_inverse_temperature
         if self.options.hard or (self.options.hard_inference and not self.training):
             slices = self.num_slices if self.slices is None else self.directions(q)
             apply = hard_sliced_plan(q, k, slices, same_number=same_number, **problem).apply
         else:
             if not same_number:
-                n, m = num_real(query_padding_mask, q), num_real(key_padding_mask, k)
+                n, m = num_real(query_pads, q), num_real(key_pads, k)
                 problem["rank_plan"] = staircase(n, m, q.size(-2), k.size(-2), q.dtype)
             temperature = self.sort_temperature(q)
             apply = partial(soft_sliced_apply, q, k, slices=self.directions(q), temperature=temperature, **problem)

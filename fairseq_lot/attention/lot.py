@@ -1,24 +1,17 @@
 """LOT attention: a coupling through learnable pivots, linear in the sentence length."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fairseq_lot.attention.base import AttentionOutput, Mechanism, draw_normal, without_pads
+from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism, Pads, State, draw_normal, without_pads
 from fairseq_lot.attention.convolution import TokenConvolution
 from fairseq_lot.attention.options import Options, option
 from fairseq_lot.errors import InputError
 from fairseq_lot.transport.marginals import at_least_float32, uniform_log_mass
-from fairseq_lot.transport.pivots import (
-    FusedInputs,
-    FusedSettings,
-    fusable,
-    fused_values,
-    key_side,
-    pivot_coupling,
-    pivot_scores,
-)
+from fairseq_lot.transport.pivots import Coupling, fusable, fused_values, key_side, pivot_coupling, pivot_scores
 from fairseq_lot.transport.pivots_causal import PrefixState, absorb, empty_prefix, prefix_apply
 
 
@@ -50,7 +43,7 @@ class LotOptions(Options):
         if self.conv_kernel is not None and self.conv_kernel % 2 != 1:
             raise InputError(f"conv_kernel must be odd, got {self.conv_kernel}")
 
-    def at_site(self, site):
+    def at_site(self, site: str) -> "LotOptions":
         if site == "encoder":
             return self
         query_updates = 1 if self.query_updates is None else self.query_updates
@@ -83,12 +76,12 @@ class Lot(Mechanism):
 
     options_class = LotOptions
     options: LotOptions
-    pivots: torch.Tensor
-    mass_logits: torch.Tensor
+    pivots: Tensor
+    mass_logits: Tensor
     summarises = True
     uncoupling_options = {"query_updates": 1}
 
-    def __init__(self, **context):
+    def __init__(self, **context: Any) -> None:
         super().__init__(**context)
         options = self.options
         self.query_updates = options.num_updates if options.query_updates is None else options.query_updates
@@ -103,104 +96,107 @@ class Lot(Mechanism):
         has_masses = max(options.num_updates, self.query_updates) > 1  # one update of either plan is a softmax
         self._keep("mass_logits", torch.zeros(shape[:2]), learn=options.learn_masses and has_masses)
         self.convolution = None
-        if self.mixes_values:
-            self.convolution = TokenConvolution(
-                num_heads=self.num_heads, head_dim=self.head_dim, kernel=options.conv_kernel
-            )
+        if options.conv_kernel is not None:
+            sizes = {"num_heads": self.num_heads, "head_dim": self.head_dim}
+            self.convolution = TokenConvolution(**sizes, kernel=options.conv_kernel)
 
-    def _keep(self, name: str, value: torch.Tensor, *, learn: bool) -> None:
+    def _keep(self, name: str, value: Tensor, *, learn: bool) -> None:
         """Store a parameter, or a buffer of the same name in checkpoints."""
         if learn:
             self.register_parameter(name, nn.Parameter(value))
         else:
             self.register_buffer(name, value)
 
-    def log_masses(self) -> torch.Tensor:
+    def log_masses(self) -> Tensor:
         """log σ, ``(num_heads, r)``, at least float32."""
         return torch.log_softmax(at_least_float32(self.mass_logits) / self.options.mass_temperature, -1)
 
-    def _mixed(self, v: torch.Tensor) -> torch.Tensor:
+    def _mixed(self, v: Tensor) -> Tensor:
         """The values that the pivots carry."""
-        return v if self.convolution is None else self.convolution(v)
+        return v if self.convolution is None else self.convolution(at_least_float32(v))
 
-    def scores(self, x: torch.Tensor) -> torch.Tensor:
-        """``s·x·z/ε`` of queries or keys with every pivot, ``(bsz, num_heads, len, r)``, at least float32."""
-        return pivot_scores(at_least_float32(x), self._scaled_pivots())
-
-    def _scaled_pivots(self):
-        return at_least_float32(self.pivots) * (self.scaling / self.options.epsilon)
-
-    def probes(self, like):
+    def probes(self, like: Tensor) -> Tensor | None:
         """On the CPU, where products are what takes time; elsewhere q and k are what the kernels want."""
         probes = self._scaled_pivots()
         return probes if like.device.type == "cpu" and like.dtype == probes.dtype else None
 
-    def coupling(self, q, k, query_padding_mask=None, key_padding_mask=None):
-        """The coupling of queries and keys, as two factors; shapes as in :meth:`forward`."""
+    def scores(self, x: Tensor) -> Tensor:
+        """``s·x·z/ε`` of queries or keys with every pivot, ``(bsz, num_heads, len, r)``, at least float32."""
+        return pivot_scores(at_least_float32(x), self._scaled_pivots())
+
+    def _scaled_pivots(self) -> Tensor:
+        return at_least_float32(self.pivots) * (self.scaling / self.options.epsilon)
+
+    def coupling(
+        self, q: Tensor, k: Tensor, query_padding_mask: Pads = None, key_padding_mask: Pads = None
+    ) -> Coupling:
         return self._coupling_of(self.scores(q), self.scores(k), query_padding_mask, key_padding_mask)
 
-    def _coupling_of(self, query_scores, key_scores, query_padding_mask, key_padding_mask):
+    def _coupling_of(self, query_scores, key_scores, query_pads, key_pads):
         return pivot_coupling(
             query_scores,
             key_scores,
-            uniform_log_mass(query_padding_mask, query_scores).unsqueeze(-2),
-            uniform_log_mass(key_padding_mask, key_scores).unsqueeze(-2),
+            uniform_log_mass(query_pads, query_scores).unsqueeze(-2),
+            uniform_log_mass(key_pads, key_scores).unsqueeze(-2),
             self.log_masses(),
             query_updates=self.query_updates,
             key_updates=self.options.num_updates,
         )
 
-    def factors(self, q, k, query_padding_mask=None, key_padding_mask=None):
-        coupling = self.coupling(q, k, query_padding_mask, key_padding_mask)
-        return coupling.from_queries.conditional, coupling.to_keys.conditional
-
-    def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_weights, causal):
-        if not causal and not need_weights and fusable(q):
-            values = self._fused(q, k, v, query_padding_mask, key_padding_mask)
-            if values is not None:
-                return AttentionOutput(values)
-        masks = {"query_padding_mask": query_padding_mask, "key_padding_mask": key_padding_mask}
-        return self.attend_scored(self.scores(q), self.scores(k), v, **masks, need_weights=need_weights, causal=causal)
-
-    def attend_scored(self, query_scores, key_scores, v, *, query_padding_mask, key_padding_mask, need_weights, causal):
-        if causal:
-            prefix = query_scores, key_scores, v, key_padding_mask, None, need_weights
-            return self._attend_prefix(*prefix, with_state=False)[0]
-        coupling = self._coupling_of(query_scores, key_scores, query_padding_mask, key_padding_mask)
-        v = self._mixed(v.to(coupling.to_keys.conditional.dtype))
-        at_pivots = coupling.to_keys.apply(v)  # (bsz, num_heads, r, value_dim)
-        values = self.drop(coupling.from_queries.conditional) @ at_pivots
-        return AttentionOutput(values, coupling.conditional if need_weights else None)
-
-    def _fused(self, q, k, v, query_padding_mask, key_padding_mask):
-        """The values from one kernel, or None."""
-        v = v if self.convolution is None else self._mixed(at_least_float32(v))
-        return fused_values(
-            FusedInputs(q, k, v, self.pivots, self.log_masses(), query_padding_mask, key_padding_mask),
-            FusedSettings(
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, masks: Masks, need_weights: bool) -> AttentionOutput:
+        if not masks.causal and not need_weights and fusable(q):
+            values = fused_values(
+                q,
+                k,
+                self._mixed(v),
+                self.pivots,
+                self.log_masses(),
+                masks.query_pads,
+                masks.key_pads,
                 scale=self.scaling / self.options.epsilon,
                 query_updates=self.query_updates,
                 key_updates=self.options.num_updates,
                 dropout=self.dropout if self.training else 0.0,
-            ),
-        )
+            )
+            if values is not None:
+                return AttentionOutput(values)
+        return self.attend_scored(self.scores(q), self.scores(k), v, masks, need_weights)
 
-    def summarise(self, k, v, key_padding_mask=None, need_weights=False):
+    def attend_scored(
+        self, query_scores: Tensor, key_scores: Tensor, v: Tensor, masks: Masks, need_weights: bool
+    ) -> AttentionOutput:
+        if masks.causal:
+            prefix = query_scores, key_scores, v, masks.key_pads, None, need_weights
+            return self._attend_prefix(*prefix, with_state=False)[0]
+        coupling = self._coupling_of(query_scores, key_scores, masks.query_pads, masks.key_pads)
+        from_queries, to_keys = coupling.factors
+        at_pivots = coupling.to_keys.apply(self._mixed(v.to(to_keys.dtype)))  # (bsz, num_heads, r, value_dim)
+        return AttentionOutput(self.drop(from_queries) @ at_pivots, coupling.conditional if need_weights else None)
+
+    def summarise(self, k: Tensor, v: Tensor, key_padding_mask: Pads = None, need_weights: bool = False) -> State:
         """``Γ2ᵀV/σ``, ``(bsz, num_heads, r, value_dim)``, and for weights ``Γ2ᵀ/σ``."""
         k, v = without_pads(k, key_padding_mask), without_pads(v, key_padding_mask)
         scores = self.scores(k)
         log_b = uniform_log_mass(key_padding_mask, scores).unsqueeze(-2)
         to_keys = key_side(scores, log_b, self.log_masses(), num_updates=self.options.num_updates)
-        summary = {"value": to_keys.apply(self._mixed(v.to(scores.dtype)))}
+        summary = {"at_pivots": to_keys.apply(self._mixed(v.to(scores.dtype)))}
         return {**summary, "to_keys": to_keys.conditional} if need_weights else summary
 
-    def attend_summary(self, q, summary, need_weights=False):
+    def attend_summary(self, q: Tensor, summary: State, need_weights: bool = False) -> AttentionOutput:
         scores = self._scores_by_head(q.transpose(0, 1))
         to_pivots = torch.softmax(scores, -1).transpose(0, 1)  # Γ1/a after one half-update
         weights = (to_pivots @ summary["to_keys"]).to(q.dtype) if need_weights and "to_keys" in summary else None
-        return AttentionOutput((self.drop(to_pivots) @ summary["value"]).to(q.dtype), weights)
+        return AttentionOutput((self.drop(to_pivots) @ summary["at_pivots"]).to(q.dtype), weights)
 
-    def causal_step(self, q, k, v, key_padding_mask=None, state=None, need_weights=False):
+    def causal_step(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_padding_mask: Pads = None,
+        state: State | None = None,
+        need_weights: bool = False,
+    ) -> tuple[AttentionOutput, State]:
         """Carries a :class:`PrefixState`, of constant size, and for weights the scores of all keys so far."""
         if q.size(2) == k.size(2) == 1 and not need_weights:
             return self._next_token(q, k, v, key_padding_mask, state)
@@ -219,11 +215,9 @@ class Lot(Mechanism):
             pads = key_padding_mask.unsqueeze(-1)
             scores[:, :, 1].masked_fill_(pads, -torch.inf)
             v.masked_fill_(pads, 0.0)
-        before = PrefixState(state["key"], state["value"]) if state else empty_prefix(scores, v)
-        after = absorb(before, scores[:, :, 1], v)
+        after = absorb(_prefix(state) or empty_prefix(scores, v), scores[:, :, 1], v)
         to_pivots = torch.softmax(scores, -1)[:, :, :1]  # that of the key, unused, costs less than a kernel of its own
-        values = self.drop(to_pivots) @ after.means
-        return AttentionOutput(values.to(q.dtype)), {"key": after.log_sums, "value": after.means}
+        return AttentionOutput((self.drop(to_pivots) @ after.means).to(q.dtype)), vars(after)
 
     def _scores_by_head(self, x):
         """What :meth:`scores` gives of ``(num_heads, i, j, head_dim)``, in one kernel: best where tokens are few."""
@@ -231,16 +225,21 @@ class Lot(Mechanism):
         scores = torch.baddbmm(x.new_empty(()), x.flatten(1, 2), pivots.transpose(-1, -2), beta=0, alpha=scale)
         return scores.unflatten(1, x.shape[1:3])
 
-    def _attend_prefix(self, query_scores, scores, v, key_padding_mask, state, need_weights, *, with_state=True):
+    def _attend_prefix(self, query_scores, key_scores, v, key_pads, state, need_weights, *, with_state=True):
+        """Causal attention, and what is kept of the keys."""
         to_pivots = torch.softmax(query_scores, -1)
-        if key_padding_mask is not None:
-            scores = scores.masked_fill(key_padding_mask[:, None, :, None], -torch.inf)
-        before = PrefixState(state["key"], state["value"]) if state else None
-        values, after = prefix_apply(self.drop(to_pivots), scores, v.to(scores.dtype), before, with_state=with_state)
-        following = {} if after is None else {"key": after.log_sums, "value": after.means}
-        if not need_weights or (state and "scores" not in state):
+        if key_pads is not None:
+            key_scores = key_scores.masked_fill(key_pads[:, None, :, None], -torch.inf)
+        v = v.to(key_scores.dtype)
+        values, after = prefix_apply(self.drop(to_pivots), key_scores, v, _prefix(state), with_state=with_state)
+        following = {} if after is None else vars(after)
+        if not need_weights or (state and "key_scores" not in state):
             return AttentionOutput(values), following
-        scores = torch.cat([state["scores"], scores], 2) if state else scores
-        identity = torch.eye(scores.size(2), dtype=scores.dtype, device=scores.device)
-        weights, _ = prefix_apply(to_pivots, scores, identity.expand(*scores.shape[:2], -1, -1))
-        return AttentionOutput(values, weights), {**following, "scores": scores}
+        key_scores = torch.cat([state["key_scores"], key_scores], 2) if state else key_scores
+        identity = torch.eye(key_scores.size(2), dtype=v.dtype, device=v.device)
+        weights, _ = prefix_apply(to_pivots, key_scores, identity.expand(*key_scores.shape[:2], -1, -1))
+        return AttentionOutput(values, weights), {**following, "key_scores": key_scores}
+
+
+def _prefix(state: State | None) -> PrefixState | None:
+    return PrefixState(state["log_sums"], state["means"]) if state else None

@@ -19,8 +19,8 @@ def option(
     minimum: float | None = None,
     above: float | None = None,
     maximum: float | None = None,
-    choices=None,
-):
+    choices: tuple[str, ...] | None = None,
+) -> Any:
     """A field of an options dataclass: its default, its ``--help`` text and its allowed range."""
     return dataclasses.field(
         default=default,
@@ -32,7 +32,7 @@ def option(
 class Options:
     """Options of a mechanism; subclasses declare fields with :func:`option`, values are checked here."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             keys = ("minimum", "above", "maximum", "choices")
@@ -48,6 +48,11 @@ class Options:
                 raise InputError(f"must be at most {maximum}, got {value}", field.name)
             if choices is not None and value not in choices:
                 raise InputError(f"must be one of {', '.join(choices)}, got {value!r}", field.name)
+
+    @classmethod
+    def completed(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """What was given, with the values that it implies for options that were not."""
+        return given
 
     def at_site(self, site: str) -> "Options":
         """These options as they apply at one of ``SITES``."""

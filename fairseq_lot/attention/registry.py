@@ -1,6 +1,7 @@
 """The mechanisms by name, and how one is built from plain options."""
 
 import dataclasses
+from typing import Any
 
 from fairseq_lot.attention.base import Mechanism
 from fairseq_lot.attention.esp import Esp
@@ -35,7 +36,7 @@ def mechanism_class(name: str) -> type[Mechanism]:
     return MECHANISMS[name]
 
 
-def build_options(name: str, **options) -> Options:
+def build_options(name: str, **options: Any) -> Options:
     """Check plain options against the dataclass of a mechanism.
 
     Raises:
@@ -47,13 +48,13 @@ def build_options(name: str, **options) -> Options:
         if option not in known:
             raise InputError(f"{name} attention has no option {option!r}; it has: {', '.join(known) or 'none'}")
     try:
-        return options_class(**options)
+        return options_class(**options_class.completed(options))
     except InputError as error:
         raise InputError(f"{name} attention: {error}") from None
 
 
 def build_mechanism(
-    name: str, *, num_heads: int, head_dim: int, layer: int = 0, dropout: float = 0.0, **options
+    name: str, *, num_heads: int, head_dim: int, layer: int = 0, dropout: float = 0.0, **options: Any
 ) -> Mechanism:
     """Build the mechanism ``name``.
 
@@ -77,7 +78,7 @@ def build_mechanism(
     )
 
 
-def describe(name: str, options: dict) -> str:
+def describe(name: str, options: dict[str, Any]) -> str:
     """The mechanism with those of its options that differ from their defaults: ``softmax (prior=alibi)``."""
     defaults = dataclasses.asdict(build_options(name))
     changed = [f"{key}={value}" for key, value in options.items() if value != defaults[key]]

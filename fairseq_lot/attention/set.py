@@ -1,14 +1,15 @@
 """Attention in the manner of SeTformer: tied tokens that meet in pivots through a Gaussian kernel."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fairseq_lot.attention.base import AttentionOutput, Mechanism, draw_normal
+from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism, Pads, draw_normal, without_pads
 from fairseq_lot.attention.options import Options, option
 from fairseq_lot.transport.marginals import at_least_float32, uniform_log_mass
-from fairseq_lot.transport.pivots import gaussian_scores, tied_coupling
+from fairseq_lot.transport.pivots import Coupling, gaussian_scores, pivot_coupling
 from fairseq_lot.transport.positions import linear_log_factor
 
 
@@ -46,9 +47,10 @@ class Set(Mechanism):
     """
 
     options_class = SetOptions
+    options: SetOptions
     tied_tokens = True
 
-    def __init__(self, **context):
+    def __init__(self, **context: Any) -> None:
         super().__init__(**context)
         options = self.options
         self.positional = options.positional_temperature is not None
@@ -57,31 +59,23 @@ class Set(Mechanism):
         shape = (self.num_heads, options.num_pivots, self.head_dim)
         self.pivots = nn.Parameter(std * draw_normal(shape, generator))
 
-    def coupling(self, q, k, query_padding_mask=None, key_padding_mask=None):
-        """The coupling of the tokens with themselves, as two factors; shapes as in :meth:`forward`."""
+    def coupling(
+        self, q: Tensor, k: Tensor, query_padding_mask: Pads = None, key_padding_mask: Pads = None
+    ) -> Coupling:
+        """The coupling of the tokens with themselves."""
         pads = query_padding_mask if key_padding_mask is None else key_padding_mask
-        x = (at_least_float32(q) + at_least_float32(k)) / 2
-        if pads is not None:
-            x = x.masked_fill(pads[:, None, :, None], 0.0)
+        x = without_pads((at_least_float32(q) + at_least_float32(k)) / 2, pads)
         pivots, options = at_least_float32(self.pivots), self.options
         log_factor = None
-        if self.positional:
-            tau = options.positional_temperature
-            log_factor = linear_log_factor(pads, x, options.num_pivots, tau).unsqueeze(1)
-        return tied_coupling(
-            gaussian_scores(x, pivots) * (self.scaling / options.epsilon),
-            uniform_log_mass(pads, x).unsqueeze(-2),
-            uniform_log_mass(None, pivots),
-            num_updates=options.num_updates,
-            log_factor=log_factor,
-        )
+        if options.positional_temperature is not None:
+            log_factor = linear_log_factor(pads, x, options.num_pivots, options.positional_temperature).unsqueeze(1)
+        scores = gaussian_scores(x, pivots) * (self.scaling / options.epsilon)
+        log_a, log_masses = uniform_log_mass(pads, x).unsqueeze(-2), uniform_log_mass(None, pivots)
+        updates = {"query_updates": options.num_updates, "key_updates": options.num_updates}
+        return pivot_coupling(scores, scores, log_a, log_a, log_masses, **updates, log_factor=log_factor)
 
-    def factors(self, q, k, query_padding_mask=None, key_padding_mask=None):
-        coupling = self.coupling(q, k, query_padding_mask, key_padding_mask)
-        return coupling.from_queries.conditional, coupling.to_keys.conditional
-
-    def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_weights, causal):
-        coupling = self.coupling(q, k, query_padding_mask, key_padding_mask)
-        at_pivots = coupling.to_keys.apply(v.to(coupling.to_keys.conditional.dtype))  # (bsz, num_heads, r, value_dim)
-        values = self.drop(coupling.from_queries.conditional) @ at_pivots
-        return AttentionOutput(values, coupling.conditional if need_weights else None)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, masks: Masks, need_weights: bool) -> AttentionOutput:
+        coupling = self.coupling(q, k, masks.query_pads, masks.key_pads)
+        from_queries, to_keys = coupling.factors
+        at_pivots = coupling.to_keys.apply(v.to(to_keys.dtype))  # (bsz, num_heads, r, value_dim)
+        return AttentionOutput(self.drop(from_queries) @ at_pivots, coupling.conditional if need_weights else None)

@@ -2,11 +2,12 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fairseq_lot.attention.base import AttentionOutput, Mechanism
+from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism
 from fairseq_lot.attention.options import Options, option
 from fairseq_lot.transport.marginals import at_least_float32, uniform_log_mass
 from fairseq_lot.transport.sinkhorn import sinkhorn
@@ -17,7 +18,7 @@ class SinkhornOptions(Options):
     """Defaults are those of ESPFormer's translation experiment (its Table 12) [ESPFormer]."""
 
     epsilon: float = option(
-        None, "entropic regularisation, in the unit of the scores; default: 0.1, or 1 (softmax's) if learnt", above=0
+        0.1, "entropic regularisation, in the unit of the scores; if learnt, 1 (softmax's) unless given", above=0
     )
     num_updates: int = option(15, "half-updates, S in the papers; 1 is softmax", minimum=1)
     tolerance: float | None = option(
@@ -27,10 +28,9 @@ class SinkhornOptions(Options):
     )
     learn_epsilon: bool = option(False, "learn a temperature for every head, which starts at epsilon")
 
-    def __post_init__(self):
-        super().__post_init__()
-        if self.epsilon is None:
-            object.__setattr__(self, "epsilon", 1.0 if self.learn_epsilon else 0.1)
+    @classmethod
+    def completed(cls, given: dict[str, Any]) -> dict[str, Any]:
+        return {"epsilon": 1.0, **given} if given.get("learn_epsilon") else given
 
 
 class Sinkhorn(Mechanism):
@@ -48,25 +48,25 @@ class Sinkhorn(Mechanism):
     options: SinkhornOptions
     log_epsilon: nn.Parameter | None
 
-    def __init__(self, **context):
+    def __init__(self, **context: Any) -> None:
         super().__init__(**context)
         self.couples_queries = self.options.num_updates > 1  # one update is the softmax of a row
         self.log_epsilon = None
         if self.options.learn_epsilon:
             self.log_epsilon = nn.Parameter(torch.full((self.num_heads,), math.log(self.options.epsilon)))
 
-    def epsilon(self) -> float | torch.Tensor:
+    def epsilon(self) -> float | Tensor:
         """ε: a number, or one for every head, ``(num_heads, 1, 1)``, at least float32."""
         if self.log_epsilon is None:
             return self.options.epsilon
         return at_least_float32(self.log_epsilon).exp()[:, None, None]
 
-    def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_weights, causal):
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, masks: Masks, need_weights: bool) -> AttentionOutput:
         q, k = at_least_float32(q), at_least_float32(k)
         solution = sinkhorn(
             (q * (self.scaling / self.epsilon())) @ k.transpose(-1, -2),
-            uniform_log_mass(query_padding_mask, q).unsqueeze(-2),
-            uniform_log_mass(key_padding_mask, k).unsqueeze(-2),
+            uniform_log_mass(masks.query_pads, q).unsqueeze(-2),
+            uniform_log_mass(masks.key_pads, k).unsqueeze(-2),
             num_updates=self.options.num_updates,
             tolerance=self.options.tolerance,
         )

@@ -1,11 +1,13 @@
 """Softmax attention: the entropic plan with one marginal, perhaps relative to a prior."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from fairseq_lot.attention.base import AttentionOutput, Mechanism
+from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism
 from fairseq_lot.attention.options import Options, option
 from fairseq_lot.transport.marginals import at_least_float32, without_empty
 from fairseq_lot.transport.positions import alibi_log_prior
@@ -30,20 +32,21 @@ class Softmax(Mechanism):
     """
 
     options_class = SoftmaxOptions
+    options: SoftmaxOptions
     couples_queries = False
     supports_causal = True
 
-    def __init__(self, **context):
+    def __init__(self, **context: Any) -> None:
         super().__init__(**context)
         self.positional = self.options.prior is not None
 
-    def attend(self, q, k, v, *, query_padding_mask, key_padding_mask, need_weights, causal):
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, masks: Masks, need_weights: bool) -> AttentionOutput:
         # the flash kernel of a GPU knows no other mask than this
-        is_triangle = key_padding_mask is None and self.options.prior is None and q.size(-2) == k.size(-2)
-        is_causal = causal and is_triangle and not need_weights
-        bias = _additive_mask(q, k, key_padding_mask, causal and not is_causal)
+        is_triangle = masks.key_pads is None and self.options.prior is None and q.size(-2) == k.size(-2)
+        is_causal = masks.causal and is_triangle and not need_weights
+        bias = _additive_mask(q, k, masks.key_pads, masks.causal and not is_causal)
         if self.options.prior == "alibi":
-            log_prior = alibi_log_prior(key_padding_mask, q, k)
+            log_prior = alibi_log_prior(masks.key_pads, q, k)
             bias = log_prior if bias is None else log_prior + bias
         if not need_weights:
             # scale = head_dim^-1/2 by default; the same kernel as in fairseq's own attention

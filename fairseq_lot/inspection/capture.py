@@ -12,7 +12,6 @@ from fairseq_lot.attention.base import Mechanism
 from fairseq_lot.attention.differential import Differential
 from fairseq_lot.attention.registry import DEFAULT, MECHANISMS
 from fairseq_lot.attention.sinkhorn import Sinkhorn
-from fairseq_lot.modules.multihead_attention import PluggableMultiheadAttention
 from fairseq_lot.modules.sites import attentions, inner
 
 
@@ -96,14 +95,18 @@ def softmax_weights(scores: torch.Tensor, key_padding_mask: torch.Tensor | None,
 def capture(model: nn.Module) -> Iterator[list[Captured]]:
     """Collect what the attentions of a fairseq Transformer do in the forward passes inside the block.
 
+    Each one is computed a second time for that, so that the model gives what it gives unwatched. Steps of decoding are
+    left out.
+
     Yields:
         A list that every forward pass extends by one :class:`Captured` per attention, in the order of the run;
         empty it between batches.
     """
     seen: list[Captured] = []
-    handles = []
-    for site, layer, attention in attentions(model):
-        handles += _watch(attention, seen, site, layer)
+    handles = [
+        attention.register_forward_pre_hook(_watch(seen, site, layer), with_kwargs=True)
+        for site, layer, attention in attentions(model)
+    ]
     try:
         yield seen
     finally:
@@ -111,35 +114,25 @@ def capture(model: nn.Module) -> Iterator[list[Captured]]:
             handle.remove()
 
 
-def _watch(attention, seen, site, layer):
-    """Register the hooks of one attention."""
-    if not isinstance(attention, PluggableMultiheadAttention):
+def _watch(seen, site, layer):
+    """The hook of one attention."""
 
-        def project(module, args, kwargs):
-            given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
-            names = ("query", "q_proj"), ("key", "k_proj"), ("value", "v_proj")
-            q, k, v = (_split_heads(getattr(module, projection)(given[x]), module) for x, projection in names)
-            mask, causal = given.get("key_padding_mask"), given.get("attn_mask") is not None
-            weights = softmax_weights(q * module.scaling @ k.transpose(-1, -2), mask, causal=causal)
-            seen.append(Captured(site, layer, None, q, k, v, causal, weights))
+    def hook(attention, args, kwargs):
+        given = inspect.signature(attention.forward).bind(*args, **kwargs).arguments
+        if given.get("incremental_state") is not None:
+            return
+        names = ("query", "q_proj"), ("key", "k_proj"), ("value", "v_proj")
+        q, k, v = (_split_heads(getattr(attention, projection)(given[x]), attention) for x, projection in names)
+        pads, causal = given.get("key_padding_mask"), given.get("attn_mask") is not None
+        mechanism = getattr(attention, "mechanism", None)
+        if mechanism is None:
+            weights = softmax_weights(q * attention.scaling @ k.transpose(-1, -2), pads, causal=causal)
+        else:
+            of_queries = pads if site == "encoder" else None
+            weights = mechanism(q, k, v, of_queries, pads, need_weights=True, causal=causal).weights
+        seen.append(Captured(site, layer, mechanism, q, k, v, causal, weights))
 
-        return [attention.register_forward_pre_hook(project, with_kwargs=True)]
-
-    def ask_for_weights(module, args, kwargs):
-        bound = inspect.signature(module.forward).bind(*args, **kwargs)
-        bound.arguments["need_weights"] = True
-        return bound.args, bound.kwargs
-
-    def keep(module, args, kwargs, output):
-        given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
-        causal = bool(given.get("causal", False))
-        seen.append(Captured(site, layer, module, given["q"], given["k"], given["v"], causal, output.weights))
-
-    mechanism = attention.mechanism
-    return [
-        mechanism.register_forward_pre_hook(ask_for_weights, with_kwargs=True),
-        mechanism.register_forward_hook(keep, with_kwargs=True),
-    ]
+    return hook
 
 
 def _split_heads(x, attention):

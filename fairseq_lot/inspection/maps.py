@@ -70,8 +70,8 @@ def _heads(attention: Captured):
     """The maps of one attention with what they are measured by."""
     pivots = None
     if attention.mechanism is not None and not attention.causal:
-        factors = attention.mechanism.factors(attention.q, attention.k)
-        pivots = factors and clusterings(*factors)
+        coupling = attention.mechanism.coupling(attention.q, attention.k)
+        pivots = coupling and clusterings(*coupling.factors)
     for head, weights in enumerate(attention.weights[0].double()):
         yield {
             "site": attention.site,

@@ -1,21 +1,23 @@
 """Multi-head attention whose plan is pluggable, with fairseq's calling convention."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
-from fairseq.incremental_decoding_utils import with_incremental_state
+from fairseq.incremental_decoding_utils import FairseqIncrementalState
 from fairseq.modules import MultiheadAttention
-from torch import nn
+from torch import Tensor, nn
 
-from fairseq_lot.attention.base import Mechanism
+from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism, Pads
 
 
-def _exactly(method, first: torch.Tensor, *others):
+def _exactly(method: Callable, first: Tensor, *others: Any) -> Any:
     """Call a method of a mechanism outside of autocast, as its ``forward`` does itself."""
     with torch.autocast(first.device.type, enabled=False):
         return method(first, *others)
 
 
-@with_incremental_state
-class PluggableMultiheadAttention(nn.Module):
+class PluggableMultiheadAttention(FairseqIncrementalState, nn.Module):
     """Projections and caches of fairseq's attention around any mechanism.
 
     It takes over the projections of ``stock``, so that names, initial values and the random state after building
@@ -39,17 +41,17 @@ class PluggableMultiheadAttention(nn.Module):
 
     def forward(
         self,
-        query,
-        key,
-        value,
-        key_padding_mask=None,
-        incremental_state=None,
-        need_weights=True,
-        static_kv=False,
-        attn_mask=None,
-        before_softmax=False,
-        need_head_weights=False,
-    ):
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        key_padding_mask: Pads = None,
+        incremental_state: dict | None = None,
+        need_weights: bool = True,
+        static_kv: bool = False,
+        attn_mask: Tensor | None = None,
+        before_softmax: bool = False,
+        need_head_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
         """Attend, time first.
 
         Args:
@@ -72,16 +74,9 @@ class PluggableMultiheadAttention(nn.Module):
             key_padding_mask = key_padding_mask.bool()
         need_weights = need_weights or need_head_weights
         if incremental_state is None:
-            scores = self._scores(query, key)
-            output = self.mechanism(
-                *(scores or (self._split_heads(self.q_proj(query)), self._split_heads(self.k_proj(key)))),
-                self._split_heads(self.v_proj(value)),
-                query_padding_mask=key_padding_mask if self.site == "encoder" else None,
-                key_padding_mask=key_padding_mask,
-                need_weights=need_weights,
-                causal=attn_mask is not None,
-                scored=scores is not None,
-            )
+            pads = key_padding_mask if self.site == "encoder" else None
+            masks = Masks(pads, key_padding_mask, attn_mask is not None)
+            output = self._attend(query, key, self._split_heads(self.v_proj(value)), masks, need_weights)
         else:
             attend = self._attend_static if static_kv else self._attend_next
             q = self._split_heads(self.q_proj(query))
@@ -91,27 +86,35 @@ class PluggableMultiheadAttention(nn.Module):
             weights = weights.transpose(0, 1) if need_head_weights else weights.mean(1)
         return self.out_proj(values), weights
 
-    def _scores(self, query, key):
-        """The products of q and k with the mechanism's probes, where q and k themselves are not needed, or None.
+    def _attend(self, query, key, v, masks: Masks, need_weights: bool) -> AttentionOutput:
+        """Attention to all keys; where q and k are more work than their products with the probes, by these."""
+        probes = self._probes(query, key)
+        if probes is not None:
+            products = self._products(self.q_proj, query, probes), self._products(self.k_proj, key, probes)
+            return self.mechanism.forward_scored(*products, v, masks, need_weights)
+        query_pads, key_pads, causal = masks
+        q, k = self._split_heads(self.q_proj(query)), self._split_heads(self.k_proj(key))
+        return self.mechanism(q, k, v, query_pads, key_pads, need_weights, causal=causal)
 
-        ``(W x + b)·z = x·(Wᵀ z) + b·z``: with fewer probes than a head is wide that is a narrower projection. Hooks on
-        the mechanism, as those of diagnosis, find q and k there.
+    def _probes(self, query, key) -> Tensor | None:
+        """The mechanism's probes, where products with them take less time than q and k themselves.
+
+        A projection that is another module, or has hooks, which may change what it gives, is called. Nothing that only
+        looks at the mechanism changes the choice.
         """
-        observed = (self.mechanism, self.q_proj, self.k_proj)
-        if any(module._forward_hooks or module._forward_pre_hooks for module in observed):
-            return None
-        if type(self.q_proj) is not nn.Linear or type(self.k_proj) is not nn.Linear or torch.is_autocast_enabled("cpu"):
+        if torch.is_autocast_enabled("cpu") or any(
+            type(x) is not nn.Linear or x._forward_hooks or x._forward_pre_hooks for x in (self.q_proj, self.k_proj)
+        ):
             return None
         probes = self.mechanism.probes(query)
         if probes is None:
             return None
         r, tokens = probes.size(1), query.size(1) * min(query.size(0), key.size(0))
-        if tokens * (self.head_dim - r) < self.head_dim * r:  # then Wᵀ z takes longer than is saved
-            return None
-        return self._products(self.q_proj, query, probes), self._products(self.k_proj, key, probes)
+        # otherwise Wᵀ z takes longer than is saved
+        return probes if tokens * (self.head_dim - r) >= self.head_dim * r else None
 
     def _products(self, projection, x, probes):
-        """``(len, bsz, dim) -> (bsz, num_heads, len, r)``."""
+        """``(W x + b)·z = x·(Wᵀ z) + b·z``, a narrower projection: ``(len, bsz, dim) -> (bsz, num_heads, len, r)``."""
         weight = (probes @ projection.weight.view(self.num_heads, self.head_dim, -1)).flatten(0, 1)
         bias = None
         if projection.bias is not None:
@@ -119,7 +122,7 @@ class PluggableMultiheadAttention(nn.Module):
         products = nn.functional.linear(x, weight, bias)
         return products.unflatten(-1, probes.shape[:2]).permute(1, 2, 0, 3).contiguous()
 
-    def _split_heads(self, x: torch.Tensor) -> torch.Tensor:
+    def _split_heads(self, x: Tensor) -> Tensor:
         """``(len, bsz, embed_dim) -> (bsz, num_heads, len, head_dim)``, a view."""
         length, bsz, _ = x.shape
         return x.view(length, bsz, self.num_heads, self.head_dim).permute(1, 2, 0, 3)
@@ -147,30 +150,26 @@ class PluggableMultiheadAttention(nn.Module):
         return output
 
     def _kept(self, incremental_state):
-        """What the mechanism keeps; in fairseq's cache it has fairseq's names, ``prev_key`` and so on."""
-        saved = self._get_input_buffer(incremental_state)
-        return {name.removeprefix("prev_"): x for name, x in saved.items() if x is not None}
+        return self.get_incremental_state(incremental_state, "attn_state") or {}
 
-    def _keep(self, incremental_state, tensors):
-        self._set_input_buffer(incremental_state, {f"prev_{name}": x for name, x in tensors.items()})
+    def _keep(self, incremental_state, state):
+        self.set_incremental_state(incremental_state, "attn_state", state)
 
-    def reorder_incremental_state(self, incremental_state, new_order):
+    def reorder_incremental_state(self, incremental_state: dict, new_order: Tensor) -> dict:
         """Follow the beam: reorder the cache along the batch axis.
 
         What is kept of the source is the same for all hypotheses of a sentence, and hypotheses never leave theirs. So
         at the cross site, as in fairseq's own attention, only a batch that loses sentences is reordered.
         """
-        saved = self._get_input_buffer(incremental_state)
-        if saved and not (self.site == "cross" and saved["prev_value"].size(0) == new_order.size(0)):
-            reordered = {name: None if x is None else x.index_select(0, new_order) for name, x in saved.items()}
-            self._set_input_buffer(incremental_state, reordered)
+        state = self._kept(incremental_state)
+        if state and not (self.site == "cross" and next(iter(state.values())).size(0) == new_order.size(0)):
+            self._keep(incremental_state, {name: x.index_select(0, new_order) for name, x in state.items()})
         return incremental_state
 
     # old checkpoints have the projections of q, k and v as one tensor
     upgrade_state_dict_named = MultiheadAttention.upgrade_state_dict_named
 
     def _get_input_buffer(self, incremental_state):
-        return self.get_incremental_state(incremental_state, "attn_state") or {}
-
-    def _set_input_buffer(self, incremental_state, buffer):
-        return self.set_incremental_state(incremental_state, "attn_state", buffer)
+        """What fairseq's layer asks for, to see by the name ``prev_key`` whether earlier keys are kept."""
+        kept = self._kept(incremental_state)
+        return {"prev_key": next(iter(kept.values()))} if kept else {}

@@ -6,6 +6,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from fairseq_lot.kernels import choice as kernels
+from fairseq_lot.kernels.naive import LotInputs, LotSettings
 from fairseq_lot.transport.sinkhorn import Plan, sinkhorn
 
 
@@ -22,18 +23,31 @@ class Coupling:
     to_keys: Plan
 
     @property
+    def factors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """``p(pivot | query)``, ``(..., n, r)``, and ``p(key | pivot)``, ``(..., r, m)``."""
+        return self.from_queries.conditional, self.to_keys.conditional
+
+    @property
     def conditional(self) -> torch.Tensor:
         """``n·Γ``, ``(..., n, m)``, rows sum to 1; costs n·m memory."""
-        return self.from_queries.conditional @ self.to_keys.conditional
+        return torch.matmul(*self.factors)
 
     def apply(self, v: torch.Tensor) -> torch.Tensor:
         """``n·Γ v`` in O((n + m) r d): ``(..., m, d) -> (..., n, d)``."""
         return self.from_queries.apply(self.to_keys.apply(v))
 
 
-def key_side(key_scores, log_b, log_masses, *, num_updates: int) -> Plan:
+def key_side(
+    key_scores: torch.Tensor,
+    log_b: torch.Tensor,
+    log_masses: torch.Tensor,
+    *,
+    num_updates: int,
+    log_factor: torch.Tensor | None = None,
+) -> Plan:
     """Γ2ᵀ in U(σ, b), exact on σ; arguments as in :func:`pivot_coupling`."""
-    return sinkhorn(key_scores.transpose(-1, -2), log_masses, log_b, num_updates=num_updates)
+    factor = None if log_factor is None else log_factor.mT
+    return sinkhorn(key_scores.mT, log_masses, log_b, num_updates=num_updates, log_factor=factor)
 
 
 def pivot_coupling(
@@ -45,6 +59,7 @@ def pivot_coupling(
     *,
     query_updates: int,
     key_updates: int,
+    log_factor: torch.Tensor | None = None,
 ) -> Coupling:
     """Couple queries and keys through pivots of masses σ, by one entropic plan on either side.
 
@@ -53,9 +68,11 @@ def pivot_coupling(
         log_a: ``(..., n)``, log_b: ``(..., m)``; -inf = no mass. log_masses: ``(..., r)``, finite.
         query_updates, key_updates: half-updates on either side. With ``query_updates=1`` a query's row
             depends on that query alone: it is a softmax over the pivots.
+        log_factor: of a measure that is coupled with itself, ``(..., n, r)``, log of what both finished plans are
+            multiplied by, see :func:`~fairseq_lot.transport.sinkhorn.sinkhorn`.
 
     Returns:
-        The coupling; its rows are exact for any number of updates, its columns converge.
+        The coupling; its rows are exact for any number of updates, its columns converge unless there is a factor.
 
     Examples:
         >>> queries, keys, pivots = torch.eye(3), torch.eye(3)[:2], torch.eye(3)
@@ -67,19 +84,47 @@ def pivot_coupling(
         >>> coupling.apply(torch.ones(2, 4)).shape  # through the pivots, without the plan
         torch.Size([3, 4])
     """
-    if query_updates == 1:
+    if query_updates == 1 and log_factor is None:
         from_queries = Plan(torch.softmax(query_scores, -1), log_a, log_masses)
     else:
-        from_queries = sinkhorn(query_scores, log_a, log_masses, num_updates=query_updates)
-    return Coupling(
-        from_queries=from_queries,
-        to_keys=key_side(key_scores, log_b, log_masses, num_updates=key_updates),
-    )
+        from_queries = sinkhorn(query_scores, log_a, log_masses, num_updates=query_updates, log_factor=log_factor)
+    to_keys = key_side(key_scores, log_b, log_masses, num_updates=key_updates, log_factor=log_factor)
+    return Coupling(from_queries, to_keys)
 
 
-#: whether a kernel may make the values of LOT at once, what tries it, and from what
-fusable, fused_values = kernels.wanted, kernels.lot
-FusedInputs, FusedSettings = kernels.LotInputs, kernels.LotSettings
+def fusable(q: torch.Tensor) -> bool:
+    """Whether :func:`fused_values` is worth a call: on a GPU, unless kernels are off."""
+    return kernels.wanted(q)
+
+
+def fused_values(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    pivots: torch.Tensor,
+    log_masses: torch.Tensor,
+    query_padding_mask: torch.Tensor | None,
+    key_padding_mask: torch.Tensor | None,
+    *,
+    scale: float,
+    query_updates: int,
+    key_updates: int,
+    dropout: float,
+) -> torch.Tensor | None:
+    """:meth:`Coupling.apply` for scores ``scale·x·z`` in one kernel, which keeps no scores; None where there is none.
+
+    Args:
+        q: ``(bsz, num_heads, n, d)``, k: ``(bsz, num_heads, m, d)`` and v: ``(bsz, num_heads, m, value_dim)``.
+        pivots: z, ``(num_heads, r, d)``, and log_masses: ``(num_heads, r)``.
+        query_padding_mask: ``(bsz, n)`` and key_padding_mask: ``(bsz, m)``, bool, True = pad; None: no pads.
+        query_updates, key_updates: as for :func:`pivot_coupling`.
+        dropout: probability of dropping an entry of the query side.
+
+    Returns:
+        ``(bsz, num_heads, n, value_dim)`` in the type of v, zero at padded queries.
+    """
+    inputs = LotInputs(q, k, v, pivots, log_masses, query_padding_mask, key_padding_mask)
+    return kernels.lot(inputs, LotSettings(scale, query_updates, key_updates, dropout))
 
 
 class _PivotScores(torch.autograd.Function):
@@ -140,30 +185,3 @@ def gaussian_scores(x: torch.Tensor, pivots: torch.Tensor) -> torch.Tensor:
     """``-‖x_i - z_t‖²/2``: ``(..., n, d), (..., r, d) -> (..., n, r)``."""
     norms = x.square().sum(-1).unsqueeze(-1) + pivots.square().sum(-1).unsqueeze(-2)
     return pivot_scores(x, pivots) - norms / 2
-
-
-def tied_coupling(
-    scores: torch.Tensor,
-    log_a: torch.Tensor,
-    log_masses: torch.Tensor,
-    *,
-    num_updates: int,
-    log_factor: torch.Tensor | None = None,
-) -> Coupling:
-    """Couple a measure with itself through pivots.
-
-    Args:
-        scores: ``(..., n, r)``, already divided by epsilon.
-        log_a: ``(..., n)`` and log_masses: ``(..., r)``; -inf = no mass.
-        num_updates: half-updates of either plan.
-        log_factor: ``(..., n, r)``, log of what both finished plans are multiplied by, see
-            :func:`~fairseq_lot.transport.sinkhorn.sinkhorn`.
-
-    Returns:
-        The coupling; its rows are exact, its columns converge when there is no factor.
-    """
-    back = None if log_factor is None else log_factor.transpose(-1, -2)
-    return Coupling(
-        from_queries=sinkhorn(scores, log_a, log_masses, num_updates=num_updates, log_factor=log_factor),
-        to_keys=sinkhorn(scores.transpose(-1, -2), log_masses, log_a, num_updates=num_updates, log_factor=back),
-    )

@@ -28,7 +28,8 @@ def test_factors_compose_the_plan(name):
     q, k, v = torch.randn(3, 2, 2, 6, 8).unbind(0)
     pads = torch.tensor([[False] * 6, [False] * 4 + [True] * 2])
     q, k = (x.masked_fill(pads[:, None, :, None], 0.0) for x in (q, k))
-    factors = mechanism.factors(q, k, pads, pads)
+    coupling = mechanism.coupling(q, k, pads, pads)
+    factors = coupling and coupling.factors
     assert (factors is None) == (name not in ("lot", "set"))
     if factors is not None:
         plan = mechanism(q, k, v, pads, pads, need_weights=True).weights

@@ -276,10 +276,13 @@ def test_products_with_pivots_are_made_without_q_and_k(site, layout, bias, monke
     made = products_made(attention, monkeypatch)
     ours = values_and_gradients(attention, site, query, key, mask)
     assert made == [attention.q_proj, attention.k_proj]
-    seen = []
-    attention.mechanism.register_forward_hook(lambda module, args, output: seen.append(args[0].size(-1)))
+    handle = attention.mechanism.register_forward_hook(lambda *_: None)
+    for x, y in zip(ours, values_and_gradients(attention, site, query, key, mask), strict=True):
+        assert torch.equal(x, y), "what looks at the mechanism changes nothing"
+    handle.remove()
+    monkeypatch.setattr(attention.mechanism, "probes", lambda like: None)
     expected = values_and_gradients(attention, site, query, key, mask)
-    assert len(made) == 2 and seen == [WIDTH // HEADS]  # a hook finds q, as wide as it is
+    assert len(made) == 4
     for x, y in zip(ours, expected, strict=True):
         torch.testing.assert_close(x, y, atol=1e-12, rtol=0)
 

@@ -13,11 +13,11 @@ from fairseq.models.transformer import TransformerConfig, TransformerModel
 from fairseq.models.transformer.transformer_legacy import base_architecture, transformer_iwslt_de_en
 
 from fairseq_lot.attention.base import Mechanism
-from fairseq_lot.attention.registry import MECHANISMS
+from fairseq_lot.attention.registry import DEFAULT, MECHANISMS
 from fairseq_lot.errors import InputError
 from fairseq_lot.models.fairseq_hooks import announce_epochs, install
-from fairseq_lot.models.starting_point import take_over
-from fairseq_lot.modules.flat_options import add_attention_args, spell_out
+from fairseq_lot.models.starting_point import is_command_line, take_over
+from fairseq_lot.modules.flat_options import add_attention_args, check_used, spell_out, typed_options
 from fairseq_lot.modules.transformer import Decoder, Encoder
 
 
@@ -132,10 +132,14 @@ def own_architecture(arch: str) -> str:
 def _register(arch, attention_defaults, size):
     def architecture(args):
         size(args)
+        typed = typed_options(args) if is_command_line(args) else ()
         take_over(args, attention_defaults)
         for name, default in attention_defaults.items():
             if getattr(args, name, None) is None:
                 setattr(args, name, default)
+        if typed:
+            attention = getattr(args, "attention", None) or DEFAULT
+            check_used(typed, attention, differential=bool(getattr(args, "differential", False)))
 
     register_model_architecture("lot_transformer", arch)(architecture)
 

@@ -15,7 +15,7 @@ import torch
 from fairseq_lot.attention.options import SITES
 from fairseq_lot.attention.registry import DEFAULT, describe
 from fairseq_lot.errors import InputError
-from fairseq_lot.modules.flat_options import DEFAULTS, flag, mechanism_options, option_names, options_of, spell_out
+from fairseq_lot.modules.flat_options import DEFAULTS, flag, mechanism_options, options_of, spell_out, typed_options
 from fairseq_lot.modules.sites import ATTENTION_AT, attention_sites, build_site_mechanism
 
 logger = logging.getLogger(__name__)
@@ -35,13 +35,11 @@ def take_over(args: Namespace, defaults: dict) -> bool:
         InputError: the architecture means another attention than the checkpoint has; or the optimiser's state is to
             go on with parameters that it does not know.
     """
-    # fairseq calls architectures again, by their name, for each model that it builds or loads
-    command_line = not hasattr(args, "_name") and hasattr(args, "restore_file")
-    path = starting_point(args) if command_line else None
+    path = starting_point(args) if is_command_line(args) else None
     if path is None:
         return False
     saved, has_optimiser = _read(path)
-    typed = {name for name in option_names() if getattr(args, name, None) is not None}
+    typed = typed_options(args)
     if getattr(saved, "attention", None) is None:
         planned = _completed(args, defaults)
         if planned.attention != DEFAULT or planned.differential:
@@ -78,6 +76,11 @@ def take_over(args: Namespace, defaults: dict) -> bool:
     else:
         logger.info(f"{line}, which is kept")
     return True
+
+
+def is_command_line(args: Namespace) -> bool:
+    """Not the arguments of a checkpoint: fairseq calls architectures again for each model that it builds or loads."""
+    return not hasattr(args, "_name") and hasattr(args, "restore_file")
 
 
 def check_configured(model: Namespace, path: str) -> None:

@@ -121,14 +121,35 @@ def check_overrides(names: Iterable[str], others: Container[str] = ()) -> None:
             raise InputError(f"there is no option {name!r} to override; {family}* are {', '.join(known)}")
 
 
-def mechanism_options(args, name: str) -> dict:
+def typed_options(args: typing.Any) -> list[str]:
+    """The names of those of our options that ``args`` has a value for."""
+    return [name for name in option_names() if getattr(args, name, None) is not None]
+
+
+def check_used(names: Iterable[str], attention: str, *, differential: bool) -> None:
+    """Refuse an option that nothing in a model with this attention reads, and which would change nothing.
+
+    Raises:
+        InputError: an unknown mechanism, or an option of another one, or of the differential form without that.
+    """
+    unread = {name: f"--attention {other}" for other in MECHANISMS if other != attention for name in options_of(other)}
+    if not differential:
+        unread["differential_lambda_init"] = "--differential"
+    mechanism_class(attention)
+    for name in names:
+        if name in unread:
+            way_out = f"leave it out, or use {unread[name]}"
+            raise InputError(f"option {flag(name)} does not belong to {attention} attention; {way_out}")
+
+
+def mechanism_options(args: typing.Any, name: str) -> dict[str, typing.Any]:
     """The options of mechanism ``name`` that ``args`` holds (a namespace or fairseq config)."""
     fields = dataclasses.fields(mechanism_class(name).options_class)
     flat = {field.name: getattr(args, flat_name(name, field.name), None) for field in fields}
     return {key: value for key, value in flat.items() if value is not None}
 
 
-def spell_out(args) -> None:
+def spell_out(args: typing.Any) -> None:
     """Write every option of the chosen mechanism into ``args``, so that a later change of a default changes no model.
 
     Raises:

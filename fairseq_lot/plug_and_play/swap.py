@@ -13,8 +13,8 @@ from fairseq_lot.attention.registry import DEFAULT, MECHANISMS, PLUGGED, describ
 from fairseq_lot.errors import InputError
 from fairseq_lot.models.pluggable_transformer import SIZES, base_architecture, own_architecture
 from fairseq_lot.modules.flat_options import (
-    DEFAULTS,
     add_attention_args,
+    check_used,
     flag,
     mechanism_options,
     option_names,
@@ -181,9 +181,7 @@ def plug(args: Namespace, attention: str, **flat_options) -> None:
     foreign = [name for name in flat_options if name not in option_names()]
     if foreign:
         raise InputError(f"unknown option {foreign[0]!r}")
-    of_others = [n for n in flat_options if n not in DEFAULTS and not n.startswith(attention + "_")]
-    if of_others:
-        raise InputError(f"option {flag(of_others[0])} does not belong to {attention} attention")
+    check_used(flat_options, attention, differential=True)
     for name in option_names():
         if name in vars(args) and not name.startswith("differential"):
             delattr(args, name)

@@ -5,13 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq import checkpoint_utils
+from fairseq import checkpoint_utils, options
 from omegaconf import OmegaConf
 
 from fairseq_lot.errors import InputError
 from fairseq_lot.plug_and_play.swap import swap
 from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
 from tests.end_to_end.conftest import fairseq_lot, generate, hypotheses, train
+from tests.plug_and_play import in_memory
 
 # the sizes of transformer_tiny, which ours have not, and a rate at which nothing moves
 TINY = ("--encoder-embed-dim", 64, "--encoder-ffn-embed-dim", 64, "--encoder-layers", 2, "--decoder-layers", 2)
@@ -202,3 +203,33 @@ def test_hydra_has_to_repeat_the_attention(sinkhorn_checkpoint):
         start_training("transformer_iwslt_de_en")
     with pytest.raises(Loads):  # of another kind, whose trainings are its own
         start_training("transformer_lm")
+
+
+@pytest.mark.parametrize(
+    ("arch", "words", "option", "way_out"),
+    [
+        ("lot_transformer", ("--sinkhorn-epsilon", "1"), "--sinkhorn-epsilon", "--attention sinkhorn"),
+        ("lot_transformer", ("--attention", "sinkhorn", "--lot-epsilon", "1"), "--lot-epsilon", "--attention lot"),
+        ("diff_transformer", ("--esp-hard", "false"), "--esp-hard", "--attention esp"),
+        ("lot_transformer", ("--differential-lambda-init", "0.5"), "--differential-lambda-init", "--differential"),
+    ],
+)
+def test_an_option_that_nothing_reads_is_refused(arch, words, option, way_out):
+    with pytest.raises(InputError, match=f"^option {option} does not belong to .*; leave it out, or use {way_out}$"):
+        options.parse_args_and_arch(options.get_training_parser(), ["data", "--arch", arch, *words])
+
+
+def test_an_option_that_is_read_is_taken_and_a_checkpoint_may_hold_others():
+    words = [
+        "data",
+        "--arch",
+        "diff_transformer_small",
+        "--attention",
+        "esp",
+        "--esp-hard",
+        "--differential-lambda-init",
+        "0",
+    ]
+    args = options.parse_args_and_arch(options.get_training_parser(), words)
+    assert args.esp_hard is True and args.differential is True and args.differential_lambda_init == 0
+    in_memory.load("lot_transformer", sinkhorn_epsilon=1.0)  # as it may have been trained by an older version

@@ -132,7 +132,7 @@ def test_a_wrong_value_is_named():
         build("--attention", "lott")
 
 
-def test_options_of_another_mechanism_change_nothing():
+def test_options_of_another_mechanism_in_a_checkpoint_change_nothing():
     assert build("--attention", "lot", "--sinkhorn-epsilon", "0.5").options == build_options("lot")
 
 

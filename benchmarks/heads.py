@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from fairseq_lot import calibrate, swap
-from fairseq_lot.attention.base import AttentionOutput, Mechanism
+from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism
 from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.errors import InputError
 from fairseq_lot.inspection.capture import capture
@@ -47,8 +47,9 @@ class OneHead(Mechanism):
         self.softmax = build_mechanism("softmax", num_heads=self.num_heads, head_dim=self.head_dim)
         self.register_buffer("chosen", (torch.arange(self.num_heads) == head)[:, None, None])
 
-    def attend(self, q, k, v, **how) -> AttentionOutput:
-        ours, others = (mechanism.attend(q, k, v, **how).values for mechanism in (self.swapped, self.softmax))
+    def attend(self, q, k, v, masks: Masks, need_weights) -> AttentionOutput:
+        given = q, k, v, masks, need_weights
+        ours, others = (mechanism.attend(*given).values for mechanism in (self.swapped, self.softmax))
         return AttentionOutput(torch.where(self.chosen, ours, others))
 
 

@@ -30,6 +30,11 @@ def check_least(args, **least: int) -> None:
             raise InputError(f"--{name.replace('_', '-')} must be at least {value}, got {given}")
 
 
+def first_line(error: BaseException) -> str:
+    """What an error of another library says, in one line; its kind where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def is_out_of_memory(error: Exception) -> bool:
     """Python's MemoryError, or torch's, which is a RuntimeError of the CPU or of a GPU."""
     return isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error)

@@ -2,19 +2,13 @@
 
 import dataclasses
 import json
-import signal
 from argparse import ArgumentParser, Namespace, _ArgumentGroup
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import torch
 from fairseq.models.transformer import TransformerModel
-from torch import nn
-from tqdm import tqdm
 
 from fairseq_lot.attention.options import Options, option
 from fairseq_lot.attention.registry import DEFAULT, describe
@@ -22,20 +16,8 @@ from fairseq_lot.errors import InputError
 from fairseq_lot.modules.flat_options import mechanism_options
 from fairseq_lot.output.files import atomic_write
 from fairseq_lot.output.tables import Table
-from fairseq_lot.plug_and_play.distillation import (
-    Fit,
-    Match,
-    encoder_only,
-    fit,
-    head_errors,
-    matches,
-    output_divergence,
-    output_error,
-    projections,
-    teacher_calls,
-    with_target,
-)
-from fairseq_lot.plug_and_play.sentences import RandomPieces, Sentences, TextSentences, dictionary_of_training, encoded
+from fairseq_lot.plug_and_play.distillation import Distillation, Fit, Match, fit
+from fairseq_lot.plug_and_play.sentences import Sentences, dictionary_of_training, encoded, from_text, random_pieces
 from fairseq_lot.pretrained.checkpoint import Checkpoint, model_args, read, serialised, with_own_arguments
 from fairseq_lot.pretrained.device import add_device_argument, choose_device
 from fairseq_lot.pretrained.languages import add_language_arguments, typed_pair, with_languages
@@ -85,6 +67,12 @@ def add_fit_arguments(parser: ArgumentParser | _ArgumentGroup) -> None:
         )
 
 
+def how_to_fit(args: Namespace) -> dict[str, Any]:
+    """What :func:`calibrate` takes, from a command line."""
+    fitting = dataclasses.asdict(FitOptions.of(args))
+    return {"device": choose_device(args.device), "languages": typed_pair(args), **fitting}
+
+
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of the command."""
     add = parser.add_argument
@@ -106,13 +94,12 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Calibrate, print the errors, write the checkpoint."""
-    options = FitOptions.of(args)
-    shared: dict[str, Any] = {"device": choose_device(args.device), "languages": typed_pair(args)}
+    how = how_to_fit(args)
     for out in filter(None, (args.out, args.json)):
         if Path(out).resolve() == Path(args.path).resolve():
             raise InputError(f"--out is the checkpoint itself, {args.path}; give another file")
     with atomic_write(args.out, "wb") as file:  # opened first: an unwritable path fails at once
-        done = calibrate(args.path, args.data, interruptible=True, **shared, **dataclasses.asdict(options))
+        done = calibrate(args.path, args.data, interruptible=True, **how)
         file.write(serialised(done.state))
     if args.json is not None:
         with atomic_write(args.json) as file:
@@ -186,62 +173,35 @@ def calibrate(
         raise InputError(f"{path} was trained with {trained} attention; calibration fits to {DEFAULT}: fine-tune it")
     student = build(state, path, device=device).requires_grad_(False)
     teacher = build(state, path, device=device, attention=DEFAULT).requires_grad_(False)
-    matched = matches(student, teacher)
+    both = Distillation(student, teacher)
     sentences = _sentences(with_languages(state, path, languages), path, data, fitting, teacher)
-    own = [parameter for match in matched for parameter in match.student.requires_grad_(True).parameters()]
-    around = projections(student, matched) if fitting.distill_steps else []
-    in_encoder = encoder_only(matched)
-    samples, held_out = sentences.batches(), sentences.held_out
-    if not in_encoder:  # the decoder wants something to read
-        samples, held_out = (with_target(sample, teacher) for sample in samples), with_target(held_out, teacher)
-    held_out_calls = teacher_calls(teacher, matched, held_out)
-    output = partial(output_error, student, teacher, encoder_only=in_encoder)
-    predictions = output if in_encoder else partial(output_divergence, student, teacher)
-    with (
-        _stopped_by_ctrl_c() if interruptible else nullcontext(lambda: False) as stop,
-        tqdm(total=fitting.steps + fitting.joint_steps + fitting.distill_steps, unit="step", disable=None) as bar,
-    ):
-        apart = fit(
-            own,
-            lambda: head_errors(matched, teacher_calls(teacher, matched, next(samples))).sum(),
-            lambda: head_errors(matched, held_out_calls),
-            steps=fitting.steps,
-            learning_rate=fitting.learning_rate,
-            progress=partial(_show, bar, "error per layer"),
-            stop=stop,
-        )
-        together = fit(
-            own,
-            lambda: output(next(samples)),
-            lambda: output(held_out),
-            steps=fitting.joint_steps,
-            learning_rate=fitting.learning_rate,
-            progress=partial(_show, bar, "error of the output"),
-            stop=stop,
-        )
-        with torch.no_grad():
-            after = head_errors(matched, held_out_calls)
-        fits = [apart, together]
-        if around:
-            for projection in around:
-                projection.requires_grad_(True)
-            distilled = fit(
-                own + around,
-                lambda: predictions(next(samples)),
-                lambda: predictions(held_out),
-                steps=fitting.distill_steps,
-                learning_rate=[fitting.learning_rate / 4] * len(own) + [fitting.distill_rate] * len(around),
-                progress=partial(_show, bar, "error of the output" if in_encoder else "divergence"),
-                stop=stop,
-            )
-            fits.append(distilled)
+    samples, held_out = map(both.readable, sentences.batches), both.readable(sentences.held_out)
+    fits: list[Fit] = []
+
+    def fit_to(title, errors, parameters, steps, rate):
+        """One fit more; of no step if Ctrl-C ended one before."""
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        steps = 0 if any(one.interrupted for one in fits) else steps
+        words = {"steps": steps, "learning_rate": rate, "title": title, "interruptible": interruptible}
+        fits.append(fit(parameters, errors, samples, held_out, **words))
+
+    fit_to("error per layer", both.head_errors, both.added, fitting.steps, fitting.learning_rate)
+    fit_to("error of the output", both.output_error, both.added, fitting.joint_steps, fitting.learning_rate)
+    with torch.no_grad():
+        after = both.head_errors(held_out)
+    if fitting.distill_steps:
+        rates = [fitting.learning_rate / 4] * len(both.added) + [fitting.distill_rate] * len(both.projections)
+        errors = both.output_error if both.in_encoder else both.output_divergence
+        title = "error of the output" if both.in_encoder else "divergence of the predictions in nats"
+        fit_to(title, errors, both.added + both.projections, fitting.distill_steps, rates)
     steps = [one.steps for one in fits]
     description = f"calibrated on {sentences.description} ({' + '.join(map(str, steps))} steps, seed {fitting.seed})"
     was_distilled = sum(steps[2:]) > 0
     if was_distilled:
         description += ", projections included"
-    state = write_back(state, path, student, own + around, description, distilled=was_distilled)
-    return Calibrated(state, description, matched, apart.before, after, fits)
+    state = _write_back(state, path, student, description, distilled=was_distilled)
+    return Calibrated(state, description, both.matched, fits[0].before, after, fits)
 
 
 def trained_attention(state: dict, path: str | Path) -> str:
@@ -254,56 +214,19 @@ def _sentences(
 ) -> Sentences:
     """What to run on."""
     shared = {"max_tokens": fitting.max_tokens, "held_out": fitting.held_out, "seed": fitting.seed}
-    if data is not None and Path(data).is_file():
-        return TextSentences(encoded(state, path, data, teacher), str(data), **shared)
-    if data is not None:
-        task, dataset = load_data(state, path, data, fitting.split, needs_target=False)
-        return TextSentences(Loaded(teacher, task, dataset, str(path)), f"{data}, {fitting.split}", **shared)
-    counted = dictionary_of_training(state, path, len(teacher.encoder.dictionary))
-    return RandomPieces(teacher, counted, **shared)
+    if data is None:
+        return random_pieces(teacher, dictionary_of_training(state, path, len(teacher.encoder.dictionary)), **shared)
+    if Path(data).is_file():
+        return from_text(encoded(state, path, data, teacher), str(data), **shared)
+    task, dataset = load_data(state, path, data, fitting.split, needs_target=False)
+    return from_text(Loaded(teacher, task, dataset, str(path)), f"{data}, {fitting.split}", **shared)
 
 
-def _show(bar: tqdm, what: str, errors: torch.Tensor) -> None:
-    """One step more in a bar that says how well the fit fits."""
-    shown = errors.mean(1).tolist() if errors.dim() == 2 else [errors.item()]
-    bar.set_postfix_str(f"{what} " + " ".join(f"{error:.3f}" for error in shown), refresh=False)
-    bar.update()
-
-
-@contextmanager
-def _stopped_by_ctrl_c() -> Iterator[Callable[[], bool]]:
-    """Yield a question, answered yes once there was a Ctrl-C; a second one interrupts."""
-    before, asked = signal.getsignal(signal.SIGINT), False
-    if before is not signal.default_int_handler:  # in the background it is ignored
-        yield lambda: False
-        return
-
-    def note(number, frame):
-        nonlocal asked
-        asked = True
-        signal.signal(signal.SIGINT, before)
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield lambda: asked
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def write_back(
-    state: dict,
-    path: str | Path,
-    student: TransformerModel,
-    parameters: list[nn.Parameter],
-    description: str,
-    *,
-    distilled: bool = False,
-) -> dict:
-    """A checkpoint like ``state`` with these parameters of the student, which says what was done."""
+def _write_back(state: dict, path: str | Path, student: TransformerModel, description: str, *, distilled: bool) -> dict:
+    """A checkpoint like ``state`` with what was fitted in the student, which says what was done."""
     state = with_own_arguments({**state, "model": dict(state["model"])})
-    added = set(map(id, parameters))
     for name, parameter in student.named_parameters():
-        if id(parameter) in added:
+        if parameter.requires_grad:
             state["model"][name] = parameter.detach().to("cpu", state["model"][name].dtype)
     args = model_args(state, path)
     args.calibration = description
@@ -338,8 +261,7 @@ def render(done: Calibrated) -> str:
         f"{together.before.item():.4f} → {together.after.item():.4f}"
     ]
     notes += [
-        f"{'of the output' if encoder_only(done.matched) else 'divergence of the predictions in nats'}, "
-        f"in {one.steps} more steps with the projections: {one.before.item():.4f} → {one.after.item():.4f}"
+        f"{one.title}, in {one.steps} more steps with the projections: {one.before.item():.4f} → {one.after.item():.4f}"
         for one in distilled
         if one.steps
     ]

@@ -1,21 +1,19 @@
 """Fitting what a swapped attention has added to what softmax attention does in its stead, without labels."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
+from fairseq.data.data_utils import collate_tokens
 from fairseq.models.transformer import TransformerModel
 from fairseq.sequence_generator import SequenceGenerator
 from torch import nn
+from tqdm import tqdm
 
 from fairseq_lot.attention.base import Mechanism
 from fairseq_lot.errors import InputError
 from fairseq_lot.modules.sites import attentions, inner
-
-
-class NothingToFit(InputError):
-    """The attention has no parameters of its own."""
 
 
 @dataclass(frozen=True)
@@ -51,70 +49,102 @@ class Call:
         return difference.square().sum((0, 2, 3)) / scale.clamp(min=torch.finfo(scale.dtype).tiny)
 
 
-def matches(student: TransformerModel, teacher: TransformerModel) -> list[Match]:
-    """The attentions of the student that have added parameters; NothingToFit when there are none."""
-    found: list[Match] = []
-    for (site, layer, ours), (_, _, theirs) in zip(attentions(student), attentions(teacher), strict=True):
-        # of a differential attention, its plans are fitted; λ and the norm have been trained
-        fitted, told = (inner(getattr(attention, "mechanism", None)) for attention in (ours, theirs))
-        if fitted is not None and told is not None and list(fitted.parameters()):
-            found.append(Match(site, layer, fitted, told))
-    if not found:
-        raise NothingToFit("there is nothing to calibrate: this attention has no parameters of its own")
-    return found
+class Distillation:
+    """A model with swapped attention beside the same model with softmax, and what they differ by on a sample.
 
+    Samples are fairseq's. Where attentions of the decoder are fitted, it reads the targets of the sample; where there
+    are none, see :meth:`readable`.
 
-def projections(student: TransformerModel, matched: list[Match]) -> list[nn.Parameter]:
-    """What projects to and from the fitted attentions: it has been trained, with softmax."""
-    fitted = {match.student for match in matched}
-    return [
-        parameter
-        for _, _, attention in attentions(student)
-        if inner(getattr(attention, "mechanism", None)) in fitted
-        for projection in (attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj)
-        for parameter in projection.parameters()
-    ]
+    Args:
+        student: with the swapped attention.
+        teacher: with softmax in its place.
 
+    Attributes:
+        matched: the attentions that have added parameters.
+        added: the parameters that they have added.
+        projections: the parameters that project to and from them; these have been trained, with softmax.
+        in_encoder: no attention of the decoder is among them, so it need not run.
 
-def encoder_only(matched: list[Match]) -> bool:
-    """No attention of the decoder is fitted, so it need not run."""
-    return all(match.site == "encoder" for match in matched)
+    Raises:
+        InputError: no attention has added parameters.
+    """
 
+    def __init__(self, student: TransformerModel, teacher: TransformerModel) -> None:
+        self.student, self.teacher = student, teacher
+        self.matched: list[Match] = []
+        self.projections: list[nn.Parameter] = []
+        for (site, layer, ours), (_, _, theirs) in zip(attentions(student), attentions(teacher), strict=True):
+            # of a differential attention, its plans are fitted; λ and the norm have been trained
+            fitted, told = (inner(getattr(attention, "mechanism", None)) for attention in (ours, theirs))
+            if fitted is not None and told is not None and list(fitted.parameters()):
+                self.matched.append(Match(site, layer, fitted, told))
+                for projection in (ours.q_proj, ours.k_proj, ours.v_proj, ours.out_proj):
+                    self.projections += projection.parameters()
+        if not self.matched:
+            raise InputError("there is nothing to calibrate: this attention has no parameters of its own")
+        self.added = [parameter for match in self.matched for parameter in match.student.parameters()]
+        self.in_encoder = all(match.site == "encoder" for match in self.matched)
 
-def with_target(sample: dict, teacher: TransformerModel) -> dict:
-    """The sample with something for the decoder to read: where there is no target, the teacher's own translation."""
-    if "prev_output_tokens" in sample["net_input"]:
-        return sample
-    return {**sample, "net_input": {**sample["net_input"], "prev_output_tokens": translate_greedily(teacher, sample)}}
+    def readable(self, sample: dict) -> dict:
+        """The sample with something for the decoder to read: where there is no target, the teacher's translation."""
+        if self.in_encoder or "prev_output_tokens" in sample["net_input"]:
+            return sample
+        translations = translate_greedily(self.teacher, sample)
+        return {**sample, "net_input": {**sample["net_input"], "prev_output_tokens": translations}}
 
+    def teacher_calls(self, sample: dict) -> list[Call]:
+        """What the teacher's mechanisms do on a sample, in the order of ``matched``."""
+        calls: dict[nn.Module, Call] = {}
+        site_of = {match.teacher: match.site for match in self.matched}
 
-def teacher_calls(teacher: TransformerModel, matched: list[Match], sample: dict) -> list[Call]:
-    """What the teacher's mechanisms do on a sample, in the order of ``matched``."""
-    calls: dict[nn.Module, Call] = {}
-    site_of = {match.teacher: match.site for match in matched}
-    source = sample["net_input"]
-    pads = {"encoder": source["src_tokens"].eq(teacher.encoder.padding_idx)}
+        def keep(module, args, kwargs, output):
+            read = "src_tokens" if site_of[module] == "encoder" else "prev_output_tokens"
+            pads = sample["net_input"][read].eq(self.teacher.encoder.padding_idx)
+            calls[module] = Call(args, kwargs, output.values, pads)
 
-    def keep(module, args, kwargs, output):
-        calls[module] = Call(args, kwargs, output.values, pads[site_of[module]])
+        handles = [module.register_forward_hook(keep, with_kwargs=True) for module in site_of]
+        try:
+            with torch.no_grad():
+                self._output(self.teacher, sample)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return [calls[match.teacher] for match in self.matched]
 
-    handles = [module.register_forward_hook(keep, with_kwargs=True) for module in site_of]
-    try:
+    def head_errors(self, sample: dict) -> torch.Tensor:
+        """The error of every head on the teacher's own q, k and v, ``(number of attentions, num_heads)``."""
+        calls = zip(self.matched, self.teacher_calls(sample), strict=True)
+        return torch.stack([call.error(match.student) for match, call in calls])
+
+    def output_error(self, sample: dict) -> torch.Tensor:
+        """``‖student - teacher‖² / ‖teacher‖²`` of what leaves the encoder, or the decoder's last layer, a scalar."""
         with torch.no_grad():
-            if encoder_only(matched):
-                teacher.encoder(source["src_tokens"], src_lengths=source["src_lengths"])
-            else:
-                pads["cross"] = pads["decoder"] = source["prev_output_tokens"].eq(teacher.decoder.padding_idx)
-                teacher(**source)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return [calls[match.teacher] for match in matched]
+            expected = self._output(self.teacher, sample)
+        difference = self._output(self.student, sample) - expected
+        real = self._tokens(sample).ne(self.teacher.encoder.padding_idx).unsqueeze(-1)
+        return (difference * real).square().sum() / (expected * real).square().sum()
 
+    def output_divergence(self, sample: dict) -> torch.Tensor:
+        """``KL(teacher ‖ student)`` of what they predict for the next piece, in nats per piece, a scalar."""
 
-def head_errors(matched: list[Match], calls: list[Call]) -> torch.Tensor:
-    """The error of every head, ``(number of attentions, num_heads)``."""
-    return torch.stack([call.error(match.student) for match, call in zip(matched, calls, strict=True)])
+        def predicted(model: TransformerModel) -> torch.Tensor:
+            return model.get_normalized_probs(model(**sample["net_input"]), log_probs=True)
+
+        with torch.no_grad():
+            expected = predicted(self.teacher)
+        divergence = (expected.exp() * (expected - predicted(self.student))).sum(-1)
+        return divergence[self._tokens(sample).ne(self.teacher.decoder.padding_idx)].mean()
+
+    def _tokens(self, sample: dict) -> torch.Tensor:
+        return sample["net_input"]["src_tokens" if self.in_encoder else "prev_output_tokens"]
+
+    def _output(self, model: TransformerModel, sample: dict) -> torch.Tensor:
+        """What leaves the encoder, or where the decoder is needed its last layer, ``(bsz, len, embed_dim)``."""
+        source = sample["net_input"]
+        if self.in_encoder:
+            output = model.encoder(source["src_tokens"], src_lengths=source["src_lengths"])
+            return output["encoder_out"][0].transpose(0, 1)
+        return model(**source, features_only=True)[0]
 
 
 @torch.no_grad()
@@ -123,42 +153,7 @@ def translate_greedily(teacher: TransformerModel, sample: dict) -> torch.Tensor:
     dictionary = teacher.decoder.dictionary
     generator = SequenceGenerator([teacher], dictionary, beam_size=1, max_len_a=1.2, max_len_b=10)
     best = [hypotheses[0]["tokens"] for hypotheses in generator.generate([teacher], sample)]
-    tokens = best[0].new_full((len(best), max(map(len, best))), dictionary.pad())
-    for row, translation in zip(tokens, best, strict=True):
-        row[0] = dictionary.eos()
-        row[1 : len(translation)] = translation[:-1]
-    return tokens
-
-
-def output_error(
-    student: TransformerModel, teacher: TransformerModel, sample: dict, *, encoder_only: bool
-) -> torch.Tensor:
-    """``‖student - teacher‖² / ‖teacher‖²`` of what leaves the encoder, or the last layer of the decoder, a scalar."""
-    source = sample["net_input"]
-    tokens = source["src_tokens" if encoder_only else "prev_output_tokens"]
-
-    def run(model):
-        if encoder_only:
-            return model.encoder(tokens, src_lengths=source["src_lengths"])["encoder_out"][0].transpose(0, 1)
-        return model(**source, features_only=True)[0]
-
-    with torch.no_grad():
-        expected = run(teacher)
-    real = tokens.ne(teacher.encoder.padding_idx).unsqueeze(-1)
-    return ((run(student) - expected) * real).square().sum() / (expected * real).square().sum()
-
-
-def output_divergence(student: TransformerModel, teacher: TransformerModel, sample: dict) -> torch.Tensor:
-    """``KL(teacher ‖ student)`` of what they predict for the next piece, in nats per piece, a scalar."""
-    source = sample["net_input"]
-
-    def run(model):
-        return model.get_normalized_probs(model(**source), log_probs=True)
-
-    with torch.no_grad():
-        expected = run(teacher)
-    divergence = (expected.exp() * (expected - run(student))).sum(-1)
-    return divergence[source["prev_output_tokens"].ne(teacher.decoder.padding_idx)].mean()
+    return collate_tokens(best, dictionary.pad(), dictionary.eos(), move_eos_to_beginning=True)
 
 
 @dataclass(frozen=True)
@@ -166,67 +161,78 @@ class Fit:
     """What a fit did.
 
     Attributes:
+        title: what its errors are.
         before, after: the errors on held-out sentences.
-        steps: how many were made; fewer than asked when it was stopped.
+        steps: how many were made; fewer than asked when it was interrupted.
         best_step: the one whose parameters were kept; 0 when none was better than the start.
+        interrupted: Ctrl-C ended it.
     """
 
+    title: str
     before: torch.Tensor
     after: torch.Tensor
     steps: int
     best_step: int
+    interrupted: bool
 
 
 def fit(
     parameters: list[nn.Parameter],
-    loss: Callable[[], torch.Tensor],
-    held_out_errors: Callable[[], torch.Tensor],
+    errors: Callable[[dict], torch.Tensor],
+    samples: Iterator[dict],
+    held_out: dict,
     *,
     steps: int,
     learning_rate: float | list[float],
     evaluations: int = 20,
-    progress: Callable[[torch.Tensor], object] = lambda errors: None,
-    stop: Callable[[], bool] = lambda: False,
+    title: str = "error",
+    interruptible: bool = False,
 ) -> Fit:
-    """Minimise a loss by Adam, the rate falling to 0 along a cosine; keep the parameters with the least held-out error.
+    """Minimise errors by Adam, the rate falling to 0 along a cosine; keep the parameters with the least held-out ones.
 
     Args:
         parameters: what is fitted.
-        loss: called once a step.
-        held_out_errors: the errors on sentences that are not fitted to; their sum is what counts.
+        errors: of a sample; their sum is what counts.
+        samples: what is fitted to, one a step.
+        held_out: what is not fitted to.
         steps: number of updates.
         learning_rate: of the first step, in the units of the parameters; one for all, or one for each.
         evaluations: how often the held-out errors are measured.
-        progress: called after each step with the latest held-out errors.
-        stop: asked before each step whether to end early.
+        title: what the errors are, for the progress bar.
+        interruptible: Ctrl-C ends the fit.
     """
 
-    def errors():
+    def measured() -> torch.Tensor:
         with torch.no_grad():
-            return held_out_errors()
+            return errors(held_out)
 
-    def copies():
+    def copies() -> list[torch.Tensor]:
         return [parameter.detach().clone() for parameter in parameters]
 
-    before = best = latest = errors()
-    kept, best_step, step = copies(), 0, 0
+    before = best = measured()
+    kept, best_step, done, interrupted = copies(), 0, 0, False
     rates = learning_rate if isinstance(learning_rate, list) else [learning_rate] * len(parameters)
     optimizer = torch.optim.Adam([{"params": [parameter]} for parameter in parameters])
-    while step < steps and not stop():
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate * (1 + math.cos(math.pi * step / steps)) / 2
-        step += 1
-        # some options leave some parameters out
-        gradients = torch.autograd.grad(loss(), parameters, allow_unused=True)
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
-        optimizer.step()
-        if step % max(1, steps // evaluations) == 0 or step == steps:
-            latest = errors()
-            if latest.sum() < best.sum():
-                best, kept, best_step = latest, copies(), step
-        progress(latest)
+    try:
+        for step in (bar := tqdm(range(steps), title, unit="step", disable=None if steps else True)):
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * (1 + math.cos(math.pi * step / steps)) / 2
+            # some options leave some parameters out
+            gradients = torch.autograd.grad(errors(next(samples)).sum(), parameters, allow_unused=True)
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
+            optimizer.step()
+            done = step + 1
+            if done % max(1, steps // evaluations) == 0 or done == steps:
+                latest = measured()
+                bar.set_postfix_str(" ".join(f"{error:.3f}" for error in latest.mean(-1, keepdim=True).flatten()))
+                if latest.sum() < best.sum():
+                    best, kept, best_step = latest, copies(), done
+    except KeyboardInterrupt:
+        if not interruptible:
+            raise
+        interrupted = True
     with torch.no_grad():
         for parameter, value in zip(parameters, kept, strict=True):
             parameter.copy_(value)
-    return Fit(before, best, step, best_step)
+    return Fit(title, before, best, done, best_step, interrupted)

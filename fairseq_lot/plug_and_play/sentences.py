@@ -1,13 +1,12 @@
 """What a calibration runs on: random pieces, the sentences of a data folder, or those of a plain text file."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
-from fairseq.data import Dictionary, LanguagePairDataset
+from fairseq.data import Dictionary
 from fairseq.data.data_utils import collate_tokens
 from fairseq.models.transformer import TransformerModel
 from tqdm import tqdm
@@ -17,29 +16,29 @@ from fairseq_lot.output.files import read_lines
 from fairseq_lot.pretrained.checkpoint import saved_encoder, saved_task
 from fairseq_lot.pretrained.languages import languages
 from fairseq_lot.pretrained.loading import Loaded, load_data, on_device
-from fairseq_lot.pretrained.multilingual import add_language_symbols, source_symbols
-from fairseq_lot.pretrained.text import Text, indices
+from fairseq_lot.pretrained.multilingual import add_language_symbols
+from fairseq_lot.pretrained.text import Text
 
 # pieces of a random sentence, both included; the end of sentence comes to them
 SHORTEST, LONGEST = 4, 80
 
 
-class Sentences(Protocol):
-    """An endless supply of batches, and some sentences that are in none of them; samples are fairseq's.
+@dataclass(frozen=True)
+class Sentences:
+    """Samples of fairseq's to fit to, and some sentences that are in none of them.
 
     Attributes:
         description: what they are, in words that follow "calibrated on".
         held_out: the sentences to measure errors on.
+        batches: in random order, over and over.
     """
 
     description: str
     held_out: dict
-
-    def batches(self) -> Iterator[dict]:
-        """Batches to fit to, in random order, over and over."""
+    batches: Iterator[dict]
 
 
-class TextSentences:
+def from_text(loaded: Loaded, name: str, *, max_tokens: int, held_out: int, seed: int) -> Sentences:
     """Sentences of one split of a data folder, or of a file.
 
     Args:
@@ -52,23 +51,18 @@ class TextSentences:
     Raises:
         InputError: the split is smaller than twice ``held_out``.
     """
+    fitting = loaded.draw(None, seed)
+    if len(fitting) < 2 * held_out:
+        raise InputError(f"{name} has {len(fitting)} sentences; --held-out takes half of them at most")
+    chosen = loaded.draw(held_out, seed)
+    batches = loaded.sentences.batch_by_size(fitting[~np.isin(fitting, chosen)], max_tokens=max_tokens)
 
-    def __init__(self, loaded: Loaded, name: str, *, max_tokens: int, held_out: int, seed: int):
-        indices = loaded.draw(None, seed)
-        if len(indices) < 2 * held_out:
-            raise InputError(f"{name} has {len(indices)} sentences; --held-out takes half of them at most")
-        chosen = loaded.draw(held_out, seed)
-        self.description = f"text of {name}"
-        self.held_out = loaded.batch(chosen)
-        self._loaded, self._seed = loaded, seed
-        fitted = indices[~np.isin(indices, chosen)]
-        self._batches = list(loaded.sentences.batch_by_size(fitted, max_tokens=max_tokens))
-
-    def batches(self) -> Iterator[dict]:
-        generator = np.random.default_rng(self._seed)
+    def endless() -> Iterator[dict]:
+        random = np.random.default_rng(seed)
         while True:
-            for i in generator.permutation(len(self._batches)):
-                yield self._loaded.batch(self._batches[i])
+            yield from (loaded.batch(batches[i]) for i in random.permutation(len(batches)))
+
+    return Sentences(f"text of {name}", loaded.batch(chosen), endless())
 
 
 def encoded(state: dict, path: str | Path, file: str | Path, model: TransformerModel) -> Loaded:
@@ -87,13 +81,12 @@ def encoded(state: dict, path: str | Path, file: str | Path, model: TransformerM
     encoders = {kind: saved_encoder(state, kind) for kind in ("bpe", "tokenizer")}
     loaded = Loaded(model, task, None, str(path), encoders)
     pieces = filter(None, Text.of(loaded).encode(tqdm(lines, desc=Path(file).name, leave=False, disable=None)))
-    start, dictionary = source_symbols(task), task.source_dictionary
-    sources = [torch.tensor([*start, *indices(sentence, dictionary)]) for sentence in pieces]
-    dataset = LanguagePairDataset(sources, [len(source) for source in sources], dictionary)
-    return replace(loaded, dataset=dataset)
+    return loaded.with_sources([loaded.source(sentence) for sentence in pieces])
 
 
-class RandomPieces:
+def random_pieces(
+    model: TransformerModel, counted: Dictionary | None = None, *, max_tokens: int, held_out: int, seed: int
+) -> Sentences:
     """Sequences of random pieces, as they stand in no text: the checkpoint alone is enough.
 
     A batch holds sequences of nearly one length, which is drawn uniformly between ``SHORTEST`` and ``LONGEST``, or
@@ -106,52 +99,33 @@ class RandomPieces:
         held_out: sequences to measure errors on.
         seed: of everything that is drawn.
     """
+    symbols, device = model.encoder.dictionary, next(model.parameters()).device
+    likely = np.ones(len(symbols)) if counted is None else np.asarray(counted.count, float).clip(min=0)
+    likely[: symbols.nspecial] = 0
+    if not likely.any():
+        likely[symbols.nspecial :] = 1
+    likely /= likely.sum()
+    most = min(LONGEST, model.max_positions()[0] - 1)
+    least = min(SHORTEST, most)
 
-    def __init__(
-        self,
-        model: TransformerModel,
-        counted: Dictionary | None = None,
-        *,
-        max_tokens: int,
-        held_out: int,
-        seed: int,
-    ):
-        how = "all equally likely" if counted is None else "by the dictionary's counts"
-        self.description = f"random pieces, {how}"
-        symbols = model.encoder.dictionary
-        self._pad, self._eos = symbols.pad(), symbols.eos()
-        likely = np.ones(len(symbols)) if counted is None else np.asarray(counted.count, float).clip(min=0)
-        likely[: symbols.nspecial] = 0
-        if not likely.any():
-            likely[symbols.nspecial :] = 1
-        self._likely = likely / likely.sum()
-        self._device = next(model.parameters()).device
-        self._longest = min(LONGEST, model.max_positions()[0] - 1)
-        self._max_tokens, self._seed = max_tokens, seed
-        random = np.random.default_rng([seed, 0])
-        self.held_out = self._sample(self._lengths(random, held_out), random)
+    def sample(lengths: np.ndarray, random: np.random.Generator) -> dict:
+        """Sequences of these lengths, each with its end of sentence."""
+        drawn = np.split(random.choice(len(likely), int(lengths.sum()), p=likely), np.cumsum(lengths)[:-1])
+        sequences = [torch.from_numpy(np.append(pieces, symbols.eos())) for pieces in drawn]
+        tokens = collate_tokens(sequences, symbols.pad(), left_pad=True)
+        return on_device({"net_input": {"src_tokens": tokens, "src_lengths": torch.from_numpy(lengths + 1)}}, device)
 
-    def batches(self) -> Iterator[dict]:
-        random = np.random.default_rng([self._seed, 1])
+    def endless() -> Iterator[dict]:
+        random = np.random.default_rng([seed, 1])
         while True:
-            (longest,) = self._lengths(random, 1)
-            number = max(1, self._max_tokens // (longest + 1))
-            yield self._sample(random.integers(max(1, longest * 3 // 4), longest + 1, number), random)
+            longest = int(random.integers(least, most + 1))
+            number = max(1, max_tokens // (longest + 1))
+            yield sample(random.integers(max(1, longest * 3 // 4), longest + 1, number), random)
 
-    def _lengths(self, random, number):
-        return random.integers(min(SHORTEST, self._longest), self._longest + 1, number)
-
-    def _sample(self, lengths, random):
-        """fairseq's sample of sequences of these lengths, each with its end of sentence."""
-        drawn = random.choice(len(self._likely), int(lengths.sum()), p=self._likely)
-        sequences = [
-            torch.from_numpy(np.append(pieces, self._eos)) for pieces in np.split(drawn, np.cumsum(lengths)[:-1])
-        ]
-        net_input = {
-            "src_tokens": collate_tokens(sequences, self._pad, left_pad=True),
-            "src_lengths": torch.from_numpy(lengths + 1),
-        }
-        return on_device({"net_input": net_input}, self._device)
+    random = np.random.default_rng([seed, 0])
+    how = "all equally likely" if counted is None else "by the dictionary's counts"
+    held_out_sample = sample(random.integers(least, most + 1, held_out), random)
+    return Sentences(f"random pieces, {how}", held_out_sample, endless())
 
 
 def dictionary_of_training(state: dict, path: str | Path, size: int) -> Dictionary | None:

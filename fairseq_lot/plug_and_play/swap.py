@@ -1,18 +1,17 @@
 """``fairseq-lot swap``: plug another attention into a pretrained model."""
 
-import dataclasses
 import re
 import shlex
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from fairseq_lot.attention.options import SITES
 from fairseq_lot.attention.registry import DEFAULT, MECHANISMS, PLUGGED, describe, mechanism_class
 from fairseq_lot.errors import InputError
 from fairseq_lot.models.pluggable_transformer import SIZES, base_architecture, own_architecture
 from fairseq_lot.modules.flat_options import (
+    DEFAULTS,
     add_attention_args,
     check_used,
     flag,
@@ -22,7 +21,7 @@ from fairseq_lot.modules.flat_options import (
 )
 from fairseq_lot.modules.sites import attentions, inner
 from fairseq_lot.output.files import atomic_write
-from fairseq_lot.plug_and_play.calibrate import FitOptions, add_fit_arguments, calibrate, render, trained_attention
+from fairseq_lot.plug_and_play.calibrate import add_fit_arguments, calibrate, how_to_fit, render, trained_attention
 from fairseq_lot.pretrained.checkpoint import (
     Checkpoint,
     State,
@@ -32,8 +31,8 @@ from fairseq_lot.pretrained.checkpoint import (
     serialised,
     with_own_arguments,
 )
-from fairseq_lot.pretrained.device import add_device_argument, choose_device
-from fairseq_lot.pretrained.languages import add_language_arguments, typed_pair
+from fairseq_lot.pretrained.device import add_device_argument
+from fairseq_lot.pretrained.languages import add_language_arguments
 from fairseq_lot.pretrained.loading import build
 
 # arguments of a model that its weights and its function do not depend on
@@ -68,14 +67,13 @@ def run(args: Namespace) -> int:
     """Swap, calibrate unless told not to, and say in one line what was done."""
     if Path(args.out).resolve() == Path(args.path).resolve():
         raise InputError(f"--out is the base itself, {args.path}; give another file")
-    fitting = dataclasses.asdict(FitOptions.of(args))
-    shared: dict[str, Any] = {"device": choose_device(args.device), "languages": typed_pair(args)}
+    how = how_to_fit(args)
     options = {name: value for name in option_names() if (value := getattr(args, name, None)) is not None}
     state = swap(args.path, **{"attention": PLUGGED, **options})
     reason = "not calibrated: as drawn" if args.no_calibrate else why_not_calibrated(state, args.path)
     with atomic_write(args.out, "wb") as file:  # opened first: an unwritable path fails at once
         if args.calibrate is not None or reason is None:
-            done = calibrate(state, args.calibrate, **shared, **fitting)
+            done = calibrate(state, args.calibrate, **how)
             state, reason = done.state, done.description
             print(render(done))
         file.write(serialised(state))

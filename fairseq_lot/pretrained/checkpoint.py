@@ -16,7 +16,7 @@ from fairseq.models.transformer import TransformerModel
 from fairseq.utils import apply_to_sample
 
 from fairseq_lot import models  # noqa: F401 - registers the architectures
-from fairseq_lot.errors import InputError
+from fairseq_lot.errors import InputError, first_line
 from fairseq_lot.models.pluggable_transformer import PluggableTransformerModel
 
 # a checkpoint by its path, or as load_checkpoint returned it
@@ -78,11 +78,8 @@ def load_checkpoint(path: str | Path) -> dict:
         if "unsupported global" in str(error).lower():
             raise InputError(f"{path} holds objects other than tensors and settings, so it was not loaded") from error
         # torch's own text on a pickle advises to load it unsafely
-        reason = "" if isinstance(error, UnpicklingError) else (str(error).strip() or type(error).__name__)
-        raise InputError(
-            f"{path} is not a readable checkpoint, it may be truncated or foreign: "
-            f"{reason.splitlines()[0] if reason else 'its pickle is damaged'}"
-        ) from error
+        reason = "its pickle is damaged" if isinstance(error, UnpicklingError) else first_line(error)
+        raise InputError(f"{path} is not a readable checkpoint, it may be truncated or foreign: {reason}") from error
     _check(state, path)
     return state
 

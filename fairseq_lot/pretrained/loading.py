@@ -3,8 +3,8 @@
 import copy
 import dataclasses
 from argparse import Namespace
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +15,13 @@ from fairseq.models.transformer import TransformerModel
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from fairseq.utils import apply_to_sample
 
-from fairseq_lot.errors import InputError
+from fairseq_lot.errors import InputError, first_line
 from fairseq_lot.models.pluggable_transformer import base_architecture
 from fairseq_lot.pretrained.check import check_data, check_dictionaries
 from fairseq_lot.pretrained.checkpoint import Checkpoint, model_args, read, saved_encoder, saved_task
 from fairseq_lot.pretrained.device import choose_device
 from fairseq_lot.pretrained.languages import Pair, languages, with_languages
-from fairseq_lot.pretrained.multilingual import is_multilingual, set_up, without_notes
+from fairseq_lot.pretrained.multilingual import is_multilingual, set_up, source_symbols, without_notes
 
 # What saves memory or regularises in fairseq-train: it hinders a fit, and changes no measurement. Quantisation noise is
 # not here: its layer is a part of the model, and its noise is not made in eval mode.
@@ -73,6 +73,26 @@ class Loaded:
         drawn = np.random.default_rng(seed).permutation(fitting)[:sentences]
         return drawn[np.argsort(self.sentences.src_sizes[drawn], kind="stable")]
 
+    def source(self, pieces: Sequence[str]) -> torch.Tensor:
+        """``(len,)``: what the encoder reads where a sentence has these pieces, end of sentence included."""
+        dictionary = self.task.source_dictionary
+        return torch.tensor([*source_symbols(self.task), *map(dictionary.index, pieces), dictionary.eos()])
+
+    def with_sources(self, sources: Sequence[torch.Tensor]) -> "Loaded":
+        """The same model with these sources as its sentences, and no target side."""
+        lengths, dictionary = [len(source) for source in sources], self.task.source_dictionary
+        dataset = LanguagePairDataset(sources, lengths, dictionary, tgt_dict=self.task.target_dictionary)
+        return replace(self, dataset=dataset)
+
+    @torch.no_grad()
+    def translate(self, batches: Iterable[Iterable[int]], beam: int) -> Iterator[tuple[int, torch.Tensor]]:
+        """The sentences of these batches with their best translations, as symbols with the end of sentence."""
+        generator = self.task.build_generator([self.model], Namespace(beam=beam))
+        for sample in map(self.batch, batches):
+            found = self.task.inference_step(generator, [self.model], sample)
+            for i, hypotheses in zip(sample["id"].tolist(), found, strict=True):
+                yield i, hypotheses[0]["tokens"].cpu()
+
     def batch(self, indices: Iterable[int]) -> dict:
         """fairseq's sample of these sentences, on the model's device."""
         return on_device(self.sentences.collater([self.sentences[int(i)] for i in indices]), self.device)
@@ -111,8 +131,7 @@ def build(
     except InputError:
         raise
     except Exception as error:  # whatever a checkpoint of other options or another time leads to
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InputError(f"{path} cannot be loaded: {reason}") from error
+        raise InputError(f"{path} cannot be loaded: {first_line(error)}") from error
     return model.eval().to(device)
 
 
@@ -189,7 +208,6 @@ def load_data(
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     except Exception as error:  # whatever a folder of other options or another time leads to
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InputError(f"{path} cannot be loaded with the data in {data}: {reason}") from error
+        raise InputError(f"{path} cannot be loaded with the data in {data}: {first_line(error)}") from error
     dataset = None if split is None else task.dataset(split)
     return task, dataset.datasets[0] if isinstance(dataset, ConcatDataset) else dataset  # multilingual: of one pair

@@ -23,13 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from fairseq.data import Dictionary
 from fairseq.data.data_utils import post_process
 from fairseq.data.encoders import BPE_REGISTRY, TOKENIZER_REGISTRY, build_bpe, build_tokenizer
 
 from fairseq_lot.corpus.encode import MODEL_NAME, SPACE
-from fairseq_lot.errors import InputError
+from fairseq_lot.errors import InputError, first_line
 from fairseq_lot.pretrained.loading import Loaded
 
 _REGISTRIES = {"bpe": BPE_REGISTRY, "tokenizer": TOKENIZER_REGISTRY}
@@ -172,11 +171,6 @@ class Text:
         return tokens if self.tokenizer is None else self.tokenizer.decode(tokens)
 
 
-def indices(pieces: Sequence[str], dictionary: Dictionary) -> torch.Tensor:
-    """``(len + 1,)``: the symbols of the pieces and the end of sentence."""
-    return torch.tensor([*map(dictionary.index, pieces), dictionary.eos()])
-
-
 def _symbols(dictionary):
     """Without those that every dictionary has."""
     return dictionary.symbols[dictionary.nspecial :]
@@ -239,13 +233,9 @@ def _build(kind, name, options, file=None):
         with contextlib.redirect_stderr(said):
             return _BUILDERS[kind](Namespace(**{**options, kind: name}))
     except (Exception, SystemExit) as error:  # whatever reading garbage raises; subword-nmt exits
-        reason = said.getvalue().strip().splitlines()[0] if said.getvalue().strip() else _first_line(error)
+        reason = said.getvalue().strip().splitlines()[0] if said.getvalue().strip() else first_line(error)
         what = f"--{kind} {name}" if file is None else f"{file}, --{kind} {name}"
         raise InputError(f"{what} cannot be used: {reason}") from error
-
-
-def _first_line(error):
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _compare(bpe, file, task):
@@ -256,7 +246,7 @@ def _compare(bpe, file, task):
         longest = sorted(spelt, key=len, reverse=True)[: min(_PROBES, 1 + len(spelt) // 4)]
         pieces = [piece for text in longest for piece in bpe.encode(text).split()]
     except Exception as error:  # an encoder of numbers meets words
-        raise InputError(f"{file} does not fit {task.cfg.data}: {_first_line(error)}") from error
+        raise InputError(f"{file} does not fit {task.cfg.data}: {first_line(error)}") from error
     unknown = sum(dictionary.index(piece) == dictionary.unk() for piece in pieces)
     if 2 * unknown > len(pieces):
         raise InputError(

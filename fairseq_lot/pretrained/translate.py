@@ -19,9 +19,9 @@ from fairseq_lot.pretrained.check import check_lengths
 from fairseq_lot.pretrained.checkpoint import Checkpoint
 from fairseq_lot.pretrained.device import add_device_argument, choose_device
 from fairseq_lot.pretrained.languages import Pair, add_language_arguments, typed_pair
-from fairseq_lot.pretrained.loading import Loaded, load, on_device
-from fairseq_lot.pretrained.multilingual import language_symbols, source_symbols
-from fairseq_lot.pretrained.text import Text, add_text_arguments, indices, piece_kind, text_options
+from fairseq_lot.pretrained.loading import Loaded, load
+from fairseq_lot.pretrained.multilingual import language_symbols
+from fairseq_lot.pretrained.text import Text, add_text_arguments, piece_kind, text_options
 
 _BATCH = 32  # piped sentences at a time
 
@@ -54,7 +54,7 @@ class Searcher:
         if beam < 1:
             raise InputError(f"--beam must be at least 1, got {beam}")
         self.loaded = load(checkpoint, data, split, needs_target=False, device=device, pair=languages)
-        self._generator = self.loaded.task.build_generator([self.loaded.model], Namespace(beam=beam))
+        self._beam = beam
 
     def spell(self, target: torch.Tensor) -> str:
         """A translation, as :meth:`search` finds it, with its pieces joined to words."""
@@ -67,23 +67,16 @@ class Searcher:
 
     def symbols(self, pieces: Sequence[str], where: str) -> torch.Tensor:
         """``(len,)``: what the encoder reads, end of sentence included; refused if it is too long."""
-        task = self.loaded.task
-        symbols = torch.tensor([*source_symbols(task), *indices(pieces, task.source_dictionary)])
+        symbols = self.loaded.source(pieces)
         limit, length = self.loaded.model.max_positions()[0], len(symbols)
         if length > limit:
             raise InputError(f"{where}: {length} pieces with the end of sentence, the model takes {limit}; shorten it")
         return symbols
 
-    @torch.no_grad()
     def search(self, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The best hypothesis for each source, both as symbols with the end of sentence."""
-        task = self.loaded.task
-        lengths = [len(source) for source in sources]
-        dataset = LanguagePairDataset(sources, lengths, task.source_dictionary, tgt_dict=task.target_dictionary)
-        sample = on_device(dataset.collater([dataset[i] for i in range(len(sources))]), self.loaded.device)
-        found = task.inference_step(self._generator, [self.loaded.model], sample)
-        by_id = dict(zip(sample["id"].tolist(), found, strict=True))
-        return [by_id[i][0]["tokens"].cpu() for i in range(len(sources))]
+        found = dict(self.loaded.with_sources(sources).translate([range(len(sources))], self._beam))
+        return [found[i] for i in range(len(sources))]
 
 
 class Translator(Searcher):
@@ -151,7 +144,6 @@ def _string(task, target, joined=None, **how):
     return task.target_dictionary.string(target, joined, extra_symbols_to_ignore=language_symbols(task), **how)
 
 
-@torch.no_grad()
 def translate_split(loaded: Loaded, *, beam: int, batch: int = 128) -> list[str]:
     """The translation of every sentence of a split, pieces joined to words, in the order of the corpus.
 
@@ -160,17 +152,12 @@ def translate_split(loaded: Loaded, *, beam: int, batch: int = 128) -> list[str]
     """
     task, dataset = loaded.task, loaded.sentences
     check_lengths(dataset.src_sizes, loaded.model.max_positions()[0], where=str(task.cfg.data))
-    generator = task.build_generator([loaded.model], Namespace(beam=beam))
     joined = piece_kind(task.target_dictionary)
     translations = [""] * len(dataset)
     by_length = dataset.src_sizes.argsort(kind="stable")[::-1]
-    with tqdm(total=len(dataset), desc="test", unit="sentence", leave=False, disable=None) as bar:
-        for start in range(0, len(dataset), batch):
-            sample = loaded.batch(by_length[start : start + batch])
-            found = task.inference_step(generator, [loaded.model], sample)
-            for i, hypotheses in zip(sample["id"].tolist(), found, strict=True):
-                translations[i] = _string(task, hypotheses[0]["tokens"], joined)
-            bar.update(len(sample["id"]))
+    found = loaded.translate((by_length[start : start + batch] for start in range(0, len(dataset), batch)), beam)
+    for i, target in tqdm(found, "test", total=len(dataset), unit="sentence", leave=False, disable=None):
+        translations[i] = _string(task, target, joined)
     return translations
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fairseq_lot import cli
-from fairseq_lot.plug_and_play import distillation
+from fairseq_lot.plug_and_play.distillation import Distillation
 from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
 from tests.end_to_end.conftest import command, fairseq_lot, generate, hypotheses, refuse
 
@@ -151,7 +151,7 @@ def foreground():
 
 def interrupt_at(call, monkeypatch):
     """Ctrl-C at this call of the loss of the heads."""
-    calls, real = [], distillation.head_errors
+    calls, real = [], Distillation.head_errors
 
     def head_errors(*arguments):
         calls.append(None)
@@ -159,7 +159,7 @@ def interrupt_at(call, monkeypatch):
             signal.raise_signal(signal.SIGINT)
         return real(*arguments)
 
-    monkeypatch.setattr("fairseq_lot.plug_and_play.calibrate.head_errors", head_errors)
+    monkeypatch.setattr(Distillation, "head_errors", head_errors)
 
 
 def test_ctrl_c_ends_calibrate_early(data, lot_checkpoint, tmp_path, monkeypatch, capsys, foreground):

@@ -8,16 +8,7 @@ import torch
 
 from fairseq_lot.attention.registry import MECHANISMS, build_mechanism
 from fairseq_lot.errors import InputError
-from fairseq_lot.plug_and_play.distillation import (
-    encoder_only,
-    fit,
-    head_errors,
-    matches,
-    output_error,
-    teacher_calls,
-    translate_greedily,
-    with_target,
-)
+from fairseq_lot.plug_and_play.distillation import Distillation, Fit, fit, translate_greedily
 from tests.plug_and_play.in_memory import HEADS, LAYERS, load
 
 LENGTHS = tuple(3 + i % 7 for i in range(24))
@@ -39,34 +30,25 @@ LEARNING = [
 ]
 
 
-def pair(name, **options):
-    """A model with mechanism ``name`` at the encoder, and the same weights with softmax there."""
+def models(name, **options):
+    """A model with mechanism ``name`` at the encoder beside the same with softmax there, and its sentences."""
     options = {"lengths": LENGTHS, **OPTIONS.get(name, {}), **options}
     student, teacher = load(attention=name, **options), load(attention="softmax", **options)
     missing = teacher.model.load_state_dict(student.model.state_dict(), strict=False)
     assert not missing.missing_keys
-    return student, teacher
+    return Distillation(student.model, teacher.model), teacher
 
 
-def calls(teacher, matched, indices):
-    sample = teacher.batch(indices)
-    if not encoder_only(matched):
-        sample = with_target(sample, teacher.model)
-    return teacher_calls(teacher.model, matched, sample)
+def sample(both, sentences, indices):
+    return both.readable(sentences.batch(indices))
 
 
-def calibrate(student, teacher, *, steps=30, seed=1, rate=0.1, stop=lambda: False):
-    matched = matches(student.model, teacher.model)
+def calibrate(both, sentences, *, steps=30, seed=1, rate=0.1, errors=None, **options) -> Fit:
     order = np.random.default_rng(seed)
-    fitted = fit(
-        [parameter for one in matched for parameter in one.student.parameters()],
-        lambda: head_errors(matched, calls(teacher, matched, order.integers(8, 24, 5))).sum(),
-        lambda: head_errors(matched, calls(teacher, matched, range(8))),
-        steps=steps,
-        learning_rate=rate,
-        stop=stop,
-    )
-    return matched, fitted
+    samples = (sample(both, sentences, order.integers(8, 24, 5)) for _ in itertools.count())
+    held_out = sample(both, sentences, range(8))
+    options = {"steps": steps, "learning_rate": rate, **options}
+    return fit(both.added, errors or both.head_errors, samples, held_out, **options)
 
 
 def test_every_mechanism_with_parameters_is_meant():
@@ -76,14 +58,14 @@ def test_every_mechanism_with_parameters_is_meant():
 @pytest.mark.parametrize("differential", [False, True])
 @pytest.mark.parametrize("name", LEARNING)
 def test_heads_come_nearer_to_softmax_and_nothing_else_moves(name, differential):
-    student, teacher = pair(name, differential=differential)
+    both, sentences = models(name, differential=differential)
     # fairseq never fills _float_tensor: it may hold NaN
-    start = {k: value.clone() for k, value in student.model.state_dict().items() if not k.endswith("._float_tensor")}
-    matched, fitted = calibrate(student, teacher)
-    assert [(one.site, one.layer) for one in matched] == [("encoder", layer) for layer in range(LAYERS)]
+    start = {k: value.clone() for k, value in both.student.state_dict().items() if not k.endswith("._float_tensor")}
+    fitted = calibrate(both, sentences)
+    assert [(one.site, one.layer) for one in both.matched] == [("encoder", layer) for layer in range(LAYERS)]
     assert fitted.before.shape == fitted.after.shape == (LAYERS, HEADS)
     assert fitted.after.sum() < 0.97 * fitted.before.sum() and 0 < fitted.best_step <= fitted.steps == 30
-    state = student.model.state_dict()
+    state = both.student.state_dict()
     moved = {key for key, value in start.items() if not torch.equal(value, state[key])}
     fittable = {key for key in start if ".mechanism." in key and "lambda_" not in key and ".norm." not in key}
     assert moved and moved <= fittable
@@ -93,117 +75,121 @@ def test_heads_come_nearer_to_softmax_and_nothing_else_moves(name, differential)
 @pytest.mark.parametrize("start", [0.1, 5.0])
 def test_temperatures_of_one_update_become_those_of_softmax(start):
     """Sinkhorn of one update is softmax at ε, so what calibration should find is known: ε = 1 in every head."""
-    student, teacher = pair("sinkhorn", sinkhorn_epsilon=start, sinkhorn_num_updates=1)
-    matched, fitted = calibrate(student, teacher, steps=120, rate=0.2)
+    both, sentences = models("sinkhorn", sinkhorn_epsilon=start, sinkhorn_num_updates=1)
+    fitted = calibrate(both, sentences, steps=120, rate=0.2)
     assert fitted.after.max() < 1e-4 < 0.05 < fitted.before.min()
-    for one in matched:
+    for one in both.matched:
         torch.testing.assert_close(one.student.epsilon().flatten(), torch.ones(HEADS), atol=0.05, rtol=0)
 
 
 def test_temperatures_start_at_softmax_s_own_and_come_nearer():
-    student, teacher = pair("sinkhorn", sinkhorn_epsilon=None)
-    starts = [one.student.epsilon() for one in matches(student.model, teacher.model)]
+    both, sentences = models("sinkhorn", sinkhorn_epsilon=None)
+    starts = [one.student.epsilon() for one in both.matched]
     assert len(starts) == LAYERS and all(start.eq(1).all() for start in starts)
-    _, fitted = calibrate(student, teacher, rate=0.2)
+    fitted = calibrate(both, sentences, rate=0.2)
     assert fitted.after.sum() < fitted.before.sum() and fitted.best_step > 0
 
 
 def test_the_kept_parameters_have_the_errors_that_are_told():
-    student, teacher = pair("lot")
-    matched, fitted = calibrate(student, teacher)
-    torch.testing.assert_close(head_errors(matched, calls(teacher, matched, range(8))), fitted.after)
+    both, sentences = models("lot")
+    fitted = calibrate(both, sentences)
+    torch.testing.assert_close(both.head_errors(sample(both, sentences, range(8))), fitted.after)
 
 
 def test_error_is_relative_and_blind_to_pads():
-    student, teacher = pair("lot")
-    matched = matches(student.model, teacher.model)
-    (call, *_) = calls(teacher, matched, range(8))
+    both, sentences = models("lot")
+    (call, *_) = both.teacher_calls(sentences.batch(range(8)))
+    student, teacher = both.matched[0].student, both.matched[0].teacher
     assert call.query_pads.any()
-    assert call.error(teacher.model.encoder.layers[0].self_attn.mechanism).eq(0).all()
+    assert call.error(teacher).eq(0).all()
     alone = torch.zeros(HEADS), torch.zeros(HEADS)
     for i in range(8):
-        (one, *_) = calls(teacher, matched, [i])
-        difference = matched[0].student(*one.args, **one.kwargs).values - one.values
+        (one, *_) = both.teacher_calls(sentences.batch([i]))
+        difference = student(*one.args, **one.kwargs).values - one.values
         alone[0].add_(difference.square().sum((0, 2, 3)).detach())
         alone[1].add_(one.values.square().sum((0, 2, 3)))
-    torch.testing.assert_close(call.error(matched[0].student), alone[0] / alone[1], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(call.error(student), alone[0] / alone[1], atol=1e-5, rtol=1e-4)
 
 
 def test_the_seed_decides():
     def parameters(seed):
-        student, teacher = pair("lot")
-        matched, _ = calibrate(student, teacher, steps=5, seed=seed)
-        return [parameter for one in matched for parameter in one.student.parameters()]
+        both, sentences = models("lot")
+        calibrate(both, sentences, steps=5, seed=seed)
+        return both.added
 
     first, again, other = parameters(1), parameters(1), parameters(2)
     assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True))
     assert not torch.equal(first[0], other[0])
 
 
-def test_stopped_early_it_keeps_the_best_so_far():
-    asked = iter([False] * 10 + [True])
-    student, teacher = pair("lot")
-    matched, fitted = calibrate(student, teacher, stop=lambda: next(asked))
-    assert fitted.steps == 10 and 0 < fitted.best_step <= 10
-    torch.testing.assert_close(head_errors(matched, calls(teacher, matched, range(8))), fitted.after)
+def test_interrupted_it_keeps_the_best_so_far():
+    both, sentences = models("lot")
+
+    def interrupted(call):
+        calls = itertools.count(1)  # one at the start, then two a step: on what is fitted to, and on what is held out
+
+        def errors(batch):
+            if next(calls) == call:
+                raise KeyboardInterrupt
+            return both.head_errors(batch)
+
+        return errors
+
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(both, sentences, errors=interrupted(2))
+    fitted = calibrate(both, sentences, errors=interrupted(22), steps=20, interruptible=True)
+    assert fitted.interrupted and fitted.steps == 10 and 0 < fitted.best_step <= 10
+    torch.testing.assert_close(both.head_errors(sample(both, sentences, range(8))), fitted.after)
     assert fitted.after.sum() < fitted.before.sum()
 
 
 def test_what_only_gets_worse_is_left_as_it_was():
-    student, teacher = pair("lot")
-    start = student.model.encoder.layers[0].self_attn.mechanism.pivots.detach().clone()
-    _, fitted = calibrate(student, teacher, rate=1e4, steps=3)
+    both, sentences = models("lot")
+    start = both.added[0].detach().clone()
+    fitted = calibrate(both, sentences, rate=1e4, steps=3)
     assert fitted.best_step == 0 and torch.equal(fitted.before, fitted.after)
-    assert torch.equal(student.model.encoder.layers[0].self_attn.mechanism.pivots, start)
+    assert torch.equal(both.added[0], start)
 
 
 @pytest.mark.parametrize(("name", "options"), [("softmax", {}), ("sinkhorn", {"sinkhorn_learn_epsilon": False})])
 def test_nothing_to_fit_is_an_error(name, options):
-    student, teacher = pair(name, **options)
     with pytest.raises(InputError, match="nothing to calibrate"):
-        matches(student.model, teacher.model)
+        models(name, **options)
 
 
 @pytest.mark.parametrize("source_only", [False, True])
 def test_decoder_sites_are_fitted_with_and_without_targets(source_only):
-    student, teacher = pair("lot", attention_sites="encoder,cross,decoder", source_only=source_only)
-    matched, fitted = calibrate(student, teacher, steps=10)
-    assert [one.site for one in matched] == ["encoder"] * LAYERS + ["cross"] * LAYERS + ["decoder"] * LAYERS
+    both, sentences = models("lot", attention_sites="encoder,cross,decoder", source_only=source_only)
+    fitted = calibrate(both, sentences, steps=10)
+    assert [one.site for one in both.matched] == ["encoder"] * LAYERS + ["cross"] * LAYERS + ["decoder"] * LAYERS
     after, before = fitted.after.sum(1), fitted.before.sum(1)
     assert (after < before).sum() >= 4 and after.sum() < before.sum()
 
 
 def test_encoder_sites_never_run_the_decoder(monkeypatch):
-    student, teacher = pair("lot", source_only=True)
-    monkeypatch.setattr(teacher.model.decoder, "forward", lambda *args, **kwargs: pytest.fail("the decoder ran"))
-    calibrate(student, teacher, steps=2)
+    both, sentences = models("lot", source_only=True)
+    monkeypatch.setattr(both.teacher.decoder, "forward", lambda *args, **kwargs: pytest.fail("the decoder ran"))
+    calibrate(both, sentences, steps=2)
 
 
 @pytest.mark.parametrize("sites", ["encoder", "encoder,cross"])
 def test_the_output_of_the_stack_can_be_fitted(sites):
-    student, teacher = pair("lot", attention_sites=sites)
-    matched = matches(student.model, teacher.model)
-    samples = [teacher.batch(indices) for indices in (range(8), range(8, 16), range(16, 24))]
-    parameters = [parameter for one in matched for parameter in one.student.parameters()]
-
-    def error(sample):
-        return output_error(student.model, teacher.model, sample, encoder_only=sites == "encoder")
-
-    assert output_error(teacher.model, teacher.model, samples[0], encoder_only=sites == "encoder") == 0
-    fitted_to = itertools.cycle(samples[1:])
-    fitted = fit(parameters, lambda: error(next(fitted_to)), lambda: error(samples[0]), steps=30, learning_rate=0.05)
+    both, sentences = models("lot", attention_sites=sites)
+    held_out = sample(both, sentences, range(8))
+    assert Distillation(both.student, both.student).output_error(held_out) == 0
+    fitted = calibrate(both, sentences, errors=both.output_error, rate=0.05)
     assert fitted.after < 0.97 * fitted.before
-    torch.testing.assert_close(error(samples[0]), fitted.after)
+    torch.testing.assert_close(both.output_error(held_out), fitted.after)
 
 
 def test_own_translations_are_what_the_decoder_would_choose():
-    _, teacher = pair("lot", source_only=True)
-    sample = teacher.batch(range(4))
-    tokens = translate_greedily(teacher.model, sample)
-    eos = teacher.task.target_dictionary.eos()
+    both, sentences = models("lot", source_only=True)
+    batch = sentences.batch(range(4))
+    tokens = translate_greedily(both.teacher, batch)
+    eos = sentences.task.target_dictionary.eos()
     assert tokens[:, 0].eq(eos).all()
     with torch.no_grad():
-        logits, _ = teacher.model(**sample["net_input"], prev_output_tokens=tokens)
+        logits, _ = both.teacher(**batch["net_input"], prev_output_tokens=tokens)
     for row, chosen in zip(tokens, logits.argmax(-1), strict=True):
-        length = int(row.ne(teacher.pad).sum())
+        length = int(row.ne(sentences.pad).sum())
         assert torch.equal(row[1:length], chosen[: length - 1])

@@ -16,6 +16,7 @@ COMMANDS = {
     "check": ("fairseq_lot.pretrained.check", "check a checkpoint and a data folder before a long run"),
     "compare": ("fairseq_lot.evaluation.compare", "test the differences between several systems, pair by pair"),
     "diagnose": ("fairseq_lot.inspection.diagnose", "measure the attention of a checkpoint, head by head"),
+    "documents": ("fairseq_lot.corpus.documents", "join encoded sentences to documents, to train on and to test"),
     "encode": ("fairseq_lot.corpus.encode", "learn a joint BPE on a tokenised text and apply it"),
     "iwslt14": ("fairseq_lot.corpus.iwslt14", "extract the raw IWSLT'14 De-En archive into plain text"),
     "report": ("fairseq_lot.inspection.report", "results, curves and attention maps as one page to look at"),

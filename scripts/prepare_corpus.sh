@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Makes a data folder of one's own parallel text, in any pair of languages, as the other prepare_*.sh do of theirs.
+# Makes a data folder of one's own parallel text, in any pair of languages. A folder that is there is left as it is.
 #
 #   SRC, TGT     the languages, by which the names of the files end: SRC=fr TGT=en
-#   TRAIN        prefix of the text to train on: TRAIN=my/train is my/train.fr and my/train.en
+#   TRAIN        prefix of the text to train on: TRAIN=my/train is my/train.fr and my/train.en, or the same with .xz
 #   VALID, TEST  prefixes too, or numbers: so many pairs, evenly spread over TRAIN, are held out of it
 #   TOKENISED    yes: the text is taken as it is; no: it becomes Moses tokens in lower case
 #   CLEAN        of text that is tokenised here, keep every pair (no), or drop long and unequal ones as fairseq's IWSLT
@@ -10,6 +10,7 @@
 #   BPE          sentencepiece or subword_nmt (which keeps its codes as "code"), learned on both languages together
 #   VOCAB_SIZE   pieces of both languages together, with subword_nmt merges (10000)
 #   JOINED       yes: one dictionary for both languages; no: one each
+#   DOCUMENTS    yes: sentences are joined (fairseq-lot documents --help); no: a line is a sentence
 #   NAME, OUT    name and folder of the result
 #   WORKERS      processes
 set -euo pipefail
@@ -19,21 +20,16 @@ source scripts/lib/data.sh
 for name in SRC TGT TRAIN VALID TEST; do
     [ -n "${!name:-}" ] || die "$name is not set; give SRC, TGT, TRAIN, VALID and TEST (see the top of $0)"
 done
-for name in SRC TGT; do
-    [[ ${!name} =~ ^[A-Za-z]{2,3}$ ]] || die "$name=${!name} is not a language code; give two or three letters"
-done
-[ "$SRC" != "$TGT" ] || die "SRC and TGT are both $SRC; give two different languages"
-one_of TOKENISED "${TOKENISED:=no}" yes no
-one_of CLEAN "${CLEAN:=yes}" yes no
-NAME=${NAME:-corpus.$SRC-$TGT}
-OUT=${OUT:-data-bin/$NAME}
+[[ $SRC-$TGT =~ ^[A-Za-z]{2,3}-[A-Za-z]{2,3}$ ]] || die "SRC=$SRC TGT=$TGT must be two language codes, as SRC=fr TGT=en"
+: "${TOKENISED:=no}" "${CLEAN:=yes}" "${NAME:=corpus.$SRC-$TGT}" "${OUT:=data-bin/$NAME}"
+yes_or_no TOKENISED CLEAN
 
-begin "$OUT" 10000
+begin
 text=("$TRAIN" "$VALID" "$TEST")
 if [ "$TOKENISED" = no ]; then
-    keep=()
-    [ "$CLEAN" = yes ] || keep=(--no-clean)
-    tokenise ${keep[@]+"${keep[@]}"} --raw "${text[@]}"
+    clean=(--no-clean)
+    [ "$CLEAN" = no ] || clean=()
+    fairseq-lot tokenise --raw "${text[@]}" --source "$SRC" --target "$TGT" --out "$WORK/text" ${clean[@]+"${clean[@]}"}
     text=("$WORK/text")
 fi
-binarise "$OUT" "${text[@]}"
+binarise "${text[@]}"

@@ -5,7 +5,7 @@
 #   bash scripts/score.sh lot.pt data-bin/synthetic checkpoints/lot checkpoints/base.out \
 #       '{"system": "LOT", "settings": {"attention": "lot"}, "stage": "plug-and-play"}' --beam 4
 #
-#   DATA   references are its text/test.*, or else the target side of its binary files
+#   DATA   references are its text/test.*, or else the target side of its binary files; --gen-subset names another test set
 #   BASE   translations of the base, OUT.out of an earlier call, for the paired test; - for none
 #   LABEL  what the row is about (fairseq-lot score --help)
 set -euo pipefail
@@ -24,8 +24,9 @@ if [ ! "$out.out" -nt "$ckpt" ]; then
         || die "fairseq-generate failed: $(tail -n 1 "$out.err")"
     mv "$out.part" "$out.out"
 fi
-target=$(sed -n 's/.*\[\(.*\)\] dictionary: .*/\1/p' "$out.err" | tail -n 1)
-reference=$data/text/test.$target raw=$data/raw/test.$target more=()
+file=$(sed -n 's/.*loaded .* examples from: .*\///p' "$out.err" | tail -n 1) # test.de-en.en
+target=${file##*.} subset=${file%%.*} more=()
+reference=$data/text/$subset.$target raw=$data/raw/$subset.$target
 if [ ! -f "$reference" ]; then # fairseq-preprocess keeps no text; what is not in its dictionary is <<unk>> here
     reference=$out.$target
     grep '^T-' "$out.out" | cut -c 3- | sort -n | cut -f 2- >"$reference"

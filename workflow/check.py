@@ -1,29 +1,34 @@
 """Refuses an experiment that would fail later: reads it as JSON, and checks the schema, then flags and mechanisms."""
 
-import argparse
 import contextlib
 import io
 import json
 import sys
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import yaml
-from fairseq import options
-from fairseq.models import ARCH_CONFIG_REGISTRY
-from flags import attention_words, words
 
-from fairseq_lot.attention.registry import mechanism_class
 from fairseq_lot.errors import InputError
-from fairseq_lot.modules.flat_options import add_attention_args, option_names
-from fairseq_lot.plug_and_play.calibrate import FitOptions, add_fit_arguments
-from fairseq_lot.plug_and_play.swap import plug
-from fairseq_lot.pretrained.loading import untrained
 
 SCHEMA = Path(__file__).with_name("schema.yaml")
+
+
+def words(flags: dict[str, Any]) -> list[str]:
+    """Flags of a config file as words of a command line; ``true`` is the flag alone."""
+    return [
+        f"--{name}" if value is True else f"--{name}={'false' if value is False else value}"
+        for name, value in flags.items()
+    ]
+
+
+def attention_flags(system: dict[str, Any]) -> dict[str, Any]:
+    """The flags of a system's mechanism, the same for swap and fairseq-train."""
+    sites = {"attention-sites": system["sites"]} if "sites" in system else {}
+    return {"attention": system["attention"], **sites, **system.get("options", {})}
 
 
 def check(config: dict[str, Any]) -> None:
@@ -33,64 +38,59 @@ def check(config: dict[str, Any]) -> None:
         InputError: it is not as the schema says, or a flag or a mechanism is unknown or wrong.
     """
     schema = yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
-    errors = jsonschema.Draft202012Validator(schema).iter_errors(config)
-    error = jsonschema.exceptions.best_match(errors)
+    error = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema).iter_errors(config))
     if error:
-        raise InputError(f"{_place(error.absolute_path)}: {error.message}")
+        raise InputError(f"{', '.join(map(str, error.absolute_path)) or 'the experiment'}: {error.message}")
+    # not above: Snakefile imports this file, and fairseq changes how its process logs
+    from fairseq import options
+
+    from fairseq_lot.models import pluggable_transformer  # noqa: F401 (registers the architectures)
+
+    def train(given: list[str]) -> Namespace:
+        return options.parse_args_and_arch(options.get_training_parser(), ["DATA", *given])
+
     for backbone, own in config["backbones"].items():
         architecture = {"arch": f"{'lot_' * (backbone == 'transformer')}{backbone}_{config['size']}"}
         for stage in ("pretrain", "finetune"):
-            _training(f"{stage}, {backbone}", [*words({**architecture, **own, **config.get(stage, {})})])
+            _parse(f"{stage}, {backbone}", train, {**architecture, **own, **config.get(stage, {})})
         for name, system in config["systems"].items():
-            with _said(f"systems, {name}"):
+            try:
                 _build(system, architecture["arch"])
-            _training(f"systems, {name}, finetune", words({**architecture, **system.get("finetune", {})}))
-    _parse("generate", lambda parser: None, words(config.get("generate", {})), options.get_generation_parser())
+            except InputError as error:
+                raise InputError(f"systems, {name}: {' '.join(str(error).split())}") from None
+            _parse(f"systems, {name}, finetune", train, {**architecture, **system.get("finetune", {})})
+    _parse("generate", options.get_generation_parser().parse_args, config.get("generate", {}))
 
 
-def _place(path) -> str:
-    return ", ".join(map(str, path)) or "the experiment"
-
-
-@contextlib.contextmanager
-def _said(place: str):
-    """Errors say where the value stands."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"{place}: {' '.join(str(error).split())}") from None
-
-
-def _parse(place: str, add: Callable, given: list[str], parser: ArgumentParser | None = None) -> argparse.Namespace:
-    """The values of some words; InputError with argparse's message."""
-    parser = parser or ArgumentParser(allow_abbrev=False, add_help=False)
-    add(parser)
+def _parse(place: str, parse: Callable[[list[str]], Namespace], flags: dict[str, Any]) -> Namespace:
+    """What a parser makes of flags; InputError with argparse's message."""
     with contextlib.redirect_stderr(io.StringIO()) as printed:
         try:
-            return parser.parse_args(given)
-        except SystemExit:
-            raise InputError(f"{place}: {printed.getvalue().strip().partition('error: ')[2]}") from None
-
-
-def _training(place: str, given: list[str]) -> None:
-    """Flags of fairseq-train."""
-    with contextlib.redirect_stderr(io.StringIO()) as printed:
-        try:
-            options.parse_args_and_arch(options.get_training_parser(), ["DATA", *given])
+            return parse(words(flags))
         except SystemExit:
             raise InputError(f"{place}: {printed.getvalue().strip().partition('error: ')[2]}") from None
 
 
 def _build(system: dict[str, Any], architecture: str) -> None:
-    """The system's mechanisms, in a model of that architecture with few symbols."""
+    """Put the system's mechanisms into a model of that architecture with few symbols."""
+    from fairseq.models import ARCH_CONFIG_REGISTRY
+
+    from fairseq_lot.attention.registry import mechanism_class
+    from fairseq_lot.modules.flat_options import add_attention_args, option_names
+    from fairseq_lot.plug_and_play.calibrate import FitOptions, add_fit_arguments
+    from fairseq_lot.plug_and_play.swap import plug
+    from fairseq_lot.pretrained.loading import untrained
+
     mechanism_class(system["attention"])
-    given = attention_words(system)
-    attention = _parse("options", lambda parser: add_attention_args(parser, differential=False), given)
-    fit = {name: value for name, value in system.get("calibrate", {}).items() if name != "with"}
-    FitOptions.of(_parse("calibrate", add_fit_arguments, words(fit)))
-    model = argparse.Namespace(arch=architecture)
+    attention, fit = (ArgumentParser(allow_abbrev=False, add_help=False) for _ in range(2))
+    add_attention_args(attention, differential=False)
+    add_fit_arguments(fit)
+    given = vars(_parse("options", attention.parse_args, attention_flags(system)))
+    calibrate = {name: value for name, value in system.get("calibrate", {}).items() if name != "with"}
+    FitOptions.of(_parse("calibrate", fit.parse_args, calibrate))
+    model = Namespace(arch=architecture)
     ARCH_CONFIG_REGISTRY[architecture](model)
-    options = {name: value for name, value in vars(attention).items() if name in option_names() and value is not None}
+    options = {name: value for name, value in given.items() if name in option_names() and value is not None}
     plug(model, **options)
     untrained(model, 8, 8)
 

@@ -125,8 +125,8 @@ class NearFar(Mechanism):
             def apply(v):
                 return apply_causal(q, k, v, *logs, key_padding_mask)[:, :, early:]
         else:
-            logs = self._logs(tokens)
-            logs = [None, None] if logs is None else logs.split([q.size(2), k.size(2)], 2)
+            both = self._logs(tokens)
+            logs = (None, None) if both is None else both.split([q.size(2), k.size(2)], 2)
             mass = self._log_masses(sides, logs, query_padding_mask, key_padding_mask)
 
             def apply(v):

@@ -103,7 +103,7 @@ def read_parallel(prefix: str | Path, languages: Sequence[str], *, allow_empty=F
     Every run of white space (also no-break spaces, as fairseq splits on them) becomes one space.
 
     Args:
-        prefix: the files are ``{prefix}.{language}``.
+        prefix: the files are ``{prefix}.{language}``, or compressed, ``{prefix}.{language}.xz``.
         languages: source and target.
         allow_empty: keep empty lines, for a caller that drops such pairs.
 
@@ -113,7 +113,7 @@ def read_parallel(prefix: str | Path, languages: Sequence[str], *, allow_empty=F
     Raises:
         InputError: a file is missing or without lines, a line is not UTF-8, binary or empty, counts differ.
     """
-    paths = [Path(f"{prefix}.{language}") for language in languages]
+    paths = [_plain_or_xz(f"{prefix}.{language}") for language in languages]
     for path in paths:
         if not path.is_file():
             raise InputError(f"{path} is missing; the text needs {prefix}.{{{','.join(languages)}}}")
@@ -133,6 +133,10 @@ def read_parallel(prefix: str | Path, languages: Sequence[str], *, allow_empty=F
         if not allow_empty and "" in lines:
             raise InputError(f"{path}, line {lines.index('') + 1}: empty line; remove it from both languages")
     return sides
+
+
+def _plain_or_xz(name: str) -> Path:
+    return Path(name) if Path(name).is_file() or not Path(f"{name}.xz").is_file() else Path(f"{name}.xz")
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Files that are either complete or absent."""
 
 import contextlib
+import lzma
 import os
 import tempfile
 from collections.abc import Iterator
@@ -54,16 +55,17 @@ def atomic_write(path: str | Path, mode: str = "w") -> Iterator[IO]:
 
 
 def read_lines(path: str | Path) -> list[str]:
-    """Return the lines of a UTF-8 text file without their line ends.
+    """Return the lines of a UTF-8 text file, perhaps compressed (``.xz``), without their line ends.
 
     Raises:
-        InputError: the file is missing, or a line is not UTF-8 (the message gives its number).
+        InputError: the file is missing or damaged, or a line is not UTF-8 (the message gives its number).
     """
     path = Path(path)
     try:
         raw = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
+        raw = lzma.decompress(raw) if path.suffix == ".xz" else raw
+    except (OSError, lzma.LZMAError) as error:
+        raise InputError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from error
     lines = raw.split(b"\n")
     if lines[-1] == b"":
         lines.pop()

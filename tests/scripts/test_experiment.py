@@ -56,6 +56,7 @@ WRONG = [
     ({"pretrain": {"max-epochs": 3}}, "pretrain, transformer: unrecognized arguments: --max-epochs=3"),
     ({"finetune": {"max-epoch": "x"}}, "finetune, transformer: argument --max-epoch"),
     ({"generate": {"beams": 3}}, "generate: unrecognized arguments: --beams=3"),
+    ({"tests": {"valid": "first"}}, "tests: 'valid' does not match"),
     ({"systems": {"../x": {"attention": "lot"}}}, "systems: '../x' does not match"),
     ({"systems": {"base": {"attention": "lot"}}}, "systems: "),
 ]
@@ -133,6 +134,16 @@ def test_the_plan_has_each_stage_once(tmp_path):
     assert re.search(r"pretrain.sh .*ESP from scratch' --arch=lot_transformer_small --attention=esp", plan)
 
 
+def test_each_test_set_has_rows_of_its_own(tmp_path):
+    config = experiment(tmp_path, "data", tests={"test": "short", "test1": "long"})
+    code, shown, errors = snakemake(config, "--dry-run", "--printshellcmds")
+    assert code == 0 and re.search(r"^score +10$", shown + errors, re.MULTILINE), errors
+    calls = [line for line in (shown + errors).splitlines() if "scripts/score.sh" in line]
+    assert len(calls) == 10 and sum('"numbers, short"' in line for line in calls) == 5
+    for line in calls:
+        assert ("--gen-subset=test1" in line) == ('"numbers, long"' in line) == ("base.test1" in line)
+
+
 def job(folder, *command):
     return start(["bash", "scripts/lib/job.sh", "a title", folder / "a.log", *command])
 
@@ -175,16 +186,16 @@ def write_text(folder, source):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """A tiny data folder as fairseq-preprocess leaves it: subword-nmt, two dictionaries, no text beside them."""
+    """A tiny data folder as fairseq-preprocess leaves it: subword-nmt, two dictionaries, no text; of documents."""
     folder = tmp_path_factory.mktemp("data")
     write_text(folder / "text", "fr")
     made = start(
         ["bash", "scripts/prepare_corpus.sh"], SRC="fr", TGT="en", OUT=str(folder / "tiny"), TOKENISED="yes",
-        BPE="subword_nmt", JOINED="no", VOCAB_SIZE="40", WORKERS="1",
+        BPE="subword_nmt", JOINED="no", VOCAB_SIZE="40", WORKERS="1", DOCUMENTS="yes",
         **{name.upper(): str(folder / "text" / name) for name in ("train", "valid", "test")},
     )  # fmt: skip
     assert made.wait(timeout=120) == 0, made.communicate()
-    for extra in ("text", "code", "vocab_size"):
+    for extra in ("text", "code", "settings"):
         (folder / "tiny" / extra).rename(folder / f"no {extra}")
     return folder / "tiny"
 
@@ -212,6 +223,8 @@ def test_each_stage_by_hand(data, tmp_path):
     row = json.loads((tmp_path / "out/tuned.jsonl").read_text())
     assert row["sentences"] == 20 and row["tokenised"]["base"] is not None and row["seconds"] > 0
     assert (tmp_path / "out/tuned.en").read_text() == (data.parent / "text" / "test.en").read_text()
+    run("scripts/score.sh", tuned, data, tmp_path / "out/four", "-", label("fine-tuned"), "--gen-subset", "test1")
+    assert json.loads((tmp_path / "out/four.jsonl").read_text())["sentences"] == 5
 
 
 @pytest.mark.slow

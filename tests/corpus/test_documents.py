@@ -1,0 +1,78 @@
+"""Sentences joined to documents: every sentence once, the same on both sides, of the lengths that were asked for."""
+
+import pytest
+
+from fairseq_lot.cli import main
+from fairseq_lot.corpus import documents
+
+SPLITS = {"train": 300, "valid": 40, "test": 21}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """What encode leaves behind: sentence i has 1 to 5 German and 7 to 11 English pieces, tokens and raw text."""
+    for part in ("text", "raw"):
+        (tmp_path / part).mkdir()
+    for split, count in SPLITS.items():
+        for language, more in (("de", 1), ("en", 7)):
+            lines = [" ".join([f"{split}{i}"] + ["x"] * (i % 5 + more - 1)) for i in range(count)]
+            (tmp_path / f"{split}.{language}").write_text("\n".join(lines) + "\n")
+    for path in ("text/test.de", "text/test.en", "raw/test.en"):
+        (tmp_path / path).write_text("".join(f"Test{i}.\n" for i in range(SPLITS["test"])))
+    return tmp_path
+
+
+def join(folder, *words):
+    return main(["documents", str(folder), "--source", "de", "--target", "en", *words])
+
+
+def sentences(path):
+    """The names of the sentences in each document."""
+    return [[word for word in line.split() if word != "x"] for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_every_sentence_is_in_one_document_of_at_most_so_many_sentences_and_pieces(folder, split, monkeypatch):
+    monkeypatch.setattr(documents, "PIECES", 60)
+    before = [name for (name,) in sentences(folder / f"{split}.en")]
+    assert join(folder) == 0
+    found = sentences(folder / f"{split}.en")
+    assert found == sentences(folder / f"{split}.de")
+    names = [name for document in found for name in document]
+    assert sorted(names) == sorted(before) and (names == before) == (split == "valid")
+    pieces = [len(line.split()) for line in (folder / f"{split}.en").read_text().splitlines()]
+    assert 50 < max(pieces) <= 60 and len({len(document) for document in found}) > 3
+
+
+def test_the_test_set_is_joined_several_ways_as_are_its_tokens(folder):
+    assert join(folder, "--tests", "1", "4", "16") == 0
+    for name, size in (("test", 1), ("test1", 4), ("test2", 16)):
+        expected = [[f"{i}" for i in range(start, min(21, start + size))] for start in range(0, 21, size)]
+        for path in (f"{name}.de", f"{name}.en", f"text/{name}.de", f"text/{name}.en", f"raw/{name}.en"):
+            found = [[x.lower().removeprefix("test").rstrip(".") for x in one] for one in sentences(folder / path)]
+            assert found == expected, path
+
+
+def test_a_sentence_that_is_too_long_stands_alone():
+    sides = [["x " * 5, "x", "x " * 9, "x"], ["x"] * 4]
+    found = [(span.start, span.stop) for span in documents.spans(sides, iter([4] * 4), 6)]
+    assert found == [(0, 2), (2, 3), (3, 4)]
+
+
+def test_the_seed_decides(folder):
+    original = {path: path.read_bytes() for path in folder.glob("*.*")}
+    found = []
+    for seed in ("1", "1", "2"):
+        for path, content in original.items():
+            path.write_bytes(content)
+        assert join(folder, "--seed", seed) == 0
+        found.append((folder / "train.de").read_bytes())
+    assert found[0] == found[1] != found[2]
+
+
+@pytest.mark.parametrize("words", [["--tests", "0"], ["--seed", "-1"]])
+def test_bad_numbers_are_one_line_and_nothing_changes(folder, words, capsys):
+    before = {path: path.read_bytes() for path in folder.rglob("*.*")}
+    assert join(folder, *words) == 2
+    assert f"{words[0]} must be at least" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in folder.rglob("*.*")} == before

@@ -18,12 +18,8 @@ ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 RESULTS_PAGE = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 RESULTS = sorted((ROOT / "results").glob("*.jsonl"))
-PAGES = [
-    *ROOT.glob("*.md"),
-    *ROOT.glob("docs/**/*.md"),
-    *ROOT.glob("benchmarks/**/*.md"),
-    *ROOT.glob("results/**/*.md"),
-]
+FOLDERS = ("benchmarks", "docs", "results")
+PAGES = [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in ROOT.glob(f"{folder}/**/*.md"))]
 PACKAGE = ROOT / "fairseq_lot"
 assert len(RESULTS) >= 2 and len(PAGES) >= 8
 

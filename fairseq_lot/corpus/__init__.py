@@ -1,1 +1,1 @@
-"""Parallel text, from an archive or a grammar to sentencepiece pieces."""
+"""Parallel text, from an archive or one's own files to sentencepiece pieces."""

@@ -1,17 +1,27 @@
 """Joint BPE, sentencepiece's or subword-nmt's: learned on both languages of a tokenised text and applied to it."""
 
+import contextlib
 import io
 import re
 import shutil
+import sys
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import sentencepiece
 from tqdm import tqdm
 
-from fairseq_lot.corpus import subword
-from fairseq_lot.corpus.parallel import add_text_arguments, check_output, output_folder, read_splits, write_lines
+from fairseq_lot.corpus.parallel import (
+    Texts,
+    add_text_arguments,
+    check_output,
+    output_folder,
+    read_splits,
+    write_splits,
+)
 from fairseq_lot.errors import InputError
 from fairseq_lot.output.files import read_lines
 
@@ -65,16 +75,53 @@ def _explain(vocab_size: int, message: str) -> str:
     return f"sentencepiece cannot learn --vocab-size {vocab_size} from this text: {' '.join(message.split())}"
 
 
-def encode_lines(model: bytes, lines: Sequence[str], threads: int = 1, progress: tqdm | None = None) -> list[str]:
+def encode_lines(model: bytes, lines: Sequence[str], threads: int = 1) -> list[str]:
     """Return each line as its pieces, separated by single spaces."""
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-    encoded: list[str] = []
-    for start in range(0, len(lines), CHUNK):
-        chunk = list(lines[start : start + CHUNK])
-        encoded.extend(" ".join(pieces) for pieces in processor.encode(chunk, out_type=str, num_threads=threads))
-        if progress is not None:
-            progress.update(len(chunk))
-    return encoded
+    chunks = [list(lines[start : start + CHUNK]) for start in range(0, len(lines), CHUNK)]
+    shown = tqdm(chunks, "encoding", unit=f"*{CHUNK} lines", disable=None, leave=False)
+    encoded = (processor.encode(chunk, out_type=str, num_threads=threads) for chunk in shown)
+    return [" ".join(pieces) for of_chunk in encoded for pieces in of_chunk]
+
+
+def _subword_nmt() -> tuple[ModuleType, ModuleType]:
+    """The two halves of the package; InputError when it is not installed."""
+    try:
+        from subword_nmt import apply_bpe, learn_bpe
+    except ImportError:
+        raise InputError(
+            "BPE by subword_nmt needs the package subword-nmt, which is not installed; run 'pip install subword-nmt'"
+        ) from None
+    return learn_bpe, apply_bpe
+
+
+def learn_codes(lines: Iterable[str], merges: int) -> bytes:
+    """Learn the codes of subword-nmt's BPE, as in fairseq's own recipes; the same lines give the same bytes.
+
+    Args:
+        lines: sentences of all languages.
+        merges: how often two pieces become one, not counting single characters.
+
+    Raises:
+        InputError: the text does not have so many pairs that occur twice, or subword-nmt is not installed.
+    """
+    learner, _ = _subword_nmt()
+    codes = io.StringIO()
+    # on a terminal its progress bar is welcome; otherwise stderr is for errors
+    quiet = contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO())
+    with quiet, contextlib.suppress(ValueError):
+        learner.learn_bpe(lines, codes, merges)  # ValueError: no word has two characters
+    learned = max(0, codes.getvalue().count("\n") - 1)  # the first line is the version
+    if learned < merges:
+        raise InputError(f"--vocab-size {merges} is too large for this text; give at most {learned}")
+    return codes.getvalue().encode()
+
+
+def segment_lines(codes: bytes, lines: Sequence[str], threads: int = 1) -> list[str]:
+    """Return each line as its pieces, separated by single spaces, with ``@@`` where a word goes on."""
+    _, applier = _subword_nmt()
+    segment = applier.BPE(io.StringIO(codes.decode())).segment
+    return [segment(line) for line in tqdm(lines, "encoding", unit=" lines", disable=None, leave=False)]
 
 
 @dataclass(frozen=True)
@@ -84,32 +131,30 @@ class Bpe:
     Attributes:
         file_name: what the learned model is kept as.
         learn: ``(lines, vocab_size) -> model``.
-        encode: ``(model, lines, threads, progress) -> lines of pieces``.
+        encode: ``(model, lines, threads) -> lines of pieces``.
         reserved: finds what the text must not hold, since joining the pieces would take it for a mark of its own.
         mark: that mark, in words.
     """
 
     file_name: str
     learn: Callable[[Iterable[str], int], bytes]
-    encode: Callable[..., list[str]]
-    reserved: re.Pattern
+    encode: Callable[[bytes, Sequence[str], int], list[str]]
+    reserved: str
     mark: str
 
 
 BPES = {
-    "sentencepiece": Bpe(MODEL_NAME, learn_bpe, encode_lines, re.compile(SPACE), "the character U+2581 (a space)"),
-    "subword_nmt": Bpe(
-        subword.CODES_NAME, subword.learn_bpe, subword.encode_lines, re.compile(r"@@( |$)"), "@@ at the end of a token"
-    ),
+    "sentencepiece": Bpe(MODEL_NAME, learn_bpe, encode_lines, SPACE, "the character U+2581 (a space)"),
+    "subword_nmt": Bpe("code", learn_codes, segment_lines, r"@@( |$)", "@@ at the end of a token"),
 }
 
 
-def _check_text(texts: dict[str, list[list[str]]], languages: Sequence[str], bpe: Bpe) -> None:
+def _check_text(texts: Texts, languages: Sequence[str], bpe: Bpe) -> None:
     """Refuse lines that would not be the same after their pieces are joined."""
     for split, sides in texts.items():
         for language, lines in zip(languages, sides, strict=True):
             for number, line in enumerate(lines, start=1):
-                if bpe.reserved.search(line):
+                if re.search(bpe.reserved, line):
                     raise InputError(
                         f"{split}.{language}, line {number}: holds {bpe.mark}, which the BPE uses itself; replace it"
                     )
@@ -152,26 +197,20 @@ def encode_text(
         if found != wanted:
             raise InputError(f"{reference} has {found} lines but the test set has {wanted}; mend or remove raw/")
     train = [line for side in texts["train"] for line in side]
-    with tqdm(train, desc=f"learning {vocab_size} pieces", unit=" lines", disable=None, leave=False) as lines:
-        model = kind.learn(lines, vocab_size)
-    total = sum(len(side) for sides in texts.values() for side in sides)
-    with tqdm(total=total, desc="encoding", unit=" lines", disable=None) as progress:
-        encoded = {
-            split: [kind.encode(model, lines, threads, progress) for lines in sides] for split, sides in texts.items()
-        }
+    model = kind.learn(
+        tqdm(train, f"learning {vocab_size} pieces", unit=" lines", disable=None, leave=False), vocab_size
+    )
+    encoded = {split: [kind.encode(model, lines, threads) for lines in sides] for split, sides in texts.items()}
     with output_folder(out) as folder:
-        for split, sides in encoded.items():
-            for language, lines in zip(languages, sides, strict=True):
-                write_lines(folder / f"{split}.{language}", lines)
-        for language, lines in zip(languages, texts["test"], strict=True):
-            write_lines(folder / "text" / f"test.{language}", lines)
+        write_splits(folder, encoded, languages)
+        write_splits(folder / "text", {"test": texts["test"]}, languages)
         if reference.exists():
             (folder / "raw").mkdir()
             shutil.copyfile(reference, folder / "raw" / reference.name)
         (folder / kind.file_name).write_bytes(model)
 
 
-def add_arguments(parser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of ``fairseq-lot encode``."""
     files = ", ".join(bpe.file_name for bpe in BPES.values())
     add_text_arguments(parser, "text", "tokenised")
@@ -185,7 +224,7 @@ def add_arguments(parser) -> None:
     )
 
 
-def run(args) -> None:
+def run(args: Namespace) -> None:
     """Run ``fairseq-lot encode``."""
     languages = (args.source, args.target)
     encode_text(args.text, args.out, args.vocab_size, languages, bpe=args.bpe, threads=args.threads)

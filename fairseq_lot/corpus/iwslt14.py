@@ -10,16 +10,18 @@ are 160,239, 7,283 and 6,750 pairs.
 import http.client
 import io
 import re
+import shutil
 import sys
 import tarfile
 import urllib.request
 import zlib
+from argparse import ArgumentParser, Namespace
 from collections.abc import Collection
 from pathlib import Path
 
 from tqdm import tqdm
 
-from fairseq_lot.corpus.parallel import SPLITS, output_folder, write_lines
+from fairseq_lot.corpus.parallel import Texts, output_folder, write_splits
 from fairseq_lot.corpus.tokenise import clean_indices, tokenise_lines
 from fairseq_lot.errors import InputError
 from fairseq_lot.output.files import atomic_write
@@ -52,29 +54,19 @@ def fetch(url: str, path: str | Path) -> None:
     Raises:
         InputError: it cannot be had, or ends early.
     """
+    content = io.BytesIO()
     way_out = "fetch it yourself and give its path as ARCHIVE, or a tokenised folder as TOKENISED"
     try:
-        response = urllib.request.urlopen(url, timeout=30)
+        with urllib.request.urlopen(url, timeout=30) as response:
+            length = int(response.headers.get("Content-Length") or 0)
+            with tqdm.wrapattr(response, "read", length or None, desc="downloading", disable=None) as body:
+                shutil.copyfileobj(body, content)
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise InputError(f"cannot download {url} ({error}); {way_out}") from None
-    length = int(response.headers.get("Content-Length") or 0)
-    with (
-        response,
-        atomic_write(path, "wb") as file,
-        tqdm(total=length or None, desc="downloading", unit="B", unit_scale=True, disable=None) as progress,
-    ):
-        while chunk := _read(response, url, way_out):
-            file.write(chunk)
-            progress.update(len(chunk))
-        if file.tell() < length:
-            raise InputError(f"{url} ended after {file.tell()} of {length} bytes; try again, or {way_out}")
-
-
-def _read(response, url, way_out):
-    try:
-        return response.read(1 << 20)
-    except (OSError, http.client.HTTPException) as error:
         raise InputError(f"cannot download {url} ({error}); try again, or {way_out}") from None
+    if content.tell() < length:
+        raise InputError(f"{url} ended after {content.tell()} of {length} bytes; try again, or {way_out}")
+    with atomic_write(path, "wb") as file:
+        file.write(content.getbuffer())
 
 
 def read_members(archive: str | Path) -> dict[str, bytes]:
@@ -130,19 +122,15 @@ def _lines(members: dict[str, bytes], name: str) -> list[str]:
     return text.removesuffix("\n").split("\n")
 
 
-def _single_spaced(line: str) -> str:
-    return " ".join(line.split())
-
-
 def train_lines(lines: list[str]) -> list[str]:
     """Return the sentences of a train.tags file: no metadata lines, titles and descriptions without tags."""
-    return [_single_spaced(TEXT_TAGS.sub("", line)) for line in lines if not METADATA.search(line)]
+    return [" ".join(TEXT_TAGS.sub("", line).split()) for line in lines if not METADATA.search(line)]
 
 
 def test_lines(lines: list[str]) -> list[str]:
     """Return the segments of an XML test set, with plain apostrophes."""
     segments = (SEGMENT_TAGS.sub("", line) for line in lines if "<seg id" in line)
-    return [_single_spaced(segment.replace("\u2019", "'")) for segment in segments]
+    return [" ".join(segment.replace("\u2019", "'").split()) for segment in segments]
 
 
 def _check_aligned(sides: list[list[str]], name: str) -> None:
@@ -154,7 +142,7 @@ def _check_aligned(sides: list[list[str]], name: str) -> None:
         )
 
 
-def split_archive(archive: str | Path) -> dict[str, list[list[str]]]:
+def split_archive(archive: str | Path) -> Texts:
     """Return the raw German and English lines of train, valid and test.
 
     Raises:
@@ -163,9 +151,7 @@ def split_archive(archive: str | Path) -> dict[str, list[list[str]]]:
     members = read_members(archive)
     pair = [train_lines(_lines(members, f"{TRAIN}.{language}")) for language in LANGUAGES]
     _check_aligned(pair, TRAIN)
-    with tqdm(total=2 * len(pair[0]), desc="cleaning train", unit=" lines", disable=None) as progress:
-        source, target = (tokenise_lines(side, code, progress) for side, code in zip(pair, LANGUAGES, strict=True))
-    kept = list(enumerate(clean_indices(source, target), start=1))
+    kept = list(enumerate(clean_indices(*map(tokenise_lines, pair, LANGUAGES)), start=1))
     test: list[list[str]] = [[], []]
     for name in TEST:
         sides = [test_lines(_lines(members, f"{name}.{language}.xml")) for language in LANGUAGES]
@@ -179,21 +165,19 @@ def split_archive(archive: str | Path) -> dict[str, list[list[str]]]:
     }
 
 
-def add_arguments(parser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of ``fairseq-lot iwslt14``."""
     parser.add_argument("--archive", required=True, metavar="PATH", help="de-en.tgz or 2014-01.tgz")
     parser.add_argument("--url", metavar="URL", help="where the archive is downloaded from when it is not there")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder for raw {train,valid,test}.{de,en}")
 
 
-def run(args) -> None:
+def run(args: Namespace) -> None:
     """Run ``fairseq-lot iwslt14``."""
     if args.url is not None and not Path(args.archive).exists():
         fetch(args.url, args.archive)
     splits = split_archive(args.archive)
     with output_folder(args.out) as folder:
-        for split in SPLITS:
-            for language, lines in zip(LANGUAGES, splits[split], strict=True):
-                write_lines(folder / f"{split}.{language}", lines)
-    counts = ", ".join(f"{split} {len(splits[split][0]):,}" for split in SPLITS)
+        write_splits(folder, splits, LANGUAGES)
+    counts = ", ".join(f"{split} {len(sides[0]):,}" for split, sides in splits.items())
     print(f"IWSLT'14 De-En pairs: {counts}", file=sys.stderr)

@@ -4,7 +4,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from argparse import ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from fairseq_lot.errors import InputError
 from fairseq_lot.output.files import read_lines
 
 SPLITS = ("train", "valid", "test")
+Texts = dict[str, list[list[str]]]  # of each split the lines of both sides
 
 
 def language_code(text: str) -> str:
@@ -21,7 +22,7 @@ def language_code(text: str) -> str:
     return text
 
 
-def add_text_arguments(parser, name: str, kind: str) -> None:
+def add_text_arguments(parser: ArgumentParser, name: str, kind: str) -> None:
     """Add what text a command reads, as option ``name``, and its two languages."""
     parser.add_argument(
         f"--{name}",
@@ -49,9 +50,7 @@ def check_output(sources: Sequence[str | Path], out: str | Path) -> None:
         raise InputError(f"--out {out} is the folder that is read; choose another one")
 
 
-def read_splits(
-    sources: Sequence[str | Path], languages: Sequence[str], *, allow_empty: Collection[str] = ()
-) -> dict[str, list[list[str]]]:
+def read_splits(sources: Sequence[str | Path], languages: Sequence[str], *, allow_empty: Collection[str] = ()) -> Texts:
     """Read train, valid and test, each as :func:`read_parallel` does.
 
     Args:
@@ -72,16 +71,17 @@ def read_splits(
         sources = [folder / split for split in SPLITS]
     if len(sources) != len(SPLITS):
         raise InputError(f"{len(sources)} names of text; give one folder, or a prefix for each of {', '.join(SPLITS)}")
-    named = dict(zip(SPLITS, map(str, sources), strict=True))
-    counts = {split: int(name) for split, name in named.items() if split != "train" and name.isdecimal()}
-    texts = {
-        split: read_parallel(name, languages, allow_empty=split in allow_empty)
-        for split, name in named.items()
-        if split not in counts
-    }
-    for split, count in counts.items():
-        texts["train"], texts[split] = _hold_out(texts["train"], count, f"{named['train']}.{languages[0]}")
-    return {split: texts[split] for split in SPLITS}
+    texts: Texts = {}
+    held_out = {}
+    for split, name in zip(SPLITS, map(str, sources), strict=True):
+        texts[split] = []
+        if split != "train" and name.isdecimal():
+            held_out[split] = int(name)
+        else:
+            texts[split] = read_parallel(name, languages, allow_empty=split in allow_empty)
+    for split, count in held_out.items():
+        texts["train"], texts[split] = _hold_out(texts["train"], count, f"{sources[0]}.{languages[0]}")
+    return texts
 
 
 def _hold_out(sides: list[list[str]], count: int, path: str) -> tuple[list[list[str]], list[list[str]]]:
@@ -97,7 +97,7 @@ def _hold_out(sides: list[list[str]], count: int, path: str) -> tuple[list[list[
     return kept, out
 
 
-def read_parallel(prefix: str | Path, languages: Sequence[str], *, allow_empty=False) -> list[list[str]]:
+def read_parallel(prefix: str | Path, languages: Sequence[str], *, allow_empty: bool = False) -> list[list[str]]:
     """Read two files, their lines paired and their spaces single.
 
     Every run of white space (also no-break spaces, as fairseq splits on them) becomes one space.
@@ -150,31 +150,25 @@ def output_folder(out: str | Path) -> Iterator[Path]:
         InputError: the folder or a file cannot be written (no permission, full disk, ...).
     """
     out = Path(out)
-    temporary = None
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}.", suffix=".part"))
-        inner = temporary / "new"
-        inner.mkdir()
-        yield inner
-        if out.exists():
-            for file in sorted(path for path in inner.rglob("*") if path.is_file()):
-                target = out / file.relative_to(inner)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                os.replace(file, target)
-        else:
-            os.replace(inner, out)
+        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.", suffix=".part") as temporary:
+            new = Path(temporary, "new")
+            new.mkdir()
+            yield new
+            if out.exists():
+                shutil.copytree(new, out, copy_function=os.replace, dirs_exist_ok=True)
+            else:
+                os.replace(new, out)
     except OSError as error:
-        raise InputError(
-            f"cannot write {out}: {error.strerror or error}; choose another --out or free space"
-        ) from error
-    finally:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
+        reason = error.strerror or error
+        raise InputError(f"cannot write {out}: {reason}; choose another --out or free space") from error
 
 
-def write_lines(path: Path, lines: Sequence[str]) -> None:
-    """Write lines as UTF-8 text with Unix line ends."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w", encoding="utf-8", newline="\n") as file:
-        file.writelines(line + "\n" for line in lines)
+def write_splits(folder: Path, texts: Texts, languages: Sequence[str]) -> None:
+    """Write ``{split}.{language}`` for each side of each split: UTF-8 with Unix line ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, sides in texts.items():
+        for language, lines in zip(languages, sides, strict=True):
+            with open(folder / f"{split}.{language}", "w", encoding="utf-8", newline="\n") as file:
+                file.writelines(line + "\n" for line in lines)

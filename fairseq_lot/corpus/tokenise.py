@@ -1,32 +1,29 @@
 """Moses tokenisation, lower-casing and cleaning of raw parallel text."""
 
 import sys
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
 from sacremoses import MosesTokenizer
 from tqdm import tqdm
 
-from fairseq_lot.corpus.parallel import add_text_arguments, check_output, output_folder, read_splits, write_lines
+from fairseq_lot.corpus.parallel import add_text_arguments, check_output, output_folder, read_splits, write_splits
 from fairseq_lot.errors import InputError
 
 MAX_RATIO = 1.5  # with MAX_TOKENS the setting of fairseq's IWSLT'14 recipe
 MAX_TOKENS = 175
 
 
-def tokenise_lines(lines: Sequence[str], language: str, progress: tqdm | None = None) -> list[str]:
+def tokenise_lines(lines: Sequence[str], language: str) -> list[str]:
     """Return each line as lower-cased Moses tokens with escapes (``&apos;``), separated by single spaces."""
-    tokeniser = MosesTokenizer(language)
-    tokenised = []
-    for line in lines:
-        tokenised.append(" ".join(tokeniser.tokenize(line, escape=True)).lower())
-        if progress is not None:
-            progress.update()
-    return tokenised
+    tokenise = MosesTokenizer(language).tokenize
+    shown = tqdm(lines, f"tokenising {language}", unit=" lines", disable=None, leave=False)
+    return [" ".join(tokenise(line, escape=True)).lower() for line in shown]
 
 
 def clean_indices(
-    source: Sequence[str], target: Sequence[str], max_ratio: float = MAX_RATIO, max_tokens: int = MAX_TOKENS
+    source: Sequence[str], target: Sequence[str], *, max_ratio: float = MAX_RATIO, max_tokens: int = MAX_TOKENS
 ) -> list[int]:
     """Return the indices of the pairs worth training on.
 
@@ -39,18 +36,6 @@ def clean_indices(
         if shorter >= 1 and longer <= max_tokens and longer / shorter <= max_ratio:
             kept.append(index)
     return kept
-
-
-def check_limits(max_ratio: float, max_tokens: int) -> None:
-    """Refuse limits that no pair can meet.
-
-    Raises:
-        InputError: naming the limit.
-    """
-    if not max_ratio >= 1:
-        raise InputError(f"--max-ratio {max_ratio} drops every pair; give at least 1 (default {MAX_RATIO})")
-    if max_tokens < 1:
-        raise InputError(f"--max-tokens {max_tokens} drops every pair; give at least 1 (default {MAX_TOKENS})")
 
 
 def tokenise_folder(
@@ -78,30 +63,25 @@ def tokenise_folder(
     Raises:
         InputError: bad text, or an output that cannot be written.
     """
-    check_limits(max_ratio, max_tokens)
+    if not max_ratio >= 1:
+        raise InputError(f"--max-ratio {max_ratio} drops every pair; give at least 1 (default {MAX_RATIO})")
+    if max_tokens < 1:
+        raise InputError(f"--max-tokens {max_tokens} drops every pair; give at least 1 (default {MAX_TOKENS})")
     check_output(raw, out)
     cleaned = ("train", "valid") if clean else ()
     texts = read_splits(raw, languages, allow_empty=cleaned)
-    dropped = {}
-    tokenised = {}
-    with tqdm(total=2 * sum(len(sides[0]) for sides in texts.values()), unit=" lines", disable=None) as progress:
-        for split, sides in texts.items():
-            progress.set_description(f"tokenising {split}")
-            pair = [tokenise_lines(lines, language, progress) for lines, language in zip(sides, languages, strict=True)]
-            if split in cleaned:
-                source, target = pair
-                kept = clean_indices(source, target, max_ratio, max_tokens)
-                dropped[split] = len(source) - len(kept)
-                pair = [[lines[index] for index in kept] for lines in pair]
-            tokenised[split] = pair
-    for split, pair in tokenised.items():
+    dropped, tokenised = {}, {}
+    for split, sides in texts.items():
+        pair = [tokenise_lines(lines, language) for lines, language in zip(sides, languages, strict=True)]
+        if split in cleaned:
+            kept = clean_indices(*pair, max_ratio=max_ratio, max_tokens=max_tokens)
+            dropped[split] = len(pair[0]) - len(kept)
+            pair = [[lines[index] for index in kept] for lines in pair]
         _check_tokenised(split, pair, languages)
+        tokenised[split] = pair
     with output_folder(out) as folder:
-        for split, pair in tokenised.items():
-            for lines, language in zip(pair, languages, strict=True):
-                write_lines(folder / f"{split}.{language}", lines)
-        for lines, language in zip(texts["test"], languages, strict=True):
-            write_lines(folder / "raw" / f"test.{language}", lines)
+        write_splits(folder, tokenised, languages)
+        write_splits(folder / "raw", {"test": texts["test"]}, languages)
     return dropped
 
 
@@ -111,11 +91,10 @@ def _check_tokenised(split: str, pair: Sequence[Sequence[str]], languages: Seque
         raise InputError(f"no pair of {split} passes the cleaning; give --no-clean or wider limits")
     for lines, language in zip(pair, languages, strict=True):
         if "" in lines:
-            number = lines.index("") + 1
-            raise InputError(f"{split}.{language}, line {number}: no token in it; remove it from both")
+            raise InputError(f"{split}.{language}, line {lines.index('') + 1}: no token in it; remove it from both")
 
 
-def add_arguments(parser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of ``fairseq-lot tokenise``."""
     add_text_arguments(parser, "raw", "untokenised")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder for the tokenised files")
@@ -128,7 +107,7 @@ def add_arguments(parser) -> None:
     )
 
 
-def run(args) -> None:
+def run(args: Namespace) -> None:
     """Run ``fairseq-lot tokenise``."""
     dropped = tokenise_folder(
         args.raw,

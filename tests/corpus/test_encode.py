@@ -253,11 +253,11 @@ def test_bad_folders_are_one_line(folder, tmp_path, capsys):
 
 
 def test_a_failed_write_leaves_nothing(folder, tmp_path, monkeypatch):
-    def full_disk(path, lines):
-        path.write_text("half")
+    def full_disk(folder, *_):
+        (folder / "train.de").write_text("half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fairseq_lot.corpus.encode.write_lines", full_disk)
+    monkeypatch.setattr("fairseq_lot.corpus.encode.write_splits", full_disk)
     with pytest.raises(InputError, match="No space left on device"):
         encode_text([folder], tmp_path / "out", 120, LANGUAGES)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["text"]

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_lot.evaluation.results import read_rows
-from fairseq_lot.evaluation.sentences import path_of, read_statistics
+from fairseq_lot.evaluation.results import path_of, read_rows, read_statistics
 from fairseq_lot.evaluation.table import result_tables
 from fairseq_lot.output.files import read_lines
 from fairseq_lot.plug_and_play.points import read_points

@@ -1,19 +1,54 @@
-"""BLEU as sacreBLEU computes it, also on resamples of the test set, from statistics of its sentences."""
+"""BLEU as sacreBLEU computes it, and its bootstrap: the test set resampled, from statistics of its sentences."""
 
+import argparse
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from pydantic import FiniteFloat
 from sacrebleu.metrics import BLEU
 from sacremoses import MosesDetokenizer
 
-from fairseq_lot.evaluation.bootstrap import SAMPLES, SEED, interval, paired_p_value
-from fairseq_lot.evaluation.results import MetricScore
+from fairseq_lot.errors import check_least
 
 # The data is lower-cased, so that case must not count; "none" keeps the Moses tokens as they are.
 SACREBLEU: dict[str, Any] = {"lowercase": True}
 TOKENISED: dict[str, Any] = {"tokenize": "none", "force": True}
-_ORDER = 4
+SAMPLES, SEED = 1000, 12345
+LEVEL = 0.05  # a difference with a smaller p-value is marked in the tables
 _BATCH = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricScore:
+    """One BLEU score with its 95 % bootstrap interval and its paired test against the base.
+
+    Args:
+        score, low, high: BLEU and the bounds of its interval, in percent.
+        signature: sacreBLEU's signature.
+        base, delta, p: BLEU of the base, score minus base, and the p-value; None without a base.
+    """
+
+    score: FiniteFloat
+    low: FiniteFloat
+    high: FiniteFloat
+    signature: str
+    base: FiniteFloat | None = None
+    delta: FiniteFloat | None = None
+    p: FiniteFloat | None = None
+
+
+def add_bootstrap_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the bootstrap."""
+    add = parser.add_argument_group("bootstrap").add_argument
+    add("--bootstrap-samples", type=int, default=SAMPLES, metavar="N", help="default: %(default)s")
+    add("--bootstrap-seed", type=int, default=SEED, metavar="INT", help="default: %(default)s")
+
+
+def bootstrap_settings(args: argparse.Namespace) -> dict[str, int]:
+    """Return the keyword arguments ``samples`` and ``seed``; InputError where an option is not as it must be."""
+    check_least(args, bootstrap_samples=1, bootstrap_seed=0)
+    return {"samples": args.bootstrap_samples, "seed": args.bootstrap_seed}
 
 
 def detokenise(lines: list[str], *, language: str) -> list[str]:
@@ -26,9 +61,8 @@ def measure(
     hypotheses: list[str],
     references: list[str],
     *,
-    metric: dict,
+    metric: dict[str, Any],
     base: list[str] | None = None,
-    statistics: np.ndarray | None = None,
     samples: int = SAMPLES,
     seed: int = SEED,
 ) -> MetricScore:
@@ -39,7 +73,6 @@ def measure(
         references: as many reference sentences.
         metric: keyword arguments of sacreBLEU's BLEU: SACREBLEU or TOKENISED.
         base: the base's translations of the same sentences.
-        statistics: :func:`sentence_statistics` of the hypotheses, where they are known already.
         samples: bootstrap resamples of the test set.
         seed: seed of the resampling; the same seed gives the same interval and p-value.
 
@@ -48,39 +81,43 @@ def measure(
     """
     bleu = BLEU(**metric)
     score = bleu.corpus_score(hypotheses, [references]).score
-    signature = bleu.get_signature().format()
-    if statistics is None:
-        statistics = sentence_statistics(hypotheses, references, metric=metric)
-    if base is None:
-        (scores,) = resampled_scores([statistics], samples=samples, seed=seed)
-        comparison = {}
-    else:
-        base_score = BLEU(**metric).corpus_score(base, [references]).score
-        base_statistics = sentence_statistics(base, references, metric=metric)
-        scores, base_scores = resampled_scores([statistics, base_statistics], samples=samples, seed=seed)
-        p = paired_p_value(scores - base_scores, score - base_score)
-        comparison = {"base": _round(base_score), "delta": _round(score - base_score), "p": _round(p, 4)}
-    low, high = interval(scores)
-    return MetricScore(score=_round(score), low=_round(low), high=_round(high), signature=signature, **comparison)
+    systems = [hypotheses] if base is None else [hypotheses, base]
+    statistics = [sentence_statistics(lines, references, metric=metric) for lines in systems]
+    resampled = resampled_scores(statistics, samples=samples, seed=seed)
+    low, high = interval(resampled[0])
+    found = {"score": score, "low": low, "high": high}
+    p = None
+    if base is not None:
+        found["base"] = corpus_score(statistics[1])
+        found["delta"] = score - found["base"]
+        p = _round(paired_p_value(resampled[0] - resampled[1], found["delta"]), 4)
+    rounded = {name: _round(value, 2) for name, value in found.items()}
+    return MetricScore(**rounded, p=p, signature=bleu.get_signature().format())
 
 
-def sentence_statistics(hypotheses: list[str], references: list[str], *, metric: dict) -> np.ndarray:
+def _round(value: float, digits: int) -> float:
+    return round(float(value), digits) + 0.0  # adding zero turns -0.0 into 0.0
+
+
+def sentence_statistics(hypotheses: list[str], references: list[str], *, metric: dict[str, Any]) -> np.ndarray:
     """Return the counts that BLEU is made of, (sentences, 2 + 2 * 4).
 
     The columns are the two lengths, the matching and the possible n-grams for n = 1 to 4.
     """
     # effective_order changes the sentence's score, which is not used, and not its counts; it avoids a warning.
     bleu = BLEU(effective_order=True, **metric)
-    scores = (
-        bleu.sentence_score(hypothesis, [reference])
-        for hypothesis, reference in zip(hypotheses, references, strict=True)
-    )
+    scores = [bleu.sentence_score(*pair) for pair in zip(hypotheses, [[x] for x in references], strict=True)]
     return np.array([[score.sys_len, score.ref_len, *score.counts, *score.totals] for score in scores], dtype=float)
 
 
 def corpus_score(statistics: np.ndarray) -> float:
     """Return BLEU of all sentences, as sacreBLEU's ``corpus_score`` does."""
     return _bleu(statistics.sum(0))
+
+
+def _bleu(counts: np.ndarray) -> float:
+    length, reference, correct, total = int(counts[0]), int(counts[1]), counts[2:6].tolist(), counts[6:].tolist()
+    return BLEU.compute_bleu(correct, total, length, reference, smooth_method="exp").score
 
 
 def resampled_scores(statistics: list[np.ndarray], *, samples: int, seed: int) -> np.ndarray:
@@ -102,16 +139,24 @@ def resampled_scores(statistics: list[np.ndarray], *, samples: int, seed: int) -
     return np.array(scores).T
 
 
-def _bleu(counts):
-    return BLEU.compute_bleu(
-        correct=counts[2 : 2 + _ORDER].tolist(),
-        total=counts[2 + _ORDER :].tolist(),
-        sys_len=int(counts[0]),
-        ref_len=int(counts[1]),
-        smooth_method="exp",
-    ).score
+def interval(scores: np.ndarray) -> tuple[float, float]:
+    """Return the bounds of the 95 % interval: one fortieth of the resamples lies outside at either end."""
+    ordered = np.sort(scores)
+    outside = len(ordered) // 40
+    return ordered[outside], ordered[len(ordered) - outside - 1]
 
 
-def _round(value, digits=2):
-    # Adding zero turns -0.0 into 0.0.
-    return round(float(value), digits) + 0.0
+def paired_p_value(differences: np.ndarray, difference: float) -> float:
+    """Return the two-sided p-value of a paired bootstrap test.
+
+    It is the share of resamples whose centred difference is at least as large as the real one. sacreBLEU's
+    paired test folds the differences before it centres them, which makes it one-sided for all but the
+    smallest differences (its p is about half of this one), and gives two equal systems the smallest p; here
+    they get 1.
+
+    Args:
+        differences: score differences on the resamples.
+        difference: score difference on the test set.
+    """
+    reached = np.abs(differences - differences.mean()) >= abs(difference)
+    return (np.count_nonzero(reached) + 1) / (len(differences) + 1)

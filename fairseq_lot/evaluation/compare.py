@@ -6,10 +6,18 @@ from itertools import combinations
 import numpy as np
 
 from fairseq_lot.errors import InputError
-from fairseq_lot.evaluation import bootstrap
-from fairseq_lot.evaluation.bleu import corpus_score, resampled_scores
-from fairseq_lot.evaluation.results import BASE, FINE_TUNED, STAGES, at_stage, by_system, read_rows, tables
-from fairseq_lot.evaluation.sentences import path_of, read_statistics
+from fairseq_lot.evaluation import bleu
+from fairseq_lot.evaluation.results import (
+    BASE,
+    FINE_TUNED,
+    STAGES,
+    at_stage,
+    by_system,
+    path_of,
+    read_rows,
+    read_statistics,
+    tables,
+)
 from fairseq_lot.output.tables import Table
 
 
@@ -19,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "sentences beside them in RESULTS.sentences.tsv")  # fmt: skip
     stages = [stage for stage in STAGES if stage != BASE]
     parser.add_argument("--stage", choices=stages, default=FINE_TUNED, help="default: %(default)s")
-    bootstrap.add_arguments(parser.add_argument_group("bootstrap"))
+    bleu.add_bootstrap_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -28,20 +36,23 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         InputError: an option or a results file is not as it must be, or no two systems have counts.
     """
-    resampling = bootstrap.settings(args)
+    resampling = bleu.bootstrap_settings(args)
     rows = read_rows([args.results])
     statistics = read_statistics(args.results, rows)
     found = []
     for part in tables(row for row in rows if row.key in statistics):
-        of_backbone: dict[str, dict[str, dict[int, np.ndarray]]] = {}
-        for (backbone, system), own in by_system(part).items():
-            by_seed = {seed: statistics[row.key] for seed, row in sorted(at_stage(own, args.stage).items())}
-            if by_seed:
-                of_backbone.setdefault(backbone, {})[system] = by_seed
-        for backbone, systems in of_backbone.items():
+        own = {key: at_stage(of_system, args.stage) for key, of_system in by_system(part).items()}
+        for backbone in dict.fromkeys(backbone for backbone, _ in own):
+            systems = {
+                system: {seed: statistics[row.key] for seed, row in sorted(by_seed.items())}
+                for (place, system), by_seed in own.items()
+                if place == backbone and by_seed
+            }
+            lengths = [counts[:, 1] for by_seed in systems.values() for counts in by_seed.values()]
+            if any(not np.array_equal(one, lengths[0]) for one in lengths):
+                raise InputError(f"{args.results}: {', '.join(systems)} were scored on different references")
             if len(systems) > 1:
                 heading = f"**{part[0].dataset}**, {part[0].experiment}, {backbone}, {args.stage}"
-                _same_references(systems, args.results)
                 found.append(compare(systems, part[0].tokenised.signature, heading=heading, **resampling))
     if not found:
         raise InputError(
@@ -50,13 +61,6 @@ def run(args: argparse.Namespace) -> int:
         )
     print("\n\n".join(table.markdown() for table in found))
     return 0
-
-
-def _same_references(systems, path):
-    """The lengths of the references are the same for all systems."""
-    lengths = [counts[:, 1] for by_seed in systems.values() for counts in by_seed.values()]
-    if any(not np.array_equal(one, lengths[0]) for one in lengths):
-        raise InputError(f"{path}: {', '.join(systems)} were scored on different references")
 
 
 def compare(
@@ -76,28 +80,24 @@ def compare(
     """
     runs = [(name, number) for name, by_seed in systems.items() for number in by_seed]
     statistics = [systems[name][number] for name, number in runs]
-    scores = dict(zip(runs, map(corpus_score, statistics), strict=True))
-    resampled = dict(zip(runs, resampled_scores(statistics, samples=samples, seed=seed), strict=True))
-    seeds = {number for _, number in runs}
-    rows = []
+    scores = np.array([bleu.corpus_score(counts) for counts in statistics])
+    resampled = bleu.resampled_scores(statistics, samples=samples, seed=seed)
+    seeds, rows = {number for _, number in runs}, []
     for one, other in combinations(systems, 2):
         common = [number for number in systems[one] if number in systems[other]]
         if not common:
             continue
-
-        def mean(of, name, common=common):
-            return np.mean([of[name, number] for number in common], axis=0)
-
-        by_seed = [scores[one, number] - scores[other, number] for number in common]
-        differences = mean(resampled, one) - mean(resampled, other)
-        low, high = bootstrap.interval(differences)
-        difference = mean(scores, one) - mean(scores, other)
-        p = bootstrap.paired_p_value(differences, difference)
-        cells = [one, other, f"{mean(scores, one):.2f}", f"{mean(scores, other):.2f}"]
-        cells += [f"{difference:+.2f}{'*' if p < bootstrap.LEVEL else ''} [{low:+.2f}, {high:+.2f}]"]
+        mine, theirs = ([runs.index((name, number)) for number in common] for name in (one, other))
+        by_seed = scores[mine] - scores[theirs]
+        difference, differences = by_seed.mean(), (resampled[mine] - resampled[theirs]).mean(0)
+        low, high = bleu.interval(differences)
+        p = bleu.paired_p_value(differences, difference)
+        star = "*" if p < bleu.LEVEL else ""
         lacking = "" if set(common) == seeds else f" (seed {', '.join(map(str, common))})"
-        cells += [", ".join(f"{change:+.2f}" for change in by_seed) + lacking, f"{p:.4f}"]
-        rows.append(cells)
+        means = (f"{scores[runs_of].mean():.2f}" for runs_of in (mine, theirs))
+        changes = ", ".join(f"{change:+.2f}" for change in by_seed)
+        cells = f"{difference:+.2f}{star} [{low:+.2f}, {high:+.2f}]", f"{changes}{lacking}", f"{p:.4f}"
+        rows.append([one, other, *means, *cells])
     return Table(
         ["A", "B", "BLEU of A", "of B", "A - B, mean of the seeds", "by seed", "p"],
         rows,
@@ -105,7 +105,7 @@ def compare(
         notes=[
             f"Tokenised BLEU, {len(statistics[0])} sentences, `{signature}`.",
             "[low, high]: 95 % interval, p: paired test, both by bootstrap of the sentences "
-            f"({samples} resamples, seed {seed}); * where p < {bootstrap.LEVEL}; "
+            f"({samples} resamples, seed {seed}); * where p < {bleu.LEVEL}; "
             f"pairs that are compared: {len(rows)}.",
         ],
     )

@@ -1,21 +1,25 @@
-"""Rows of ``*.jsonl``: one scored system per line. The field names stand here and nowhere else."""
+"""Rows of ``NAME.jsonl``, one scored system per line, and in ``NAME.sentences.tsv`` the counts of their sentences."""
 
+import base64
 import dataclasses
 import json
+import lzma
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
+import numpy as np
 from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 from pydantic_core import from_json
 from typing_extensions import Required, TypedDict
 
 from fairseq_lot.errors import InputError
+from fairseq_lot.evaluation.bleu import MetricScore, corpus_score
 from fairseq_lot.output.files import read_lines
 
 Stage = Literal["base", "from scratch", "plug-and-play", "fine-tuned"]
-STAGES: tuple[Stage, ...] = ("base", "from scratch", "plug-and-play", "fine-tuned")
+STAGES: tuple[Stage, ...] = get_args(Stage)
 BASE, FROM_SCRATCH, PLUG_AND_PLAY, FINE_TUNED = STAGES
 Precision = Literal["fp32", "fp16", "bf16", "unknown"]
 Name = Annotated[str, Field(pattern=r"\S")]
@@ -44,25 +48,6 @@ class Training(TypedDict, total=False):
     backbone: Flags
     pretrain: Flags
     finetune: Flags
-
-
-@dataclass(frozen=True, kw_only=True)
-class MetricScore:
-    """One BLEU score with its 95 % bootstrap interval and its paired test against the base.
-
-    Args:
-        score, low, high: BLEU and the bounds of its interval, in percent.
-        signature: sacreBLEU's signature.
-        base, delta, p: BLEU of the base, score minus base, and the p-value; None without a base.
-    """
-
-    score: FiniteFloat
-    low: FiniteFloat
-    high: FiniteFloat
-    signature: str
-    base: FiniteFloat | None = None
-    delta: FiniteFloat | None = None
-    p: FiniteFloat | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,13 +125,6 @@ def read_rows(paths: Iterable[str | Path]) -> list[Row]:
             systems, trainings or rows.
     """
     found: dict[tuple, tuple[Any, str]] = {}
-    rows = {}
-
-    def same(key: tuple, value: object, place: str) -> None:
-        old, old_place = found.setdefault(key, (value, place))
-        if old != value:
-            raise InputError(f"{old_place} and {place} have different values of {key}; give one of them another name")
-
     for path in paths:
         for number, line in enumerate(read_lines(path), start=1):
             if not line.strip():
@@ -156,11 +134,12 @@ def read_rows(paths: Iterable[str | Path]) -> list[Row]:
                 row = parse(Row, line, "row")
             except ValueError as error:
                 raise InputError(f"{place}: {error}; fix or remove the line") from error
-            same(("system", row.experiment, row.system), row.settings, place)
-            same(("training", row.experiment, row.backbone), row.training, place)
-            same(("row", *row.key), row, place)
-            rows[row.key] = row
-    return list(rows.values())
+            system, training = ("system", row.experiment, row.system), ("training", row.experiment, row.backbone)
+            for key, value in ((system, row.settings), (training, row.training), (("row", *row.key), row)):
+                old, at = found.setdefault(key, (value, place))
+                if old != value:
+                    raise InputError(f"{at} and {place} have different values of {key}; give one of them another name")
+    return [value for value, _ in found.values() if isinstance(value, Row)]
 
 
 def tables(rows: Iterable[Row]) -> list[list[Row]]:
@@ -188,3 +167,47 @@ def mechanism_order(row: Row) -> tuple[bool, int, str, str]:
 def at_stage(rows: Iterable[Row], stage: str) -> dict[int, Row]:
     """The rows of a stage by seed; a base stands where other systems are plugged in or trained from scratch."""
     return {row.seed: row for row in rows if row.stage == stage or (row.stage == BASE and stage != FINE_TUNED)}
+
+
+def path_of(results: str | Path) -> Path:
+    """The file of the counts: beside ``NAME.jsonl`` it is ``NAME.sentences.tsv``."""
+    return Path(results).with_suffix(".sentences.tsv")
+
+
+def format_statistics(row: Label, statistics: np.ndarray) -> str:
+    """The key of a row and its counts, from ``sentence_statistics`` of Moses tokens, as one line without its end."""
+    return f"{json.dumps(row.key, ensure_ascii=False)}\t{encode(statistics)}"
+
+
+def read_statistics(results: str | Path, rows: list[Row]) -> dict[tuple, np.ndarray]:
+    """The counts of those rows that have them, by their keys.
+
+    Raises:
+        InputError: a line is broken, or its counts do not give the score of the row.
+    """
+    path, kept = path_of(results), {}
+    for number, line in enumerate(read_lines(path) if path.exists() else [], start=1):
+        key, _, coded = line.partition("\t")
+        try:
+            kept[tuple(json.loads(key))] = decode(coded)
+        except (ValueError, TypeError, lzma.LZMAError) as error:
+            raise InputError(f"{path}, line {number}: {error}; fix or remove the line") from error
+    found = {row.key: kept[row.key] for row in rows if row.key in kept}
+    for row in rows:
+        if row.key in found and round(corpus_score(found[row.key]), 2) != row.tokenised.score:
+            raise InputError(f"{path} has the counts of other translations than {results} for {row.key}; score again")
+    return found
+
+
+def encode(statistics: np.ndarray) -> str:
+    """The counts as text: numbers of possible n-grams follow from the length and are left out."""
+    columns = statistics[:, [1, 0, 2, 3, 4, 5]].T
+    return base64.b64encode(lzma.compress(columns.astype("<u2").tobytes())).decode("ascii")
+
+
+def decode(text: str) -> np.ndarray:
+    """The counts that :func:`encode` has written."""
+    columns = np.frombuffer(lzma.decompress(base64.b64decode(text)), dtype="<u2").reshape(6, -1).astype(float)
+    reference, length, counts = columns[0], columns[1], columns[2:]
+    possible = np.maximum(length - np.arange(4)[:, None], 0)
+    return np.vstack([length, reference, counts, possible]).T

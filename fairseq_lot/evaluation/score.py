@@ -10,13 +10,22 @@ from pathlib import Path
 import numpy as np
 
 from fairseq_lot.errors import InputError
-from fairseq_lot.evaluation import bootstrap
-from fairseq_lot.evaluation.bleu import SACREBLEU, TOKENISED, detokenise, measure, sentence_statistics
-from fairseq_lot.evaluation.hypotheses import read_matching
-from fairseq_lot.evaluation.results import Label, MetricScore, Row, format_row, parse, read_rows
-from fairseq_lot.evaluation.sentences import format_statistics, path_of
+from fairseq_lot.evaluation.bleu import (
+    SACREBLEU,
+    TOKENISED,
+    MetricScore,
+    add_bootstrap_arguments,
+    bootstrap_settings,
+    detokenise,
+    measure,
+    sentence_statistics,
+)
+from fairseq_lot.evaluation.results import Label, Row, format_row, format_statistics, parse, path_of, read_rows
 from fairseq_lot.output.files import atomic_write, read_lines
 from fairseq_lot.output.provenance import current_commit
+
+_LANGUAGE = re.compile(r"[A-Za-z]{2,3}([_-]\w+)?")
+_HYPOTHESIS = re.compile(r"H-([0-9]{1,9})\t[^\t]*\t(.*)")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     # The parser of fairseq-lot keeps the subcommand under the name "command".
     add("--command", dest="made_with", default="", metavar="TEXT", help="what made the translations")
     add("--commit", metavar="TEXT", help="default: the commit of this code, with -dirty if changed")
-    bootstrap.add_arguments(parser.add_argument_group("bootstrap"))
+    add_bootstrap_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -80,31 +89,26 @@ def _label(args: argparse.Namespace) -> Label:
 
 def score(args: argparse.Namespace, label: Label) -> tuple[Row, np.ndarray]:
     """The row of the system that the options describe and its sentences' statistics, without writing them."""
-    resampling = bootstrap.settings(args)
-    plain = {"language": target_language(args)}
+    resampling, language = bootstrap_settings(args), target_language(args)
     references = read_lines(args.tokenised_reference)
-    raw = None if args.raw_reference is None else read_lines(args.raw_reference)
-    if raw is not None and len(raw) != len(references):
+    raw = detokenise(references, language=language) if args.raw_reference is None else read_lines(args.raw_reference)
+    if len(raw) != len(references):
         raise InputError(
             f"unequal line counts: {len(raw)} in {args.raw_reference}, {len(references)} in {args.tokenised_reference}"
         )
-    hypotheses = read_matching(args.generated, references, args.tokenised_reference)
-    base = None
-    if args.baseline_generated is not None:
-        base = read_matching(args.baseline_generated, references, args.tokenised_reference)
-    statistics = sentence_statistics(hypotheses, references, metric=TOKENISED)
+
+    def read(path: str) -> tuple[list[str], list[str]]:
+        tokens = read_hypotheses(path, len(references))
+        return tokens, detokenise(tokens, language=language)
+
+    tokens, plain = read(args.generated)
+    base, plain_base = (None, None) if args.baseline_generated is None else read(args.baseline_generated)
     row = Row(
         **vars(label),
-        sentences=len(hypotheses),
-        tokenised=measure(hypotheses, references, metric=TOKENISED, base=base, statistics=statistics, **resampling),
-        sacrebleu=measure(
-            detokenise(hypotheses, **plain),
-            detokenise(references, **plain) if raw is None else raw,
-            metric=SACREBLEU,
-            base=None if base is None else detokenise(base, **plain),
-            **resampling,
-        ),
-        reference="detokenised with sacremoses" if raw is None else "raw",
+        sentences=len(references),
+        tokenised=measure(tokens, references, metric=TOKENISED, base=base, **resampling),
+        sacrebleu=measure(plain, raw, metric=SACREBLEU, base=plain_base, **resampling),
+        reference="detokenised with sacremoses" if args.raw_reference is None else "raw",
         bootstrap_samples=resampling["samples"],
         bootstrap_seed=resampling["seed"],
         device=args.device,
@@ -112,18 +116,58 @@ def score(args: argparse.Namespace, label: Label) -> tuple[Row, np.ndarray]:
         commit=current_commit() if args.commit is None else args.commit,
         command=args.made_with,
     )
-    return row, statistics
+    return row, sentence_statistics(tokens, references, metric=TOKENISED)
+
+
+def read_hypotheses(path: str | Path, sentences: int) -> list[str]:
+    """Return the 1-best tokenised hypotheses of a ``fairseq-generate`` output in corpus order.
+
+    The output lists the sentences by length, not in the order of the corpus, between lines of its log.
+
+    Args:
+        path: what ``fairseq-generate --remove-bpe sentencepiece`` printed, or at least its H- lines.
+        sentences: of the test set.
+
+    Raises:
+        InputError: the file is missing or cut off, a sentence is missing or doubled, or there are others.
+    """
+    hypotheses: dict[int, str] = {}
+    for number, line in enumerate(read_lines(path), start=1):
+        if not line.startswith("H-"):
+            continue
+        match, place = _HYPOTHESIS.fullmatch(line), f"{path}, line {number}"
+        if match is None:
+            raise InputError(f"{place}: broken line {line[:40]!r}; run fairseq-generate again")
+        sentence = int(match[1])
+        if sentence in hypotheses:
+            raise InputError(f"{place}: sentence {sentence} has several H- lines; generate it once, with --nbest 1")
+        if "\u2581" in match[2]:
+            raise InputError(f"{place}: still has sentencepiece pieces; generate with --remove-bpe sentencepiece")
+        hypotheses[sentence] = " ".join(match[2].split())
+    if not hypotheses:
+        raise InputError(f"{path}: no H- line; it must be the output of fairseq-generate, without --quiet")
+    if max(hypotheses) >= sentences:
+        raise InputError(
+            f"{path} has a sentence {max(hypotheses)}, but the reference has {sentences} lines: it belongs to another "
+            "test set, or the reference is the wrong one"
+        )
+    missing = [sentence for sentence in range(sentences) if sentence not in hypotheses]
+    if missing or not Path(path).read_bytes().endswith(b"\n"):
+        without = (
+            f"{len(missing)} of {sentences} sentences have no H- line" if missing else "its last line is not whole"
+        )
+        raise InputError(f"{path} is cut off, {without}; run fairseq-generate again")
+    return [hypotheses[sentence] for sentence in range(sentences)]
 
 
 def target_language(args: argparse.Namespace) -> str:
     """The language that was typed, else the one that the tokenised reference's name ends with."""
     typed, named = args.target_lang, Path(args.tokenised_reference).suffix[1:]
-    language = named if typed is None else typed
-    if re.fullmatch(r"[A-Za-z]{2,3}([_-]\w+)?", language) and (typed is not None or named != "txt"):
-        return language
-    if typed is not None:
+    if typed is None and (named == "txt" or not _LANGUAGE.fullmatch(named)):
+        raise InputError(f"the name of {args.tokenised_reference} does not end with a language; give --target-lang")
+    if typed is not None and not _LANGUAGE.fullmatch(typed):
         raise InputError(f"--target-lang must be a language code such as en, not {typed!r}")
-    raise InputError(f"the name of {args.tokenised_reference} does not end with a language; give --target-lang")
+    return typed or named
 
 
 def _describe(metric: MetricScore) -> str:

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from fairseq_lot.attention.registry import DEFAULT, MECHANISMS
 from fairseq_lot.errors import InputError
-from fairseq_lot.evaluation.results import MetricScore
+from fairseq_lot.evaluation.bleu import MetricScore
 from fairseq_lot.evaluation.results import parse as parse_line
 from fairseq_lot.modules.flat_options import add_attention_args, option_names
 from fairseq_lot.output.files import atomic_write, read_lines

@@ -12,8 +12,7 @@ from tqdm import tqdm
 
 from fairseq_lot.attention.registry import DEFAULT
 from fairseq_lot.errors import InputError, check_least
-from fairseq_lot.evaluation.bleu import TOKENISED, measure
-from fairseq_lot.evaluation.results import MetricScore
+from fairseq_lot.evaluation.bleu import TOKENISED, MetricScore, measure
 from fairseq_lot.output.figures import write_figure
 from fairseq_lot.output.files import atomic_write, read_lines
 from fairseq_lot.output.provenance import current_commit

@@ -6,8 +6,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from fairseq_lot.attention.registry import DEFAULT
-from fairseq_lot.evaluation.bootstrap import LEVEL
-from fairseq_lot.evaluation.results import MetricScore
+from fairseq_lot.evaluation.bleu import LEVEL, MetricScore
 from fairseq_lot.output.tables import MISSING, Table
 from fairseq_lot.plug_and_play.points import CALIBRATIONS, DRAWN, PIECES, TEXT, Point, spelt
 

@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from fairseq_lot.evaluation.results import MetricScore, Row
+from fairseq_lot.evaluation.bleu import MetricScore
+from fairseq_lot.evaluation.results import Row
 
 
 def generate_output(hypotheses, *, seed=1):

@@ -8,7 +8,7 @@ import pytest
 from fairseq_lot.cli import main
 from fairseq_lot.evaluation.bleu import TOKENISED, measure, sentence_statistics
 from fairseq_lot.evaluation.compare import compare
-from fairseq_lot.evaluation.sentences import decode, encode
+from fairseq_lot.evaluation.results import decode, encode
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ from fairseq_lot.evaluation.bleu import (
     TOKENISED,
     detokenise,
     measure,
+    paired_p_value,
     resampled_scores,
     sentence_statistics,
 )
-from fairseq_lot.evaluation.bootstrap import paired_p_value
 from fairseq_lot.evaluation.results import read_rows
 from fairseq_lot.evaluation.score import add_arguments, target_language
 from fairseq_lot.output.provenance import current_commit
@@ -235,8 +235,8 @@ def test_bad_files(arguments, capsys, tmp_path, write_generated, corpus):
     raw = tmp_path / "raw.txt"
     raw.write_text("one line\n", encoding="utf-8")
     for changes, words in (
-        ({"generated": short}, [short, "sentence 149", "151 lines", "is cut off"]),
-        ({"generated": long}, [long, "sentence 151", "another test set"]),
+        ({"generated": short}, [short, "is cut off, 1 of 151 sentences"]),
+        ({"generated": long}, [long, "sentence 151", "151 lines", "another test set"]),
         ({"baseline_generated": short}, [short]),
         ({"baseline_generated": tmp_path / "absent"}, ["cannot read", "absent"]),
         ({"generated": tmp_path / "reference.en"}, ["no H- line"]),

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from fairseq_lot.errors import InputError
-from fairseq_lot.evaluation.results import MetricScore
+from fairseq_lot.evaluation.bleu import MetricScore
 from fairseq_lot.output.figures import as_bytes
 from fairseq_lot.plug_and_play.points import Point, Way, expand, read_points
 from fairseq_lot.plug_and_play.sweep import Base, check_epochs, read_base

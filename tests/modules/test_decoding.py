@@ -17,6 +17,18 @@ WIDTH, HEADS, BSZ, TGT_LEN, SRC_LEN = 8, 2, 3, 7, 5
 ORDERS = {"cross": ([2, 0], [1]), "decoder": ([2, 0, 0], [1, 1, 2])}
 
 EVERYWHERE = pytest.mark.parametrize("site", ["cross", "decoder"])
+SITES_AND_MECHANISMS = [
+    (site, name, options)
+    for site in ("cross", "decoder")
+    for name, options in (
+        ("softmax", {}),
+        ("softmax", {"prior": "alibi"}),
+        ("lot", {"num_pivots": 4}),
+        ("near_far", {"num_features": 4, "window": 1}),
+        ("sinkhorn", {"num_updates": 1, "learn_epsilon": True}),
+    )
+    if (site, options) != ("cross", {"prior": "alibi"}) and (site, name) != ("decoder", "sinkhorn")
+]
 MECHANISMS = pytest.mark.parametrize(
     ("name", "options"),
     [("softmax", {}), ("lot", {"num_pivots": 4, "query_updates": 1}), ("near_far", {"num_features": 4, "window": 1})],
@@ -68,8 +80,7 @@ def kept(attention, state):
     return attention._kept(state)
 
 
-@EVERYWHERE
-@MECHANISMS
+@pytest.mark.parametrize(("site", "name", "options"), SITES_AND_MECHANISMS)
 @DIFFERENTIAL
 @pytest.mark.parametrize("layout", [None, "right"])
 @pytest.mark.parametrize("need_weights", [False, True])

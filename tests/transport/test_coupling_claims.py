@@ -36,20 +36,6 @@ def test_coupling_has_both_marginals_at_convergence(n, m, r, seed):
     assert plan.ge(0).all() and torch.linalg.matrix_rank(plan) <= r
 
 
-def test_coupling_is_a_sum_of_soft_clusters():
-    """``A_ij = Σ_t p(t|i) p(j|t)``: a query chooses clusters, a cluster chooses keys."""
-    masses = torch.softmax(random(3), -1)
-    coupling = couple(random(4, 3, seed=2), random(5, 3, seed=3), masses, updates=5)
-    first, second = coupling.from_queries.plan, coupling.to_keys.plan
-    cluster = first / first.sum(-1, keepdim=True)  # p(t|i)
-    member = second / second.sum(-1, keepdim=True)  # p(j|t)
-    close(second.sum(-1), masses, 1e-9)
-    for i in range(4):
-        close(cluster[i].sum(), torch.tensor(1.0).double(), 1e-9)
-        for j in range(5):
-            close(coupling.conditional[i, j], sum(cluster[i, t] * member[t, j] for t in range(3)), 1e-9)
-
-
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(n=st.integers(2, 6), r=st.integers(1, 6), size=st.floats(0, 2), seed=SEEDS)
 def test_few_pivots_stay_away_from_a_permutation(n, r, size, seed):
@@ -99,7 +85,7 @@ def test_pivots_at_clusters_reach_the_bound_and_all_of_a_permutation_with_n_pivo
     assert best == sorted(best, reverse=True)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(
     n=st.integers(1, 6),
     m=st.integers(1, 6),

@@ -4,10 +4,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_lot.attention import reference
-from fairseq_lot.transport.marginals import marginal_error
 from fairseq_lot.transport.pivots import pivot_coupling, pivot_scores
 from tests.conftest import random
 
@@ -22,12 +22,6 @@ def couple(n=7, m=9, r=3, *, query_updates=5, key_updates=5, size=1.0, seed=1):
     scores = size * random(2, n, r, seed=seed), size * random(2, m, r, seed=seed + 1)
     updates = {"query_updates": query_updates, "key_updates": key_updates}
     return pivot_coupling(*scores, a.log(), b.log(), sigma.log(), **updates), a, b, sigma
-
-
-def plan_and_marginals(**options):
-    """The plan Γ of a coupling, and a and b."""
-    coupling, a, b, _ = couple(**options)
-    return a.unsqueeze(-1) * coupling.conditional, a, b
 
 
 @settings(max_examples=20, deadline=None, derandomize=True)
@@ -47,7 +41,8 @@ def test_exact_sides_are_exact_for_any_updates(query_updates, key_updates, r, si
 
 
 def test_coupling_is_two_plans_over_the_masses():
-    plan, a, b = plan_and_marginals(query_updates=3, key_updates=4)
+    coupling, a, b, _ = couple(query_updates=3, key_updates=4)
+    plan = a.unsqueeze(-1) * coupling.conditional
     sigma = masses(3, seed=4)
     query_scores, key_scores = random(2, 7, 3), random(2, 9, 3, seed=2)
     for sentence in range(2):
@@ -57,24 +52,9 @@ def test_coupling_is_two_plans_over_the_masses():
         torch.testing.assert_close(plan[sentence], expected, atol=1e-14, rtol=0)
 
 
-def test_columns_converge():
-    plans = [plan_and_marginals(query_updates=n, key_updates=n) for n in (1, 3, 9, 501)]
-    errors = [marginal_error(*plan).max().item() for plan in plans]
-    assert errors == sorted(errors, reverse=True)
-    assert errors[0] > 1e-2 and errors[-1] < 1e-13
-
-
 def test_one_query_update_is_softmax_over_the_pivots():
     coupling, *_ = couple(query_updates=1)
     torch.testing.assert_close(coupling.from_queries.conditional, torch.softmax(random(2, 7, 3), -1))
-
-
-@pytest.mark.parametrize("r", [1, 2, 4])
-def test_rank_is_at_most_the_number_of_pivots(r):
-    plan, *_ = plan_and_marginals(r=r, size=2.0)
-    singular = torch.linalg.svdvals(plan)
-    assert (singular[:, r:] < 1e-14).all()
-    assert (singular[:, r - 1] > 1e-5).all()
 
 
 def test_apply_is_the_product_with_the_plan():
@@ -116,7 +96,11 @@ def test_scores_do_not_depend_on_how_the_tokens_lie_in_memory(bsz, n, order):
     pivots, probe = random(2, 7, 4).requires_grad_(), random(bsz, 2, n, 7, seed=3)
     back = [order.index(axis) for axis in range(4)]
     x = random(bsz, 2, n, 4, seed=2).permute(order).contiguous().permute(back).requires_grad_()
-    scores, expected = pivot_scores(x, pivots), torch.einsum("bhnd,hrd->bhnr", x, pivots)
+    saved = []
+    with saved_tensors_hooks(lambda kept: saved.append(kept.data_ptr()) or kept, lambda kept: kept):
+        scores = pivot_scores(x, pivots)
+    assert order == (0, 2, 1, 3) or x.data_ptr() in saved, "the tokens were copied"
+    expected = torch.einsum("bhnd,hrd->bhnr", x, pivots)
     torch.testing.assert_close(scores, expected, atol=1e-14, rtol=0)
     assert scores.is_contiguous()
     ours, others = (torch.autograd.grad((y * probe).sum(), (x, pivots)) for y in (scores, expected))

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from fairseq_lot.transport.pivots import pivot_scores
 from fairseq_lot.transport.sinkhorn import log_domain_conditional, sinkhorn
 from fairseq_lot.transport.sinkhorn_scaling import scaled_conditional
 from tests.conftest import random
@@ -90,22 +89,3 @@ def test_what_is_kept_for_the_backward_pass_is_one_matrix_and_vectors():
         assert sum(x.numel() >= n * m for x in saved) == 1
         kept[num_updates] = sum(x.numel() for x in saved)
     assert kept[21] - kept[3] == 9 * (n + m)
-
-
-@pytest.mark.parametrize("layout", ["heads", "time"])
-def test_pivot_scores_are_products_without_a_copy(layout):
-    x, pivots = random(3, 2, 5, 4), random(2, 6, 4, seed=2).requires_grad_()
-    if layout == "time":  # how fairseq's projections lie in memory
-        x = x.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3)
-    x.requires_grad_()
-    saved = []
-    with saved_tensors_hooks(lambda kept: saved.append(kept) or kept, lambda kept: kept):
-        scores = pivot_scores(x, pivots)
-    assert saved[0].data_ptr() == x.data_ptr()
-    expected = torch.einsum("bhnd,hrd->bhnr", x, pivots)
-    torch.testing.assert_close(scores, expected)
-    weights = random(3, 2, 5, 6, seed=3)
-    for ours, theirs in zip(
-        gradients(scores, weights, (x, pivots)), gradients(expected, weights, (x, pivots)), strict=True
-    ):
-        torch.testing.assert_close(ours, theirs)

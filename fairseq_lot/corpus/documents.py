@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fairseq_lot.corpus.parallel import language_code, output_folder, read_parallel, write_lines
+from fairseq_lot.corpus.parallel import language_code, output_folder, read_parallel, write_splits
 from fairseq_lot.errors import InputError, check_least
 from fairseq_lot.output.files import read_lines
 
@@ -41,14 +41,17 @@ def join_folder(folder: Path, languages: tuple[str, str], tests: list[int], seed
     with output_folder(folder) as out:
         for split in ("train", "valid"):
             documents = list(spans(texts[split], iter(lambda: generator.randint(*SENTENCES), None), PIECES))
-            for language, lines in zip(languages, texts[split], strict=True):
-                write_lines(out / f"{split}.{language}", [" ".join(lines[span]) for span in documents])
+            joined = [[" ".join(lines[span]) for span in documents] for lines in texts[split]]
+            write_splits(out, {split: joined}, languages)
         for number, size in enumerate(tests):
             documents = list(spans(texts["test"], repeat(size), POSITIONS))
             for path in folder.rglob("test.*"):  # pieces, tokens, raw text
                 lines, name = read_lines(path), f"test{number or ''}{path.suffix}"
-                joined = [" ".join(lines[span]) for span in documents]
-                write_lines(out / path.relative_to(folder).with_name(name), joined)
+                file = out / path.relative_to(folder).with_name(name)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(
+                    "".join(" ".join(lines[span]) + "\n" for span in documents), encoding="utf-8", newline="\n"
+                )
 
 
 def add_arguments(parser: ArgumentParser) -> None:

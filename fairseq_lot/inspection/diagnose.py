@@ -2,6 +2,7 @@
 
 import json
 from argparse import ArgumentParser, Namespace
+from statistics import fmean
 
 import torch
 from tqdm import tqdm
@@ -24,6 +25,8 @@ from fairseq_lot.pretrained.device import add_device_argument, choose_device
 from fairseq_lot.pretrained.languages import add_language_arguments, typed_pair
 from fairseq_lot.pretrained.loading import Loaded, load
 
+# of MEASURES, those that tell how far the columns of a plan are from their marginal, and what that does to the values
+BALANCE = ("imbalance", "marginal_error", "mean_shift")
 _SIDES = {"source": "src_tokens", "target": "prev_output_tokens"}
 # site: sides of the queries and of the keys, in the order of the table
 _SIDES_OF = {"encoder": ("source", "source"), "cross": ("target", "source"), "decoder": ("target", "target")}
@@ -103,6 +106,13 @@ def diagnose(loaded: Loaded, *, sentences: int, batch: int, perturbations: int, 
         for kind, of_kind in certified.items()
     }
     return {"sentences": len(drawn), "rows": rows, **certificates}
+
+
+def encoder_balance(loaded: Loaded, sentences: int = 64, seed: int = 1) -> dict[str, float]:
+    """How balanced the encoder's plans are: means over its heads, and over sentences, of the measures of balance."""
+    rows = diagnose(loaded, sentences=sentences, batch=16, perturbations=0, seed=seed)["rows"]
+    of_encoder = [row for row in rows if row["site"] == "encoder"]
+    return {measure: fmean(row[measure] for row in of_encoder) for measure in BALANCE}
 
 
 def _check_finite(attention, path):

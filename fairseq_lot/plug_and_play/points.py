@@ -59,6 +59,7 @@ class Point(Way):
         calibration_seconds: None where nothing was fitted.
         loss: nats per target token on the validation set, teacher-forced; of ``tokens`` tokens.
         bleu: tokenised BLEU on the test set with interval, signature and comparison with the base; None if not asked.
+        balance: Δ(A), marginal error and mean shift over the encoder's heads; None in older files.
         seed: of the calibration.
     """
 
@@ -72,6 +73,7 @@ class Point(Way):
     commit: str
     threads: int
     device: str
+    balance: dict[str, float] | None = None
 
 
 def spelt(options: dict[str, bool | int | float | str]) -> str:

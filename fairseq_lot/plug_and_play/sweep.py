@@ -13,6 +13,7 @@ from tqdm import tqdm
 from fairseq_lot.attention.registry import DEFAULT
 from fairseq_lot.errors import InputError, check_least
 from fairseq_lot.evaluation.bleu import TOKENISED, MetricScore, measure
+from fairseq_lot.inspection.diagnose import encoder_balance
 from fairseq_lot.output.figures import write_figure
 from fairseq_lot.output.files import atomic_write, read_lines
 from fairseq_lot.output.provenance import current_commit
@@ -204,7 +205,8 @@ class Measuring:
             data = self.data if way.calibrated_on == TEXT else None
             swapped = calibrate(swapped, data, device=self.device, **asdict(self.fitting)).state
             seconds = round(time.perf_counter() - started, 1)
-        loss, tokens = validation_loss(load(swapped, self.data, "valid", device=self.device), self.sentences)
+        loaded = load(swapped, self.data, "valid", device=self.device)
+        loss, tokens = validation_loss(loaded, self.sentences)
         return Point(
             **vars(way),
             base=base.sum,
@@ -217,6 +219,7 @@ class Measuring:
             commit=current_commit(),
             threads=torch.get_num_threads(),
             device="CPU" if self.device.type == "cpu" else torch.cuda.get_device_name(self.device),
+            balance=encoder_balance(loaded),
         )
 
     def _bleu(self, folder: Path, base: Base, state: dict, way: Way, swapped: dict) -> MetricScore:

@@ -7,9 +7,15 @@ from matplotlib.ticker import NullLocator
 
 from fairseq_lot.attention.registry import DEFAULT
 from fairseq_lot.evaluation.bleu import LEVEL, MetricScore
+from fairseq_lot.inspection.diagnose import BALANCE
+from fairseq_lot.inspection.per_head import MEASURES
 from fairseq_lot.output.tables import MISSING, Table
 from fairseq_lot.plug_and_play.points import CALIBRATIONS, DRAWN, PIECES, TEXT, Point, spelt
 
+_ON_BALANCE = (
+    "Δ(A), marginal error and mean shift as `fairseq-lot diagnose` has them: means over the heads of the encoder, 64 "
+    "sentences."
+)
 _CALIBRATED = {DRAWN: MISSING, PIECES: "without data", TEXT: "on text"}
 _NOTE = {DRAWN: "", PIECES: "(calibrated without data)", TEXT: "(calibrated)"}
 # of one way, its points by the sums of their bases
@@ -53,6 +59,9 @@ def render(points: list[Point]) -> str:
         head += [f"BLEU, epoch {epoch}" for epoch in epochs.values() if with_bleu]
     else:
         head += ["Validation loss", "Δ", "BLEU", "Δ"]
+    measured = not several and any(point.balance for point in points)
+    if measured:
+        head += [MEASURES[measure][0] for measure in BALANCE]
     both = {point.calibrated_on for point in points} >= {PIECES, TEXT}
     rows = []
     for line in lines:
@@ -68,6 +77,8 @@ def render(points: list[Point]) -> str:
             found = [*losses, *(scores if with_bleu else [])]
         else:
             (found,) = cells
+        if measured:
+            found += [_balance(point.balance, measure) for measure in BALANCE]
         rows.append([point.attention, point.flags or MISSING, calibrated, *found])
     return Table(head, rows, notes=_notes(points, several)).markdown()
 
@@ -78,6 +89,10 @@ def _cells(point: Point | None, base: Point | None) -> list[str]:
         return [MISSING] * 4
     added = MISSING if base is None or base is point else f"{point.loss - base.loss:+.4f}"
     return [f"{point.loss:.4f}", added, *_bleu(point.bleu)]
+
+
+def _balance(balance: dict[str, float] | None, measure: str) -> str:
+    return MISSING if balance is None else f"{balance[measure]:{MEASURES[measure][1]}}"
 
 
 def _bleu(bleu: MetricScore | None) -> tuple[str, str]:
@@ -101,6 +116,7 @@ def _notes(points: list[Point], several: bool) -> list[str]:
     return [
         f"Validation loss: nats per target token, teacher-forced, {all_of('tokens')} tokens. "
         + (of_several if several else "Δ: against the base."),
+        *([_ON_BALANCE] if not several and any(point.balance for point in points) else []),
         *([f"{bleu} {LEVEL}."] if signatures or not several else []),
         *(f"Signature: `{signature}`" for signature in signatures),
         f"Device: {all_of('device')}, threads: {all_of('threads')}. Commit: {all_of('commit')}. "

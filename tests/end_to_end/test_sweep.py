@@ -40,6 +40,9 @@ def test_sweep_measures_resumes_and_extends(data, stock_checkpoint, diff_checkpo
     ]
     assert all(point["bleu"] is None and 1 < point["loss"] < 20 for point in points)
     assert len({point["loss"] for point in points}) == 4
+    softmax, _, sinkhorn, _ = (point["balance"] for point in points)
+    assert softmax.keys() == {"imbalance", "marginal_error", "mean_shift"}
+    assert 0 < sinkhorn["imbalance"] < softmax["imbalance"]  # 15 updates share out the keys
     assert (out / "sweep.md").read_text() == quick and "<svg" in (out / "sweep.svg").read_text()
 
     again = measured(*words, "--no-bleu", "--try", "esp --esp-hard true")

@@ -157,3 +157,12 @@ def test_several_checkpoints_are_of_different_epochs():
         check_epochs([one, two, Base("other.pt", "c", 1)])
     with pytest.raises(InputError, match="within.pt does not say"):
         check_epochs([one, Base("within.pt", "c", None)])
+
+
+def test_balance_has_columns_where_it_was_measured():
+    balance = {"imbalance": 1.25, "marginal_error": 3e-8, "mean_shift": 0.5}
+    some = [point("softmax", balance=balance), point("lot")]
+    head, _, measured, older = render(some).split("\n")[:4]
+    assert head.endswith("| Δ(A) | marginal error | mean shift |")
+    assert measured.endswith("| 1.250 | 3.0e-08 | 0.5000 |") and older.endswith("| – | – | – |")
+    assert "Δ(A)" not in render([point("softmax"), point("lot")])

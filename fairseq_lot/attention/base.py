@@ -1,6 +1,5 @@
 """The contract that every attention mechanism fulfils."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
@@ -153,9 +152,7 @@ class Mechanism(nn.Module):
         """:meth:`forward` on the products of q and k with :meth:`probes`, ``(bsz, num_heads, len, r)``."""
         return self._masked(self.attend_scored, query_scores, key_scores, v, masks, need_weights)
 
-    def _masked(
-        self, attend: Callable[..., AttentionOutput], q, k, v, masks: Masks, need_weights: bool, *, masked: bool = False
-    ) -> AttentionOutput:
+    def _masked(self, attend, q, k, v, masks, need_weights, *, masked=False):
         """Attend with zeros in the padded slots of what goes in (unless ``masked``) and of what comes out."""
         name = type(self).__name__.lower()
         if self.tied_tokens and q.size(-2) != k.size(-2):

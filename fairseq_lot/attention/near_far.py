@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import nn
 
-from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism, draw_normal, without_pads
+from fairseq_lot.attention.base import AttentionOutput, Mechanism, draw_normal, without_pads
 from fairseq_lot.attention.options import Options, option
 from fairseq_lot.errors import InputError
 from fairseq_lot.transport.marginals import at_least_float32, without_empty
@@ -108,7 +108,7 @@ class NearFar(Mechanism):
         """``log ψ(k)``, less ``(log r)/2``, ``(bsz, num_heads, src_len, r)``. k is at least float32."""
         return self._logs(k)
 
-    def attend(self, q, k, v, masks: Masks, need_weights) -> AttentionOutput:
+    def attend(self, q, k, v, masks, need_weights):
         query_padding_mask, key_padding_mask, causal = masks
         tokens = at_least_float32(torch.cat([q, k], 2))  # one kernel each for both
         q, k = sides = tokens.split([q.size(2), k.size(2)], 2)

@@ -6,26 +6,29 @@ every mechanism with its twin, forward and all gradients.
 """
 
 import math
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
 
-def matrix(rows):
+def matrix(rows: Iterable[Iterable[Any]]) -> Tensor:
     """A tensor from a list of lists of scalars."""
     return torch.stack([torch.stack(list(row)) for row in rows])
 
 
-def scores(q, k):
+def scores(q: Tensor, k: Tensor) -> Tensor:
     """``s·q_i·k_j`` with ``s = d^-1/2``."""
     s = 1 / math.sqrt(q.size(-1))
     return matrix([s * (q_i * k_j).sum() for k_j in k] for q_i in q)
 
 
-def uniform(n):
+def uniform(n: int) -> Tensor:
     return torch.full((n,), 1.0 / n, dtype=torch.float64)
 
 
-def entropic_plan(similarity, a, b, num_updates):
+def entropic_plan(similarity: Tensor, a: Tensor, b: Tensor, num_updates: int) -> Tensor:
     """``exp(f_i + similarity_ij + g_j)``: half-updates of f and g in turn, the last one on the rows."""
     f, g = torch.zeros_like(a), torch.zeros_like(b)
     for left in range(num_updates, 0, -1):
@@ -36,7 +39,7 @@ def entropic_plan(similarity, a, b, num_updates):
     return torch.exp(f[:, None] + similarity + g[None, :])
 
 
-def alibi_slopes(num_heads):
+def alibi_slopes(num_heads: int) -> list[float]:
     """Press et al.: a geometric sequence; for other than powers of two, two of them interleaved."""
     exponent = math.log2(num_heads)
     if exponent.is_integer():
@@ -46,7 +49,7 @@ def alibi_slopes(num_heads):
     return alibi_slopes(below) + alibi_slopes(2 * below)[0::2][: num_heads - below]
 
 
-def softmax_plan(q, k, *, slope=0.0):
+def softmax_plan(q: Tensor, k: Tensor, *, slope: float = 0.0) -> Tensor:
     """Each query spends 1/n; keys receive what they get. ``slope`` makes near keys likelier."""
     similarity = scores(q, k)
     rows = []
@@ -56,12 +59,21 @@ def softmax_plan(q, k, *, slope=0.0):
     return torch.stack(rows)
 
 
-def sinkhorn_plan(q, k, *, epsilon, num_updates):
+def sinkhorn_plan(q: Tensor, k: Tensor, *, epsilon: float | Tensor, num_updates: int) -> Tensor:
     """The plan of U(1/n, 1/m) that maximises ``⟨P, scores⟩ + epsilon H(P)``, after some half-updates."""
     return entropic_plan(scores(q, k) / epsilon, uniform(len(q)), uniform(len(k)), num_updates)
 
 
-def lot_plan(q, k, pivots, mass_logits, *, epsilon, num_updates, query_updates=None):
+def lot_plan(
+    q: Tensor,
+    k: Tensor,
+    pivots: Tensor,
+    mass_logits: Tensor,
+    *,
+    epsilon: float,
+    num_updates: int,
+    query_updates: int | None = None,
+) -> Tensor:
     """``Γ1 diag(1/σ) Γ2ᵀ``: Γ1 exact on the queries, Γ2 exact on the pivots."""
     query_updates = num_updates if query_updates is None else query_updates
     masses = torch.softmax(mass_logits, 0)
@@ -73,7 +85,17 @@ def lot_plan(q, k, pivots, mass_logits, *, epsilon, num_updates, query_updates=N
     )
 
 
-def near_far_plan(q, k, features, bias, *, window, num_updates=1, band="diagonal", causal=False):
+def near_far_plan(
+    q: Tensor,
+    k: Tensor,
+    features: Tensor,
+    bias: Tensor,
+    *,
+    window: int,
+    num_updates: int = 1,
+    band: str = "diagonal",
+    causal: bool = False,
+) -> Tensor:
     """Exact scores within the window, ``Σ_t φ_t(q) ψ_t(k)`` elsewhere; half-updates of the plan, rows last."""
     n, m, s = len(q), len(k), 1 / math.sqrt(q.size(-1))
     exact, far = scores(q, k), torch.full((n, m), -math.inf, dtype=torch.float64)
@@ -92,7 +114,9 @@ def near_far_plan(q, k, features, bias, *, window, num_updates=1, band="diagonal
     return entropic_plan(similarity, uniform(n), uniform(m), num_updates)
 
 
-def set_plan(x, pivots, *, epsilon, num_updates, positional_temperature=None):
+def set_plan(
+    x: Tensor, pivots: Tensor, *, epsilon: float, num_updates: int, positional_temperature: float | None = None
+) -> Tensor:
     """The tokens x to equal pivots and back, by a Gaussian kernel; both plans times ``exp(-(i/n - t/r)²/τ²)``."""
     n, r = len(x), len(pivots)
     s = 1 / math.sqrt(x.size(-1))
@@ -110,17 +134,17 @@ def set_plan(x, pivots, *, epsilon, num_updates, positional_temperature=None):
     return there @ back * r
 
 
-def convolution(v, weight):
+def convolution(v: Tensor, weight: Tensor) -> Tensor:
     """Every channel of v becomes a weighted sum over neighbouring tokens; nothing stands beyond the ends."""
     kernel = weight.size(-1)
-    rows = []
+    rows: list[Any] = []
     for i in range(len(v)):
         neighbours = [(o, i + o - kernel // 2) for o in range(kernel)]
         rows.append(sum(weight[:, o] * v[j] for o, j in neighbours if 0 <= j < len(v)))
     return torch.stack(rows)
 
 
-def overlap_plan(n, m):
+def overlap_plan(n: int, m: int) -> Tensor:
     """``I_ij = |[i/n, (i+1)/n] ∩ [j/m, (j+1)/m]|``, the plan between two sorted uniform measures."""
     plan = torch.zeros(n, m, dtype=torch.float64)
     for i in range(n):
@@ -129,13 +153,13 @@ def overlap_plan(n, m):
     return plan
 
 
-def order(line):
+def order(line: Tensor) -> list[int]:
     """Indices that sort the values, ascending."""
     numbers = line.tolist()
     return sorted(range(len(numbers)), key=lambda i: numbers[i])
 
 
-def soft_sort(line, temperature):
+def soft_sort(line: Tensor, temperature: float) -> Tensor:
     """SoftSort: row i says which of the values is the i-th smallest."""
     ordered = [line[i] for i in order(line)]
     rows = []
@@ -145,7 +169,7 @@ def soft_sort(line, temperature):
     return matrix(rows)
 
 
-def hard_sort(line):
+def hard_sort(line: Tensor) -> Tensor:
     """The permutation matrix that sorts the values."""
     permutation = torch.zeros(len(line), len(line), dtype=torch.float64)
     for rank, i in enumerate(order(line)):
@@ -153,9 +177,12 @@ def hard_sort(line):
     return permutation
 
 
-def sliced_plans(q, k, slices, *, sort_temperature, hard=False):
+def sliced_plans(
+    q: Tensor, k: Tensor, slices: Tensor, *, sort_temperature: float, hard: bool = False
+) -> tuple[list[Tensor], list[Tensor]]:
     """``U_l = A_lᵀ I B_l`` and ``D_l = Σ_ij ‖q_i - k_j‖² U_l,ij`` for every slice; q and k as they are projected."""
-    plans, costs = [], []
+    plans: list[Tensor] = []
+    costs: list[Any] = []
     for slice_ in slices:
         direction = slice_ / torch.sqrt((slice_**2).sum())
         q_line, k_line = q @ direction, k @ direction
@@ -170,7 +197,15 @@ def sliced_plans(q, k, slices, *, sort_temperature, hard=False):
     return plans, costs
 
 
-def esp_plan(q, k, slices, *, sort_temperature, slice_inverse_temperature, hard=False):
+def esp_plan(
+    q: Tensor,
+    k: Tensor,
+    slices: Tensor,
+    *,
+    sort_temperature: float,
+    slice_inverse_temperature: float,
+    hard: bool = False,
+) -> Tensor:
     """``Σ_l σ_l U_l`` with ``σ_l ∝ exp(-τ D_l)``, of q and k scaled by d^-1/2."""
     s = 1 / math.sqrt(q.size(-1))
     plans, costs = sliced_plans(s * q, s * k, slices, sort_temperature=sort_temperature, hard=hard)
@@ -178,7 +213,16 @@ def esp_plan(q, k, slices, *, sort_temperature, slice_inverse_temperature, hard=
     return sum(weight * plan for weight, plan in zip(weights, plans, strict=True))
 
 
-def differential_values(first, second, v_first, v_second, weight, lambdas, *, lambda_init):
+def differential_values(
+    first: Tensor,
+    second: Tensor,
+    v_first: Tensor,
+    v_second: Tensor,
+    weight: Tensor,
+    lambdas: Sequence[Tensor],
+    *,
+    lambda_init: float,
+) -> tuple[Tensor, Tensor, Tensor]:
     """One pair of heads: ``RMSNorm((A1 - λ A2) [V1, V2])·(1 - λ_init)``, as one half for each head."""
     q1, k1, q2, k2 = lambdas
     difference_weight = torch.exp((q1 * k1).sum()) - torch.exp((q2 * k2).sum()) + lambda_init
@@ -224,8 +268,8 @@ TWINS = {
     "near_far": lambda m, head, q, k: near_far_plan(
         q,
         k,
-        m.features[head] if m.options.num_features else (),
-        m.feature_bias[head] if m.options.num_features else (),
+        m.features[head] if m.options.num_features else torch.empty(0),
+        m.feature_bias[head] if m.options.num_features else torch.empty(0),
         window=m.options.window,
         num_updates=m.options.num_updates,
         band=m.options.band,

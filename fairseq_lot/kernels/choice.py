@@ -95,12 +95,12 @@ def sinkhorn(
     return kernel(scores, log_a, log_b, num_updates=num_updates)
 
 
-def _beyond(dtypes, known=DTYPES) -> str | None:
+def _beyond(dtypes, known=DTYPES):
     other = [str(dtype).removeprefix("torch.") for dtype in dtypes if dtype not in known]
     return f"there is none for {other[0]}" if other else None
 
 
-def _usable(x: torch.Tensor, limit: str | None, key: tuple, error) -> bool:
+def _usable(x, limit, key, error):
     """Whether the kernel that ``key`` describes can be used; ``error`` tests it, ``limit`` says what forbids it."""
     reason = _unavailable(x.device) or limit
     if reason is None:
@@ -128,7 +128,7 @@ def _unavailable(device: torch.device) -> str | None:
     return None
 
 
-def _failure(error) -> str | None:
+def _failure(error):
     """What was wrong in the test, None if nothing; whatever it raises must not stop a training that can go on."""
     try:
         with torch.inference_mode(False), torch.enable_grad():
@@ -138,7 +138,7 @@ def _failure(error) -> str | None:
     return None if size <= 1 else f"its test is off by {size:.2g} times what is allowed"
 
 
-def _excess(results, exact, dtypes) -> float:
+def _excess(results, exact, dtypes):
     """The largest error, as a multiple of what is allowed there; infinite if anything is not finite."""
     worst = 0.0
     for result, wish, dtype in zip(results, exact, dtypes, strict=True):
@@ -162,7 +162,7 @@ def _problem(inputs, *functions):
     return results
 
 
-def _lot_error(device, dtypes, r, d, dv, settings) -> float:
+def _lot_error(device, dtypes, r, d, dv, settings):
     from fairseq_lot.kernels.lot import lot as kernel
 
     generator = torch.Generator().manual_seed(0)
@@ -191,7 +191,7 @@ def _lot_error(device, dtypes, r, d, dv, settings) -> float:
     return max(worst, _excess([(grad.double() * v.detach().double()).sum()], [square], dtypes[2:3]))
 
 
-def _sinkhorn_error(device, transposed, held, num_updates) -> float:
+def _sinkhorn_error(device, transposed, held, num_updates):
     from fairseq_lot.kernels.sinkhorn import sinkhorn as kernel
 
     generator = torch.Generator().manual_seed(0)

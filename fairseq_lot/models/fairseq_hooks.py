@@ -9,6 +9,7 @@ docs/fairseq.md lists these changes with their reasons.
 
 import sys
 from argparse import ArgumentParser, Namespace
+from typing import Any
 
 from fairseq import checkpoint_utils
 from fairseq.models import ARCH_MODEL_REGISTRY
@@ -95,7 +96,7 @@ def _exit_with_one_line(previous_hook):
     return hook
 
 
-def announce_epochs(task):
+def announce_epochs(task: Any) -> None:
     """Let the task tell its model of every epoch that begins: fairseq 0.12.2 gives the epoch to tasks alone.
 
     The trainer calls the hook at the start of an epoch and when a training is resumed within one.

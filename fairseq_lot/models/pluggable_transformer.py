@@ -1,8 +1,11 @@
 """The pluggable Transformer and its architectures, registered with fairseq."""
 
 import re
+from argparse import ArgumentParser, Namespace
 from collections.abc import Collection
+from typing import Any
 
+from fairseq.data import Dictionary
 from fairseq.models import (
     ARCH_CONFIG_REGISTRY,
     ARCH_MODEL_REGISTRY,
@@ -11,6 +14,7 @@ from fairseq.models import (
 )
 from fairseq.models.transformer import TransformerConfig, TransformerModel
 from fairseq.models.transformer.transformer_legacy import base_architecture, transformer_iwslt_de_en
+from torch import Tensor, nn
 
 from fairseq_lot.attention.base import Mechanism
 from fairseq_lot.attention.registry import DEFAULT, MECHANISMS
@@ -34,13 +38,13 @@ class PluggableTransformerModel(TransformerModel):
     redrawn_attention: Collection[str] = ()
 
     @classmethod
-    def add_args(cls, parser):
+    def add_args(cls, parser: ArgumentParser) -> None:
         """Add fairseq's Transformer options and the flat options of the mechanisms."""
         super().add_args(parser)
         add_attention_args(parser)
 
     @classmethod
-    def build_model(cls, args, task):
+    def build_model(cls, args: Namespace, task: Any) -> "PluggableTransformerModel":
         """Build a model; InputError (exit code 2 in a command) when an option is wrong."""
         base_architecture(args)
         spell_out(args)
@@ -60,7 +64,7 @@ class PluggableTransformerModel(TransformerModel):
         model.redrawn_attention = redrawn
         return model
 
-    def set_epoch(self, epoch):
+    def set_epoch(self, epoch: int) -> None:
         """Tell all mechanisms that an epoch of the training begins, counted from 1.
 
         Raises:
@@ -84,15 +88,15 @@ class PluggableTransformerModel(TransformerModel):
                     )
 
     @classmethod
-    def build_encoder(cls, args, src_dict, embed_tokens):
+    def build_encoder(cls, args: Namespace, src_dict: Dictionary, embed_tokens: nn.Embedding) -> Encoder:
         return Encoder(TransformerConfig.from_namespace(args), src_dict, embed_tokens)
 
     @classmethod
-    def build_decoder(cls, args, tgt_dict, embed_tokens):
+    def build_decoder(cls, args: Namespace, tgt_dict: Dictionary, embed_tokens: nn.Embedding) -> Decoder:
         cfg = TransformerConfig.from_namespace(args)
         return Decoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
 
-    def upgrade_state_dict_named(self, state_dict, name):
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Supply the mechanisms' parameters that a checkpoint lacks, drop those of a mechanism that is gone.
 
         Where the command line of a training changes the attention, those that do not fit count as lacking.

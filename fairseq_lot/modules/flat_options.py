@@ -27,7 +27,7 @@ def parse_bool(text: str) -> bool:
     return words[str(text).lower()]
 
 
-def _parser_of(annotation) -> typing.Callable:
+def _parser_of(annotation):
     """The function that reads one option from the command line."""
     if isinstance(annotation, types.UnionType):
         annotation = next(kind for kind in typing.get_args(annotation) if kind is not type(None))

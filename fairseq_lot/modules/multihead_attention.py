@@ -8,7 +8,7 @@ from fairseq.incremental_decoding_utils import FairseqIncrementalState
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
-from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism, Pads
+from fairseq_lot.attention.base import Masks, Mechanism, Pads
 
 
 def _exactly(method: Callable, first: Tensor, *others: Any) -> Any:
@@ -86,7 +86,7 @@ class PluggableMultiheadAttention(FairseqIncrementalState, nn.Module):
             weights = weights.transpose(0, 1) if need_head_weights else weights.mean(1)
         return self.out_proj(values), weights
 
-    def _attend(self, query, key, v, masks: Masks, need_weights: bool) -> AttentionOutput:
+    def _attend(self, query, key, v, masks, need_weights):
         """Attention to all keys; where q and k are more work than their products with the probes, by these."""
         probes = self._probes(query, key)
         if probes is not None:
@@ -96,7 +96,7 @@ class PluggableMultiheadAttention(FairseqIncrementalState, nn.Module):
         q, k = self._split_heads(self.q_proj(query)), self._split_heads(self.k_proj(key))
         return self.mechanism(q, k, v, query_pads, key_pads, need_weights, causal=causal)
 
-    def _probes(self, query, key) -> Tensor | None:
+    def _probes(self, query, key):
         """The mechanism's probes, where products with them take less time than q and k themselves.
 
         A projection that is another module, or has hooks, which may change what it gives, is called. Nothing that only

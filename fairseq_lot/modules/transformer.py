@@ -1,15 +1,19 @@
 """fairseq's Transformer encoder and decoder with a mechanism at each attention site."""
 
+from typing import Any
+
 from fairseq.distributed import fsdp_wrap
-from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
+from fairseq.models.transformer import TransformerConfig, TransformerDecoderBase, TransformerEncoderBase
+from fairseq.modules import MultiheadAttention
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
+from torch import Tensor, nn
 
 from fairseq_lot.modules.multihead_attention import PluggableMultiheadAttention
 from fairseq_lot.modules.sites import build_site_mechanism
 
 
-def plug(stock, cfg, *, site: str, layer: int):
+def plug(stock: MultiheadAttention, cfg: TransformerConfig, *, site: str, layer: int) -> nn.Module:
     """Put the mechanism of this site around the projections of ``stock``, or return ``stock`` itself."""
     mechanism = build_site_mechanism(
         cfg,
@@ -25,29 +29,28 @@ def plug(stock, cfg, *, site: str, layer: int):
 class EncoderLayer(TransformerEncoderLayerBase):
     """fairseq's encoder layer; ``self_attn`` is pluggable."""
 
-    def __init__(self, cfg, *, layer: int, return_fc: bool = False):
+    def __init__(self, cfg: TransformerConfig, *, layer: int, return_fc: bool = False):
         self.layer = layer  # build_self_attention is called by the constructor
         super().__init__(cfg, return_fc=return_fc)
 
-    def build_self_attention(self, embed_dim, cfg):
+    def build_self_attention(self, embed_dim: int, cfg: TransformerConfig) -> nn.Module:
         return plug(super().build_self_attention(embed_dim, cfg), cfg, site="encoder", layer=self.layer)
 
 
 class DecoderLayer(TransformerDecoderLayerBase):
     """fairseq's decoder layer; ``self_attn`` and ``encoder_attn`` are pluggable."""
 
-    def __init__(self, cfg, *, layer: int, no_encoder_attn: bool = False):
+    def __init__(self, cfg: TransformerConfig, *, layer: int, no_encoder_attn: bool = False):
         self.layer = layer
         super().__init__(cfg, no_encoder_attn=no_encoder_attn)
 
-    def build_self_attention(self, embed_dim, cfg, add_bias_kv=False, add_zero_attn=False):
-        stock = super().build_self_attention(embed_dim, cfg, add_bias_kv=add_bias_kv, add_zero_attn=add_zero_attn)
-        return plug(stock, cfg, site="decoder", layer=self.layer)
+    def build_self_attention(self, embed_dim: int, cfg: TransformerConfig, **extra: bool) -> nn.Module:
+        return plug(super().build_self_attention(embed_dim, cfg, **extra), cfg, site="decoder", layer=self.layer)
 
-    def build_encoder_attention(self, embed_dim, cfg):
+    def build_encoder_attention(self, embed_dim: int, cfg: TransformerConfig) -> nn.Module:
         return plug(super().build_encoder_attention(embed_dim, cfg), cfg, site="cross", layer=self.layer)
 
-    def forward(self, *args, need_attn=False, need_head_weights=False, **kwargs):
+    def forward(self, *args: Any, need_attn: bool = False, need_head_weights: bool = False, **kwargs: Any) -> tuple:
         """As fairseq's, which asks its last layer for weights even where fairseq-generate says that none are read."""
         wanted = self.training or self.need_attn
         weights = {"need_attn": need_attn and wanted, "need_head_weights": need_head_weights and wanted}
@@ -64,12 +67,12 @@ def _wrap(layer, cfg):
 class Encoder(TransformerEncoderBase):
     """A stack of :class:`EncoderLayer`."""
 
-    def build_encoder_layer(self, cfg):
+    def build_encoder_layer(self, cfg: TransformerConfig) -> nn.Module:
         # fairseq calls this once per layer, in order, without saying which
         self._layers_built = getattr(self, "_layers_built", 0) + 1
         return _wrap(EncoderLayer(cfg, layer=self._layers_built - 1, return_fc=self.return_fc), cfg)
 
-    def forward_scriptable(self, src_tokens, *args, **kwargs):
+    def forward_scriptable(self, src_tokens: Tensor, *args: Any, **kwargs: Any) -> dict:
         """fairseq's forward pass, with a mask for the decoder only where there are pads."""
         # fairseq waits for a GPU to ask the same next; behind the layers it would wait for all of them
         has_pads = bool(src_tokens.eq(self.padding_idx).any())
@@ -80,6 +83,6 @@ class Encoder(TransformerEncoderBase):
 class Decoder(TransformerDecoderBase):
     """A stack of :class:`DecoderLayer`."""
 
-    def build_decoder_layer(self, cfg, no_encoder_attn=False):
+    def build_decoder_layer(self, cfg: TransformerConfig, no_encoder_attn: bool = False) -> nn.Module:
         self._layers_built = getattr(self, "_layers_built", 0) + 1
         return _wrap(DecoderLayer(cfg, layer=self._layers_built - 1, no_encoder_attn=no_encoder_attn), cfg)

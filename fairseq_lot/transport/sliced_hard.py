@@ -1,6 +1,5 @@
 """Expected sliced plans from exact sorts: nothing of size n×m is made, forward or backward [ESPFormer]."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -200,7 +199,7 @@ def _inner(entries, x, y):
     return products
 
 
-def _chunks(num_groups, num_lines, size, device) -> Iterator[tuple[slice, slice]]:
+def _chunks(num_groups, num_lines, size, device):
     """Parts of two axes that are a chunk together, when each place on them has ``size`` elements."""
     chunk = _CHUNKS.get(device.type, _CHUNKS["other"])
     lines = max(1, min(num_lines, chunk // size))

@@ -1,8 +1,10 @@
 """Expected sliced plans from soft sorts: average the one-dimensional plans of many projections [ESPFormer]."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import threshold
 
@@ -15,7 +17,7 @@ _CHUNKS = {"cpu": 2**19, "other": 2**25}
 _LONG = 2.3
 
 
-def staircase(n: torch.Tensor, m: torch.Tensor, tgt_len: int, src_len: int, dtype: torch.dtype) -> torch.Tensor:
+def staircase(n: Tensor, m: Tensor, tgt_len: int, src_len: int, dtype: torch.dtype) -> Tensor:
     """The exact plan I between two uniform measures on a line, both sorted.
 
     ``I_ij = |[i/n, (i+1)/n] ∩ [j/m, (j+1)/m]|``: the north-west corner rule.
@@ -34,7 +36,7 @@ def staircase(n: torch.Tensor, m: torch.Tensor, tgt_len: int, src_len: int, dtyp
     return n * overlap.clamp(min=0) * ((i < n) & (j < m))
 
 
-def sort_real(values: torch.Tensor, padding_mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+def sort_real(values: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """Sort along the last axis, ascending and stable, with the pads last.
 
     Args:
@@ -58,7 +60,7 @@ class SoftSort(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, ordered, tokens, padding_mask, real_ranks):
+    def forward(ctx: Any, ordered: Tensor, tokens: Tensor, padding_mask: Tensor | None, real_ranks: Any) -> Tensor:
         """ordered and tokens ``(..., L, n)``; padding_mask and, where it is not None, real_ranks ``(..., 1, n)``."""
         far = tokens if padding_mask is None else tokens.masked_fill(padding_mask, torch.inf)
         difference = ordered.unsqueeze(-1) - far.unsqueeze(-2)
@@ -70,7 +72,7 @@ class SoftSort(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad_sort):
+    def backward(ctx: Any, grad_sort: Tensor) -> tuple[Tensor, Tensor, None, None]:
         ordered, tokens, sort = ctx.saved_tensors
         pull = grad_sort * sort
         pull.addcmul_(sort, pull.sum(-1, keepdim=True), value=-1)  # that of the log, as for any softmax
@@ -81,17 +83,17 @@ class SoftSort(torch.autograd.Function):
 
 
 def soft_sliced_apply(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    slices: torch.Tensor,
-    rank_plan: torch.Tensor | None = None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    slices: Tensor,
+    rank_plan: Tensor | None = None,
     *,
-    query_padding_mask: torch.Tensor | None,
-    key_padding_mask: torch.Tensor | None,
-    temperature: float | torch.Tensor,
+    query_padding_mask: Tensor | None,
+    key_padding_mask: Tensor | None,
+    temperature: float | Tensor,
     inverse_temperature: float,
-) -> torch.Tensor:
+) -> Tensor:
     """``n·G v`` with ``G = Σ_l σ_l U_l``, ``U_l = A_lᵀ I B_l`` from soft sorts and ``σ_l ∝ exp(-τ ⟨C, U_l⟩)``.
 
     C holds the squared distances. The plan of a slice is a product of two n×n matrices, O(n³), and all else follows

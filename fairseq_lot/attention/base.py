@@ -8,10 +8,9 @@ from torch import Tensor, nn
 
 from fairseq_lot.attention.options import Options
 from fairseq_lot.errors import InputError
+from fairseq_lot.transport.marginals import Pads
 from fairseq_lot.transport.pivots import Coupling
 
-#: ``(bsz, len)`` bool, True = pad; None: there are no pads
-Pads: TypeAlias = Tensor | None
 #: what a mechanism keeps while it decodes: tensors by name, batch first, so that a beam is followed by their rows
 State: TypeAlias = dict[str, Tensor]
 

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism, Pads, State, draw_normal
+from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism, State, draw_normal
 from fairseq_lot.attention.options import Options
 from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.errors import InputError
-from fairseq_lot.transport.marginals import at_least_float32
+from fairseq_lot.transport.marginals import Pads, at_least_float32
 
 
 def scheduled_lambda_init(layer: int) -> float:

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism, Pads, State, draw_normal, without_pads
+from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism, State, draw_normal, without_pads
 from fairseq_lot.attention.convolution import TokenConvolution
 from fairseq_lot.attention.options import Options, option
 from fairseq_lot.errors import InputError
-from fairseq_lot.transport.marginals import at_least_float32, uniform_log_mass
+from fairseq_lot.transport.marginals import Pads, at_least_float32, uniform_log_mass
 from fairseq_lot.transport.pivots import Coupling, fusable, fused_values, key_side, pivot_coupling, pivot_scores
 from fairseq_lot.transport.pivots_causal import PrefixState, absorb, empty_prefix, prefix_apply
 

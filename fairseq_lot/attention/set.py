@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism, Pads, draw_normal, without_pads
+from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism, draw_normal, without_pads
 from fairseq_lot.attention.options import Options, option
-from fairseq_lot.transport.marginals import at_least_float32, uniform_log_mass
+from fairseq_lot.transport.marginals import Pads, at_least_float32, uniform_log_mass
 from fairseq_lot.transport.pivots import Coupling, gaussian_scores, pivot_coupling
 from fairseq_lot.transport.positions import linear_log_factor
 

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 
 class LotInputs(NamedTuple):
@@ -15,13 +16,13 @@ class LotInputs(NamedTuple):
         query_padding_mask: ``(bsz, n)`` and key_padding_mask: ``(bsz, m)``, bool, True = pad; None = no pads.
     """
 
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    pivots: torch.Tensor
-    log_masses: torch.Tensor
-    query_padding_mask: torch.Tensor | None = None
-    key_padding_mask: torch.Tensor | None = None
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    pivots: Tensor
+    log_masses: Tensor
+    query_padding_mask: Tensor | None = None
+    key_padding_mask: Tensor | None = None
 
 
 class LotSettings(NamedTuple):
@@ -39,25 +40,47 @@ class LotSettings(NamedTuple):
     dropout: float = 0.0
 
 
-def log_mass(padding_mask: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+def log_mass(padding_mask: Tensor | None, like: Tensor) -> Tensor:
     """``(bsz, 1, n)``: 0 for a token, -inf for a pad; uniform masses up to a factor, which scalings absorb."""
     if padding_mask is None:
         return like.new_zeros(like.size(0), 1, like.size(-2))
     return like.new_zeros(padding_mask.shape).masked_fill(padding_mask, -torch.inf).unsqueeze(1)
 
 
-def sinkhorn(scores: torch.Tensor, log_a: torch.Tensor, log_b: torch.Tensor, *, num_updates: int) -> torch.Tensor:
-    """The rows of the plan in U(a, b) as probability vectors, ``(..., n, m)``; the last half-update is of the rows."""
-    f, g = (torch.where(mass.isneginf(), mass, 0.0) for mass in (log_a, log_b))
+def sinkhorn(
+    scores: Tensor,
+    log_a: Tensor,
+    log_b: Tensor,
+    *,
+    num_updates: int,
+    tolerance: float | None = None,
+    log_factor: Tensor | None = None,
+) -> Tensor:
+    """The rows of the plan in U(a, b) as probability vectors, ``(..., n, m)``, for scores of any size.
+
+    Arguments as for :func:`~fairseq_lot.transport.sinkhorn.sinkhorn`: sums of exponentials in every half-update.
+    """
+    # -inf exactly where there is no mass, so that those scores never count; 0 elsewhere.
+    f = torch.where(log_a.isneginf(), log_a, 0.0)
+    g = torch.where(log_b.isneginf(), log_b, 0.0)
+    rows_are_exact = False
     for left in range(num_updates - 1, 0, -1):
         if left % 2 == 0:
             f = log_a - torch.logsumexp(scores + g.unsqueeze(-2), -1)
-        else:
-            g = log_b - torch.logsumexp(scores + f.unsqueeze(-1), -2)
+            rows_are_exact = True
+            continue
+        log_reach = torch.logsumexp(scores + f.unsqueeze(-1), -2)
+        if tolerance is not None and rows_are_exact:
+            error = ((g + log_reach).exp() - log_b.exp()).abs().sum(-1)
+            if error.max() <= tolerance:
+                break  # g is still the one that f was made for
+        g = log_b - log_reach
+    if log_factor is not None:
+        scores = scores + log_factor  # the last update is a softmax, so this is to multiply and to normalise
     return torch.softmax(scores + g.unsqueeze(-2), -1)
 
 
-def lot(inputs: LotInputs, settings: LotSettings) -> torch.Tensor:
+def lot(inputs: LotInputs, settings: LotSettings) -> Tensor:
     """Values of LOT attention without dropout, ``(bsz, num_heads, n, value_dim)``; no sentence may be of pads alone."""
     q, k, v, pivots, log_masses, query_padding_mask, key_padding_mask = inputs
     query_scores, key_scores = (settings.scale * x @ pivots.transpose(-1, -2) for x in (q, k))

@@ -8,7 +8,8 @@ from fairseq.incremental_decoding_utils import FairseqIncrementalState
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
-from fairseq_lot.attention.base import Masks, Mechanism, Pads
+from fairseq_lot.attention.base import Masks, Mechanism
+from fairseq_lot.transport.marginals import Pads
 
 
 def _exactly(method: Callable, first: Tensor, *others: Any) -> Any:

@@ -1,20 +1,24 @@
 """Marginals: the mass that each token sends or receives."""
 
-from typing import overload
+from typing import TypeAlias, overload
 
 import torch
+from torch import Tensor
+
+#: ``(bsz, len)`` bool, True = pad; None: there are no pads
+Pads: TypeAlias = Tensor | None
 
 
-def at_least_float32(x: torch.Tensor) -> torch.Tensor:
+def at_least_float32(x: Tensor) -> Tensor:
     """Return ``x`` in float32 when it is in half precision, unchanged otherwise."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 @overload
-def without_empty(padding_mask: torch.Tensor) -> torch.Tensor: ...
+def without_empty(padding_mask: Tensor) -> Tensor: ...
 @overload
 def without_empty(padding_mask: None) -> None: ...
-def without_empty(padding_mask: torch.Tensor | None) -> torch.Tensor | None:
+def without_empty(padding_mask: Pads) -> Pads:
     """The padding mask, cleared for sentences that are all padding, so that no sum over real tokens is empty.
 
     Their values are zero anyway; what matters is that nothing becomes NaN.
@@ -22,7 +26,7 @@ def without_empty(padding_mask: torch.Tensor | None) -> torch.Tensor | None:
     return None if padding_mask is None else padding_mask & ~padding_mask.all(-1, keepdim=True)
 
 
-def num_real(padding_mask: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+def num_real(padding_mask: Pads, like: Tensor) -> Tensor:
     """Number of tokens of each sentence that are not padding, ``(bsz,)`` int64.
 
     Args:
@@ -34,7 +38,7 @@ def num_real(padding_mask: torch.Tensor | None, like: torch.Tensor) -> torch.Ten
     return (~padding_mask).sum(-1)
 
 
-def uniform_log_mass(padding_mask: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+def uniform_log_mass(padding_mask: Pads, like: Tensor) -> Tensor:
     """Log of the uniform probability vector on the tokens that are not padding.
 
     Args:
@@ -51,7 +55,7 @@ def uniform_log_mass(padding_mask: torch.Tensor | None, like: torch.Tensor) -> t
     return (real / real.sum(-1, keepdim=True)).log()
 
 
-def marginal_error(plan: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def marginal_error(plan: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Violation of both marginals, ``‖plan 1 - a‖₁ + ‖planᵀ 1 - b‖₁``.
 
     Args:

@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fairseq_lot.kernels import choice as kernels
+from fairseq_lot.kernels import naive
 from fairseq_lot.transport.marginals import marginal_error
 from fairseq_lot.transport.sinkhorn_scaling import scaled_conditional
 
@@ -20,23 +22,23 @@ class Plan:
         log_b: ``(..., m)`` log of the column marginal that the updates aim at.
     """
 
-    conditional: torch.Tensor
-    log_a: torch.Tensor
-    log_b: torch.Tensor
+    conditional: Tensor
+    log_a: Tensor
+    log_b: Tensor
 
     @property
-    def plan(self) -> torch.Tensor:
+    def plan(self) -> Tensor:
         """The plan itself, ``(..., n, m)``, total mass 1."""
         return self.log_a.exp().unsqueeze(-1) * self.conditional
 
-    def apply(self, v: torch.Tensor) -> torch.Tensor:
+    def apply(self, v: Tensor) -> Tensor:
         """Barycentric projection ``conditional @ v``: ``(..., m, d) -> (..., n, d)``."""
         if self.conditional.stride(-1) == 1 or v.shape[:-2] != self.conditional.shape[:-2]:
             return self.conditional @ v
         return _TransposedProduct.apply(self.conditional, v)
 
     @property
-    def marginal_error(self) -> torch.Tensor:
+    def marginal_error(self) -> Tensor:
         """``(...)``: how far the plan is from both marginals, in units of mass."""
         return marginal_error(self.plan, self.log_a.exp(), self.log_b.exp())
 
@@ -58,13 +60,13 @@ class _TransposedProduct(torch.autograd.Function):
 
 
 def sinkhorn(
-    scores: torch.Tensor,
-    log_a: torch.Tensor,
-    log_b: torch.Tensor,
+    scores: Tensor,
+    log_a: Tensor,
+    log_b: Tensor,
     *,
     num_updates: int,
     tolerance: float | None = None,
-    log_factor: torch.Tensor | None = None,
+    log_factor: Tensor | None = None,
 ) -> Plan:
     """The plan in U(a, b) that maximises ``⟨plan, scores⟩ + H(plan)``, after ``num_updates`` half-updates.
 
@@ -108,37 +110,7 @@ def sinkhorn(
         conditional = scaled_conditional(scores, log_a, log_b, num_updates=num_updates, tolerance=tolerance)
         if conditional is not None:
             return Plan(conditional, log_a, log_b)
-    conditional = log_domain_conditional(
+    conditional = naive.sinkhorn(
         scores, log_a, log_b, num_updates=num_updates, tolerance=tolerance, log_factor=log_factor
     )
     return Plan(conditional, log_a, log_b)
-
-
-def log_domain_conditional(
-    scores: torch.Tensor,
-    log_a: torch.Tensor,
-    log_b: torch.Tensor,
-    *,
-    num_updates: int,
-    tolerance: float | None = None,
-    log_factor: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """The conditional of :func:`sinkhorn` for scores of any size, by sums of exponentials in every half-update."""
-    # -inf exactly where there is no mass, so that those scores never count; 0 elsewhere.
-    f = torch.where(log_a.isneginf(), log_a, 0.0)
-    g = torch.where(log_b.isneginf(), log_b, 0.0)
-    rows_are_exact = False
-    for left in range(num_updates - 1, 0, -1):
-        if left % 2 == 0:
-            f = log_a - torch.logsumexp(scores + g.unsqueeze(-2), -1)
-            rows_are_exact = True
-            continue
-        log_reach = torch.logsumexp(scores + f.unsqueeze(-1), -2)
-        if tolerance is not None and rows_are_exact:
-            error = ((g + log_reach).exp() - log_b.exp()).abs().sum(-1)
-            if error.max() <= tolerance:
-                break  # g is still the one that f was made for
-        g = log_b - log_reach
-    if log_factor is not None:
-        scores = scores + log_factor  # the last update is a softmax, so this is to multiply and to normalise
-    return torch.softmax(scores + g.unsqueeze(-2), -1)

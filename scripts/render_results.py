@@ -6,7 +6,6 @@ What stands between two comments is what the command in the first prints:
 <!-- / -->
 """
 
-import argparse
 import contextlib
 import io
 import os
@@ -43,23 +42,16 @@ def printed(command: str) -> str:
     return output.getvalue().strip("\n")
 
 
-def main() -> int:
-    """Write the pages, or say with --check whether it is as it would be written."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if something would change")
-    args = parser.parse_args()
+def main() -> None:
+    """Write the pages."""
     os.chdir(ROOT)
-    changed = 0
     for page in PAGES:
         before = page.read_text(encoding="utf-8")
         after = rendered(before)
-        changed += after != before
-        if after != before and not args.check:
-            with atomic_write(page) as file:
-                file.write(after)
+        with atomic_write(page) as file:
+            file.write(after)
         print(f"{page}: {'as its commands print it' if after == before else 'changed'}")
-    return 1 if changed and args.check else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,19 +1,18 @@
 """Training and validation curves from what fairseq-train logs."""
 
-import json
 import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from fairseq_lot.errors import InputError
 from fairseq_lot.output.files import read_lines
 
-# of a name and its number, as in "nll_loss=10.79," and in "| nll_loss 10.79 |"
-_FIGURE = re.compile(r"(\w+)[ =](-?[\d.]+(?:e[-+]?\d+)?)(?=[,| ]|$)")
-_INNER = re.compile(r"epoch \d+: +\d+ / \d+ (.*)")
-_VALID = re.compile(r"\| valid on '[^']*' subset (\|.*)")
+# a name and its number, as in "nll_loss=10.79,", "| nll_loss 10.79 |" and, in JSON, '"valid_nll_loss": "10.79",'
+_FIGURE = re.compile(r"""\b(valid_)?(nll_loss|loss|num_updates)"?[ =:] ?"?(-?[\d.]+(?:e[-+]?\d+)?)(?=[,| "]|$)""")
+# the lines of the means since the entry before, and of those over the validation set
+_ENTRY = re.compile(r"epoch \d+: +\d+ / \d+ |\{.*\}$")
+_VALID = re.compile(r"\| valid on '[^']*' subset \|")
 
 
 @dataclass
@@ -40,29 +39,15 @@ def read_curves(path: str | Path) -> Curves:
     """
     curves = Curves()
     for line in read_lines(path):
-        brace = line.find("{")
-        if brace >= 0 and line.endswith("}"):
-            try:
-                entry = json.loads(line[brace:])
-            except ValueError:
-                continue
-            _put(curves.train, entry)
-            _put(curves.valid, entry, "valid_")
-        elif found := _INNER.search(line):
-            _put(curves.train, dict(_FIGURE.findall(found[1])))
-        elif found := _VALID.search(line):
-            _put(curves.valid, dict(_FIGURE.findall(found[1])))
+        of_valid = bool(_VALID.search(line))
+        if not of_valid and not _ENTRY.search(line):
+            continue
+        figures = {name: (prefix, float(number)) for prefix, name, number in _FIGURE.findall(line)}
+        # fairseq's cross_entropy has no smoothing to take out, and logs "loss" alone
+        prefix, loss = figures.get("nll_loss", figures.get("loss", ("", math.nan)))
+        if "num_updates" in figures and math.isfinite(loss):
+            curve = curves.valid if of_valid or prefix else curves.train
+            curve[int(figures["num_updates"][1])] = loss
     if not (curves.train or curves.valid):
         raise InputError(f"{path} holds no loss of a training; give a log of fairseq-train")
     return curves
-
-
-def _put(curve: dict[int, float], entry: dict[str, Any], prefix: str = "") -> None:
-    """Keep the loss of an entry; fairseq's cross_entropy has no smoothing to take out, and logs ``loss`` alone."""
-    loss: Any = entry.get(f"{prefix}nll_loss", entry.get(f"{prefix}loss"))
-    try:
-        updates, loss = int(entry[f"{prefix}num_updates"]), float(loss)
-    except (KeyError, TypeError, ValueError):
-        return
-    if math.isfinite(loss):
-        curve[updates] = loss

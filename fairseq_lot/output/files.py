@@ -66,13 +66,9 @@ def read_lines(path: str | Path) -> list[str]:
         raw = lzma.decompress(raw) if path.suffix == ".xz" else raw
     except (OSError, lzma.LZMAError) as error:
         raise InputError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from error
-    lines = raw.split(b"\n")
-    if lines[-1] == b"":
-        lines.pop()
-    decoded = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            decoded.append(line.rstrip(b"\r").decode("utf-8"))
-        except UnicodeDecodeError:
-            raise InputError(f"{path}, line {number}: not valid UTF-8; convert the file with iconv") from None
-    return decoded
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        number = raw.count(b"\n", 0, error.start) + 1
+        raise InputError(f"{path}, line {number}: not valid UTF-8; convert the file with iconv") from None
+    return [line.rstrip("\r") for line in text.removesuffix("\n").split("\n")] if text else []

@@ -24,7 +24,7 @@ def current_commit(folder: str | Path | None = None) -> str:
     return f"{commit}-dirty" if _git(root, "status", "--porcelain", "--", *_CODE) else commit
 
 
-def _git(folder, *words):
+def _git(folder: Path, *words: str) -> str | None:
     """Return what git prints, or None when git is missing or fails."""
     try:
         done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=True)

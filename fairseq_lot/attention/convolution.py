@@ -4,7 +4,7 @@ from functools import reduce
 from operator import add
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fairseq_lot.errors import InputError
 
@@ -30,7 +30,7 @@ class TokenConvolution(nn.Module):
         weight[..., kernel // 2] = 1.0
         self.weight = nn.Parameter(weight)
 
-    def forward(self, v: torch.Tensor) -> torch.Tensor:
+    def forward(self, v: Tensor) -> Tensor:
         """Convolve over tokens.
 
         Args:

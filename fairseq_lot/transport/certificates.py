@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fairseq_lot.transport.marginals import uniform_log_mass
 from fairseq_lot.transport.pivots import pivot_coupling
@@ -27,19 +28,19 @@ class Certificate:
             doubly stochastic plan, and this says how far from one it was.
     """
 
-    plan_ratio: torch.Tensor
-    output_ratio: torch.Tensor
-    inequality_44_ratio: torch.Tensor
-    marginal_error: torch.Tensor
+    plan_ratio: Tensor
+    output_ratio: Tensor
+    inequality_44_ratio: Tensor
+    marginal_error: Tensor
 
 
 def perturbation_certificate(
-    scores: torch.Tensor,
-    v: torch.Tensor,
-    noise: torch.Tensor,
-    value_noise: torch.Tensor | None = None,
+    scores: Tensor,
+    v: Tensor,
+    noise: Tensor,
+    value_noise: Tensor | None = None,
     *,
-    epsilon: float | torch.Tensor,
+    epsilon: float | Tensor,
     tolerance: float = 1e-10,
 ) -> Certificate:
     """Perturb scores and compare the change of the plan and of the output with what is certified.
@@ -84,20 +85,20 @@ class CouplingCertificate:
         marginal_error: ``(...)``, the largest that was left in any of the exact plans, in units of mass.
     """
 
-    plan_ratio: torch.Tensor
-    output_ratio: torch.Tensor
-    as_run_ratio: torch.Tensor
-    marginal_error: torch.Tensor
+    plan_ratio: Tensor
+    output_ratio: Tensor
+    as_run_ratio: Tensor
+    marginal_error: Tensor
 
 
 def coupling_certificate(
-    query_scores: torch.Tensor,
-    key_scores: torch.Tensor,
-    log_masses: torch.Tensor,
-    v: torch.Tensor,
-    query_noise: torch.Tensor,
-    key_noise: torch.Tensor,
-    value_noise: torch.Tensor | None = None,
+    query_scores: Tensor,
+    key_scores: Tensor,
+    log_masses: Tensor,
+    v: Tensor,
+    query_noise: Tensor,
+    key_noise: Tensor,
+    value_noise: Tensor | None = None,
     *,
     query_updates: int,
     key_updates: int,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fairseq_lot.kernels import choice as kernels
@@ -23,27 +24,22 @@ class Coupling:
     to_keys: Plan
 
     @property
-    def factors(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def factors(self) -> tuple[Tensor, Tensor]:
         """``p(pivot | query)``, ``(..., n, r)``, and ``p(key | pivot)``, ``(..., r, m)``."""
         return self.from_queries.conditional, self.to_keys.conditional
 
     @property
-    def conditional(self) -> torch.Tensor:
+    def conditional(self) -> Tensor:
         """``n·Γ``, ``(..., n, m)``, rows sum to 1; costs n·m memory."""
         return torch.matmul(*self.factors)
 
-    def apply(self, v: torch.Tensor) -> torch.Tensor:
+    def apply(self, v: Tensor) -> Tensor:
         """``n·Γ v`` in O((n + m) r d): ``(..., m, d) -> (..., n, d)``."""
         return self.from_queries.apply(self.to_keys.apply(v))
 
 
 def key_side(
-    key_scores: torch.Tensor,
-    log_b: torch.Tensor,
-    log_masses: torch.Tensor,
-    *,
-    num_updates: int,
-    log_factor: torch.Tensor | None = None,
+    key_scores: Tensor, log_b: Tensor, log_masses: Tensor, *, num_updates: int, log_factor: Tensor | None = None
 ) -> Plan:
     """Γ2ᵀ in U(σ, b), exact on σ; arguments as in :func:`pivot_coupling`."""
     factor = None if log_factor is None else log_factor.mT
@@ -51,15 +47,15 @@ def key_side(
 
 
 def pivot_coupling(
-    query_scores: torch.Tensor,
-    key_scores: torch.Tensor,
-    log_a: torch.Tensor,
-    log_b: torch.Tensor,
-    log_masses: torch.Tensor,
+    query_scores: Tensor,
+    key_scores: Tensor,
+    log_a: Tensor,
+    log_b: Tensor,
+    log_masses: Tensor,
     *,
     query_updates: int,
     key_updates: int,
-    log_factor: torch.Tensor | None = None,
+    log_factor: Tensor | None = None,
 ) -> Coupling:
     """Couple queries and keys through pivots of masses σ, by one entropic plan on either side.
 
@@ -92,25 +88,25 @@ def pivot_coupling(
     return Coupling(from_queries, to_keys)
 
 
-def fusable(q: torch.Tensor) -> bool:
+def fusable(q: Tensor) -> bool:
     """Whether :func:`fused_values` is worth a call: on a GPU, unless kernels are off."""
     return kernels.wanted(q)
 
 
 def fused_values(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    pivots: torch.Tensor,
-    log_masses: torch.Tensor,
-    query_padding_mask: torch.Tensor | None,
-    key_padding_mask: torch.Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pivots: Tensor,
+    log_masses: Tensor,
+    query_padding_mask: Tensor | None,
+    key_padding_mask: Tensor | None,
     *,
     scale: float,
     query_updates: int,
     key_updates: int,
     dropout: float,
-) -> torch.Tensor | None:
+) -> Tensor | None:
     """:meth:`Coupling.apply` for scores ``scale·x·z`` in one kernel, which keeps no scores; None where there is none.
 
     Args:
@@ -176,12 +172,12 @@ def _by_head(x):
     return x.permute(1, 2, 0, 3).flatten(1, 2)
 
 
-def pivot_scores(x: torch.Tensor, pivots: torch.Tensor) -> torch.Tensor:
+def pivot_scores(x: Tensor, pivots: Tensor) -> Tensor:
     """``x_i·z_t``: ``(bsz, num_heads, n, d), (num_heads, r, d) -> (bsz, num_heads, n, r)``, no copy of x is made."""
     return _PivotScores.apply(x, pivots)
 
 
-def gaussian_scores(x: torch.Tensor, pivots: torch.Tensor) -> torch.Tensor:
+def gaussian_scores(x: Tensor, pivots: Tensor) -> Tensor:
     """``-‖x_i - z_t‖²/2``: ``(..., n, d), (..., r, d) -> (..., n, r)``."""
     norms = x.square().sum(-1).unsqueeze(-1) + pivots.square().sum(-1).unsqueeze(-2)
     return pivot_scores(x, pivots) - norms / 2

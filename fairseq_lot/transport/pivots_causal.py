@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
 # Scores below this in size need no peak; chunks can then be as long as _WIDE.
@@ -19,17 +20,17 @@ class PrefixState:
         means: ``(..., r, d)``, ``Σ_j exp(scores_jt) v_j / Σ_j exp(scores_jt)``, zero before the first real key.
     """
 
-    log_sums: torch.Tensor
-    means: torch.Tensor
+    log_sums: Tensor
+    means: Tensor
 
 
-def empty_prefix(key_scores: torch.Tensor, v: torch.Tensor) -> PrefixState:
+def empty_prefix(key_scores: Tensor, v: Tensor) -> PrefixState:
     """The state before the first key; shapes as in :func:`prefix_apply`."""
     log_sums = torch.full_like(key_scores[..., 0, :], torch.finfo(key_scores.dtype).min, requires_grad=False)
     return PrefixState(log_sums, v.new_zeros((*log_sums.shape, v.size(-1))))
 
 
-def absorb(state: PrefixState, key_scores: torch.Tensor, v: torch.Tensor) -> PrefixState:
+def absorb(state: PrefixState, key_scores: Tensor, v: Tensor) -> PrefixState:
     """The state after one more key: five kernels on a GPU.
 
     Args:
@@ -43,14 +44,14 @@ def absorb(state: PrefixState, key_scores: torch.Tensor, v: torch.Tensor) -> Pre
 
 
 def prefix_apply(
-    query_weights: torch.Tensor,
-    key_scores: torch.Tensor,
-    v: torch.Tensor,
+    query_weights: Tensor,
+    key_scores: Tensor,
+    v: Tensor,
     state: PrefixState | None = None,
     *,
     chunk_len: int = 8,
     with_state: bool = True,
-) -> tuple[torch.Tensor, PrefixState | None]:
+) -> tuple[Tensor, PrefixState | None]:
     """``A v`` with ``A_ij = Σ_t w_it exp(S_jt) / Σ_{j' ≤ i} exp(S_j't)`` for ``j ≤ i``, 0 for later keys.
 
     Keys are taken in chunks: inside a chunk ``exp(S_jt - peak_it)`` is formed for all pairs, across chunks only a peak

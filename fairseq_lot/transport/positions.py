@@ -1,12 +1,15 @@
 """Positions of tokens in their sentence, and priors built on them."""
 
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from fairseq_lot.errors import InputError
 from fairseq_lot.transport.marginals import without_empty
 
 
-def positions(padding_mask: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+def positions(padding_mask: Tensor | None, like: Tensor) -> Tensor:
     """0-based positions, counted over the tokens that are not padding.
 
     Args:
@@ -22,18 +25,15 @@ def positions(padding_mask: torch.Tensor | None, like: torch.Tensor) -> torch.Te
     return (~without_empty(padding_mask)).cumsum(-1) - 1
 
 
-def alibi_slopes(num_heads: int) -> list[float]:
+def alibi_slopes(num_heads: int, **kind: Any) -> Tensor:
     """The slopes of Press et al. [ALiBi]: ``2^(-8h/H)`` for h = 1 .. H, when H is a power of two.
 
-    Otherwise the slopes for the power of two below H, then every other slope for the power above it.
+    Otherwise the slopes for the power of two below H, then every other slope for the power above it. They are computed
+    on the device: to copy numbers to a GPU the host would wait for it.
+
+    Args:
+        **kind: dtype and device.
     """
-    below = 2 ** (num_heads.bit_length() - 1)
-    slopes = [2 ** (-8 * h / below) for h in range(1, below + 1)]
-    return slopes + [2 ** (-4 * h / below) for h in range(1, 2 * (num_heads - below), 2)]
-
-
-def _slopes(num_heads, **kind):
-    """:func:`alibi_slopes` as a tensor, made where it is used: to copy numbers to a GPU the host would wait for it."""
     below = 2 ** (num_heads.bit_length() - 1)
     exponents = torch.arange(1, below + 1, **kind) * (8 / below)
     if below < num_heads:
@@ -42,7 +42,7 @@ def _slopes(num_heads, **kind):
     return torch.exp2(-exponents)
 
 
-def alibi_log_prior(padding_mask: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+def alibi_log_prior(padding_mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor:
     """``log π_ij = -slope·|position of i - position of j|`` up to a constant per row, one slope per head [ALiBi].
 
     Queries are the last ``tgt_len`` tokens of the keys' sentence, so query i stands where key
@@ -64,13 +64,11 @@ def alibi_log_prior(padding_mask: torch.Tensor | None, q: torch.Tensor, k: torch
     of_keys = positions(padding_mask, k)
     of_queries = of_keys[:, src_len - tgt_len :]
     distance = (of_queries.unsqueeze(-1) - of_keys.unsqueeze(-2)).abs()  # (bsz or 1, tgt_len, src_len)
-    slopes = _slopes(q.size(1), dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
+    slopes = alibi_slopes(q.size(1), dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
     return -slopes[:, None, None] * distance.unsqueeze(1)
 
 
-def linear_log_factor(
-    padding_mask: torch.Tensor | None, x: torch.Tensor, num_pivots: int, temperature: float
-) -> torch.Tensor:
+def linear_log_factor(padding_mask: Tensor | None, x: Tensor, num_pivots: int, temperature: float) -> Tensor:
     """``-(i/n - t/r)²/τ²``: large where token i of n is as far along as pivot t of r, both counted from 1 [SeTformer].
 
     Args:

@@ -3,17 +3,13 @@
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 
 def scaled_conditional(
-    scores: torch.Tensor,
-    log_a: torch.Tensor,
-    log_b: torch.Tensor,
-    *,
-    num_updates: int,
-    tolerance: float | None = None,
-) -> torch.Tensor | None:
+    scores: Tensor, log_a: Tensor, log_b: Tensor, *, num_updates: int, tolerance: float | None = None
+) -> Tensor | None:
     """The conditional of :func:`~fairseq_lot.transport.sinkhorn.sinkhorn`, or None where its range is too wide.
 
     The updates scale the rows and columns of ``K = exp(scores)``, shifted if they are large, so each one costs a
@@ -48,11 +44,11 @@ class _Solution:
         column_sums: ``Kᵀ u`` of every update of the columns, ``(G, m)`` each.
     """
 
-    conditional: torch.Tensor
-    a: torch.Tensor
-    b: torch.Tensor
-    row_sums: list[torch.Tensor]
-    column_sums: list[torch.Tensor]
+    conditional: Tensor
+    a: Tensor
+    b: Tensor
+    row_sums: list[Tensor]
+    column_sums: list[Tensor]
 
     def is_safe(self) -> bool:
         """No sum is so small, next to what the scalings may have been, that an entry lost in K could matter."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fairseq_lot.transport.marginals import num_real
@@ -14,9 +15,7 @@ from fairseq_lot.transport.sliced_soft import sort_real
 _CHUNKS = {"cpu": 2**17, "other": 2**26}
 
 
-def segments(
-    n: torch.Tensor, m: torch.Tensor, tgt_len: int, src_len: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def segments(n: Tensor, m: Tensor, tgt_len: int, src_len: int) -> tuple[Tensor, Tensor, Tensor]:
     """The exact plan between two sorted uniform measures, as the pieces into which i/n and j/m cut [0, 1].
 
     It has the entries of :func:`~fairseq_lot.transport.sliced_soft.staircase`, ``n + m - 1`` at most. Whole numbers of
@@ -47,9 +46,9 @@ class Entries(NamedTuple):
         share: ``(G, S)`` the entries themselves, the same in every slice; None (with rows None) when all are 1.
     """
 
-    rows: torch.Tensor | None
-    columns: torch.Tensor
-    share: torch.Tensor | None
+    rows: Tensor | None
+    columns: Tensor
+    share: Tensor | None
 
     def transposed(self) -> "Entries":
         """Those of the transposed plans."""
@@ -68,24 +67,24 @@ class HardSlicedPlan:
         tgt_len: number of queries.
     """
 
-    weights: torch.Tensor
+    weights: Tensor
     entries: Entries
     tgt_len: int
 
-    def apply(self, v: torch.Tensor) -> torch.Tensor:
+    def apply(self, v: Tensor) -> Tensor:
         """``n·G v``: ``(bsz, num_heads, src_len, c) -> (bsz, num_heads, tgt_len, c)``, v zero at pads."""
         values = _Apply.apply(self.weights.flatten(0, 1), v.flatten(0, 1).contiguous(), self.entries, self.tgt_len)
         return values.unflatten(0, v.shape[:2])
 
 
 def hard_sliced_plan(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    slices: torch.Tensor | int,
+    q: Tensor,
+    k: Tensor,
+    slices: Tensor | int,
     *,
     same_number: bool,
-    query_padding_mask: torch.Tensor | None,
-    key_padding_mask: torch.Tensor | None,
+    query_padding_mask: Tensor | None,
+    key_padding_mask: Tensor | None,
     inverse_temperature: float,
 ) -> HardSlicedPlan:
     """Sort both sides exactly along every slice, weigh the slices by the cost of their plans.

@@ -9,13 +9,18 @@ from fairseq_lot.attention import reference
 from fairseq_lot.attention import softmax as softmax_file
 from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.errors import InputError
-from fairseq_lot.transport.positions import alibi_log_prior, alibi_slopes, positions
+from fairseq_lot.transport.positions import alibi_log_prior, positions
+from fairseq_lot.transport.positions import alibi_slopes as slopes_of
 from fairseq_lot.transport.sinkhorn import sinkhorn
 from tests.variants import draw, padding_mask
 
 
 def build(num_heads=2, **options):
     return build_mechanism("softmax", num_heads=num_heads, head_dim=4, **options)
+
+
+def alibi_slopes(num_heads):
+    return slopes_of(num_heads, dtype=torch.float64).tolist()
 
 
 def sentence(n=6, num_heads=2, seed=1):

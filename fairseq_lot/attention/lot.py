@@ -1,4 +1,9 @@
-"""LOT attention: a coupling through learnable pivots, linear in the sentence length."""
+"""LOT attention: a coupling through learnable pivots, linear in the sentence length.
+
+:meth:`Lot.attend_scored` is the mechanism: scores with the pivots, the coupling, the values. ``attend`` and ``probes``
+are faster ways to it, ``summarise`` and ``attend_summary`` the same for a decoder that looks at the source again and
+again, ``causal_step`` for its own tokens.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -111,15 +116,6 @@ class Lot(Mechanism):
         """log σ, ``(num_heads, r)``, at least float32."""
         return torch.log_softmax(at_least_float32(self.mass_logits) / self.options.mass_temperature, -1)
 
-    def _mixed(self, v: Tensor) -> Tensor:
-        """The values that the pivots carry."""
-        return v if self.convolution is None else self.convolution(at_least_float32(v))
-
-    def probes(self, like: Tensor) -> Tensor | None:
-        """On the CPU, where products are what takes time; elsewhere q and k are what the kernels want."""
-        probes = self._scaled_pivots()
-        return probes if like.device.type == "cpu" and like.dtype == probes.dtype else None
-
     def scores(self, x: Tensor) -> Tensor:
         """``s·x·z/ε`` of queries or keys with every pivot, ``(bsz, num_heads, len, r)``, at least float32."""
         return pivot_scores(at_least_float32(x), self._scaled_pivots())
@@ -143,7 +139,24 @@ class Lot(Mechanism):
             key_updates=self.options.num_updates,
         )
 
+    def attend_scored(
+        self, query_scores: Tensor, key_scores: Tensor, v: Tensor, masks: Masks, need_weights: bool
+    ) -> AttentionOutput:
+        """The values go to the pivots, and from there to the queries."""
+        if masks.causal:
+            prefix = query_scores, key_scores, v, masks.key_pads, None, need_weights
+            return self._attend_prefix(*prefix, with_state=False)[0]
+        coupling = self._coupling_of(query_scores, key_scores, masks.query_pads, masks.key_pads)
+        from_queries, to_keys = coupling.factors
+        at_pivots = coupling.to_keys.apply(self._mixed(v.to(to_keys.dtype)))  # (bsz, num_heads, r, value_dim)
+        return AttentionOutput(self.drop(from_queries) @ at_pivots, coupling.conditional if need_weights else None)
+
+    def _mixed(self, v: Tensor) -> Tensor:
+        """The values that the pivots carry."""
+        return v if self.convolution is None else self.convolution(at_least_float32(v))
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, masks: Masks, need_weights: bool) -> AttentionOutput:
+        """:meth:`attend_scored` of the scores, or on a GPU the same in one kernel."""
         if not masks.causal and not need_weights and fusable(q):
             values = fused_values(
                 q,
@@ -162,16 +175,10 @@ class Lot(Mechanism):
                 return AttentionOutput(values)
         return self.attend_scored(self.scores(q), self.scores(k), v, masks, need_weights)
 
-    def attend_scored(
-        self, query_scores: Tensor, key_scores: Tensor, v: Tensor, masks: Masks, need_weights: bool
-    ) -> AttentionOutput:
-        if masks.causal:
-            prefix = query_scores, key_scores, v, masks.key_pads, None, need_weights
-            return self._attend_prefix(*prefix, with_state=False)[0]
-        coupling = self._coupling_of(query_scores, key_scores, masks.query_pads, masks.key_pads)
-        from_queries, to_keys = coupling.factors
-        at_pivots = coupling.to_keys.apply(self._mixed(v.to(to_keys.dtype)))  # (bsz, num_heads, r, value_dim)
-        return AttentionOutput(self.drop(from_queries) @ at_pivots, coupling.conditional if need_weights else None)
+    def probes(self, like: Tensor) -> Tensor | None:
+        """On the CPU, where products are what takes time; elsewhere q and k are what the kernels want."""
+        probes = self._scaled_pivots()
+        return probes if like.device.type == "cpu" and like.dtype == probes.dtype else None
 
     def summarise(self, k: Tensor, v: Tensor, key_padding_mask: Pads = None, need_weights: bool = False) -> State:
         """``Γ2ᵀV/σ``, ``(bsz, num_heads, r, value_dim)``, and for weights ``Γ2ᵀ/σ``."""

@@ -22,7 +22,8 @@ class PluggableMultiheadAttention(FairseqIncrementalState, nn.Module):
     """Projections and caches of fairseq's attention around any mechanism.
 
     It takes over the projections of ``stock``, so that names, initial values and the random state after building
-    are those of the stock model.
+    are those of the stock model. It need not make q and k, and then a hook on the mechanism is not called: who wants
+    to see them makes them, as ``inspection.capture`` does.
 
     Args:
         stock: the attention that fairseq would have put here.

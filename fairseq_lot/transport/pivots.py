@@ -1,4 +1,9 @@
-"""Low-rank couplings: two plans composed through a pivot measure [LOTFormer, LowRankSinkhorn]."""
+"""Low-rank couplings: two plans composed through a pivot measure [LOTFormer, LowRankSinkhorn].
+
+Queries have the masses a, keys b, pivots σ. A plan in U(a, σ) has the row sums a and the column sums σ; its
+``conditional`` is the plan with each row divided by its sum. ``sinkhorn`` finds it by half-updates, the last one of the
+rows, so that the first marginal is exact and the second one converges.
+"""
 
 from dataclasses import dataclass
 

@@ -27,7 +27,7 @@ from fairseq_lot.output.figures import write_figure
 from fairseq_lot.output.files import atomic_write
 from fairseq_lot.output.provenance import current_commit
 from fairseq_lot.output.tables import Table
-from fairseq_lot.plug_and_play.sweep import read_base, validation_loss
+from fairseq_lot.plug_and_play.sweep import read_base, total, validation_losses
 from fairseq_lot.pretrained.loading import Loaded, load
 from fairseq_lot.transport import diagnostics
 
@@ -84,7 +84,7 @@ def measure(path: str, data: str, sentences: int) -> list[dict[str, Any]]:
     """A row for each head of the encoder."""
     teacher = load(path, data, "valid")
     rows = list(_looks(teacher))
-    softmax, _ = validation_loss(teacher, sentences)
+    softmax, _ = total(validation_losses(teacher, sentences))
     for name in MECHANISMS:
         with torch.enable_grad():
             state = calibrate(swap(path, attention=name)).state
@@ -96,7 +96,7 @@ def measure(path: str, data: str, sentences: int) -> list[dict[str, Any]]:
             for _, one in _encoder(swapped):
                 one.mechanism = build_mechanism("softmax", num_heads=every.num_heads, head_dim=every.head_dim)
             attention.mechanism = OneHead(every, row["head"])
-            row[name] = validation_loss(swapped, sentences)[0] - softmax
+            row[name] = total(validation_losses(swapped, sentences))[0] - softmax
             for at, one in _encoder(swapped):
                 one.mechanism = others[at]
     return rows

@@ -20,6 +20,23 @@ from fairseq_lot.output.files import atomic_write, read_lines
 DRAWN, PIECES, TEXT = CALIBRATIONS = ("", "pieces", "text")
 
 
+# the most source pieces of a sentence in each range that losses are told apart by
+LENGTHS = (10, 20, 40, 80, "more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """Nats of the target tokens of some sentences, teacher-forced."""
+
+    nats: float
+    tokens: int
+
+    @property
+    def mean(self) -> float:
+        """Nats per token."""
+        return self.nats / self.tokens
+
+
 @dataclass(frozen=True, kw_only=True)
 class Way:
     """One way to swap.
@@ -60,6 +77,7 @@ class Point(Way):
         loss: nats per target token on the validation set, teacher-forced; of ``tokens`` tokens.
         bleu: tokenised BLEU on the test set with interval, signature and comparison with the base; None if not asked.
         balance: Δ(A), marginal error and mean shift over the encoder's heads; None in older files.
+        by_length: the loss by ``LENGTHS``; None in older files.
         seed: of the calibration.
     """
 
@@ -74,6 +92,7 @@ class Point(Way):
     threads: int
     device: str
     balance: dict[str, float] | None = None
+    by_length: dict[str, Loss] | None = None
 
 
 def spelt(options: dict[str, bool | int | float | str]) -> str:

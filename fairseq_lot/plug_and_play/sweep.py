@@ -20,8 +20,10 @@ from fairseq_lot.output.provenance import current_commit
 from fairseq_lot.plug_and_play.calibrate import FitOptions, add_fit_arguments, calibrate
 from fairseq_lot.plug_and_play.points import (
     DRAWN,
+    LENGTHS,
     PIECES,
     TEXT,
+    Loss,
     Point,
     Way,
     check_settings,
@@ -206,7 +208,8 @@ class Measuring:
             swapped = calibrate(swapped, data, device=self.device, **asdict(self.fitting)).state
             seconds = round(time.perf_counter() - started, 1)
         loaded = load(swapped, self.data, "valid", device=self.device)
-        loss, tokens = validation_loss(loaded, self.sentences)
+        by_length = validation_losses(loaded, self.sentences)
+        loss, tokens = total(by_length)
         return Point(
             **vars(way),
             base=base.sum,
@@ -220,6 +223,7 @@ class Measuring:
             threads=torch.get_num_threads(),
             device="CPU" if self.device.type == "cpu" else torch.cuda.get_device_name(self.device),
             balance=encoder_balance(loaded),
+            by_length=by_length,
         )
 
     def _bleu(self, folder: Path, base: Base, state: dict, way: Way, swapped: dict) -> MetricScore:
@@ -240,15 +244,30 @@ class Measuring:
 
 
 @torch.no_grad()
-def validation_loss(loaded: Loaded, sentences: int | None = None, max_tokens: int = 4096) -> tuple[float, int]:
-    """Nats per target token, teacher-forced, over so many random sentences, or all that fit; and their tokens."""
-    total, tokens = torch.zeros((), dtype=torch.float64, device=loaded.device), 0
+def validation_losses(loaded: Loaded, sentences: int | None = None, max_tokens: int = 4096) -> dict[str, Loss]:
+    """Teacher-forced, over so many random sentences, or all that fit: those of each range of lengths.
+
+    The keys are the most source pieces that a sentence has; the last one has no limit.
+    """
+    limits = torch.tensor(LENGTHS[:-1], device=loaded.device)
+    nats = torch.zeros(len(LENGTHS), dtype=torch.float64, device=loaded.device)
+    tokens = torch.zeros_like(nats)
     batches = loaded.sentences.batch_by_size(loaded.draw(sentences, 0), max_tokens=max_tokens)
     for indices in tqdm(batches, desc="validation", unit="batch", leave=False, disable=None):
         sample = loaded.batch(indices)
         log_probs = loaded.model.get_normalized_probs(loaded.model(**sample["net_input"]), log_probs=True)
         target = sample["target"].unsqueeze(-1)
         real = target.ne(loaded.pad)
-        total -= log_probs.gather(-1, target)[real].double().sum()
-        tokens += int(real.sum())
-    return total.item() / tokens, tokens
+        of_sentences = log_probs.gather(-1, target).masked_fill(~real, 0.0).double().sum((1, 2))
+        pieces = sample["net_input"]["src_lengths"] - 1  # without the end of the sentence
+        where = torch.bucketize(pieces, limits)
+        nats.index_add_(0, where, -of_sentences)
+        tokens.index_add_(0, where, real.sum((1, 2)).double())
+    of_ranges = zip(LENGTHS, nats.tolist(), tokens.tolist(), strict=True)
+    return {str(most): Loss(nats=total, tokens=int(count)) for most, total, count in of_ranges}
+
+
+def total(losses: dict[str, Loss]) -> tuple[float, int]:
+    """Nats per target token over all ranges, and the tokens."""
+    tokens = sum(loss.tokens for loss in losses.values())
+    return sum(loss.nats for loss in losses.values()) / tokens, tokens

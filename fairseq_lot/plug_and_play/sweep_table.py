@@ -10,12 +10,8 @@ from fairseq_lot.evaluation.bleu import LEVEL, MetricScore
 from fairseq_lot.inspection.diagnose import BALANCE
 from fairseq_lot.inspection.per_head import MEASURES
 from fairseq_lot.output.tables import MISSING, Table
-from fairseq_lot.plug_and_play.points import CALIBRATIONS, DRAWN, PIECES, TEXT, Point, spelt
+from fairseq_lot.plug_and_play.points import CALIBRATIONS, DRAWN, LENGTHS, PIECES, TEXT, Point, spelt
 
-_ON_BALANCE = (
-    "Δ(A), marginal error and mean shift as `fairseq-lot diagnose` has them: means over the heads of the encoder, 64 "
-    "sentences."
-)
 _CALIBRATED = {DRAWN: MISSING, PIECES: "without data", TEXT: "on text"}
 _NOTE = {DRAWN: "", PIECES: "(calibrated without data)", TEXT: "(calibrated)"}
 # of one way, its points by the sums of their bases
@@ -59,9 +55,6 @@ def render(points: list[Point]) -> str:
         head += [f"BLEU, epoch {epoch}" for epoch in epochs.values() if with_bleu]
     else:
         head += ["Validation loss", "Δ", "BLEU", "Δ"]
-    measured = not several and any(point.balance for point in points)
-    if measured:
-        head += [MEASURES[measure][0] for measure in BALANCE]
     both = {point.calibrated_on for point in points} >= {PIECES, TEXT}
     rows = []
     for line in lines:
@@ -77,10 +70,38 @@ def render(points: list[Point]) -> str:
             found = [*losses, *(scores if with_bleu else [])]
         else:
             (found,) = cells
-        if measured:
-            found += [_balance(point.balance, measure) for measure in BALANCE]
         rows.append([point.attention, point.flags or MISSING, calibrated, *found])
-    return Table(head, rows, notes=_notes(points, several)).markdown()
+    tables = [Table(head, rows, notes=_notes(points, several))]
+    if not several and any(point.balance or point.by_length for point in points):
+        tables.append(_balance_and_lengths([point for line in lines for point in line.values()]))
+    return "\n\n".join(table.markdown() for table in tables)
+
+
+def _balance_and_lengths(points: list[Point]) -> Table:
+    """What the points of one base show of their plans, and where they lose."""
+    base = next((point for point in points if point.is_base), None)
+    head = ["Mechanism", "Options", "Calibrated", *(MEASURES[measure][0] for measure in BALANCE)]
+    head += [f"≤ {most}" for most in LENGTHS[:-1]] + [LENGTHS[-1]]
+    rows = []
+    for point in points:
+        row = [point.attention, point.flags or MISSING, _CALIBRATED[point.calibrated_on]]
+        for measure in BALANCE:
+            row.append(f"{point.balance[measure]:{MEASURES[measure][1]}}" if point.balance else MISSING)
+        for most, loss in (point.by_length or dict.fromkeys(map(str, LENGTHS))).items():
+            of_base = base.by_length[most] if base and base.by_length else None
+            if not loss or not loss.tokens or not of_base:
+                row.append(MISSING)
+            elif point is base:
+                row.append(f"{loss.mean:.4f}")
+            else:
+                row.append(f"{loss.mean - of_base.mean:+.4f}")
+        rows.append(row)
+    notes = [
+        "Δ(A), marginal error and mean shift as `fairseq-lot diagnose` has them: means over the heads of the encoder, "
+        "64 sentences.",
+        "The rest: validation loss of softmax, and what each swap adds, by the pieces of the source sentence.",
+    ]
+    return Table(head, rows, heading="**Balance, and loss by sentence length**", notes=notes)
 
 
 def _cells(point: Point | None, base: Point | None) -> list[str]:
@@ -89,10 +110,6 @@ def _cells(point: Point | None, base: Point | None) -> list[str]:
         return [MISSING] * 4
     added = MISSING if base is None or base is point else f"{point.loss - base.loss:+.4f}"
     return [f"{point.loss:.4f}", added, *_bleu(point.bleu)]
-
-
-def _balance(balance: dict[str, float] | None, measure: str) -> str:
-    return MISSING if balance is None else f"{balance[measure]:{MEASURES[measure][1]}}"
 
 
 def _bleu(bleu: MetricScore | None) -> tuple[str, str]:
@@ -116,7 +133,6 @@ def _notes(points: list[Point], several: bool) -> list[str]:
     return [
         f"Validation loss: nats per target token, teacher-forced, {all_of('tokens')} tokens. "
         + (of_several if several else "Δ: against the base."),
-        *([_ON_BALANCE] if not several and any(point.balance for point in points) else []),
         *([f"{bleu} {LEVEL}."] if signatures or not several else []),
         *(f"Signature: `{signature}`" for signature in signatures),
         f"Device: {all_of('device')}, threads: {all_of('threads')}. Commit: {all_of('commit')}. "

@@ -43,6 +43,11 @@ def test_sweep_measures_resumes_and_extends(data, stock_checkpoint, diff_checkpo
     softmax, _, sinkhorn, _ = (point["balance"] for point in points)
     assert softmax.keys() == {"imbalance", "marginal_error", "mean_shift"}
     assert 0 < sinkhorn["imbalance"] < softmax["imbalance"]  # 15 updates share out the keys
+    for point in points:
+        of_ranges = point["by_length"].values()
+        assert sum(loss["nats"] for loss in of_ranges) / sum(loss["tokens"] for loss in of_ranges) == point["loss"]
+        assert sum(loss["tokens"] for loss in of_ranges) == point["tokens"]
+        assert sum(loss["tokens"] > 0 for loss in of_ranges) > 1
     assert (out / "sweep.md").read_text() == quick and "<svg" in (out / "sweep.svg").read_text()
 
     again = measured(*words, "--no-bleu", "--try", "esp --esp-hard true")

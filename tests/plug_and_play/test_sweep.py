@@ -8,7 +8,7 @@ import pytest
 from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation.bleu import MetricScore
 from fairseq_lot.output.figures import as_bytes
-from fairseq_lot.plug_and_play.points import Point, Way, expand, read_points
+from fairseq_lot.plug_and_play.points import LENGTHS, Loss, Point, Way, expand, read_points
 from fairseq_lot.plug_and_play.sweep import Base, check_epochs, read_base
 from fairseq_lot.plug_and_play.sweep_table import draw, render
 
@@ -159,10 +159,19 @@ def test_several_checkpoints_are_of_different_epochs():
         check_epochs([one, Base("within.pt", "c", None)])
 
 
-def test_balance_has_columns_where_it_was_measured():
+def test_balance_and_lengths_have_a_table_where_they_were_measured():
     balance = {"imbalance": 1.25, "marginal_error": 3e-8, "mean_shift": 0.5}
-    some = [point("softmax", balance=balance), point("lot")]
-    head, _, measured, older = render(some).split("\n")[:4]
-    assert head.endswith("| Δ(A) | marginal error | mean shift |")
-    assert measured.endswith("| 1.250 | 3.0e-08 | 0.5000 |") and older.endswith("| – | – | – |")
+    losses = {"10": Loss(nats=20.0, tokens=10), **{str(most): Loss(nats=0.0, tokens=0) for most in LENGTHS[1:]}}
+    other = {**losses, "10": Loss(nats=21.0, tokens=10)}
+    some = [
+        point("softmax", balance=balance, by_length=losses),
+        point("lot", balance=balance, by_length=other),
+        point("set"),
+    ]
+    table = render(some).partition("Balance, and loss by sentence length")[2]
+    rows = [line for line in table.splitlines() if line.startswith("|")]
+    assert rows[0].endswith("| Δ(A) | marginal error | mean shift | ≤ 10 | ≤ 20 | ≤ 40 | ≤ 80 | more |")
+    assert rows[2].endswith("| 1.250 | 3.0e-08 | 0.5000 | 2.0000 | – | – | – | – |")
+    assert rows[3].endswith("| 1.250 | 3.0e-08 | 0.5000 | +0.1000 | – | – | – | – |")
+    assert rows[4].endswith("| – | – | – | – | – | – | – | – |")
     assert "Δ(A)" not in render([point("softmax"), point("lot")])

@@ -126,16 +126,15 @@ def _read(path):
 def _refuse_other_defaults(args, defaults, typed, saved, path):
     """Refuse an architecture that means another attention than the checkpoint has, unless that was typed."""
     size = args.arch.partition("_transformer")[2]
-    meant = defaults.get("attention", saved.attention)
+    meant, change = defaults.get("attention", saved.attention), ""
     if "attention" not in typed and meant != saved.attention:
+        change = f"--attention {meant}"
+    elif "differential" not in typed and defaults.get("differential") and not saved.differential:
+        meant, change = "a differential one", "--differential"
+    if change:
         raise InputError(
             f"{path} has {_words(saved)}, --arch {args.arch} means {meant}; use --arch {saved.attention}_transformer"
-            f"{size} to keep it, or --attention {meant} to change it"
-        )
-    if "differential" not in typed and defaults.get("differential") and not saved.differential:
-        raise InputError(
-            f"{path} has {_words(saved)}, --arch {args.arch} means a differential one; use --arch {saved.attention}"
-            f"_transformer{size} to keep it, or --differential to change it"
+            f"{size} to keep it, or {change} to change it"
         )
 
 

@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from fairseq_lot.kernels import choice as kernels
 from fairseq_lot.kernels.naive import LotInputs, LotSettings
+from fairseq_lot.transport.marginals import Pads
 from fairseq_lot.transport.sinkhorn import Plan, sinkhorn
 
 
@@ -104,8 +105,8 @@ def fused_values(
     v: Tensor,
     pivots: Tensor,
     log_masses: Tensor,
-    query_padding_mask: Tensor | None,
-    key_padding_mask: Tensor | None,
+    query_pads: Pads,
+    key_pads: Pads,
     *,
     scale: float,
     query_updates: int,
@@ -114,17 +115,9 @@ def fused_values(
 ) -> Tensor | None:
     """:meth:`Coupling.apply` for scores ``scale·x·z`` in one kernel, which keeps no scores; None where there is none.
 
-    Args:
-        q: ``(bsz, num_heads, n, d)``, k: ``(bsz, num_heads, m, d)`` and v: ``(bsz, num_heads, m, value_dim)``.
-        pivots: z, ``(num_heads, r, d)``, and log_masses: ``(num_heads, r)``.
-        query_padding_mask: ``(bsz, n)`` and key_padding_mask: ``(bsz, m)``, bool, True = pad; None: no pads.
-        query_updates, key_updates: as for :func:`pivot_coupling`.
-        dropout: probability of dropping an entry of the query side.
-
-    Returns:
-        ``(bsz, num_heads, n, value_dim)`` in the type of v, zero at padded queries.
+    Arguments as in :class:`LotInputs` and :class:`LotSettings`. ``(bsz, num_heads, n, value_dim)``, zero at pads.
     """
-    inputs = LotInputs(q, k, v, pivots, log_masses, query_padding_mask, key_padding_mask)
+    inputs = LotInputs(q, k, v, pivots, log_masses, query_pads, key_pads)
     return kernels.lot(inputs, LotSettings(scale, query_updates, key_updates, dropout))
 
 

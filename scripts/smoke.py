@@ -9,6 +9,7 @@ import copy
 import itertools
 import os
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -19,12 +20,16 @@ from torch.profiler import ProfilerActivity, profile
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from fairseq_lot.attention.base import Mechanism  # noqa: E402
 from fairseq_lot.attention.registry import MECHANISMS, build_mechanism  # noqa: E402
 from fairseq_lot.errors import InputError  # noqa: E402
 from fairseq_lot.kernels import choice, naive  # noqa: E402
 from fairseq_lot.output.tables import Table  # noqa: E402
 from tests.launches import launches as operations  # noqa: E402
 
+Tensors = Sequence[torch.Tensor]
+Function = Callable[..., torch.Tensor]
+Outcome = tuple[torch.Tensor, torch.Tensor]
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 CASES = [*((name, {}, False) for name in MECHANISMS), ("lot", {"query_updates": 1}, True), ("softmax", {}, True)]
 HEADS = 4
@@ -42,46 +47,47 @@ def pads(bsz: int, n: int) -> torch.Tensor:
     return mask
 
 
-def results(function, inputs, learnt=()):
+def results(function: Function, inputs: Tensors, learnt: Tensors = ()) -> Outcome:
     """Values and gradients of them, in one vector each; float64 on the CPU."""
     leaves = [x.detach().requires_grad_() for x in inputs]
     values = function(*leaves)
     weights = torch.randn(values.shape, generator=torch.Generator().manual_seed(1)).to(values)
-    grads = torch.autograd.grad(values, [*leaves, *learnt], weights, allow_unused=True)
-    grads = [torch.zeros_like(x) if g is None else g for x, g in zip([*leaves, *learnt], grads, strict=True)]
+    grads = torch.autograd.grad(values, [*leaves, *learnt], weights, materialize_grads=True, allow_unused=True)
     return values.detach().double().cpu(), torch.cat([g.flatten().double().cpu() for g in grads])
 
 
-def judge(found, exact, plain, dtype) -> tuple[str, str]:
+def judge(found: Outcome, exact: Outcome, plain: Outcome, dtype: torch.dtype) -> list[str]:
     """What is said of the values and of the gradients."""
     said = []
     for one, wish, other in zip(found, exact, plain, strict=True):
         error, usual = ((x - wish).norm() / wish.norm() for x in (one, other))
         allowed = choice.ERROR + 4 * usual + (0.0 if dtype == torch.float32 else torch.finfo(dtype).eps)
         said.append(f"{error:.1e}" if error <= allowed else f"FAILED: {error:.1e}, more than {allowed:.1e}")
-    return tuple(said)
+    return said
 
 
-def check_mechanisms(device):
+def check_mechanisms(device: torch.device) -> Iterator[list[str]]:
     """Every mechanism in every precision."""
     bsz, n, _, _, d = SIZES[device.type][0]
     mask = pads(bsz, n)
-
-    def outcome(mechanism, inputs, causal, place, dtype):
-        mechanism, masks = copy.deepcopy(mechanism).to(place, dtype), [mask.to(place)] * 2
-        inputs = [x.to(place, dtype) for x in inputs]
-        return results(lambda *x: mechanism(*x, *masks, causal=causal).values, inputs, list(mechanism.parameters()))
-
     for (name, options, causal), (precision, dtype) in itertools.product(CASES, DTYPES.items()):
         torch.manual_seed(0)
         mechanism = build_mechanism(name, num_heads=HEADS, head_dim=d, **options).to(dtype)
         inputs = [torch.randn(bsz, HEADS, n, d).to(dtype) for _ in range(3)]
-        places = (device, dtype), ("cpu", torch.float64), ("cpu", dtype)
-        outcomes = [outcome(mechanism, inputs, causal, *place) for place in places]
-        yield f"{name}{', causal' * causal}", precision, *judge(*outcomes, dtype)
+        outcomes = []
+        for place, kind in ((device, dtype), ("cpu", torch.float64), ("cpu", dtype)):
+            here, masks = copy.deepcopy(mechanism).to(place, kind), [mask.to(place)] * 2
+            attend = partial(_attend, here, masks, causal)
+            outcomes.append(results(attend, [x.to(place, kind) for x in inputs], list(here.parameters())))
+        found, exact, plain = outcomes
+        yield [f"{name}{', causal' * causal}", precision, *judge(found, exact, plain, dtype)]
 
 
-def check_kernels(device):
+def _attend(mechanism: Mechanism, masks: Tensors, causal: bool, *tensors: torch.Tensor) -> torch.Tensor:
+    return mechanism(*tensors, *masks, causal=causal).values
+
+
+def check_kernels(device: torch.device) -> Iterator[list[str]]:
     """The kernels, each of which first passes its own test, against their twins in plain torch."""
     for bsz, n, m, r, d in SIZES[device.type]:
         masks, settings = [pads(bsz, n), pads(bsz, m)], naive.LotSettings(d**-0.5, 5, 5)
@@ -89,34 +95,33 @@ def check_kernels(device):
         torch.manual_seed(0)
         q, k, v, pivots = (torch.randn(*shape, d) for shape in ((bsz, HEADS, n), *[(bsz, HEADS, m)] * 2, (HEADS, r)))
         log_masses = torch.randn(HEADS, r).log_softmax(-1)
+        kernel, twin = partial(_lot, choice.lot, here, settings), partial(_lot, naive.lot, masks, settings)
         for precision, dtype in DTYPES.items():
-            yield f"lot, {bsz} x {n} x {m} tokens, r = {r}, width {d}", precision, *compare(
-                partial(_lot, choice.lot, here, settings), partial(_lot, naive.lot, masks, settings),
-                [*(x.to(dtype) for x in (q, k, v, pivots)), log_masses], device,
-            )  # fmt: skip
+            inputs = [*(x.to(dtype) for x in (q, k, v, pivots)), log_masses]
+            title = f"lot, {bsz} x {n} x {m} tokens, r = {r}, width {d}"
+            yield [title, precision, *compare(kernel, twin, inputs, device)]
         log_a = torch.zeros(bsz, 1, n).masked_fill(masks[0][:, None], -torch.inf).log_softmax(-1)
-        yield f"sinkhorn, {bsz} x {n} x {r}", "fp32", *compare(
-            partial(choice.sinkhorn, num_updates=5), partial(naive.sinkhorn, num_updates=5),
-            [torch.randn(bsz, HEADS, n, r), log_a, log_masses], device,
-        )  # fmt: skip
+        inputs = [torch.randn(bsz, HEADS, n, r), log_a, log_masses]
+        sinkhorns = (partial(function, num_updates=5) for function in (choice.sinkhorn, naive.sinkhorn))
+        yield [f"sinkhorn, {bsz} x {n} x {r}", "fp32", *compare(*sinkhorns, inputs, device)]
 
 
-def _lot(function, masks, settings, *tensors):
+def _lot(function: Callable, masks: Tensors, settings: naive.LotSettings, *tensors: torch.Tensor) -> torch.Tensor:
     return function(naive.LotInputs(*tensors, *masks), settings)
 
 
-def compare(kernel, twin, inputs, device):
+def compare(kernel: Function, twin: Function, inputs: Tensors, device: torch.device) -> list[str]:
     """A kernel on the device and its twin in float64 on the CPU."""
     try:
         found = results(kernel, [x.to(device) for x in inputs])
     except InputError as error:  # what keeps it from running, in one line
         reason = str(error).partition("cannot be used: ")[2].partition("; set it")[0]
-        return f"{'FAILED' if device.type == 'cuda' else 'not run'}: {reason}", ""
+        return [f"{'FAILED' if device.type == 'cuda' else 'not run'}: {reason}", ""]
     exact = results(twin, [x.double() for x in inputs])
     return judge(found, exact, exact, inputs[0].dtype)
 
 
-def launches(work, device) -> int:
+def launches(work: Callable[[], object], device: torch.device) -> int:
     """Kernels that a call starts on a GPU; on the CPU operations of torch."""
     if device.type != "cuda":
         return operations(work)
@@ -129,25 +134,23 @@ def launches(work, device) -> int:
     return sum(not name.startswith("Mem") for name in events)  # copies and fills
 
 
-def count_launches(device):
+def count_launches(device: torch.device) -> Iterator[list]:
     """Of every mechanism with its default options, padded."""
     bsz, n, _, _, d = SIZES[device.type][0]
     dtype, mask = (torch.float16 if device.type == "cuda" else torch.float32), pads(bsz, n).to(device)
     for name in MECHANISMS:
         mechanism = build_mechanism(name, num_heads=HEADS, head_dim=d).to(device, dtype)
         inputs = [torch.randn(bsz, HEADS, n, d, device=device, dtype=dtype, requires_grad=True) for _ in range(3)]
-        leaves, gradient = [*inputs, *mechanism.parameters()], torch.randn_like(inputs[0])
-
-        def forward(mechanism=mechanism, inputs=inputs, mask=mask):
-            return mechanism(*inputs, mask, mask).values
-
-        def both(forward=forward, leaves=leaves, gradient=gradient):
-            torch.autograd.grad(forward(), leaves, gradient, allow_unused=True)
-
-        yield name, launches(forward, device), launches(both, device)
+        forward = partial(_attend, mechanism, [mask, mask], False, *inputs)
+        both = partial(_backward, forward, [*inputs, *mechanism.parameters()], torch.randn_like(inputs[0]))
+        yield [name, launches(forward, device), launches(both, device)]
 
 
-def main(arguments=None) -> int:
+def _backward(forward: Callable[[], torch.Tensor], leaves: Tensors, gradient: torch.Tensor) -> None:
+    torch.autograd.grad(forward(), leaves, gradient, allow_unused=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     """Print everything; return 1 if something failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

@@ -1,11 +1,14 @@
 """``scaled_dot_product_attention`` by its flash kernel, and by no other."""
 
+from collections.abc import Callable
+
+import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 
-def build(num_heads, head_dim, num_pivots):
-    def attend(q, k, v):
+def build(num_heads: int, head_dim: int, num_pivots: int) -> Callable:
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
             return scaled_dot_product_attention(q, k, v)
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.autograd import DeviceType
@@ -28,7 +29,7 @@ from fairseq_lot.output.tables import Table  # noqa: E402
 from tests.launches import launches as operations  # noqa: E402
 
 Tensors = Sequence[torch.Tensor]
-Function = Callable[..., torch.Tensor]
+Function = Callable[..., Any]
 Outcome = tuple[torch.Tensor, torch.Tensor]
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 CASES = [*((name, {}, False) for name in MECHANISMS), ("lot", {"query_updates": 1}, True), ("softmax", {}, True)]
@@ -102,8 +103,8 @@ def check_kernels(device: torch.device) -> Iterator[list[str]]:
             yield [title, precision, *compare(kernel, twin, inputs, device)]
         log_a = torch.zeros(bsz, 1, n).masked_fill(masks[0][:, None], -torch.inf).log_softmax(-1)
         inputs = [torch.randn(bsz, HEADS, n, r), log_a, log_masses]
-        sinkhorns = (partial(function, num_updates=5) for function in (choice.sinkhorn, naive.sinkhorn))
-        yield [f"sinkhorn, {bsz} x {n} x {r}", "fp32", *compare(*sinkhorns, inputs, device)]
+        fast, plain = (partial(function, num_updates=5) for function in (choice.sinkhorn, naive.sinkhorn))
+        yield [f"sinkhorn, {bsz} x {n} x {r}", "fp32", *compare(fast, plain, inputs, device)]
 
 
 def _lot(function: Callable, masks: Tensors, settings: naive.LotSettings, *tensors: torch.Tensor) -> torch.Tensor:

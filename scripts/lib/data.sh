@@ -39,7 +39,9 @@ binarise() {
         --trainpref "$new/train" --validpref "$new/valid" --testpref "$(IFS=, && echo "${tests[*]%."$SRC"}")" \
         >"$log" 2>&1 || { mv "$log" "$OUT.log" && die "fairseq-preprocess failed: $(tail -n 1 "$OUT.log") (whole log: $OUT.log)"; }
     rm "$new"/{train,valid,test*}.{"$SRC","$TGT"}
-    { echo "$settings" >"$new/settings" && mv "$new" "$OUT"; } 2>/dev/null || die "cannot write $OUT; give another OUT"
+    # where another call has made the folder meanwhile, that one stays
+    { echo "$settings" >"$new/settings" && mv -T "$new" "$OUT"; } 2>/dev/null \
+        || [ "$(cat "$OUT/settings" 2>/dev/null)" = "$settings" ] || die "cannot write $OUT; free space or give another OUT"
     rm -f "$OUT.log"
     echo "$OUT is ready: $settings"
 }

@@ -142,6 +142,15 @@ def test_interrupt_leaves_nothing(text, tmp_path, preprocess):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bin", "text"]
 
 
+def test_what_another_call_has_made_meanwhile_stays(text, tmp_path, preprocess):
+    settings = "de-en VOCAB_SIZE=50 BPE=sentencepiece JOINED=yes DOCUMENTS=no"
+    fake = preprocess(f"mkdir {tmp_path}/data; echo '{settings}' >{tmp_path}/data/settings")
+    run = prepare("prepare_iwslt14.sh", tmp_path, path_first=fake, TOKENISED=text, VOCAB_SIZE=50)
+    assert run.returncode == 0 and run.stdout == f"{tmp_path}/data is ready: {settings}\n", run.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bin", "data", "text"]
+    assert names_in(tmp_path / "data") == {"settings"}
+
+
 def write_archive(path):
     """Write a tiny archive of IWSLT'14's form."""
     sets = ["TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012"]

@@ -38,7 +38,7 @@ BROKEN = [
     ({"seed": None}, "at seed: "),
     ({"dataset": 3}, "at dataset: Input should be a valid string"),
     ({"system": " "}, "at system: "),
-    ({"seconds": float("nan")}, "JSON"),
+    ({"seconds": float("nan")}, "at seconds: Input should be a finite number"),
     ({"stage": "later"}, "at stage: Input should be 'base', 'from scratch', 'plug-and-play' or 'fine-tuned'"),
     ({"tokenised": 30.0}, "at tokenised: "),
     ({"tokenised": {"score": 1}}, "at tokenised.low: Field required"),

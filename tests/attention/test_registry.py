@@ -83,8 +83,12 @@ def test_unknown_option_is_named(build, name):
         ("sinkhorn", "tolerance", 0),
         ("sinkhorn", "tolerance", NOT_A_NUMBER),
         *[("esp", "sort_temperature", x) for x in (0, -1e-3, NOT_A_NUMBER, INFINITE)],
+        *[("esp", "min_sort_temperature", x) for x in (0, -1e-9, NOT_A_NUMBER, INFINITE)],
+        *[("esp", "anneal", x) for x in (0, -0.5, 1.01, NOT_A_NUMBER, INFINITE, "0.8")],
+        *[("lot", "mass_temperature", x) for x in (0, -1.0, NOT_A_NUMBER, INFINITE)],
         ("esp", "slice_inverse_temperature", -1),
         ("esp", "slice_inverse_temperature", NOT_A_NUMBER),
+        ("softmax", "prior", "rotary"),
         ("esp", "slicer", "random"),
         ("esp", "slicer", None),
         ("esp", "num_slices", 0),
@@ -195,18 +199,24 @@ def initial_values(name, *, build=build_mechanism, **options):
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [("lot", {}), ("set", {}), ("esp", {"slicer": "frozen"}), ("esp", {"slicer": "learnable"})]
+    ("name", "drawn", "options"),
+    [
+        ("lot", "pivots", {}),
+        ("near_far", "features", {}),
+        ("set", "pivots", {}),
+        ("esp", "slices", {"slicer": "frozen"}),
+        ("esp", "slices", {"slicer": "learnable"}),
+    ],
 )
-def test_seed_and_layer_decide_the_initial_values(name, options):
-    drawn = "slices" if name == "esp" else "pivots"
+def test_seed_and_layer_decide_the_initial_values(name, drawn, options):
     state = torch.get_rng_state()
     first = initial_values(name, seed=3, layer=1, **options)[drawn]
     assert torch.equal(torch.get_rng_state(), state)
     torch.manual_seed(99)
     assert torch.equal(initial_values(name, seed=3, layer=1, **options)[drawn], first)
-    for other in ({"seed": 4, "layer": 1}, {"seed": 3, "layer": 2}):
-        assert not torch.isclose(initial_values(name, **other, **options)[drawn], first).any()
     assert not torch.isclose(first[0], first[1]).any()
+    places = [{"seed": seed, "layer": layer} for seed in (0, 1, 3, 8) for layer in range(12)]
+    assert len({initial_values(name, **place, **options)[drawn][0, 0, 0].item() for place in places}) == len(places)
 
 
 def test_layers_of_differential_attention_differ():
@@ -221,8 +231,9 @@ def test_layers_of_differential_attention_differ():
 
 def test_initial_pivots_have_the_asked_deviation():
     context = {"num_heads": 8, "head_dim": 16, "num_pivots": 64}
-    assert build_mechanism("lot", **context).pivots.std().item() == pytest.approx(2.0, rel=0.05)
-    assert build_mechanism("lot", **context, pivot_std=0.02).pivots.std().item() == pytest.approx(0.02, rel=0.05)
+    for name in ("lot", "set"):
+        assert build_mechanism(name, **context).pivots.std().item() == pytest.approx(2.0, rel=0.05)
+        assert build_mechanism(name, **context, pivot_std=0.02).pivots.std().item() == pytest.approx(0.02, rel=0.05)
     assert build_mechanism("lot", **context).mass_logits.eq(0).all()
 
 

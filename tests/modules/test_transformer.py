@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.conftest import close, softmax_in_its_own_dtype
-from tests.plug_and_play.in_memory import load
+from tests.plug_and_play.in_memory import LAYERS, load
 
 EVERYWHERE = {"attention_sites": "encoder,cross,decoder"}
 MECHANISMS = pytest.mark.parametrize("options", [{"attention": "softmax"}, {"attention": "lot", **EVERYWHERE}], ids=str)
@@ -16,6 +16,18 @@ def sentences(lengths, **options):
     """A model in float64 and a batch."""
     loaded = load(lengths=lengths, **options)
     return loaded.model.double(), loaded.batch(range(len(lengths)))["net_input"]
+
+
+@pytest.mark.parametrize("differential", [False, True])
+def test_every_layer_knows_its_place(differential):
+    """It decides the initial values, and the λ that a differential layer starts from."""
+    model = load(attention="lot", differential=differential, **EVERYWHERE).model
+    for attentions in (
+        [layer.self_attn for layer in model.encoder.layers],
+        [layer.self_attn for layer in model.decoder.layers],
+        [layer.encoder_attn for layer in model.decoder.layers],
+    ):
+        assert [attention.mechanism.layer for attention in attentions] == list(range(LAYERS))
 
 
 def encode(model, batch):

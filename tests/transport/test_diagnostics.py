@@ -85,26 +85,30 @@ def test_marginal_error_is_that_of_the_plan():
 @pytest.mark.parametrize("measure", [*MATRIX_MEASURES, diagnostics.row_distance, diagnostics.mean_shift])
 @pytest.mark.parametrize("garbage", [7.0, float("nan")])
 def test_pads_never_count(measure, garbage):
+    """In two sentences of three heads each."""
     rows, columns = torch.tensor([0, 2, 3]), torch.tensor([1, 2, 4, 5])
-    full = torch.full((2, 5, 6), garbage, dtype=torch.float64)
-    part = torch.softmax(random(2, 3, 4), -1)
-    full[:, rows[:, None], columns] = part
-    query_pads, key_pads = torch.ones(1, 5, dtype=torch.bool), torch.ones(1, 6, dtype=torch.bool)
-    query_pads[:, rows], key_pads[:, columns] = False, False
-    extra, part_extra = [], []
+    query_pads, key_pads = torch.ones(1, 1, 5, dtype=torch.bool), torch.ones(1, 1, 6, dtype=torch.bool)
+    query_pads[..., rows], key_pads[..., columns] = False, False
+
+    def with_pads(part):
+        full = torch.full((2, 3, 5, 6), garbage, dtype=torch.float64)
+        full[..., rows[:, None], columns] = part
+        return full
+
+    parts = [torch.softmax(random(2, 3, 3, 4), -1)]
+    fulls = [with_pads(parts[0])]
     if measure is diagnostics.row_distance:
-        part_extra = [torch.softmax(random(2, 3, 4, seed=2), -1)]
-        extra = [full.clone()]
-        extra[0][:, rows[:, None], columns] = part_extra[0]
+        parts.append(torch.softmax(random(2, 3, 3, 4, seed=2), -1))
+        fulls.append(with_pads(parts[1]))
     if measure is diagnostics.mean_shift:
-        extra = [torch.full((2, 6, 3), garbage, dtype=torch.float64)]
-        part_extra = [random(2, 4, 3)]
-        extra[0][:, columns] = part_extra[0]
-    found, expected = measure(full, *extra, query_pads, key_pads), measure(part, *part_extra)
+        parts.append(random(2, 3, 4, 3))
+        fulls.append(torch.full((2, 3, 6, 3), garbage, dtype=torch.float64))
+        fulls[1][..., columns, :] = parts[1]
+    found, expected = measure(*fulls, query_pads, key_pads), measure(*parts)
     if measure is diagnostics.receiver_mass:
-        assert found[:, [0, 3]].eq(0).all()
-        found = found[:, columns]
-        extremes = diagnostics.receiver_extremes(full, query_pads, key_pads)
+        assert found[..., [0, 3]].eq(0).all()
+        found = found[..., columns]
+        extremes = diagnostics.receiver_extremes(fulls[0], query_pads, key_pads)
         torch.testing.assert_close(torch.stack(extremes), torch.stack([expected.amin(-1), expected.amax(-1)]))
     torch.testing.assert_close(found, expected)
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.errors import InputError
 from fairseq_lot.plug_and_play.calibrate import FitOptions
 
@@ -21,8 +20,3 @@ def test_options_name_the_field_that_is_wrong(options):
     with pytest.raises(InputError) as caught:
         FitOptions(**options)
     assert [caught.value.field] == list(options)
-
-
-def test_a_mechanism_s_error_names_both():
-    with pytest.raises(InputError, match="^lot attention: num_pivots must be at least 1, got 0$"):
-        build_mechanism("lot", num_heads=1, head_dim=2, num_pivots=0)

@@ -1,13 +1,9 @@
 """ESP's soft sort gets colder with the epochs, and a checkpoint knows how cold it was."""
 
-import math
-
 import pytest
 import torch
 
-from fairseq_lot.attention.base import Mechanism
-from fairseq_lot.attention.differential import build_differential
-from fairseq_lot.attention.registry import MECHANISMS, build_mechanism
+from fairseq_lot.attention.registry import build_mechanism
 from tests.variants import HEAD_DIM, NUM_HEADS, draw
 
 CONTEXT = {"num_heads": NUM_HEADS, "head_dim": HEAD_DIM}
@@ -79,21 +75,3 @@ def test_the_epoch_is_in_the_checkpoint(dtype):
     loaded.load_state_dict(trained.state_dict())
     assert loaded.sort_temperature(LIKE).item() == pytest.approx(1e-3 * 0.8**29)
     assert torch.equal(loaded(*draw()).values, trained.double()(*draw()).values)
-
-
-@pytest.mark.parametrize("name", MECHANISMS)
-def test_every_mechanism_may_be_told_the_epoch(name):
-    build_mechanism(name, **CONTEXT).set_epoch(3)
-    assert isinstance(build_differential(name, **CONTEXT).inner, Mechanism)
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        *[("anneal", x) for x in (0, -0.5, 1.01, math.nan, math.inf, "0.8")],
-        *[("min_sort_temperature", x) for x in (0, -1e-9, math.nan, math.inf)],
-    ],
-)
-def test_bad_values_are_refused(option, value):
-    with pytest.raises(ValueError, match=rf"esp attention: {option} .*{value}"):
-        esp(**{option: value})

@@ -1,4 +1,4 @@
-"""LOT attention: what its options promise, its rank, and its reading as soft clustering."""
+"""LOT attention: what its options promise, and its rank."""
 
 import pytest
 import torch
@@ -42,41 +42,6 @@ def test_one_pivot_gives_every_query_the_same_mean():
     torch.testing.assert_close(output.values, v.mean(2, keepdim=True).expand_as(output.values), atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("num_updates", [1, 2, 5])
-def test_attention_is_soft_clustering(num_updates):
-    """``A_ij = Σ_t p(t|i) p(j|t)`` with the two plans' conditionals, p(t|i) = n Γ1_it and p(j|t) = Γ2_jt / σ_t."""
-    q, k, v = draw(1, 5, 6)
-    mechanism = move(build(num_pivots=4, num_updates=num_updates))
-    a = mechanism(q, k, v, need_weights=True).weights[0]
-    sigma = mechanism.log_masses().exp()
-    for head in range(NUM_HEADS):
-        to_pivots = reference.scores(q[0, head], mechanism.pivots[head])
-        gamma_1 = reference.entropic_plan(to_pivots, reference.uniform(5), sigma[head], num_updates)
-        from_pivots = reference.scores(mechanism.pivots[head], k[0, head])
-        gamma_2 = reference.entropic_plan(from_pivots, sigma[head], reference.uniform(6), num_updates).T
-        chooses_pivot, chooses_key = 5 * gamma_1, gamma_2 / sigma[head]
-        torch.testing.assert_close(chooses_pivot.sum(1), torch.ones(5, dtype=torch.float64))
-        torch.testing.assert_close(chooses_key.sum(0), torch.ones(4, dtype=torch.float64))
-        sums = reference.matrix(
-            [sum(chooses_pivot[i, t] * chooses_key[j, t] for t in range(4)) for j in range(6)] for i in range(5)
-        )
-        torch.testing.assert_close(a[head], sums, atol=1e-12, rtol=0)
-
-
-def test_converged_clusters_obey_bayes():
-    """With both marginals met, p(j|t) = p(t|j) p(j) / p(t): cluster sizes are σ, and keys are equally frequent."""
-    q, k, v = draw(1, 5, 6)
-    mechanism = move(build(num_pivots=4, num_updates=2_001))
-    coupling = mechanism.coupling(q, k)
-    sigma = mechanism.log_masses().exp()
-    torch.testing.assert_close(coupling.from_queries.plan[0].sum(-2), sigma, atol=1e-9, rtol=0)
-    joint = coupling.to_keys.plan[0]  # (heads, r, m): p(t, j)
-    of_key = 6 * joint  # p(t|j), as p(j) = 1/6
-    torch.testing.assert_close(of_key.sum(-2), torch.ones(NUM_HEADS, 6, dtype=torch.float64), atol=1e-9, rtol=0)
-    shared = torch.einsum("hit,htj,ht->hij", coupling.from_queries.conditional[0], of_key, 1 / sigma) / 6
-    torch.testing.assert_close(mechanism(q, k, v, need_weights=True).weights[0], shared, atol=1e-9, rtol=0)
-
-
 @pytest.mark.parametrize("name", ["pivots", "mass_logits"])
 def test_what_is_not_learnt_is_stored_all_the_same(name):
     option = {"pivots": "learn_pivots", "mass_logits": "learn_masses"}[name]
@@ -112,25 +77,6 @@ def test_a_temperature_beside_the_scale_of_the_pivots_is_redundant(query_updates
         found.append([values, of_pivots / divisor, *others])
     for tempered, scaled in zip(*found, strict=True):
         torch.testing.assert_close(scaled, tempered, atol=1e-12, rtol=1e-12)
-
-
-def test_the_pivots_of_a_head_hold_its_temperature():
-    """With a temperature for every head, as the slow twin has it, A is that of pivots divided by it."""
-    q, k, v = draw(1, 5, 6)
-    temperatures = (0.3, 2.0)
-    mechanism = move(build(num_pivots=4))
-    expected = []
-    for head, epsilon in enumerate(temperatures):
-        own = mechanism.pivots[head], mechanism.mass_logits[head]
-        expected.append(5 * reference.lot_plan(q[0, head], k[0, head], *own, epsilon=epsilon, num_updates=5))
-    mechanism.pivots.data.div_(torch.tensor(temperatures, dtype=torch.float64)[:, None, None])
-    weights = mechanism(q, k, v, need_weights=True).weights[0]
-    torch.testing.assert_close(weights, torch.stack(expected), atol=1e-12, rtol=0)
-
-
-def test_a_hot_temperature_makes_masses_equal():
-    mechanism = move(build(mass_temperature=1e9))
-    torch.testing.assert_close(mechanism.log_masses().exp(), torch.full_like(mechanism.mass_logits, 1 / 32))
 
 
 @pytest.mark.parametrize("build_one", [build_mechanism, build_differential])
@@ -182,12 +128,6 @@ def test_halves_of_differential_attention_convolve_with_their_own_weights():
 def test_kernels_that_have_no_middle_are_named(kernel):
     with pytest.raises(ValueError, match=f"lot attention: conv_kernel must be .*{kernel}"):
         build(conv_kernel=kernel)
-
-
-@pytest.mark.parametrize("temperature", [0, -1.0, float("nan"), float("inf")])
-def test_temperatures_of_no_meaning_are_named(temperature):
-    with pytest.raises(ValueError, match=f"lot attention: mass_temperature .*{temperature}"):
-        build(mass_temperature=temperature)
 
 
 def test_values_of_a_width_without_weights_are_refused():

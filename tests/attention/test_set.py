@@ -78,11 +78,6 @@ def test_small_temperature_keeps_to_the_diagonal_and_large_one_changes_nothing()
     torch.testing.assert_close(far, build(num_pivots=6)(q, k, v).values, atol=1e-9, rtol=0)
 
 
-def test_flag_says_whether_positions_count():
-    assert not build().positional
-    assert build(positional_temperature=0.5).positional
-
-
 def test_a_tiny_temperature_is_finite_in_single_precision():
     inputs = [x.float().requires_grad_() for x in tokens()]
     mechanism = build(num_pivots=3, positional_temperature=1e-3).float()

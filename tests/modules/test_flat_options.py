@@ -125,13 +125,6 @@ def test_options_of_a_mechanism_are_built_into_it():
     assert mechanism.layer == 3
 
 
-def test_a_wrong_value_is_named():
-    with pytest.raises(ValueError, match="lot attention: num_pivots must be at least 1, got 0"):
-        build("--attention", "lot", "--lot-num-pivots", "0")
-    with pytest.raises(ValueError, match="unknown attention mechanism 'lott'"):
-        build("--attention", "lott")
-
-
 def test_options_of_another_mechanism_in_a_checkpoint_change_nothing():
     assert build("--attention", "lot", "--sinkhorn-epsilon", "0.5").options == build_options("lot")
 

@@ -1,5 +1,7 @@
 """What ends a command with one clear line."""
 
+from argparse import Namespace
+
 FAIRSEQ_IS_MISSING = "fairseq is not installed; run 'pip install --no-deps fairseq==0.12.2'"
 
 
@@ -22,7 +24,7 @@ class InputError(ValueError):
         return self if self.field is None else InputError(f"--{self.field.replace('_', '-')} {self.message}")
 
 
-def check_least(args, **least: int) -> None:
+def check_least(args: Namespace, **least: int) -> None:
     """Refuse options below their least values; an option that is None was not given."""
     for name, value in least.items():
         given = getattr(args, name)

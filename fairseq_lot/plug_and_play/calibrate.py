@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from argparse import ArgumentParser, Namespace, _ArgumentGroup
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -139,7 +140,7 @@ def calibrate(
     device: str | torch.device | None = None,
     languages: tuple[str, str] | None = None,
     interruptible: bool = False,
-    **options,
+    **options: Any,
 ) -> Calibrated:
     """Fit the parameters that a mechanism has added; the teacher is the same model with softmax in its place.
 
@@ -178,13 +179,13 @@ def calibrate(
     samples, held_out = map(both.readable, sentences.batches), both.readable(sentences.held_out)
     fits: list[Fit] = []
 
-    def fit_to(title, errors, parameters, steps, rate):
+    def fit_to(title: str, errors: Callable, parameters: list, steps: int, rate: float | list[float]) -> None:
         """One fit more; of no step if Ctrl-C ended one before."""
         for parameter in parameters:
             parameter.requires_grad_(True)
         steps = 0 if any(one.interrupted for one in fits) else steps
-        words = {"steps": steps, "learning_rate": rate, "title": title, "interruptible": interruptible}
-        fits.append(fit(parameters, errors, samples, held_out, **words))
+        how: dict[str, Any] = {"title": title, "interruptible": interruptible}
+        fits.append(fit(parameters, errors, samples, held_out, steps=steps, learning_rate=rate, **how))
 
     fit_to("error per layer", both.head_errors, both.added, fitting.steps, fitting.learning_rate)
     fit_to("error of the output", both.output_error, both.added, fitting.joint_steps, fitting.learning_rate)

@@ -11,7 +11,7 @@ from fairseq.sequence_generator import SequenceGenerator
 from torch import nn
 from tqdm import tqdm
 
-from fairseq_lot.attention.base import Mechanism
+from fairseq_lot.attention.base import AttentionOutput, Mechanism
 from fairseq_lot.errors import InputError
 from fairseq_lot.modules.sites import attentions, inner
 
@@ -94,10 +94,10 @@ class Distillation:
 
     def teacher_calls(self, sample: dict) -> list[Call]:
         """What the teacher's mechanisms do on a sample, in the order of ``matched``."""
-        calls: dict[nn.Module, Call] = {}
+        calls: dict[Mechanism, Call] = {}
         site_of = {match.teacher: match.site for match in self.matched}
 
-        def keep(module, args, kwargs, output):
+        def keep(module: Mechanism, args: tuple, kwargs: dict, output: AttentionOutput) -> None:
             read = "src_tokens" if site_of[module] == "encoder" else "prev_output_tokens"
             pads = sample["net_input"][read].eq(self.teacher.encoder.padding_idx)
             calls[module] = Call(args, kwargs, output.values, pads)

@@ -4,7 +4,7 @@ import itertools
 import json
 import shlex
 from argparse import ArgumentParser
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -125,14 +125,6 @@ def expand(text: str) -> list[Way]:
     return ways
 
 
-def write_points(file: Path, points: Iterable[Point], settings: dict) -> None:
-    """Write the points so far, and beside them the settings that they share."""
-    with atomic_write(file.parent / "settings.json") as beside:
-        json.dump(settings, beside, indent=1)
-    with atomic_write(file) as lines:
-        lines.writelines(json.dumps(asdict(point), ensure_ascii=False) + "\n" for point in points)
-
-
 def read_points(file: Path) -> list[Point]:
     """The points so far; InputError when a line is broken."""
     points = []
@@ -144,15 +136,42 @@ def read_points(file: Path) -> list[Point]:
     return points
 
 
-def check_settings(file: Path, settings: dict) -> None:
-    """Raise InputError when the points of this folder were made with other settings."""
-    if not file.exists():
-        return
-    try:
-        before = dict(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"{file} cannot be read ({error}); remove it if the points are of this base") from error
-    for name, value in settings.items():
-        if before.get(name) != value:
-            old = before.get(name)
-            raise InputError(f"{file.parent} holds points with another {name}, {old}; give another --out")
+class Points:
+    """The points of a sweep's folder: those of sweep.jsonl, with what they share in settings.json.
+
+    Args:
+        folder: with points, or without any yet.
+        settings: what all points must share, as JSON has it.
+
+    Raises:
+        InputError: a file is broken, or the points were made with other settings.
+    """
+
+    def __init__(self, folder: Path, settings: dict) -> None:
+        self._folder, self._settings = folder, settings
+        self._points = {(point.base, *point.key): point for point in read_points(folder / "sweep.jsonl")}
+        file = folder / "settings.json"
+        try:
+            before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else settings
+            others = {name: before.get(name) for name, value in settings.items() if before.get(name) != value}
+        except (OSError, ValueError, AttributeError) as error:
+            raise InputError(f"{file} cannot be read ({error}); remove it if the points are of this base") from error
+        if others:
+            different = " and ".join(f"another {name}, {value}" for name, value in others.items())
+            raise InputError(f"{folder} holds points with {different}; give another --out")
+
+    def __iter__(self) -> Iterator[Point]:
+        return iter(self._points.values())
+
+    def lacks(self, base: str, way: Way, *, bleu: bool) -> bool:
+        """This way is not measured with the checkpoint of this sum, or not its BLEU, which is wanted."""
+        point = self._points.get((base, *way.key))
+        return point is None or (bleu and point.bleu is None)
+
+    def add(self, point: Point) -> None:
+        """Keep a point, also in the folder; one of the same base and way goes."""
+        self._points[(point.base, *point.key)] = point
+        with atomic_write(self._folder / "settings.json") as file:
+            json.dump(self._settings, file, indent=1)
+        with atomic_write(self._folder / "sweep.jsonl") as file:
+            file.writelines(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in self)

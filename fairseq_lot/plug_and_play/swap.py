@@ -5,6 +5,7 @@ import shlex
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from fairseq_lot.attention.options import SITES
 from fairseq_lot.attention.registry import DEFAULT, MECHANISMS, PLUGGED, describe, mechanism_class
@@ -124,7 +125,7 @@ def why_not_calibrated(state: dict, path: str | Path) -> str | None:
     return None if trained == DEFAULT else f"not calibrated: the model was trained with {trained} attention"
 
 
-def swap(checkpoint: Checkpoint, *, attention: str = PLUGGED, **flat_options) -> dict:
+def swap(checkpoint: Checkpoint, *, attention: str = PLUGGED, **flat_options: Any) -> dict:
     """Return a checkpoint whose attention is another one; everything that both share is kept bit for bit.
 
     Args:
@@ -169,7 +170,7 @@ def swap(checkpoint: Checkpoint, *, attention: str = PLUGGED, **flat_options) ->
 swap.__doc__ = (swap.__doc__ or "").format(mechanisms=", ".join(MECHANISMS), sites=", ".join(SITES))
 
 
-def plug(args: Namespace, attention: str, **flat_options) -> None:
+def plug(args: Namespace, attention: str, **flat_options: Any) -> None:
     """Write a mechanism with all its options into a model's arguments, and ours as its architecture.
 
     Raises:

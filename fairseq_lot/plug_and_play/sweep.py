@@ -18,25 +18,13 @@ from fairseq_lot.output.figures import write_figure
 from fairseq_lot.output.files import atomic_write, read_lines
 from fairseq_lot.output.provenance import current_commit
 from fairseq_lot.plug_and_play.calibrate import FitOptions, add_fit_arguments, calibrate
-from fairseq_lot.plug_and_play.points import (
-    DRAWN,
-    LENGTHS,
-    PIECES,
-    TEXT,
-    Loss,
-    Point,
-    Way,
-    check_settings,
-    expand,
-    read_points,
-    write_points,
-)
+from fairseq_lot.plug_and_play.points import DRAWN, LENGTHS, PIECES, TEXT, Loss, Point, Points, Way, expand
 from fairseq_lot.plug_and_play.swap import swap, why_not_calibrated
 from fairseq_lot.plug_and_play.sweep_table import draw, render
 from fairseq_lot.pretrained.checkpoint import load_checkpoint
 from fairseq_lot.pretrained.device import add_device_argument, choose_device
 from fairseq_lot.pretrained.languages import add_language_arguments, typed_pair, with_languages
-from fairseq_lot.pretrained.loading import Loaded, load, load_data
+from fairseq_lot.pretrained.loading import Loaded, load
 from fairseq_lot.pretrained.translate import references, translate_split
 
 
@@ -93,6 +81,7 @@ class Base:
 def run(args: Namespace) -> None:
     """Measure what is missing, then write the table and the figure."""
     check_least(args, sentences=1, beam=1)
+    folder = Path(args.out)
     how = Measuring(
         data=args.data,
         sentences=args.sentences,
@@ -100,40 +89,44 @@ def run(args: Namespace) -> None:
         languages=typed_pair(args),
         fitting=FitOptions.of(args),
         device=choose_device(args.device),
-        translations=None if args.no_bleu else Path(args.out, "work"),
+        translations=None if args.no_bleu else folder / "work",
     )
-    plain = Way(attention=DEFAULT, options={})
-    ways = {way.key: way for way in (plain, *(way for text in args.tries for way in expand(text)))}
-    bases = list(dict.fromkeys(map(read_base, args.paths)))
-    folder = Path(args.out)
-    points = {(point.base, *point.key): point for point in read_points(folder / "sweep.jsonl")}
-    check_settings(folder / "settings.json", how.settings)
-    check_epochs([*(Base(f"a point in {folder}", one.base, one.epoch) for one in points.values()), *bases])
-    calibrations = [] if args.no_calibration else [PIECES, *([TEXT] if args.text else [])]
-    todo = [*ways.values(), *_calibrated(ways.values(), calibrations, bases[0].path)]
-    with tqdm(total=len(bases) * len(todo), unit="swap", disable=None) as progress:
-        for base in sorted(bases, key=lambda base: base.epoch or 0):
-            known = {way.key: points.get((base.sum, *way.key)) for way in todo}
-            missing = [way for way in todo if (one := known[way.key]) is None or (how.translations and not one.bleu)]
-            progress.update(len(todo) - len(missing))
+    bases = sorted(dict.fromkeys(map(read_base, args.paths)), key=lambda base: base.epoch or 0)
+    points = Points(folder, how.settings)
+    check_epochs([*(Base(f"a point in {folder}", point.base, point.epoch) for point in points), *bases])
+    ways = ways_to_try(args.tries, args.paths[0], calibrate=not args.no_calibration, text=args.text)
+    with tqdm(total=len(bases) * len(ways), unit="swap", disable=None) as progress:
+        for base in bases:
+            missing = [way for way in ways if points.lacks(base.sum, way, bleu=not args.no_bleu)]
+            progress.update(len(ways) - len(missing))
             state = with_languages(load_checkpoint(base.path), base.path, how.languages) if missing else {}
             for way in missing:
-                point = how.measure(base, state, way)
-                points[(point.base, *point.key)] = point
-                write_points(folder / "sweep.jsonl", points.values(), how.settings)
+                points.add(how.measure(base, state, way))
                 progress.update()
-    shown = list(points.values())
+    shown = list(points)
     with atomic_write(folder / "sweep.md") as file:
         file.write(render(shown) + "\n")
     write_figure(draw(shown), folder / "sweep.svg")
     print(render(shown))
 
 
-def _calibrated(ways: Iterable[Way], calibrations: list[str], path: str) -> list[Way]:
-    """The ways that have something to fit, calibrated; a way that is wrong is known by then."""
+def ways_to_try(tries: Iterable[str], path: str, *, calibrate: bool, text: bool) -> list[Way]:
+    """Softmax, the ways of ``--try``, and those with something to fit once more, calibrated; all are known to work.
+
+    Args:
+        tries: mechanisms with options, as :func:`~fairseq_lot.plug_and_play.points.expand` takes them.
+        path: a checkpoint to try them with.
+        calibrate, text: on random pieces; on text, too.
+
+    Raises:
+        InputError: a way is wrong.
+    """
+    plain = Way(attention=DEFAULT, options={})
+    ways = list({way.key: way for way in (plain, *(way for words in tries for way in expand(words)))}.values())
     state = load_checkpoint(path)
     fitted = [way for way in ways if why_not_calibrated(swap_as(state, way), path) is None]
-    return [replace(way, calibrated_on=calibration) for calibration in calibrations for way in fitted]
+    calibrations = [PIECES, TEXT][: 1 + text] if calibrate else []
+    return ways + [replace(way, calibrated_on=calibration) for calibration in calibrations for way in fitted]
 
 
 def swap_as(base: dict, way: Way) -> dict:
@@ -147,12 +140,13 @@ def read_base(path: str) -> Base:
     Raises:
         InputError: it cannot be read.
     """
-    extra = load_checkpoint(path).get("extra_state")
-    position = extra.get("train_iterator") if isinstance(extra, dict) else None
-    position = position if isinstance(position, dict) else {}
-    following, done = position.get("epoch"), position.get("iterations_in_epoch")
-    epoch = following - 1 if type(following) is int and following > 1 and type(done) is int and done == 0 else None
-    return Base(path, hashlib.sha256(Path(path).read_bytes()).hexdigest(), epoch)
+    state = load_checkpoint(path)
+    try:
+        position = state["extra_state"]["train_iterator"]
+        epochs = position["epoch"] - 1 if position["iterations_in_epoch"] == 0 else 0
+    except (KeyError, TypeError):  # it does not say, or something else
+        epochs = 0
+    return Base(path, hashlib.sha256(Path(path).read_bytes()).hexdigest(), epochs or None)
 
 
 def check_epochs(bases: Iterable[Base]) -> None:
@@ -228,19 +222,19 @@ class Measuring:
 
     def _bleu(self, folder: Path, base: Base, state: dict, way: Way, swapped: dict) -> MetricScore:
         """Tokenised BLEU of the test set, with its comparison with the base."""
-        compared_with = references(self.data, "test", *load_data(state, base.path, self.data, "test"))
+        loaded = load(swapped, self.data, "test", device=self.device)
+        compared_with = references(loaded, "test")
         kept = folder / f"{base.sum[:16]}.txt"
         if not kept.exists():
-            translations = self._translations(state)
+            of_base = loaded if way.is_base else load(state, self.data, "test", device=self.device)
+            lines = translate_split(of_base, beam=self.beam)
             with atomic_write(kept) as file:
-                file.writelines(line + "\n" for line in translations)
-        of_base = read_lines(kept)
+                file.writelines(line + "\n" for line in lines)
+        translations = read_lines(kept)
         if way.is_base:
-            return measure(of_base, compared_with, metric=TOKENISED)
-        return measure(self._translations(swapped), compared_with, metric=TOKENISED, base=of_base)
-
-    def _translations(self, state: dict) -> list[str]:
-        return translate_split(load(state, self.data, "test", device=self.device), beam=self.beam)
+            return measure(translations, compared_with, metric=TOKENISED)
+        ours = translate_split(loaded, beam=self.beam)
+        return measure(ours, compared_with, metric=TOKENISED, base=translations)
 
 
 @torch.no_grad()

@@ -26,7 +26,7 @@ def _lines(points: list[Point]) -> list[Line]:
     attentions = list(dict.fromkeys(point.attention for point in points))
     ways = list(dict.fromkeys(point.key[:2] for point in points))
 
-    def order(key):
+    def order(key: tuple) -> tuple:
         attention, options, calibrated_on = key
         given = ways.index((attention, options)), CALIBRATIONS.index(calibrated_on)
         return (attention, options) != (DEFAULT, ()), attentions.index(attention), *given
@@ -124,7 +124,7 @@ def _bleu(bleu: MetricScore | None) -> tuple[str, str]:
 def _notes(points: list[Point], several: bool) -> list[str]:
     """How to read the table."""
 
-    def all_of(name):
+    def all_of(name: str) -> str:
         return ", ".join(dict.fromkeys(str(getattr(point, name)) for point in points))
 
     signatures = dict.fromkeys(point.bleu.signature for point in points if point.bleu)

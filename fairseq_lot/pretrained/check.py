@@ -84,7 +84,7 @@ def check_data(data: str | Path, *, split: str, source: str, target: str, needs_
     return sizes[source]
 
 
-def _sizes(prefix, dictionary):
+def _sizes(prefix: Path, dictionary: Dictionary) -> np.ndarray:
     """Lengths of all sentences; ValueError when a piece is not in the dictionary, or the two files disagree."""
     if infer_dataset_impl(str(prefix)) != "mmap":
         dataset = load_indexed_dataset(str(prefix), dictionary)
@@ -128,7 +128,7 @@ def _incomplete(data: Path, file: Path) -> InputError:
     )
 
 
-def _dictionary(data, lang):
+def _dictionary(data: str | Path, lang: str) -> Dictionary:
     file = Path(data) / f"dict.{lang}.txt"
     if not file.is_file():
         raise _incomplete(Path(data), file)

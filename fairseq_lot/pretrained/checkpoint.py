@@ -8,6 +8,7 @@ from argparse import Namespace
 from collections import OrderedDict
 from pathlib import Path
 from pickle import UnpicklingError
+from typing import Any
 
 import fairseq  # noqa: F401 - its import tells torch's safe loader about the types in checkpoints
 import torch
@@ -84,7 +85,7 @@ def load_checkpoint(path: str | Path) -> dict:
     return state
 
 
-def _check(state, path):
+def _check(state: Any, path: str | Path) -> None:
     """Refuse what is not the checkpoint of a Transformer."""
     weights = state.get("model") if isinstance(state, dict) else None
     if not isinstance(weights, dict) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
@@ -101,7 +102,7 @@ def _check(state, path):
     _check_sizes(args, path)
 
 
-def _check_sums(path):
+def _check_sums(path: Path) -> None:
     """Refuse a file whose content is not what was written; torch itself does not verify the checksums."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
@@ -110,7 +111,7 @@ def _check_sums(path):
             raise ValueError(f"the checksum of {damaged} is wrong")
 
 
-def _check_sizes(args, path):
+def _check_sizes(args: Namespace, path: str | Path) -> None:
     """The sizes of the model must be whole numbers; an argument that is not there has fairseq's default."""
     names = [
         f"{stack}_{size}" for stack in ("encoder", "decoder") for size in ("layers", "attention_heads", "embed_dim")

@@ -1,11 +1,13 @@
 """The device that a command runs on."""
 
+from argparse import ArgumentParser
+
 import torch
 
 from fairseq_lot.errors import InputError
 
 
-def add_device_argument(parser) -> None:
+def add_device_argument(parser: ArgumentParser) -> None:
     """Add ``--device``."""
     parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda or cuda:1; default: a GPU when there is one")
 

@@ -6,6 +6,7 @@ from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -104,7 +105,7 @@ def on_device(sample: dict, device: torch.device) -> dict:
 
 
 def build(
-    state: dict, path: str | Path = "checkpoint", *, device: str | torch.device | None = "cpu", **overrides
+    state: dict, path: str | Path = "checkpoint", *, device: str | torch.device | None = "cpu", **overrides: Any
 ) -> TransformerModel:
     """The model of a checkpoint, in eval mode and without what only trainings need, such as checkpointed activations.
 
@@ -154,7 +155,7 @@ def load(
     needs_target: bool = True,
     device: str | torch.device | None = None,
     pair: Pair | None = None,
-    **overrides,
+    **overrides: Any,
 ) -> Loaded:
     """Load a model and a split of its data.
 

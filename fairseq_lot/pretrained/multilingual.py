@@ -7,6 +7,7 @@ one (``--encoder-langtok``), and so may the target (``--decoder-langtok``).
 import contextlib
 import logging
 from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 
 from fairseq.data import Dictionary
@@ -72,7 +73,7 @@ def language_symbols(task: FairseqTask) -> set[int]:
 
 
 @contextlib.contextmanager
-def without_notes():
+def without_notes() -> Iterator[None]:
     """Leave out fairseq's notes on every file that it reads."""
     logger = logging.getLogger("fairseq")
     level = logger.level

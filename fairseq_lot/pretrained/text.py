@@ -18,7 +18,7 @@ Only sentences that somebody types need this: a split of a data folder is in pie
 import contextlib
 import io
 from argparse import ArgumentParser, Namespace, _ArgumentGroup
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from typing import Any
 from fairseq.data import Dictionary
 from fairseq.data.data_utils import post_process
 from fairseq.data.encoders import BPE_REGISTRY, TOKENIZER_REGISTRY, build_bpe, build_tokenizer
+from fairseq.tasks.translation import TranslationTask
 
 from fairseq_lot.corpus.encode import MODEL_NAME, SPACE
 from fairseq_lot.errors import InputError, first_line
@@ -146,7 +147,7 @@ class Text:
         words, pieces = None, None
         if names["bpe"] is not None or bpe_codes is not None:
             guessed = bpe is None and not told["bpe"]
-            pieces = _build_bpe(names["bpe"], bpe_codes, told["bpe"], task, guessed=guessed)
+            pieces = _build_bpe(names["bpe"] or "", bpe_codes, told["bpe"], task, guessed=guessed)
         if names["tokenizer"] is not None:
             pair = {"source_lang": task.cfg.source_lang, "target_lang": task.cfg.target_lang}
             words = _build("tokenizer", names["tokenizer"], (told["tokenizer"] or _moses_options(spelt)) | pair)
@@ -158,7 +159,7 @@ class Text:
         """The pieces of each sentence, without an end of sentence; none for a blank one."""
         return [self._encode(sentence).split() for sentence in sentences]
 
-    def _encode(self, line):
+    def _encode(self, line: str) -> str:
         if self.tokenizer is not None:
             line = self.tokenizer.encode(line)
         if self.lower:
@@ -171,19 +172,19 @@ class Text:
         return tokens if self.tokenizer is None else self.tokenizer.decode(tokens)
 
 
-def _symbols(dictionary):
+def _symbols(dictionary: Dictionary) -> list[str]:
     """Without those that every dictionary has."""
     return dictionary.symbols[dictionary.nspecial :]
 
 
-def _share(dictionary, condition):
+def _share(dictionary: Dictionary, condition: Callable[[str], bool]) -> float:
     """How much of the text these symbols were, by the dictionary's counts."""
     counts = dict(zip(_symbols(dictionary), dictionary.count[dictionary.nspecial :], strict=True))
     counts = {symbol: max(count, 1) for symbol, count in counts.items()}
     return sum(count for symbol, count in counts.items() if condition(symbol)) / max(sum(counts.values()), 1)
 
 
-def _moses_options(spelt):
+def _moses_options(spelt: list[str]) -> dict[str, bool]:
     """How Moses was called, as far as the symbols show it."""
     return {
         "moses_no_dash_splits": not any("@-@" in symbol for symbol in spelt),
@@ -191,42 +192,35 @@ def _moses_options(spelt):
     }
 
 
-def _build_bpe(name, codes, told, task, *, guessed):
+def _build_bpe(name: str, codes: str | Path | None, told: dict, task: TranslationTask, *, guessed: bool) -> Any:
     """The BPE of this name with its file, compared with the dictionary; ``guessed``: by the look of the pieces."""
-    option, usual = _FILES.get(name, (None, ()))
-    if codes is not None and option is None:
+    option, usual = _FILES.get(name, ("", ()))
+    if codes is not None and not option:
         raise InputError(f"--bpe-codes belongs to one of {', '.join(sorted(_FILES))}; name it with --bpe")
     if codes is not None and not Path(codes).is_file():
         raise InputError(f"there is no --bpe-codes {codes}")
-    file = codes
-    if file is None and option is not None:
+    file = None if codes is None else Path(codes)
+    if file is None and option:
         saved = [Path(told[option])] if isinstance(told.get(option), str) else []
-        beside = [*(path.name for path in saved), *usual]
-        file = next(
-            (path for path in [*saved, *(Path(task.cfg.data) / name for name in beside)] if path.is_file()), None
-        )
+        beside = [Path(task.cfg.data) / name for name in (*(path.name for path in saved), *usual)]
+        file = next((path for path in [*saved, *beside] if path.is_file()), None)
         if file is None and usual:
             raise InputError(
                 f"{task.cfg.data} has no {usual[0]} (nor {', '.join(usual[1:])}), with which {name} makes pieces of "
                 "sentences; copy there what encoded its text, or name it with --bpe-codes"
             )
-    if file is not None:
-        told = told | {option: str(file)}
     told = told | {"sentencepiece_enable_sampling": False}  # that is for training
-    if guessed and name == "subword_nmt" and _has_counts(file):
-        name = "fastbpe"
+    if file is not None:
+        told[option] = str(file)
+        # codes of fastBPE have a count in each line, which subword-nmt's have not
+        if guessed and name == "subword_nmt" and len(file.read_bytes().partition(b"\n")[0].split()) == 3:
+            name = "fastbpe"
     bpe = _build("bpe", name, told, file)
     _compare(bpe, file or f"--bpe {name}", task)
     return bpe
 
 
-def _has_counts(file):
-    """Codes of fastBPE have a count in each line, which subword-nmt's have not."""
-    with open(file, "rb") as codes:
-        return len(codes.readline().split()) == 3
-
-
-def _build(kind, name, options, file=None):
+def _build(kind: str, name: str, options: dict, file: str | Path | None = None) -> Any:
     """One of fairseq's encoders."""
     said = io.StringIO()
     try:
@@ -238,7 +232,7 @@ def _build(kind, name, options, file=None):
         raise InputError(f"{what} cannot be used: {reason}") from error
 
 
-def _compare(bpe, file, task):
+def _compare(bpe: Any, file: str | Path, task: TranslationTask) -> None:
     """Refuse a BPE if the dictionary lacks most of what it makes of the words that the longest symbols spell."""
     dictionary = task.source_dictionary
     try:

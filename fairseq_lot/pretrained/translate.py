@@ -2,14 +2,13 @@
 
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 import torch
-from fairseq.data import LanguagePairDataset
 from fairseq.tasks.translation import TranslationTask
 from tqdm import tqdm
 
@@ -61,7 +60,7 @@ class Searcher:
         return _string(self.loaded.task, target, self._joined)
 
     @cached_property
-    def _joined(self):
+    def _joined(self) -> str | None:
         """How the pieces of translations join to words; a look at the whole dictionary."""
         return piece_kind(self.loaded.task.target_dictionary)
 
@@ -99,7 +98,7 @@ class Translator(Searcher):
         beam: int = 5,
         device: str | torch.device | None = None,
         languages: Pair | None = None,
-        **text,
+        **text: Any,
     ) -> None:
         super().__init__(checkpoint, data, beam=beam, device=device, languages=languages)
         self.text = Text.of(self.loaded, **text)
@@ -139,7 +138,7 @@ class Translator(Searcher):
         return self.text.decode(_string(self.loaded.task, target))
 
 
-def _string(task, target, joined=None, **how):
+def _string(task: TranslationTask, target: torch.Tensor, joined: str | None = None, **how: bool) -> str:
     """The words of a target, without the symbol of its language."""
     return task.target_dictionary.string(target, joined, extra_symbols_to_ignore=language_symbols(task), **how)
 
@@ -161,8 +160,8 @@ def translate_split(loaded: Loaded, *, beam: int, batch: int = 128) -> list[str]
     return translations
 
 
-def references(data: str | Path, split: str, task: TranslationTask, dataset: LanguagePairDataset) -> list[str]:
-    """What the translations of a split are to be compared with, as tokens, in the order of the corpus.
+def references(loaded: Loaded, split: str) -> list[str]:
+    """What the translations of the split that was loaded are compared with, as tokens, in the order of the corpus.
 
     Those are the lines of ``text/SPLIT.LANGUAGE`` in the data folder where there is such a file; else the target side
     of the split, pieces joined to words. There ``<<unk>>``, which no translation says, stands for what the dictionary
@@ -171,7 +170,8 @@ def references(data: str | Path, split: str, task: TranslationTask, dataset: Lan
     Raises:
         InputError: the file is of another length than the split.
     """
-    file = Path(data) / "text" / f"{split}.{task.cfg.target_lang}"
+    task, dataset = loaded.task, loaded.sentences
+    file = Path(task.cfg.data) / "text" / f"{split}.{task.cfg.target_lang}"
     if not file.exists():
         joined = piece_kind(task.target_dictionary)
         return [_string(task, dataset.tgt[i], joined, escape_unk=True) for i in range(len(dataset))]
@@ -217,7 +217,7 @@ def run(args: Namespace) -> int:
     return 0
 
 
-def _batches(lines, size) -> Iterator[list[str]]:
+def _batches(lines: Iterable[str], size: int) -> Iterator[list[str]]:
     lines = iter(lines)
     while batch := list(islice(lines, size)):
         yield batch

@@ -152,68 +152,41 @@ def test_existing_folder_keeps_its_other_files(folder, tmp_path):
     assert len((out / "train.de").read_text(encoding="utf-8").splitlines()) >= 4
 
 
-def damage_missing(folder):
-    (folder / "valid.en").unlink()
-    return "valid.en is missing"
+# what a file holds instead, and what the error says; None: the file is gone
+DAMAGES = {
+    "missing": ("valid.en", None, "valid.en is missing"),
+    "counts": ("test.de", "eine\n" * 5, "test.de has 5 lines but"),
+    "encoding": ("train.de", b"gut\nsch\xf6n\ngut\ngut\n", "train.de, line 2: not valid UTF-8"),
+    "source": ("test.de", "gut\ngut\n \u00a0\ngut\n", "test.de, line 3: empty line"),
+    "target": ("train.en", "\ngood\ngood\ngood\n", "train.en, line 1: empty line"),
+    "reserved": ("train.en", "good\na \u2581 b\ngood\ngood\n", "train.en, line 2: holds the character U+2581"),
+    "reference": ("raw/test.en", "One line.\n", "raw/test.en has 1 lines but the test set has 4"),
+}
 
 
-def damage_counts(folder):
-    with open(folder / "test.de", "a", encoding="utf-8") as file:
-        file.write("eine zeile mehr\n")
-    return "test.de has 5 lines but"
+def damage(folder, name, content):
+    file = folder / name
+    file.parent.mkdir(exist_ok=True)
+    if content is None:
+        file.unlink()
+    else:
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
-def damage_encoding(folder):
-    (folder / "train.de").write_bytes(b"gut\nsch\xf6n\ngut\ngut\n")
-    return "train.de, line 2: not valid UTF-8"
-
-
-def damage_source(folder):
-    (folder / "test.de").write_text("gut\ngut\n \u00a0\ngut\n", encoding="utf-8")
-    return "test.de, line 3: empty line"
-
-
-def damage_target(folder):
-    (folder / "train.en").write_text("\ngood\ngood\ngood\n")
-    return "train.en, line 1: empty line"
-
-
-def damage_length(folder):
-    for language in LINES:
-        (folder / f"valid.{language}").write_text("")
-    return "valid.de has no lines"
-
-
-def damage_reserved(folder):
-    (folder / "train.en").write_text("good\na \u2581 b\ngood\ngood\n", encoding="utf-8")
-    return "train.en, line 2: holds the character U+2581"
-
-
-def damage_reference(folder):
-    (folder / "raw").mkdir()
-    (folder / "raw" / "test.en").write_text("One line.\n")
-    return "raw/test.en has 1 lines but the test set has 4"
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        damage_missing,
-        damage_counts,
-        damage_encoding,
-        damage_source,
-        damage_target,
-        damage_length,
-        damage_reserved,
-        damage_reference,
-    ],
-)
-def test_bad_text_is_one_line(damage, folder, tmp_path, capsys):
-    expected = damage(folder)
+@pytest.mark.parametrize(("name", "content", "expected"), DAMAGES.values(), ids=DAMAGES)
+def test_bad_text_is_one_line(name, content, expected, folder, tmp_path, capsys):
+    damage(folder, name, content)
     code, lines = run_encode(folder, tmp_path / "out", capsys)
     assert code == 2 and len(lines) == 1
     assert expected in lines[0]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["text"]
+
+
+def test_text_without_lines_is_one_line(folder, tmp_path, capsys):
+    for language in LINES:
+        damage(folder, f"valid.{language}", "")
+    code, lines = run_encode(folder, tmp_path / "out", capsys)
+    assert code == 2 and len(lines) == 1 and "valid.de has no lines" in lines[0]
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,7 @@ import tarfile
 import pytest
 
 from fairseq_lot.cli import main
-from fairseq_lot.corpus.iwslt14 import LANGUAGES, TEST, read_members, split_archive, test_lines, train_lines
-from fairseq_lot.errors import InputError
+from fairseq_lot.corpus.iwslt14 import LANGUAGES, TEST, split_archive, test_lines, train_lines
 
 test_lines.__test__ = False  # a function of the package, not a test
 TALK = "<url>http://x</url>\n<keywords>a, b</keywords>\n<speaker>X</speaker>\n<talkid>1</talkid>\n"
@@ -96,22 +95,6 @@ def test_the_nested_archive_gives_the_same(archive, tmp_path):
     }
     outer.write_bytes(pack(content))
     assert split_archive(outer) == split_archive(archive)
-
-
-def test_a_hostile_member_is_never_written(archive, tmp_path):
-    content = files()
-    content["../../evil"] = "no"
-    archive.write_bytes(pack(content))
-    read_members(archive)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["de-en.tgz"]
-
-
-def test_every_truncation_is_refused(archive):
-    data = archive.read_bytes()
-    for length in (0, 1, 20, len(data) // 3, len(data) // 2, len(data) - 60):
-        archive.write_bytes(data[:length])
-        with pytest.raises(InputError, match="truncated|does not hold"):
-            split_archive(archive)
 
 
 def damaged(change):

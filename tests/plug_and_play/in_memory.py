@@ -4,31 +4,26 @@ from argparse import Namespace
 
 import numpy as np
 import torch
-from fairseq.data import Dictionary, LanguagePairDataset
+from fairseq.data import LanguagePairDataset
 from fairseq.models import ARCH_CONFIG_REGISTRY
-from fairseq.models.transformer import TransformerModel
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
-from fairseq_lot.models.pluggable_transformer import PluggableTransformerModel
-from fairseq_lot.pretrained.loading import Loaded
+from fairseq_lot.pretrained.loading import Loaded, untrained
 
 LAYERS, HEADS, LENGTHS = 2, 4, (3, 9, 5, 7, 4, 8)
 
 
 def load(arch="lot_transformer", *, lengths=LENGTHS, spread=2.0, source_only=False, **options):
     """A model of two layers and four heads, its queries and keys made larger, and a few sentences."""
-    dictionary = Dictionary()
-    for word in "abcdefgh":
-        dictionary.add_symbol(word)
-    task = TranslationTask(TranslationConfig(), dictionary, dictionary)
     sizes = {"encoder_layers": LAYERS, "decoder_layers": LAYERS, "dropout": 0.0}
     for side in ("encoder", "decoder"):
         sizes |= {f"{side}_embed_dim": 16, f"{side}_ffn_embed_dim": 16, f"{side}_attention_heads": HEADS}
     args = Namespace(arch=arch, **sizes, **options)
     ARCH_CONFIG_REGISTRY[arch](args)
-    kind = TransformerModel if arch == "transformer" else PluggableTransformerModel
     torch.manual_seed(3)
-    model = kind.build_model(args, task).eval()
+    model = untrained(args, 12, 12).eval()
+    dictionary = model.encoder.dictionary
+    task = TranslationTask(TranslationConfig(), dictionary, model.decoder.dictionary)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith(("q_proj.weight", "k_proj.weight")):

@@ -1,6 +1,5 @@
 """Expected sliced plans from soft sorts: average the one-dimensional plans of many projections [ESPFormer]."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -129,9 +128,9 @@ class _InChunks(torch.autograd.Function):
     def forward(ctx, q, k, v, slices, per_sentence, temperatures):
         values = v.new_zeros(*q.shape[:-1], v.size(-1))
         log_weights = q.new_full(q.shape[:2], -torch.inf)  # log Σ_l exp(-τ ⟨C, U_l⟩) of the slices so far
-        for chunk in _chunks(q, k, slices):
-            value, log_weight = chunk.apply(chunk.take(q, k, v, slices), per_sentence, temperatures)
-            at = chunk.sentences, chunk.heads
+        for places in _chunks(q, k, slices):
+            at, parts = places[0], [x[place] for x, place in zip((q, k, v, slices), places, strict=True)]
+            value, log_weight = _of_chunk(parts, at[0], per_sentence, temperatures)
             log_weights[at] = torch.logaddexp(log_weights[at], log_weight)
             values[at].lerp_(value, (log_weight - log_weights[at]).exp()[..., None, None])
         ctx.save_for_backward(q, k, v, slices, values, log_weights)
@@ -144,48 +143,30 @@ class _InChunks(torch.autograd.Function):
         *inputs, values, log_weights = ctx.saved_tensors
         needed = ctx.needs_input_grad[:4]
         gradients = [torch.zeros_like(x) if need else None for x, need in zip(inputs, needed, strict=True)]
-        for chunk in _chunks(inputs[0], inputs[1], inputs[3]):
-            parts = [x.detach().requires_grad_(need) for x, need in zip(chunk.take(*inputs), needed, strict=True)]
-            at = chunk.sentences, chunk.heads
+        for places in _chunks(inputs[0], inputs[1], inputs[3]):
+            chunk = zip(inputs, places, needed, strict=True)
+            at, parts = places[0], [x[place].detach().requires_grad_(need) for x, place, need in chunk]
             with torch.enable_grad():
-                value, log_weight = chunk.apply(parts, *ctx.problem)
+                value, log_weight = _of_chunk(parts, at[0], *ctx.problem)
             grad_value = (log_weight.detach() - log_weights[at]).exp()[..., None, None] * grad_values[at]
             grad_log_weight = (grad_value * (value.detach() - values[at])).sum((-2, -1))
             with torch.enable_grad():
                 change = (value * grad_value).sum() + (log_weight * grad_log_weight).sum()
             change.backward()
-            chunk.add(gradients, parts)
+            for whole, part, place in zip(gradients, parts, places, strict=True):
+                if part.grad is not None:
+                    whole[place] += part.grad
         return *gradients, None, None
 
 
-@dataclass(frozen=True)
-class _Chunk:
-    """A few sentences, heads and slices, to be worked on at a time."""
-
-    sentences: slice
-    heads: slice
-    lines: slice
-
-    def take(self, q, k, v, slices):
-        """This chunk's part of each; None stays None."""
-        at = self.sentences, self.heads
-        parts = [None if x is None else x[at] for x in (q, k, v)]
-        return *parts, None if slices is None else slices[self.heads, self.lines]
-
-    def apply(self, parts, per_sentence, temperatures):
-        """Values, and the log of the weight that its slices have together."""
-        per_sentence = (None if x is None else x[self.sentences] for x in per_sentence)
-        return _soft_sliced_apply(*parts, *per_sentence, *temperatures)
-
-    def add(self, gradients, parts):
-        """Add the gradients of the parts to those of the whole, where they are wanted."""
-        for whole, part in zip(self.take(*gradients), parts, strict=True):
-            if part.grad is not None:
-                whole += part.grad
+def _of_chunk(parts, sentences, per_sentence, temperatures):
+    """Values of a chunk, and the log of the weight that its slices have together."""
+    per_sentence = (None if x is None else x[sentences] for x in per_sentence)
+    return _soft_sliced_apply(*parts, *per_sentence, *temperatures)
 
 
 def _chunks(q, k, slices):
-    """The chunks of a problem, each a cache's worth."""
+    """A few sentences, heads and slices at a time, a cache's worth: where these stand in q, k, v and the slices."""
     bsz, num_heads, num_slices = q.size(0), q.size(1), slices.size(1)
     chunk = _CHUNKS.get(q.device.type, _CHUNKS["other"])
     size = max(q.size(-2), k.size(-2)) ** 2
@@ -195,7 +176,8 @@ def _chunks(q, k, slices):
     for i in range(0, bsz, sentences):
         for h in range(0, num_heads, heads):
             for line in range(0, num_slices, lines):
-                yield _Chunk(slice(i, i + sentences), slice(h, h + heads), slice(line, line + lines))
+                at = slice(i, i + sentences), slice(h, h + heads)
+                yield at, at, at, (at[1], slice(line, line + lines))
 
 
 def _soft_sliced_apply(

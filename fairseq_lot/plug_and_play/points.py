@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from pydantic import FiniteFloat
+
 from fairseq_lot.attention.registry import DEFAULT, MECHANISMS
 from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation.bleu import MetricScore
@@ -47,7 +49,7 @@ class Way:
     """
 
     attention: str
-    options: dict[str, bool | int | float | str]
+    options: dict[str, bool | int | FiniteFloat | str]
     calibrated_on: str = DRAWN
 
     @property
@@ -83,8 +85,8 @@ class Point(Way):
 
     base: str
     epoch: int | None
-    calibration_seconds: float | None
-    loss: float
+    calibration_seconds: FiniteFloat | None
+    loss: FiniteFloat
     tokens: int
     bleu: MetricScore | None
     seed: int

@@ -11,6 +11,7 @@ yes_or_no() {
 # begin: end the script where OUT was made with the same settings; else make WORK, which goes when the script ends.
 begin() {
     yes_or_no JOINED DOCUMENTS
+    OUT=${OUT%/}
     settings="$SRC-$TGT VOCAB_SIZE=$VOCAB_SIZE BPE=$BPE JOINED=$JOINED DOCUMENTS=$DOCUMENTS"
     if [ -f "$OUT/settings" ]; then
         [ "$(cat "$OUT/settings")" = "$settings" ] \
@@ -20,7 +21,7 @@ begin() {
     fi
     [ ! -e "$OUT" ] || rmdir "$OUT" 2>/dev/null \
         || die "$OUT exists and was not made by prepare_*.sh; remove it or give another OUT"
-    mkdir -p "$(dirname "$OUT")" 2>/dev/null && WORK=$(mktemp -d "${OUT%/}.part.XXXXXX" 2>/dev/null) \
+    mkdir -p "$(dirname "$OUT")" 2>/dev/null && WORK=$(mktemp -d "$OUT.part.XXXXXX" 2>/dev/null) \
         || die "cannot write in $(dirname "$OUT"); give another OUT"
     trap 'rm -rf "$WORK"' EXIT
     trap 'exit 130' INT TERM
@@ -37,7 +38,10 @@ binarise() {
     tests=("$new"/test*."$SRC")
     fairseq-preprocess -s "$SRC" -t "$TGT" ${joined[@]+"${joined[@]}"} --workers "$WORKERS" --destdir "$new" \
         --trainpref "$new/train" --validpref "$new/valid" --testpref "$(IFS=, && echo "${tests[*]%."$SRC"}")" \
-        >"$log" 2>&1 || { mv "$log" "$OUT.log" && die "fairseq-preprocess failed: $(tail -n 1 "$OUT.log") (whole log: $OUT.log)"; }
+        >"$log" 2>&1 || {
+        cp "$log" "$OUT.log" 2>/dev/null || true
+        die "fairseq-preprocess failed: $(tail -n 1 "$log") (whole log: $OUT.log)"
+    }
     rm "$new"/{train,valid,test*}.{"$SRC","$TGT"}
     # where another call has made the folder meanwhile, that one stays
     { echo "$settings" >"$new/settings" && mv -T "$new" "$OUT"; } 2>/dev/null \

@@ -20,7 +20,7 @@ from fairseq_lot.output.provenance import current_commit
 from fairseq_lot.plug_and_play.calibrate import FitOptions, add_fit_arguments, calibrate
 from fairseq_lot.plug_and_play.points import DRAWN, LENGTHS, PIECES, TEXT, Loss, Point, Points, Way, expand
 from fairseq_lot.plug_and_play.swap import swap, why_not_calibrated
-from fairseq_lot.plug_and_play.sweep_table import draw, render
+from fairseq_lot.plug_and_play.sweep_table import draw, render, render_balance
 from fairseq_lot.pretrained.checkpoint import load_checkpoint
 from fairseq_lot.pretrained.device import add_device_argument, choose_device
 from fairseq_lot.pretrained.languages import add_language_arguments, typed_pair, with_languages
@@ -46,7 +46,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--out",
         required=True,
         metavar="FOLDER",
-        help="sweep.jsonl, sweep.md, sweep.svg, and settings.json, which says what all calls must share; "
+        help="sweep.jsonl, sweep.md, balance.md, sweep.svg, and settings.json, which says what all calls must share; "
         "call again to go on",
     )
     add(
@@ -104,10 +104,12 @@ def run(args: Namespace) -> None:
                 points.add(how.measure(base, state, way))
                 progress.update()
     shown = list(points)
-    with atomic_write(folder / "sweep.md") as file:
-        file.write(render(shown) + "\n")
+    for name, table in {"sweep.md": render(shown), "balance.md": render_balance(shown)}.items():
+        if table:
+            with atomic_write(folder / name) as file:
+                file.write(table + "\n")
+            print(table)
     write_figure(draw(shown), folder / "sweep.svg")
-    print(render(shown))
 
 
 def ways_to_try(tries: Iterable[str], path: str, *, calibrate: bool, text: bool) -> list[Way]:

@@ -71,14 +71,14 @@ def render(points: list[Point]) -> str:
         else:
             (found,) = cells
         rows.append([point.attention, point.flags or MISSING, calibrated, *found])
-    tables = [Table(head, rows, notes=_notes(points, several))]
-    if not several and any(point.balance or point.by_length for point in points):
-        tables.append(_balance_and_lengths([point for line in lines for point in line.values()]))
-    return "\n\n".join(table.markdown() for table in tables)
+    return Table(head, rows, notes=_notes(points, several)).markdown()
 
 
-def _balance_and_lengths(points: list[Point]) -> Table:
-    """What the points of one base show of their plans, and where they lose."""
+def render_balance(points: list[Point]) -> str:
+    """How balanced the plans are, and where they lose, as a Markdown table; empty for several bases or older points."""
+    if len(_epochs(points)) > 1 or not any(point.balance or point.by_length for point in points):
+        return ""
+    points = [point for line in _lines(points) for point in line.values()]
     base = next((point for point in points if point.is_base), None)
     head = ["Mechanism", "Options", "Calibrated", *(MEASURES[measure][0] for measure in BALANCE)]
     head += [f"≤ {most}" for most in LENGTHS[:-1]] + [LENGTHS[-1]]
@@ -101,7 +101,7 @@ def _balance_and_lengths(points: list[Point]) -> Table:
         "64 sentences.",
         "The rest: validation loss of softmax, and what each swap adds, by the pieces of the source sentence.",
     ]
-    return Table(head, rows, heading="**Balance, and loss by sentence length**", notes=notes)
+    return Table(head, rows, notes=notes).markdown()
 
 
 def _cells(point: Point | None, base: Point | None) -> list[str]:

@@ -48,7 +48,8 @@ def test_sweep_measures_resumes_and_extends(data, stock_checkpoint, diff_checkpo
         assert sum(loss["nats"] for loss in of_ranges) / sum(loss["tokens"] for loss in of_ranges) == point["loss"]
         assert sum(loss["tokens"] for loss in of_ranges) == point["tokens"]
         assert sum(loss["tokens"] > 0 for loss in of_ranges) > 1
-    assert (out / "sweep.md").read_text() == quick and "<svg" in (out / "sweep.svg").read_text()
+    tables = [(out / name).read_text() for name in ("sweep.md", "balance.md")]
+    assert "".join(tables) == quick and "<svg" in (out / "sweep.svg").read_text()
 
     again = measured(*words, "--no-bleu", "--try", "esp --esp-hard true")
     after = [json.loads(line) for line in (out / "sweep.jsonl").read_text().splitlines()]

@@ -10,7 +10,7 @@ from fairseq_lot.evaluation.bleu import MetricScore
 from fairseq_lot.output.figures import as_bytes
 from fairseq_lot.plug_and_play.points import LENGTHS, Loss, Point, Way, expand, read_points
 from fairseq_lot.plug_and_play.sweep import Base, check_epochs, read_base
-from fairseq_lot.plug_and_play.sweep_table import draw, render
+from fairseq_lot.plug_and_play.sweep_table import draw, render, render_balance
 
 
 def bleu(score, delta=None):
@@ -168,10 +168,10 @@ def test_balance_and_lengths_have_a_table_where_they_were_measured():
         point("lot", balance=balance, by_length=other),
         point("set"),
     ]
-    table = render(some).partition("Balance, and loss by sentence length")[2]
-    rows = [line for line in table.splitlines() if line.startswith("|")]
+    rows = render_balance(some).splitlines()
     assert rows[0].endswith("| Δ(A) | marginal error | mean shift | ≤ 10 | ≤ 20 | ≤ 40 | ≤ 80 | more |")
     assert rows[2].endswith("| 1.250 | 3.0e-08 | 0.5000 | 2.0000 | – | – | – | – |")
     assert rows[3].endswith("| 1.250 | 3.0e-08 | 0.5000 | +0.1000 | – | – | – | – |")
     assert rows[4].endswith("| – | – | – | – | – | – | – | – |")
-    assert "Δ(A)" not in render([point("softmax"), point("lot")])
+    assert render_balance([point("softmax"), point("lot")]) == ""
+    assert render_balance([*some, point("softmax", epoch=2, balance=balance)]) == ""

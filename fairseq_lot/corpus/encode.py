@@ -79,7 +79,7 @@ def encode_lines(model: bytes, lines: Sequence[str], threads: int = 1) -> list[s
     """Return each line as its pieces, separated by single spaces."""
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     chunks = [list(lines[start : start + CHUNK]) for start in range(0, len(lines), CHUNK)]
-    shown = tqdm(chunks, "encoding", unit=f"*{CHUNK} lines", disable=None, leave=False)
+    shown = tqdm(chunks, "encoding", unit=" lines", unit_scale=CHUNK, disable=None, leave=False)
     encoded = (processor.encode(chunk, out_type=str, num_threads=threads) for chunk in shown)
     return [" ".join(pieces) for of_chunk in encoded for pieces in of_chunk]
 

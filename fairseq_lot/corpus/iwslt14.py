@@ -16,7 +16,7 @@ import tarfile
 import urllib.request
 import zlib
 from argparse import ArgumentParser, Namespace
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from tqdm import tqdm
@@ -45,6 +45,7 @@ VALID_EVERY = 23
 METADATA = re.compile(r"<(url|talkid|keywords)>|^\s*</?(speaker|translator|reviewer|transcript|doc)\b[^>]*>")
 TEXT_TAGS = re.compile(r"</?(title|description)>")
 SEGMENT_TAGS = re.compile(r"<seg id=\"[0-9]*\">|</seg>")
+Sentences = Callable[[list[str]], list[str]]  # of the lines of a file
 BROKEN = (tarfile.TarError, EOFError, OSError, zlib.error)
 
 
@@ -133,13 +134,13 @@ def test_lines(lines: list[str]) -> list[str]:
     return [" ".join(segment.replace("\u2019", "'").split()) for segment in segments]
 
 
-def _check_aligned(sides: list[list[str]], name: str) -> None:
-    """Refuse two sides of different lengths, or without any line."""
-    counts = [len(side) for side in sides]
-    if len(set(counts)) != 1 or not counts[0]:
-        raise InputError(
-            f"{name} in the archive has {counts[0]} German and {counts[1]} English lines; download it again"
-        )
+def _sides(members: dict[str, bytes], name: str, ending: str, sentences: Sentences) -> list[list[str]]:
+    """Return the sentences of ``{name}.{language}{ending}``, line by line translations of each other."""
+    german, english = (sentences(_lines(members, f"{name}.{language}{ending}")) for language in LANGUAGES)
+    if len(german) != len(english) or not german:
+        counts = f"{len(german)} German and {len(english)} English lines"
+        raise InputError(f"{name} in the archive has {counts}; download it again")
+    return [german, english]
 
 
 def split_archive(archive: str | Path) -> Texts:
@@ -149,19 +150,15 @@ def split_archive(archive: str | Path) -> Texts:
         InputError: the archive is missing, truncated or another one, or its sides do not match.
     """
     members = read_members(archive)
-    pair = [train_lines(_lines(members, f"{TRAIN}.{language}")) for language in LANGUAGES]
-    _check_aligned(pair, TRAIN)
-    kept = list(enumerate(clean_indices(*map(tokenise_lines, pair, LANGUAGES)), start=1))
-    test: list[list[str]] = [[], []]
-    for name in TEST:
-        sides = [test_lines(_lines(members, f"{name}.{language}.xml")) for language in LANGUAGES]
-        _check_aligned(sides, name)
-        for side, lines in zip(test, sides, strict=True):
-            side.extend(lines)
+    pair = _sides(members, TRAIN, "", train_lines)
+    tests = [_sides(members, name, ".xml", test_lines) for name in TEST]
+    kept = clean_indices(*map(tokenise_lines, pair, LANGUAGES))
+    valid = kept[VALID_EVERY - 1 :: VALID_EVERY]
+    train = sorted({*kept}.difference(valid))
     return {
-        "train": [[side[index] for number, index in kept if number % VALID_EVERY] for side in pair],
-        "valid": [[side[index] for number, index in kept if number % VALID_EVERY == 0] for side in pair],
-        "test": test,
+        "train": [[side[index] for index in train] for side in pair],
+        "valid": [[side[index] for index in valid] for side in pair],
+        "test": [[line for lines in sides for line in lines] for sides in zip(*tests, strict=True)],
     }
 
 

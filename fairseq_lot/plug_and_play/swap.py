@@ -87,9 +87,8 @@ def run(args: Namespace) -> int:
 def fine_tuning_command(state: dict, path: str | Path) -> str:
     """The fairseq-train of a swapped checkpoint: its sizes; its attention comes with the checkpoint."""
     args = model_args(state, path)
-    suffix, sizes = min(
-        ((suffix, _sizes_besides(args, SIZES[suffix])) for suffix in SIZES), key=lambda two: len(two[1])
-    )
+    suffix = args.arch.partition("_transformer")[2]
+    sizes = _sizes_besides(args, SIZES[suffix])
     data = saved_task(state, path).get("data")
     return shlex.join(
         [

@@ -14,6 +14,8 @@ from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args, saved
 from fairseq_lot.pretrained.languages import Pair, add_language_arguments, languages, typed_pair
 from fairseq_lot.pretrained.multilingual import add_language_symbols
 
+_WAY_OUT = "make it with fairseq-preprocess, see scripts/prepare_*.sh"
+
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of the command."""
@@ -60,20 +62,18 @@ def check_data(data: str | Path, *, split: str, source: str, target: str, needs_
     if not (data / f"{split}.{pair}.{source}.idx").exists():  # fairseq also translates the other way round
         back = f"{target}-{source}"
         pair = back if (data / f"{split}.{back}.{source}.idx").exists() else pair
-    prefixes = {lang: data / f"{split}.{pair}.{lang}" for lang in (source, target)}
-    needed = [data / f"dict.{lang}.txt" for lang in (source, target)]
-    if not needs_target and not Path(f"{prefixes[target]}.bin").exists():
-        del prefixes[target]
-    needed += [Path(f"{prefix}.{kind}") for prefix in prefixes.values() for kind in ("bin", "idx")]
-    for file in needed:
-        if not file.is_file():
-            raise _incomplete(data, file)
+    dictionaries = {lang: _dictionary(data, lang) for lang in (source, target)}
     sizes = {}
-    for lang, prefix in prefixes.items():
+    for lang, dictionary in dictionaries.items():
+        prefix = data / f"{split}.{pair}.{lang}"
+        files = [Path(f"{prefix}.{kind}") for kind in ("bin", "idx")]
+        if lang == target and not needs_target and not files[0].exists():
+            continue
+        for file in files:
+            if not file.is_file():
+                raise InputError(f"{data} is not a complete data folder: {file.name} is missing; {_WAY_OUT}")
         try:
-            sizes[lang] = _sizes(prefix, _dictionary(data, lang))
-        except InputError:
-            raise
+            sizes[lang] = _sizes(prefix, dictionary)
         except Exception as error:  # whatever reading garbage raises
             raise InputError(f"{prefix}.bin or .idx is damaged ({error}); make {data} again") from error
     n, m = len(sizes[source]), len(sizes.get(target, sizes[source]))
@@ -118,20 +118,12 @@ def check_lengths(sizes: np.ndarray, limit: int | None, *, where: str) -> None:
         )
 
 
-def _incomplete(data: Path, file: Path) -> InputError:
-    """What is missing; of a dictionary also which there are, as the language may be the wrong one."""
-    there = ", ".join(sorted(other.name for other in data.glob("dict.*.txt"))) if file.suffix == ".txt" else ""
-    there = f" (there is {there})" if there else ""
-    return InputError(
-        f"{data} is not a complete data folder: {file.name} is missing{there}; make it with fairseq-preprocess, "
-        "see scripts/prepare_*.sh"
-    )
-
-
 def _dictionary(data: str | Path, lang: str) -> Dictionary:
     file = Path(data) / f"dict.{lang}.txt"
-    if not file.is_file():
-        raise _incomplete(Path(data), file)
+    if not file.is_file():  # say which there are: the language may be the wrong one
+        there = ", ".join(sorted(other.name for other in Path(data).glob("dict.*.txt")))
+        there = f" (there is {there})" if there else ""
+        raise InputError(f"{data} is not a complete data folder: {file.name} is missing{there}; {_WAY_OUT}")
     try:
         return Dictionary.load(str(file))
     except Exception as error:

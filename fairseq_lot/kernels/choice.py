@@ -18,6 +18,7 @@ import os
 import warnings
 
 import torch
+from torch import Tensor
 
 from fairseq_lot.errors import InputError
 from fairseq_lot.kernels import naive
@@ -42,13 +43,13 @@ def _mode() -> str:
     return mode
 
 
-def wanted(x: torch.Tensor) -> bool:
+def wanted(x: Tensor) -> bool:
     """Whether a kernel should be tried for x: on CUDA unless they are off, elsewhere only if they are on."""
     mode = _mode()
     return mode == "on" or (mode == "auto" and x.is_cuda)
 
 
-def lot(inputs: LotInputs, settings: LotSettings) -> torch.Tensor | None:
+def lot(inputs: LotInputs, settings: LotSettings) -> Tensor | None:
     """Values of LOT attention, or None where the kernel is not used; its seed for dropout is of torch's CPU generator.
 
     Returns:
@@ -70,9 +71,7 @@ def lot(inputs: LotInputs, settings: LotSettings) -> torch.Tensor | None:
     return kernel(inputs, settings)
 
 
-def sinkhorn(
-    scores: torch.Tensor, log_a: torch.Tensor, log_b: torch.Tensor, *, num_updates: int
-) -> torch.Tensor | None:
+def sinkhorn(scores: Tensor, log_a: Tensor, log_b: Tensor, *, num_updates: int) -> Tensor | None:
     """The conditional of :func:`~fairseq_lot.transport.sinkhorn.sinkhorn`, or None where the kernel is not used.
 
     Args:

@@ -29,6 +29,7 @@ from fairseq_lot.kernels.tiles import (
     add_tokens,
     load_reach,
     pivot_potential,
+    place,
     potential_before,
     store_reach,
     token_potential,
@@ -38,14 +39,6 @@ from fairseq_lot.kernels.tiles import (
 )
 
 BLOCK, WARPS = 16, 4  # tokens in a block: with 32 the kernels spill registers
-
-
-@triton.jit
-def _log_mass(PADS, i, end, HAS_PADS: tl.constexpr):
-    real = i < end
-    if HAS_PADS:
-        real = real & (tl.load(PADS + i, mask=real, other=1) == 0)
-    return tl.where(real, 0.0, NEG_INF)
 
 
 @triton.jit
@@ -64,6 +57,25 @@ def _scores(x, z, scale, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def _block(X, PADS, c, end, z, stride, d, scale, HAS_PADS: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr,
+           PRECISION: tl.constexpr):  # fmt: skip
+    """The tokens from c on: slots, log masses (0, or -inf of a pad), vectors, and scores with the pivots."""
+    i = c + tl.arange(0, BLOCK)
+    real = i < end
+    if HAS_PADS:
+        real = real & (tl.load(PADS + i, mask=real, other=1) == 0)
+    x = _rows(X, i, stride, tl.arange(0, D), d, real)
+    return i, tl.where(real, 0.0, NEG_INF), x, _scores(x, z, scale, PRECISION)
+
+
+@triton.jit
+def _store(X, i, count, e, width, values):
+    """The rows i of values, those below count."""
+    at = i[:, None].to(tl.int64) * width + e[None, :]
+    tl.store(X + at, values.to(X.dtype.element_ty), mask=(i < count)[:, None] & (e < width)[None, :])
+
+
+@triton.jit
 def _kept(seed, dropout, g, n, i, t, R: tl.constexpr):
     """1/(1 - dropout) where an entry of the query side stays, else 0; the same forward and backward."""
     place = ((g * n + i) * R)[:, None] + t[None, :]
@@ -76,16 +88,13 @@ def _passes(X, z, log_masses, PADS, reaches, stride, d, scale, first, last, star
             D: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Passes ``first`` to ``last``, excluded, over the tokens from ``start`` to ``end``: stores their reaches."""
     t = tl.arange(0, R)
-    e = tl.arange(0, D)
     for number in range(first, last):
         h = potential_before(reaches, log_masses, number, parts, t, R)
         updated = tl.where((number > 0) | TOKENS_FIRST, 1.0, 0.0)
         top = tl.full([R], NEG_INF, tl.float32)
         total = tl.zeros([R], tl.float32)
         for c in range(start, end, BLOCK):
-            i = c + tl.arange(0, BLOCK)
-            log_mass = _log_mass(PADS, i, end, HAS_PADS)
-            s = _scores(_rows(X, i, stride, e, d, log_mass == 0.0), z, scale, PRECISION)
+            i, log_mass, _, s = _block(X, PADS, c, end, z, stride, d, scale, HAS_PADS, BLOCK, D, PRECISION)
             f, _ = token_potential(s, h, log_mass, updated)
             top, total, _, _ = add_tokens(top, total, s + f[:, None])
         store_reach(reaches + (number * parts + part) * 2 * R, t, top, total, parts, R)
@@ -97,9 +106,7 @@ def key_forward(K, V, Z, MASSES, PADS, REACHES, A, n, r, d, dv, skb, skh, skn, s
                 passes, first, last, length, parts,
                 TOKENS_FIRST: tl.constexpr, VALUES: tl.constexpr, HAS_PADS: tl.constexpr, R: tl.constexpr,
                 BLOCK: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    g = tl.program_id(0).to(tl.int64)
-    part = tl.program_id(1)
-    b, head = g // heads, g % heads
+    g, b, head, part, start, end = place(heads, length, n)
     t, e, ev = tl.arange(0, R), tl.arange(0, D), tl.arange(0, DV)
     K += b * skb + head * skh
     V += b * svb + head * svh
@@ -107,8 +114,6 @@ def key_forward(K, V, Z, MASSES, PADS, REACHES, A, n, r, d, dv, skb, skh, skn, s
     reaches = REACHES + g * passes * parts * 2 * R
     z = _rows(Z + head * r * d, t, d, e, d, t < r)
     log_masses = tl.load(MASSES + head * r + t, mask=t < r, other=NEG_INF)
-    start = part * length
-    end = tl.minimum(start + length, n)
     _passes(K, z, log_masses, PADS, reaches, skn, d, scale, first, last, start, end, part, parts,
             TOKENS_FIRST, HAS_PADS, R, BLOCK, D, PRECISION)  # fmt: skip
     if VALUES:
@@ -118,18 +123,15 @@ def key_forward(K, V, Z, MASSES, PADS, REACHES, A, n, r, d, dv, skb, skh, skn, s
         total = tl.zeros([R], tl.float32)
         values = tl.zeros([R, DV], tl.float32)
         for c in range(start, end, BLOCK):
-            j = c + tl.arange(0, BLOCK)
-            log_mass = _log_mass(PADS, j, end, HAS_PADS)
+            j, log_mass, _, s = _block(K, PADS, c, end, z, skn, d, scale, HAS_PADS, BLOCK, D, PRECISION)
             real = log_mass == 0.0
-            s = _scores(_rows(K, j, skn, e, d, real), z, scale, PRECISION)
             f, _ = token_potential(s, h, log_mass, updated)
             top, total, fade, terms = add_tokens(top, total, s + f[:, None])
             v = _rows(V, j, svn, ev, dv, real).to(tl.float32)
             values = tl.dot(tl.trans(terms), v, values * fade[:, None], input_precision=PRECISION)
         store_reach(reaches + ((passes - 1) * parts + part) * 2 * R, t, top, total, parts, R)
         values = values / tl.where(total == 0.0, 1.0, total)[:, None]
-        at = ((g * parts + part) * r + t)[:, None] * dv + ev[None, :]
-        tl.store(A + at, values, mask=(t < r)[:, None] & (ev < dv)[None, :])
+        _store(A + (g * parts + part) * r * dv, t, r, ev, dv, values)
 
 
 @triton.jit(do_not_specialize=RUNTIME)
@@ -138,33 +140,26 @@ def query_forward(Q, Z, MASSES, PADS, REACHES, A, OUT, n, r, d, dv, sqb, sqh, sq
                   TOKENS_FIRST: tl.constexpr, VALUES: tl.constexpr, DROPS: tl.constexpr, HAS_PADS: tl.constexpr,
                   R: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
                   PRECISION: tl.constexpr):  # fmt: skip
-    g = tl.program_id(0).to(tl.int64)
-    part = tl.program_id(1)
-    b, head = g // heads, g % heads
+    g, b, head, part, start, end = place(heads, length, n)
     t, e, ev = tl.arange(0, R), tl.arange(0, D), tl.arange(0, DV)
     Q += b * sqb + head * sqh
     PADS += b * spb
     reaches = REACHES + g * passes * parts * 2 * R
     z = _rows(Z + head * r * d, t, d, e, d, t < r)
     log_masses = tl.load(MASSES + head * r + t, mask=t < r, other=NEG_INF)
-    start = part * length
-    end = tl.minimum(start + length, n)
     _passes(Q, z, log_masses, PADS, reaches, sqn, d, scale, first, last, start, end, part, parts,
             TOKENS_FIRST, HAS_PADS, R, BLOCK, D, PRECISION)  # fmt: skip
     if VALUES:
         h = potential_before(reaches, log_masses, passes, parts, t, R)
         a = _rows(A + g * r * dv, t, dv, ev, dv, t < r)
         for c in range(start, end, BLOCK):
-            i = c + tl.arange(0, BLOCK)
-            log_mass = _log_mass(PADS, i, end, HAS_PADS)
+            i, log_mass, _, s = _block(Q, PADS, c, end, z, sqn, d, scale, HAS_PADS, BLOCK, D, PRECISION)
             real = log_mass == 0.0
-            s = _scores(_rows(Q, i, sqn, e, d, real), z, scale, PRECISION)
             _, w = token_potential(s, h, log_mass, 1.0)
             w = tl.where(real[:, None], w, 0.0)
             if DROPS:
                 w = w * _kept(seed, dropout, g, n, i, t, R)
-            out = tl.dot(w, a, input_precision=PRECISION).to(OUT.dtype.element_ty)
-            tl.store(OUT + (g * n + i)[:, None] * dv + ev[None, :], out, mask=(i < end)[:, None] & (ev < dv)[None, :])
+            _store(OUT + g * n * dv, i, end, ev, dv, tl.dot(w, a, input_precision=PRECISION))
 
 
 @triton.jit
@@ -174,14 +169,11 @@ def _levels(X, z, log_masses, PADS, REACHES, GRAD_H, OUT, stride, d, scale, pass
             D: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Undo passes ``high``, ``high - 1``, ...: the gradients of the potentials before them."""
     t = tl.arange(0, R)
-    e = tl.arange(0, D)
     for back in range(0, levels):
         u = high - back
         grad = tl.zeros([R], tl.float32)
         for c in range(start, end, BLOCK):
-            i = c + tl.arange(0, BLOCK)
-            log_mass = _log_mass(PADS, i, end, HAS_PADS)
-            s = _scores(_rows(X, i, stride, e, d, log_mass == 0.0), z, scale, PRECISION)
+            i, log_mass, _, s = _block(X, PADS, c, end, z, stride, d, scale, HAS_PADS, BLOCK, D, PRECISION)
             _, of_tokens, _ = undo_pass(s, REACHES, GRAD_H, log_masses, log_mass, u, g, passes, all_programs, t,
                                         TOKENS_FIRST, R)  # fmt: skip
             grad -= tl.sum(of_tokens, 0)
@@ -205,10 +197,8 @@ def query_backward(Q, Z, MASSES, PADS, REACHES, A, GRAD_O, GRAD_H, OUT, GRAD_Q, 
                    TOKENS_FIRST: tl.constexpr, BEGIN: tl.constexpr, FINISH: tl.constexpr, DROPS: tl.constexpr,
                    HAS_PADS: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
                    PRECISION: tl.constexpr):  # fmt: skip
-    g = tl.program_id(0).to(tl.int64)
+    g, b, head, part, start, end = place(heads, length, n)
     all_programs = tl.num_programs(0)
-    part = tl.program_id(1)
-    b, head = g // heads, g % heads
     t, e, ev = tl.arange(0, R), tl.arange(0, D), tl.arange(0, DV)
     Q += b * sqb + head * sqh
     PADS += b * spb
@@ -217,15 +207,11 @@ def query_backward(Q, Z, MASSES, PADS, REACHES, A, GRAD_O, GRAD_H, OUT, GRAD_Q, 
     a = _rows(A + g * r * dv, t, dv, ev, dv, t < r)
     before, log_before = load_reach(REACHES + (g * passes + top) * 2 * R, t, top >= 0, R)
     h = pivot_potential(log_masses, before, log_before, top)
-    start = part * length
-    end = tl.minimum(start + length, n)
     if BEGIN:
         grad_a = tl.zeros([R, DV], tl.float32)
         grad_h = tl.zeros([R], tl.float32)
         for c in range(start, end, BLOCK):
-            i = c + tl.arange(0, BLOCK)
-            log_mass = _log_mass(PADS, i, end, HAS_PADS)
-            s = _scores(_rows(Q, i, sqn, e, d, log_mass == 0.0), z, scale, PRECISION)
+            i, log_mass, _, s = _block(Q, PADS, c, end, z, sqn, d, scale, HAS_PADS, BLOCK, D, PRECISION)
             do = _rows(GRAD_O + g * n * dv, i, dv, ev, dv, log_mass == 0.0).to(tl.float32)
             kept = tl.full([BLOCK, R], 1.0, tl.float32)
             if DROPS:
@@ -234,18 +220,14 @@ def query_backward(Q, Z, MASSES, PADS, REACHES, A, GRAD_O, GRAD_H, OUT, GRAD_Q, 
             grad_a = tl.dot(tl.trans(w * kept), do, grad_a, input_precision=PRECISION)
             grad_h += tl.sum(grad, 0)
         tl.store(OUT + top * slot + (g * parts + part) * R + t, grad_h, mask=tl.where(top >= 0, t < R, False))
-        at = ((part * all_programs + g) * r + t)[:, None] * dv + ev[None, :]
-        tl.store(GRAD_A + at, grad_a, mask=(t < r)[:, None] & (ev < dv)[None, :])
+        _store(GRAD_A + (part * all_programs + g) * r * dv, t, r, ev, dv, grad_a)
         tl.debug_barrier()
     _levels(Q, z, log_masses, PADS, REACHES, GRAD_H, OUT, sqn, d, scale, passes, high, levels, start, end,
             g, all_programs, part, parts, slot, TOKENS_FIRST, HAS_PADS, R, BLOCK, D, PRECISION)  # fmt: skip
     if FINISH:
         grad_z = tl.zeros([R, D], tl.float32)
         for c in range(start, end, BLOCK):
-            i = c + tl.arange(0, BLOCK)
-            log_mass = _log_mass(PADS, i, end, HAS_PADS)
-            x = _rows(Q, i, sqn, e, d, log_mass == 0.0)
-            s = _scores(x, z, scale, PRECISION)
+            i, log_mass, x, s = _block(Q, PADS, c, end, z, sqn, d, scale, HAS_PADS, BLOCK, D, PRECISION)
             do = _rows(GRAD_O + g * n * dv, i, dv, ev, dv, log_mass == 0.0).to(tl.float32)
             kept = tl.full([BLOCK, R], 1.0, tl.float32)
             if DROPS:
@@ -256,11 +238,9 @@ def query_backward(Q, Z, MASSES, PADS, REACHES, A, GRAD_O, GRAD_H, OUT, GRAD_Q, 
                                         t, TOKENS_FIRST, R)  # fmt: skip
                 grad -= taken
             grad = grad * scale
-            grad_x = tl.dot(grad, z.to(tl.float32), input_precision=PRECISION).to(GRAD_Q.dtype.element_ty)
-            tl.store(GRAD_Q + (g * n + i)[:, None] * d + e[None, :], grad_x, mask=(i < end)[:, None] & (e < d)[None, :])
+            _store(GRAD_Q + g * n * d, i, end, e, d, tl.dot(grad, z.to(tl.float32), input_precision=PRECISION))
             grad_z = tl.dot(tl.trans(grad), x.to(tl.float32), grad_z, input_precision=PRECISION)
-        at = ((part * all_programs + g) * r + t)[:, None] * d + e[None, :]
-        tl.store(GRAD_Z + at, grad_z, mask=(t < r)[:, None] & (e < d)[None, :])
+        _store(GRAD_Z + (part * all_programs + g) * r * d, t, r, e, d, grad_z)
 
 
 @triton.jit
@@ -280,10 +260,8 @@ def key_backward(K, V, Z, MASSES, PADS, REACHES, A, GRAD_A, GRAD_H, OUT, GRAD_K,
                  TOKENS_FIRST: tl.constexpr, BEGIN: tl.constexpr, FINISH: tl.constexpr, HAS_PADS: tl.constexpr,
                  R: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
                  PRECISION: tl.constexpr):  # fmt: skip
-    g = tl.program_id(0).to(tl.int64)
+    g, b, head, part, start, end = place(heads, length, n)
     all_programs = tl.num_programs(0)
-    part = tl.program_id(1)
-    b, head = g // heads, g % heads
     t, e, ev = tl.arange(0, R), tl.arange(0, D), tl.arange(0, DV)
     K += b * skb + head * skh
     V += b * svb + head * svh
@@ -296,14 +274,10 @@ def key_backward(K, V, Z, MASSES, PADS, REACHES, A, GRAD_A, GRAD_H, OUT, GRAD_K,
     before, log_before = load_reach(REACHES + (g * passes + top) * 2 * R, t, top >= 0, R)
     h = pivot_potential(log_masses, before, log_before, top)
     updated = tl.where((top >= 0) | TOKENS_FIRST, 1.0, 0.0)
-    start = part * length
-    end = tl.minimum(start + length, n)
     if BEGIN:
         grad_h = tl.zeros([R], tl.float32)
         for c in range(start, end, BLOCK):
-            j = c + tl.arange(0, BLOCK)
-            log_mass = _log_mass(PADS, j, end, HAS_PADS)
-            s = _scores(_rows(K, j, skn, e, d, log_mass == 0.0), z, scale, PRECISION)
+            j, log_mass, _, s = _block(K, PADS, c, end, z, skn, d, scale, HAS_PADS, BLOCK, D, PRECISION)
             v = _rows(V, j, svn, ev, dv, log_mass == 0.0).to(tl.float32)
             _, _, of_tokens = _of_last_pivots(s, v, da, delta, h, log_mass, peak, log_total, updated, PRECISION)
             grad_h -= tl.sum(of_tokens, 0)
@@ -314,26 +288,19 @@ def key_backward(K, V, Z, MASSES, PADS, REACHES, A, GRAD_A, GRAD_H, OUT, GRAD_K,
     if FINISH:
         grad_z = tl.zeros([R, D], tl.float32)
         for c in range(start, end, BLOCK):
-            j = c + tl.arange(0, BLOCK)
-            log_mass = _log_mass(PADS, j, end, HAS_PADS)
-            x = _rows(K, j, skn, e, d, log_mass == 0.0)
-            s = _scores(x, z, scale, PRECISION)
+            j, log_mass, x, s = _block(K, PADS, c, end, z, skn, d, scale, HAS_PADS, BLOCK, D, PRECISION)
             v = _rows(V, j, svn, ev, dv, log_mass == 0.0).to(tl.float32)
             share, grad, of_tokens = _of_last_pivots(s, v, da, delta, h, log_mass, peak, log_total, updated, PRECISION)
-            grad_v = tl.dot(share, da, input_precision=PRECISION).to(GRAD_V.dtype.element_ty)
-            tl.store(GRAD_V + (g * n + j)[:, None] * dv + ev[None, :], grad_v,
-                     mask=(j < end)[:, None] & (ev < dv)[None, :])  # fmt: skip
+            _store(GRAD_V + g * n * dv, j, end, ev, dv, tl.dot(share, da, input_precision=PRECISION))
             grad -= of_tokens
             for back in range(0, top + 1):
                 taken, _, _ = undo_pass(s, REACHES, GRAD_H, log_masses, log_mass, top - back, g, passes, all_programs,
                                         t, TOKENS_FIRST, R)  # fmt: skip
                 grad -= taken
             grad = grad * scale
-            grad_x = tl.dot(grad, z.to(tl.float32), input_precision=PRECISION).to(GRAD_K.dtype.element_ty)
-            tl.store(GRAD_K + (g * n + j)[:, None] * d + e[None, :], grad_x, mask=(j < end)[:, None] & (e < d)[None, :])
+            _store(GRAD_K + g * n * d, j, end, e, d, tl.dot(grad, z.to(tl.float32), input_precision=PRECISION))
             grad_z = tl.dot(tl.trans(grad), x.to(tl.float32), grad_z, input_precision=PRECISION)
-        at = ((part * all_programs + g) * r + t)[:, None] * d + e[None, :]
-        tl.store(GRAD_Z + at, grad_z, mask=(t < r)[:, None] & (e < d)[None, :])
+        _store(GRAD_Z + (part * all_programs + g) * r * d, t, r, e, d, grad_z)
 
 
 class _Lot(torch.autograd.Function):

@@ -16,6 +16,7 @@ from fairseq_lot.kernels.tiles import (
     load_reach,
     merged_reach,
     pivot_potential,
+    place,
     potential_before,
     store_reach,
     token_potential,
@@ -38,16 +39,12 @@ def solve_forward(S, TOKENS, PIVOTS, REACHES, C, n, m, ssb, ssh, ssn, ssm, stb, 
                   scm, heads, passes, first, last, length, parts,
                   TOKENS_FIRST: tl.constexpr, VALUES: tl.constexpr, PIVOTS_EXACT: tl.constexpr, R: tl.constexpr,
                   BLOCK: tl.constexpr):  # fmt: skip
-    g = tl.program_id(0).to(tl.int64)
-    part = tl.program_id(1)
-    b, head = g // heads, g % heads
+    g, b, head, part, start, end = place(heads, length, n)
     t = tl.arange(0, R)
     S += b * ssb + head * ssh
     TOKENS += b * stb + head * sth
     reaches = REACHES + g * passes * parts * 2 * R
     log_masses = tl.load(PIVOTS + b * spb + head * sph + t * spm, mask=t < m, other=NEG_INF)
-    start = part * length
-    end = tl.minimum(start + length, n)
     for number in range(first, last):
         h = potential_before(reaches, log_masses, number, parts, t, R)
         updated = tl.where((number > 0) | TOKENS_FIRST, 1.0, 0.0)
@@ -106,10 +103,8 @@ def solve_backward(S, TOKENS, PIVOTS, REACHES, C, GRAD_C, DELTA, GRAD_H, OUT, GR
                    passes, top, high, levels, length, parts, slot,
                    TOKENS_FIRST: tl.constexpr, BEGIN: tl.constexpr, FINISH: tl.constexpr, PIVOTS_EXACT: tl.constexpr,
                    R: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    g = tl.program_id(0).to(tl.int64)
+    g, b, head, part, start, end = place(heads, length, n)
     all_programs = tl.num_programs(0)
-    part = tl.program_id(1)
-    b, head = g // heads, g % heads
     t = tl.arange(0, R)
     S += b * ssb + head * ssh
     C += b * scb + head * sch
@@ -123,8 +118,6 @@ def solve_backward(S, TOKENS, PIVOTS, REACHES, C, GRAD_C, DELTA, GRAD_H, OUT, GR
     before, log_before = load_reach(REACHES + (g * passes + top) * 2 * R, t, top >= 0, R)
     h = pivot_potential(log_masses, before, log_before, top)
     updated = tl.where((top >= 0) | TOKENS_FIRST, 1.0, 0.0)
-    start = part * length
-    end = tl.minimum(start + length, n)
     if BEGIN:
         grad_h = tl.zeros([R], tl.float32)
         for c in range(start, end, BLOCK):

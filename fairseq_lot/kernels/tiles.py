@@ -13,6 +13,14 @@ NEG_INF = tl.constexpr(float("-inf"))
 
 
 @triton.jit
+def place(heads, length, n):
+    """Which sentence and head this program has, their number, and which of its n tokens: part, first and end."""
+    g = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    return g, g // heads, g % heads, part, part * length, tl.minimum(part * length + length, n)
+
+
+@triton.jit
 def load_reach(reaches, t, there, R: tl.constexpr):
     """One reach, as its maximum and the log of the sum over that; 0 where there is none."""
     mask = tl.where(there, t < R, False)  # Triton 3.9's interpreter knows no & of a scalar and a block

@@ -18,6 +18,9 @@ from fairseq_cli.train import cli_main as fairseq_train
 from fairseq_lot import cli
 from fairseq_lot.pretrained.checkpoint import load_checkpoint
 
+# the sizes of transformer_tiny for architectures of ours
+TINY = ("--encoder-embed-dim", 64, "--encoder-ffn-embed-dim", 64, "--encoder-layers", 2, "--decoder-layers", 2)
+TINY += ("--encoder-attention-heads", 2, "--decoder-attention-heads", 2, "--share-decoder-input-output-embed")
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).parents[2]
 
@@ -81,6 +84,12 @@ def train(data, save, *flags, updates=20, launcher=(), languages=("-s", "de", "-
     return Path(save) / "checkpoint_last.pt"
 
 
+def swapped(checkpoint, out, attention, *options):
+    """The checkpoint with another attention, as it is drawn."""
+    fairseq_lot("swap", "--path", checkpoint, "--attention", attention, *options, "--no-calibrate", "--out", out)
+    return out
+
+
 def weights_of(checkpoint):
     """The weights by name, without a buffer that fairseq never fills: it holds whatever was in memory."""
     weights = load_checkpoint(checkpoint)["model"]
@@ -131,10 +140,14 @@ def stock_checkpoint(data, tmp_path_factory):
 @pytest.fixture(scope="session")
 def lot_checkpoint(stock_checkpoint, tmp_path_factory):
     """The same with LOT in its encoder."""
-    out = tmp_path_factory.mktemp("lot") / "lot.pt"
-    options = ("--attention", "lot", "--lot-num-pivots", 6, "--no-calibrate")
-    fairseq_lot("swap", "--path", stock_checkpoint, *options, "--out", out)
-    return out
+    return swapped(stock_checkpoint, tmp_path_factory.mktemp("lot") / "lot.pt", "lot", "--lot-num-pivots", 6)
+
+
+@pytest.fixture(scope="session")
+def everywhere(stock_checkpoint, tmp_path_factory):
+    """The same with LOT in encoder, decoder and between them."""
+    options = ("--lot-num-pivots", 6, "--attention-sites", "encoder,cross,decoder")
+    return swapped(stock_checkpoint, tmp_path_factory.mktemp("everywhere") / "lot.pt", "lot", *options)
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
-from tests.end_to_end.conftest import fairseq_lot, generate, hypotheses, train
+from tests.end_to_end.conftest import fairseq_lot, generate, hypotheses, swapped, train
 
 FAMILIES = {
     "lot_transformer": "esp",
@@ -23,15 +23,14 @@ def test_train_swap_generate_score(arch, data, tmp_path):
     family = next(family for family in FAMILIES if arch.startswith(family))
     # those in full width with fewer layers, so that the test takes seconds
     shallow = () if arch.endswith("_small") else ("--encoder-layers", 1, "--decoder-layers", 1)
-    checkpoint = train(data / "bin", tmp_path, "--arch", arch, "--share-all-embeddings", *shallow, updates=3)
+    sites = ("--attention-sites", "encoder,cross,decoder") if arch == "lot_transformer_small" else ()
+    checkpoint = train(data / "bin", tmp_path, "--arch", arch, "--share-all-embeddings", *shallow, *sites, updates=3)
     trained = model_args(load_checkpoint(checkpoint), checkpoint)
     differential = family == "diff_transformer"
     assert trained.attention == ("softmax" if differential else family.removesuffix("_transformer"))
     assert trained.differential == differential
 
-    swapped = tmp_path / "swapped.pt"
-    fairseq_lot("swap", "--path", checkpoint, "--attention", FAMILIES[family], "--no-calibrate", "--out", swapped)
-    output = generate(data / "bin", swapped)
+    output = generate(data / "bin", swapped(checkpoint, tmp_path / "swapped.pt", FAMILIES[family]))
     assert sum(line.startswith("H-") for line in output.splitlines()) == 60
     assert hypotheses(output) != hypotheses(generate(data / "bin", checkpoint)), "the swap changed nothing"
 

@@ -1,81 +1,12 @@
 """Bad input: one clear line that names the value, exit code 2, nothing half-written."""
 
-import os
-import pickle
 import shutil
 
 import pytest
-import torch
 from fairseq_cli.preprocess import cli_main as fairseq_preprocess
 
 from tests.end_to_end.conftest import ROOT, command, contents, in_this_process, refuse, train
 from tests.end_to_end.test_malformed_checkpoints import words_of
-
-
-@pytest.mark.parametrize(
-    "options, naming",
-    [
-        (("--attention", "nystrom"), ("nystrom", "lot")),
-        (("--attention", "lot", "--lot-pivots", 3), ("--lot-pivots",)),
-        (("--attention", "lot", "--lot-num-pivots", 0), ("num_pivots", 0)),
-        (("--attention", "lot", "--lot-num-pivots", "many"), ("--lot-num-pivots", "many")),
-        (("--attention", "lot", "--lot-epsilon", 0), ("epsilon", 0)),
-        (("--attention", "sinkhorn", "--sinkhorn-epsilon", -1), ("epsilon", -1)),
-        (("--attention", "sinkhorn", "--sinkhorn-epsilon", "nan"), ("epsilon", "nan")),
-        (("--attention", "sinkhorn", "--sinkhorn-num-updates", 0), ("num_updates", 0)),
-        (("--attention", "lot", "--sinkhorn-epsilon", 1), ("--sinkhorn-epsilon", "lot")),
-        (
-            ("--attention", "lot", "--lot-query-updates", 5, "--attention-sites", "cross"),
-            ("cross", "couples the queries", "--lot-query-updates 1"),
-        ),
-        (("--attention", "lot", "--attention-sites", "encoder,middle"), ("middle", "encoder")),
-        (("--attention", "sinkhorn", "--attention-sites", "decoder"), ("decoder", "couples the queries")),
-    ],
-)
-def test_swap_refuses_wrong_options(options, naming, stock_checkpoint, tmp_path, capsys):
-    out = tmp_path / "out.pt"
-    refuse(capsys, "swap", "--path", stock_checkpoint, "--out", out, *options, naming=naming)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_swap_refuses_wrong_checkpoints(stock_checkpoint, tmp_path, capsys):
-    whole = stock_checkpoint.read_bytes()
-    files = {
-        "truncated": whole[: len(whole) // 2],
-        "empty": b"",
-        "text": b"not a checkpoint\n",
-        "pickle": pickle.dumps({"model": 1}),
-    }
-    for name, content in files.items():
-        path = tmp_path / f"{name}.pt"
-        path.write_bytes(content)
-        refuse(capsys, "swap", "--path", path, "--attention", "lot", "--out", tmp_path / "o", naming=[path])
-    for name, content in {
-        "list": [1],
-        "no_model": {"cfg": {}},
-        "no_args": {"model": {"w": torch.ones(1)}},
-        "numbers": {"model": {"w": 1}},
-    }.items():
-        path = tmp_path / f"{name}.pt"
-        torch.save(content, path)
-        refuse(capsys, "swap", "--path", path, "--attention", "lot", "--out", tmp_path / "o", naming=[path])
-    refuse(capsys, "swap", "--path", tmp_path / "gone.pt", "--attention", "lot", "--out", "o", naming=["gone.pt"])
-    refuse(capsys, "swap", "--path", stock_checkpoint, "--attention", "lot", "--out", stock_checkpoint, naming=["base"])
-    assert not (tmp_path / "o").exists()
-    assert stock_checkpoint.read_bytes() == whole
-
-
-class Attack:
-    def __reduce__(self):
-        return os.system, ("touch executed",)
-
-
-def test_a_pickle_that_runs_code_is_refused(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    torch.save({"model": Attack()}, "attack.pt")
-    words = ("swap", "--path", "attack.pt", "--attention", "lot", "--out", "o.pt")
-    refuse(capsys, *words, naming=["attack.pt holds objects other than tensors and settings, so it was not loaded"])
-    assert not os.path.exists("executed")
 
 
 def test_out_that_cannot_be_written_leaves_nothing(stock_checkpoint, tmp_path, capsys):

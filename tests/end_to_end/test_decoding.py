@@ -12,8 +12,6 @@ from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_lot import models  # noqa: F401 - registers the architectures
 from fairseq_lot.models.pluggable_transformer import PluggableTransformerModel
-from tests.end_to_end.conftest import generate as generate_with_command
-from tests.end_to_end.conftest import hypotheses, train
 
 SYMBOLS, SENTENCES = 20, (7, 2, 4, 1)
 ALL = {"attention_sites": "encoder,cross,decoder"}
@@ -160,13 +158,3 @@ def test_differential_has_as_many_parameters_as_the_plain_model():
     sites = [name for name, _ in differential.named_modules() if name.endswith(".mechanism")]
     assert len(sites) == 18  # encoder, decoder and cross-attention in six layers
     assert 0 < count(differential) - plain <= 1e-3 * plain
-
-
-def test_lot_everywhere_from_the_command_line(data, tmp_path):
-    flags = ("--arch", "lot_transformer_small", "--attention-sites", "encoder,cross,decoder", "--lot-num-pivots", 8)
-    checkpoint = train(data / "bin", tmp_path, *flags, updates=5)
-    output = generate_with_command(data / "bin", checkpoint, "--nbest", 2)
-    assert len([line for line in output.splitlines() if line.startswith("H-")]) == 2 * 60
-    # batches of another size give the same translations
-    again = generate_with_command(data / "bin", checkpoint, "--nbest", 2, "--batch-size", 7)
-    assert [line.split("\t")[2:] for line in hypotheses(again)] == [line.split("\t")[2:] for line in hypotheses(output)]

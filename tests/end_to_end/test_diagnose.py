@@ -2,12 +2,8 @@
 
 import json
 
-import pytest
-
-from fairseq_lot import cli
 from fairseq_lot.inspection.per_head import CERTIFICATES, MEASURES
-from tests.end_to_end.conftest import command, fairseq_lot
-from tests.end_to_end.test_bad_input import refuse
+from tests.end_to_end.conftest import command, fairseq_lot, refuse, swapped
 
 FEW = ("--sentences", 5, "--batch", 3, "--perturbations", 2)
 
@@ -48,39 +44,13 @@ def test_json_holds_what_the_table_shows(data, stock_checkpoint, tmp_path):
 
 
 def test_a_swapped_checkpoint_is_balanced(data, stock_checkpoint, tmp_path, capsys):
-    swapped, out = tmp_path / "swapped.pt", tmp_path / "out.json"
-    options = ("--attention", "sinkhorn", "--sinkhorn-epsilon", 1, "--sinkhorn-num-updates", 401)
-    fairseq_lot("swap", "--path", stock_checkpoint, "--out", swapped, "--no-calibrate", *options)
-    words = ["diagnose", "--path", swapped, data / "bin", "--split", "test", *FEW, "--json", out]
-    assert cli.main([str(word) for word in words]) == 0
+    path, out = tmp_path / "swapped.pt", tmp_path / "out.json"
+    swapped(stock_checkpoint, path, "sinkhorn", "--sinkhorn-epsilon", 1, "--sinkhorn-num-updates", 401)
+    fairseq_lot("diagnose", "--path", path, data / "bin", "--split", "test", *FEW, "--json", out)
     rows = json.loads(out.read_text(encoding="utf-8"))["rows"]
     assert {row["attention"] for row in rows if row["site"] == "encoder"} == {"sinkhorn"}
     assert all(row["marginal_error"] < 1e-4 for row in rows if row["site"] == "encoder")
     assert all(row["attention"] == "softmax" for row in rows if row["site"] != "encoder")
-
-
-@pytest.mark.parametrize(
-    "options, naming",
-    [
-        (("--sentences", 0), ("--sentences", 0)),
-        (("--sentences", "many"), ("--sentences", "many")),
-        (("--batch", 0), ("--batch", 0)),
-        (("--perturbations", -1), ("--perturbations", -1)),
-        (("--seed", -1), ("--seed", -1)),
-        (("--split", "dev"), ("dev.de-en.de.bin",)),
-    ],
-)
-def test_wrong_options_are_refused(options, naming, data, stock_checkpoint, capsys):
-    refuse(capsys, "diagnose", "--path", stock_checkpoint, data / "bin", *options, naming=naming)
-
-
-def test_missing_files_are_refused(data, stock_checkpoint, tmp_path, capsys):
-    refuse(capsys, "diagnose", "--path", tmp_path / "gone.pt", data / "bin", naming=["gone.pt"])
-    refuse(capsys, "diagnose", "--path", stock_checkpoint, tmp_path / "nowhere", naming=["nowhere"])
-    refuse(capsys, "diagnose", data / "bin", naming=["--path"])
-    refuse(capsys, "diagnose", "--path", stock_checkpoint, naming=["DATA"])
-    (tmp_path / "text.pt").write_text("not a checkpoint\n")
-    refuse(capsys, "diagnose", "--path", tmp_path / "text.pt", data / "bin", naming=["text.pt"])
 
 
 def test_json_that_cannot_be_written_is_known_at_once(data, stock_checkpoint, tmp_path, capsys):

@@ -6,18 +6,9 @@ import re
 import pytest
 from fairseq_cli.interactive import cli_main as fairseq_interactive
 
-from tests.end_to_end.conftest import fairseq_lot, generate, hypotheses, in_this_process, train
+from tests.end_to_end.conftest import generate, hypotheses, in_this_process
 
 SENTENCES = 60
-
-
-@pytest.fixture(scope="module")
-def everywhere(stock_checkpoint, tmp_path_factory):
-    """A trained model with LOT in encoder, decoder and between them."""
-    out = tmp_path_factory.mktemp("everywhere") / "lot.pt"
-    options = ("--attention", "lot", "--lot-num-pivots", 6, "--attention-sites", "encoder,cross,decoder")
-    fairseq_lot("swap", "--path", stock_checkpoint, *options, "--no-calibrate", "--out", out)
-    return out
 
 
 def lines(output, kind):
@@ -100,8 +91,7 @@ def test_constraints(kind, data, everywhere, monkeypatch):
         assert kind == "unordered" or "s" in pieces[pieces.index("▁the") :]
 
 
-def test_a_model_with_an_adaptive_softmax_translates(data, tmp_path):
-    flags = ("--arch", "lot_transformer_small", "--criterion", "adaptive_loss", "--adaptive-softmax-cutoff", "100,200")
-    flags += ("--ddp-backend", "legacy_ddp")  # as fairseq demands
-    checkpoint = train(data / "bin", tmp_path, *flags, updates=5)
-    assert lines(generate(data / "bin", checkpoint), "H").keys() == set(range(SENTENCES))
+def test_batches_of_another_size_give_the_same_translations(data, everywhere, plain):
+    found = [lines(output, "H") for output in (plain, generate(data / "bin", everywhere, "--batch-size", 7))]
+    texts = [{sentence: text for sentence, (_, text) in rows.items()} for rows in found]
+    assert texts[0] == texts[1] and len(texts[0]) == SENTENCES

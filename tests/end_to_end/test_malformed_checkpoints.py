@@ -46,6 +46,24 @@ def test_cut_off_at_each_tenth(tenth, command, data, stock_checkpoint, tmp_path,
     refuse_file(capsys, command, data, path, naming=[path])
 
 
+def test_what_is_no_checkpoint(data, tmp_path, capsys):
+    path = tmp_path / "no.pt"
+    refuse_file(capsys, "swap", data, path, naming=[path])
+    for content in (b"not a checkpoint\n", pickle.dumps({"model": 1})):
+        path.write_bytes(content)
+        refuse_file(capsys, "swap", data, path, naming=[path])
+    for content in ([1], {"cfg": {}}, {"model": {"w": torch.ones(1)}}, {"model": {"w": 1}}):
+        torch.save(content, path)
+        refuse_file(capsys, "swap", data, path, naming=[path])
+
+
+def test_no_checkpoint_is_replaced_by_what_is_made_of_it(data, stock_checkpoint, lot_checkpoint, capsys):
+    for path, words in ((stock_checkpoint, ("swap", "--no-calibrate")), (lot_checkpoint, ("calibrate",))):
+        before = path.read_bytes()
+        refuse(capsys, *words, "--path", path, "--out", path, naming=["give another file"])
+        assert path.read_bytes() == before
+
+
 @pytest.mark.parametrize("tenth", range(10))
 def test_overwritten_at_each_tenth(tenth, data, stock_checkpoint, tmp_path, capsys):
     """A bad block of a disk: 4 KiB of other bytes."""
@@ -175,5 +193,6 @@ def test_code_is_refused_and_not_run(name, place, form, data, stock_checkpoint, 
     else:
         torch.save(state, path, _use_new_zipfile_serialization=form == "zip")
     command = COMMANDS[list(PLACES).index(place) % len(COMMANDS)]
-    refuse_file(capsys, command, data, path, naming=[path])
+    naming = [path] if form == "pickle" else [f"{path} holds objects other than tensors and settings"]
+    refuse_file(capsys, command, data, path, naming=naming)
     assert not os.path.exists("executed")

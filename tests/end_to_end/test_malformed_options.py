@@ -11,21 +11,27 @@ FIT = [
     *[("--steps", x) for x in (0, -1, "many", 1.5)],
     *[("--learning-rate", x) for x in (0, -1, "nan", "inf", "fast")],
     *[("--max-tokens", x) for x in (0, -5, "all")],
-    *[("--held-out", x) for x in (0, -1, HUGE, "some")],
+    *[("--held-out", x) for x in (0, -1, 151, HUGE, "some")],
+    ("--joint-steps", -1),
     *[("--seed", x) for x in (-1, "x", 0.5)],
     *[("--split", x) for x in ("magic", "", "../test")],
     ("--magic", 1),
 ]
 SWAP = [
-    ("--attention", ""),
-    ("--attention", "LOT"),
+    *[("--attention", x) for x in ("", "LOT", "nystrom")],
+    ("--attention", "lot", "--lot-pivots", 3),
+    ("--attention", "lot", "--sinkhorn-epsilon", 1),
     *[("--attention", "lot", "--lot-num-pivots", x) for x in (0, -3, "3.5", "x", HUGE)],
     *[("--attention", "lot", "--lot-num-updates", x) for x in (0, -1, "inf")],
     *[("--attention", "lot", "--lot-epsilon", x) for x in (0, -1, "nan", "inf", "1e999")],
     *[("--attention", "sinkhorn", "--sinkhorn-tolerance", x) for x in (-1, "nan")],
     *[("--attention", "esp", "--esp-num-slices", x) for x in (0, -1, HUGE)],
     *[("--attention", "esp", "--esp-sort-temperature", x) for x in (0, "nan")],
-    *[("--attention", "lot", "--attention-sites", x) for x in ("nowhere", "encoder;cross", "cross,decoder,all")],
+    *[("--attention", "lot", "--attention-sites", x) for x in ("nowhere", "encoder;cross", "encoder,all")],
+    ("--attention", "lot", "--attention-sites", "cross", "--lot-query-updates", 5),
+    ("--attention", "sinkhorn", "--attention-sites", "decoder"),
+    ("--out", "/proc/no/lot.pt"),
+    ("--path", "absent.pt"),
 ]
 DIAGNOSE = [
     *[("--sentences", x) for x in (0, -1, "all")],
@@ -37,6 +43,8 @@ DIAGNOSE = [
 SWEEP = [
     *[("--beam", x) for x in (0, -1, "wide")],
     *[("--try", x) for x in ("", "magic", "lot --magic 1", "lot --lot-num-pivots 1/x", "lot 'unclosed", "lot 3")],
+    *[("--try", f"lot {x}") for x in ("--lot-num-pivots 0", "--esp-hard true")],
+    ("--try", "sinkhorn --attention-sites decoder"),
 ]
 
 
@@ -85,6 +93,8 @@ GENERAL = [
     ("score",),
     ("table",),
     ("check",),
+    ("diagnose", "data"),
+    ("diagnose", "--path", "base.pt"),
     ("iwslt14", "--archive", "nowhere.tgz", "--out", "out"),
     ("table", "nowhere.jsonl"),
     ("table", "/"),
@@ -103,7 +113,7 @@ def refused(capsys, tmp_path, monkeypatch):
 
     def refused(words, options):
         line = refuse(capsys, *words, *options)
-        named = [word for word in map(str, options) if len(word.strip()) > 1 and not word.isdigit()]
+        named = [word for word in " ".join(map(str, options)).split() if len(word.strip()) > 1 and not word.isdigit()]
         if named[:1] == ["--label"]:
             named = named[:1]
         assert not named or any(word in line or word.replace("-", "_").strip("_") in line for word in named), line

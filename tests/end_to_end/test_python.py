@@ -72,14 +72,6 @@ def test_what_is_no_checkpoint_is_refused(call, wrong, stock_checkpoint):
         getattr(fairseq_lot, call)(given[wrong], **options)
 
 
-@pytest.mark.parametrize("device", ["cuda:99", "gpu", 3.5])
-def test_a_device_that_is_not_here_is_refused(device, stock_checkpoint):
-    with pytest.raises(InputError, match="^--device .*$"):
-        fairseq_lot.Translator(stock_checkpoint, device=device)
-    with pytest.raises(InputError, match="^--device .*$"):
-        fairseq_lot.calibrate(stock_checkpoint, device=device)
-
-
 def test_results_fit_on_a_screen_and_are_saved_as_plain_data(stock_checkpoint, tmp_path):
     swapped = fairseq_lot.swap(stock_checkpoint, attention="lot", lot_num_pivots=3)
     done = fairseq_lot.calibrate(swapped, steps=2, joint_steps=1, held_out=4)

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from fairseq_lot.inspection.maps import restore
-from tests.end_to_end.conftest import command, fairseq_lot
-from tests.end_to_end.test_bad_input import refuse
+from tests.end_to_end.conftest import command, fairseq_lot, refuse, swapped
 
 CHROMIUM = shutil.which("chromium")
 LOG = """\
@@ -28,8 +27,7 @@ def report(data, stock_checkpoint, tmp_path_factory):
     sentences = (data / "raw" / "test.de").read_text(encoding="utf-8").splitlines()[:2]
     (home / "lines.de").write_text("\n".join([*sentences, "</script><b>das & der"]) + "\n", encoding="utf-8")
     (home / "train.log").write_text(LOG, encoding="utf-8")
-    options = ("--attention", "lot", "--lot-num-pivots", 5)
-    fairseq_lot("swap", "--path", stock_checkpoint, "--out", home / "swapped.pt", "--no-calibrate", *options)
+    swapped(stock_checkpoint, home / "swapped.pt", "lot", "--lot-num-pivots", 5)
     fairseq_lot(
         "report", "--path", stock_checkpoint, "--compare", home / "swapped.pt", "--sites",
         "encoder,cross", "--sentences", home / "lines.de", "--logs", home / "train.log", "--figures", home / "figures",

@@ -11,12 +11,9 @@ from omegaconf import OmegaConf
 from fairseq_lot.errors import InputError
 from fairseq_lot.plug_and_play.swap import swap
 from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
-from tests.end_to_end.conftest import fairseq_lot, generate, hypotheses, train
+from tests.end_to_end.conftest import TINY, generate, hypotheses, swapped, train
 from tests.plug_and_play import in_memory
 
-# the sizes of transformer_tiny, which ours have not, and a rate at which nothing moves
-TINY = ("--encoder-embed-dim", 64, "--encoder-ffn-embed-dim", 64, "--encoder-layers", 2, "--decoder-layers", 2)
-TINY += ("--encoder-attention-heads", 2, "--decoder-attention-heads", 2, "--share-decoder-input-output-embed")
 TINY += ("--lr", 0)
 SOFT = {"sinkhorn_epsilon": 1.0, "sinkhorn_num_updates": 3}
 
@@ -60,7 +57,7 @@ def test_the_attention_of_a_swapped_checkpoint_is_kept(arch, sinkhorn_checkpoint
 def test_the_command_that_swap_prints_keeps_all(data, stock_checkpoint, fine_tuned, tmp_path, capsys):
     out = tmp_path / "with blank.pt"
     options = ("--lot-num-pivots", 6, "--lot-epsilon", 0.5, "--attention-sites", "encoder,cross")
-    fairseq_lot("swap", "--path", stock_checkpoint, "--attention", "lot", *options, "--no-calibrate", "--out", out)
+    swapped(stock_checkpoint, out, "lot", *options)
     command = capsys.readouterr().out.splitlines()[-1].partition(": ")[2]
     program, folder, *flags, dots = shlex.split(command)
     assert (program, folder, dots) == ("fairseq-train", str(data / "bin"), "...") and "\n" not in command
@@ -75,8 +72,7 @@ def test_the_command_that_swap_prints_keeps_all(data, stock_checkpoint, fine_tun
 
 
 def test_the_command_of_a_size_that_has_a_name_is_short(data, diff_checkpoint, tmp_path, capsys):
-    out = tmp_path / "out.pt"
-    fairseq_lot("swap", "--path", diff_checkpoint, "--attention", "lot", "--no-calibrate", "--out", out)
+    swapped(diff_checkpoint, tmp_path / "out.pt", "lot")
     said = capsys.readouterr().out
     assert f"fairseq-train {data / 'bin'} --user-dir fairseq_lot --arch diff_transformer_small --finetune" in said
 

@@ -4,36 +4,29 @@ import re
 
 import pytest
 import torch
+from fairseq import checkpoint_utils
 from fairseq_cli.interactive import cli_main as fairseq_interactive
 from fairseq_cli.validate import cli_main as fairseq_validate
 
+from fairseq_lot.attention.lot import Lot
 from fairseq_lot.attention.registry import MECHANISMS
 from fairseq_lot.errors import InputError
+from fairseq_lot.models.pluggable_transformer import PluggableTransformerModel
 from fairseq_lot.plug_and_play.swap import swap
 from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
 from fairseq_lot.pretrained.loading import build
-from tests.end_to_end.conftest import fairseq_lot, generate, hypotheses, in_this_process, train
+from tests.end_to_end.conftest import TINY, fairseq_lot, generate, hypotheses, in_this_process, swapped, train
 
 
-def swapped_file(checkpoint, out, attention, *options):
-    fairseq_lot("swap", "--path", checkpoint, "--attention", attention, *options, "--no-calibrate", "--out", out)
-    return out
-
-
-def test_softmax_for_softmax_is_the_identity_bit_for_bit(data, stock_checkpoint, tmp_path):
-    swapped = swapped_file(stock_checkpoint, tmp_path / "softmax.pt", "softmax")
-    before, after = load_checkpoint(stock_checkpoint)["model"], load_checkpoint(swapped)["model"]
+@pytest.mark.parametrize("base", ["stock_checkpoint", "diff_checkpoint"])
+def test_softmax_for_softmax_is_the_identity_bit_for_bit(base, data, stock_checkpoint, tmp_path, request):
+    base = request.getfixturevalue(base)
+    out = swapped(base, tmp_path / "softmax.pt", "softmax")
+    before, after = load_checkpoint(base)["model"], load_checkpoint(out)["model"]
     assert list(before) == list(after)
     assert all(torch.equal(before[key], after[key]) for key in before)
-    # translations with the score of every token, to all printed digits
-    assert hypotheses(generate(data / "bin", stock_checkpoint)) == hypotheses(generate(data / "bin", swapped))
-
-
-def test_softmax_for_softmax_keeps_a_differential_backbone(data, diff_checkpoint, tmp_path):
-    swapped = swapped_file(diff_checkpoint, tmp_path / "softmax.pt", "softmax")
-    before, after = load_checkpoint(diff_checkpoint)["model"], load_checkpoint(swapped)["model"]
-    assert before.keys() == after.keys() and any("lambda_q1" in key for key in before)
-    assert all(torch.equal(before[key], after[key]) for key in before)
+    if base == stock_checkpoint:  # translations with the score of every token, to all printed digits
+        assert hypotheses(generate(data / "bin", base)) == hypotheses(generate(data / "bin", out))
 
 
 def test_swap_without_a_mechanism_is_near_far_at_the_encoder(data, stock_checkpoint, tmp_path):
@@ -41,16 +34,16 @@ def test_swap_without_a_mechanism_is_near_far_at_the_encoder(data, stock_checkpo
     args = model_args(load_checkpoint(tmp_path / "swapped.pt"), "swapped.pt")
     assert (args.attention, args.attention_sites, args.near_far_window) == ("near_far", "encoder", 8)
     assert model_args(swap(stock_checkpoint), "swapped").attention == "near_far"
-    named = swapped_file(stock_checkpoint, tmp_path / "named.pt", "near_far")
+    named = swapped(stock_checkpoint, tmp_path / "named.pt", "near_far")
     assert hypotheses(generate(data / "bin", tmp_path / "swapped.pt")) == hypotheses(generate(data / "bin", named))
 
 
 def test_model_overrides_give_the_same_model_as_swap(data, stock_checkpoint, tmp_path):
-    swapped = swapped_file(stock_checkpoint, tmp_path / "lot.pt", "lot", "--lot-num-pivots", 7)
+    out = swapped(stock_checkpoint, tmp_path / "lot.pt", "lot", "--lot-num-pivots", 7)
     overrides = "{'attention': 'lot', 'lot_num_pivots': 7}"
     by_overrides = generate(data / "bin", stock_checkpoint, "--model-overrides", overrides)
-    assert hypotheses(by_overrides) == hypotheses(generate(data / "bin", swapped))
-    ours = swapped_file(stock_checkpoint, tmp_path / "ours.pt", "softmax")
+    assert hypotheses(by_overrides) == hypotheses(generate(data / "bin", out))
+    ours = swapped(stock_checkpoint, tmp_path / "ours.pt", "softmax")
     assert hypotheses(generate(data / "bin", ours, "--model-overrides", overrides)) == hypotheses(by_overrides)
 
 
@@ -62,8 +55,8 @@ def test_a_misspelt_model_override_is_refused(data, stock_checkpoint):
 
 
 def test_every_fairseq_command_takes_the_swapped_file(data, stock_checkpoint, tmp_path, caplog):
-    swapped = swapped_file(stock_checkpoint, tmp_path / "lot.pt", "lot")
-    common = ("--user-dir", "fairseq_lot", "--path", swapped, "--cpu", "--max-tokens", 400)
+    out = swapped(stock_checkpoint, tmp_path / "lot.pt", "lot")
+    common = ("--user-dir", "fairseq_lot", "--path", out, "--cpu", "--max-tokens", 400)
     caplog.set_level("INFO")
     words = ("--task", "translation", "--valid-subset", "valid")
     in_this_process(fairseq_validate, data / "bin", *common, *words)
@@ -72,14 +65,9 @@ def test_every_fairseq_command_takes_the_swapped_file(data, stock_checkpoint, tm
     words = ("-s", "de", "-t", "en", "--remove-bpe", "sentencepiece", "--input", tmp_path / "lines")
     output = in_this_process(fairseq_interactive, data / "bin", *common, *words)
     assert len(re.findall(r"^H-", output, re.M)) == 2
-    tiny = ("--encoder-embed-dim", 64, "--encoder-ffn-embed-dim", 64, "--encoder-attention-heads", 2,
-            "--encoder-layers", 2, "--decoder-layers", 2, "--decoder-attention-heads", 2,
-            "--share-decoder-input-output-embed")  # fmt: skip
-    finetuned = train(
-        data / "bin", tmp_path / "finetuned", "--arch", "lot_transformer", *tiny,
-        "--finetune-from-model", swapped, "--lr", "1e-9", updates=2,
-    )  # fmt: skip
-    before, after = load_checkpoint(swapped)["model"], load_checkpoint(finetuned)["model"]
+    flags = ("--arch", "lot_transformer", *TINY, "--finetune-from-model", out, "--lr", "1e-9")
+    finetuned = train(data / "bin", tmp_path / "finetuned", *flags, updates=2)
+    before, after = load_checkpoint(out)["model"], load_checkpoint(finetuned)["model"]
     assert before.keys() == after.keys()
     for key in before:
         if key.endswith("_float_tensor"):
@@ -88,23 +76,17 @@ def test_every_fairseq_command_takes_the_swapped_file(data, stock_checkpoint, tm
 
 
 def test_from_pretrained_translates(data, stock_checkpoint, tmp_path):
-    from fairseq_lot.models.pluggable_transformer import PluggableTransformerModel
-
-    swapped = swapped_file(stock_checkpoint, tmp_path / "lot.pt", "lot")
+    out = swapped(stock_checkpoint, tmp_path / "lot.pt", "lot")
     translator = PluggableTransformerModel.from_pretrained(
-        str(tmp_path), swapped.name, data_name_or_path=str(data / "bin"), bpe="sentencepiece",
+        str(tmp_path), out.name, data_name_or_path=str(data / "bin"), bpe="sentencepiece",
         sentencepiece_model=str(data / "bpe" / "sentencepiece.bpe.model"),
     )  # fmt: skip
     assert isinstance(translator.translate("sie singt .", beam=2), str)
 
 
 def test_the_swapped_attention_is_called_in_eval_mode_with_padding(data, stock_checkpoint, tmp_path, monkeypatch):
-    from fairseq import checkpoint_utils
-
-    from fairseq_lot.attention.lot import Lot
-
-    swapped = swapped_file(stock_checkpoint, tmp_path / "lot.pt", "lot")
-    (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(swapped)], {"data": str(data / "bin")})
+    out = swapped(stock_checkpoint, tmp_path / "lot.pt", "lot")
+    (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(out)], {"data": str(data / "bin")})
     model.eval()
     pad = task.source_dictionary.pad()
     tokens = torch.randint(4, 100, (2, 7))
@@ -143,16 +125,7 @@ def test_parameters_stand_in_the_order_of_the_model(base, attention, request):
     assert list(state["model"]) == list(build(state).state_dict())
 
 
-def test_cross_attention_can_be_swapped(data, stock_checkpoint, tmp_path):
-    options = ("--attention-sites", "encoder,cross", "--lot-query-updates", 1)
-    swapped = swapped_file(stock_checkpoint, tmp_path / "cross.pt", "lot", *options)
-    # batches of another size give the same translations, with scores that differ in rounding only
-    together, other = (hypotheses(generate(data / "bin", swapped, "--batch-size", size)) for size in (16, 5))
-    translations = [[line.split("\t")[2] for line in lines if line.startswith("H-")] for lines in (together, other)]
-    assert translations[0] == translations[1] and len(translations[0]) == 60
-
-
-def test_old_checkpoints_with_fused_projections_can_be_swapped(data, stock_checkpoint, tmp_path):
+def test_old_checkpoints_with_fused_projections_can_be_swapped(data, stock_checkpoint, lot_checkpoint, tmp_path):
     """As fairseq saved them before 2019: q, k and v of an attention in one tensor."""
     state = torch.load(stock_checkpoint, weights_only=True)
     weights = state["model"]
@@ -162,11 +135,8 @@ def test_old_checkpoints_with_fused_projections_can_be_swapped(data, stock_check
             parts = [weights.pop(f"{prefix}{x}_proj.{kind}") for x in "qkv"]
             weights[f"{prefix}in_proj_{kind}"] = torch.cat(parts)
     torch.save(state, tmp_path / "old.pt")
-    outputs = []
-    for base, out in ((tmp_path / "old.pt", tmp_path / "a.pt"), (stock_checkpoint, tmp_path / "b.pt")):
-        fairseq_lot("swap", "--path", base, "--attention", "lot", "--lot-num-pivots", 6, "--no-calibrate", "--out", out)
-        outputs.append(hypotheses(generate(data / "bin", out)))
-    assert outputs[0] == outputs[1]
+    out = swapped(tmp_path / "old.pt", tmp_path / "lot.pt", "lot", "--lot-num-pivots", 6)
+    assert hypotheses(generate(data / "bin", out)) == hypotheses(generate(data / "bin", lot_checkpoint))
 
 
 def test_a_file_that_the_first_version_swapped_translates(data, stock_checkpoint, tmp_path):

@@ -74,19 +74,6 @@ def test_sweep_measures_resumes_and_extends(data, stock_checkpoint, diff_checkpo
     assert contents(out) == kept
 
 
-def test_a_wrong_way_is_known_before_anything_is_measured(data, stock_checkpoint, tmp_path, capsys):
-    out = tmp_path / "sweep"
-    words = ["sweep", data / "bin", "--path", stock_checkpoint, "--out", out, "--try", "lot"]
-    for way, message in {
-        "lot --lot-num-pivots 0": "num_pivots must be at least 1, got 0",
-        "lot --esp-hard true": "does not belong to lot attention",
-        "lots": "unknown attention mechanism 'lots'",
-        "sinkhorn --attention-sites decoder": "couples the queries",
-    }.items():
-        refuse(capsys, *words, "--try", way, naming=[message])
-        assert not out.exists()
-
-
 @pytest.fixture
 def epochs(stock_checkpoint, tmp_path):
     """Checkpoints of the stock model as if each were of another epoch, the earlier the less trained."""

@@ -1,5 +1,7 @@
 """fairseq's training options with every family of architectures: they train, and their checkpoints translate."""
 
+import functools
+
 import pytest
 import torch
 from fairseq.dataclass.configs import EMAConfig
@@ -53,17 +55,9 @@ def test_one_at_a_time_trained_swapped_and_fine_tuned(flags, data, tmp_path):
 
 
 def test_a_base_that_was_trained_with_all_of_them_is_swapped_and_measured(data, tmp_path):
-    flags = (
-        "--checkpoint-activations",
-        "--encoder-layerdrop",
-        0.2,
-        "--decoder-layerdrop",
-        0.2,
-        "--quant-noise-pq",
-        0.1,
-    )
-    sizes = ("--arch", "transformer_tiny", "--share-decoder-input-output-embed")
-    base = train(data / "bin", tmp_path / "base", *sizes, *flags, updates=2)
+    flags = ("--arch", "transformer_tiny", "--share-decoder-input-output-embed", "--checkpoint-activations")
+    flags += ("--encoder-layerdrop", 0.2, "--decoder-layerdrop", 0.2, "--quant-noise-pq", 0.1)
+    base = train(data / "bin", tmp_path / "base", *flags, updates=2)
     out = tmp_path / "out.pt"
     fit = ("--steps", 2, "--joint-steps", 2, "--distill-steps", 2, "--held-out", 4, "--lot-num-pivots", 4)
     fairseq_lot("swap", "--path", base, "--attention", "lot", *fit, "--out", out)
@@ -159,6 +153,7 @@ def test_half_precision_trains_like_single_precision(family, data, tmp_path, mon
         assert losses[dtype] == pytest.approx(losses[torch.float32], rel=tolerance)
 
 
+@functools.cache
 def logits_and_gradients(arch, attention, dtype=torch.float32):
     """A forward and a backward pass of a small model, and the gradients of what all models share."""
     # a window as wide as these sentences would be softmax

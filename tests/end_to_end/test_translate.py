@@ -10,8 +10,7 @@ from sacremoses import MosesDetokenizer
 
 from fairseq_lot import cli
 from fairseq_lot.pretrained.translate import Translator
-from tests.end_to_end.conftest import BIN, command, fairseq_lot, generate
-from tests.end_to_end.test_bad_input import refuse
+from tests.end_to_end.conftest import BIN, command, fairseq_lot, generate, refuse
 
 
 @pytest.fixture(scope="module")

@@ -20,11 +20,14 @@ from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.attention.sinkhorn import SinkhornOptions
 from fairseq_lot.modules.multihead_attention import PluggableMultiheadAttention
 from fairseq_lot.transport.sinkhorn import sinkhorn
+from tests.attention.test_contract import KINDS
 from tests.variants import CASES, HEAD_DIM, NUM_HEADS
 
 BSZ, LENGTH, MORE = 3, 5, 6
 WAITING = [case for case in CASES if "tolerance" in case.options]
-QUIET = [case for case in CASES if case not in WAITING]
+# another number in the place of a default takes no other path
+NUMBERS = ("even", "narrow", "smooth", "tempered", "updates-5")
+QUIET = [case for case in CASES if case not in WAITING and case.variant not in NUMBERS]
 both_ways = pytest.mark.parametrize(("padded", "need_weights"), [(False, True), (True, False)], ids=["full", "padded"])
 both_masks = pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 
@@ -109,7 +112,7 @@ def gradients(values, leaves):
 @both_ways
 def test_training_stays_on_its_device(case, padded, need_weights, foreign):
     mechanism = build(case)
-    for kind in case.kinds:
+    for kind in [kind for same, kind in KINDS if same is case]:
         q, k, v = draw(case) if kind == "cross" else draw(case, LENGTH, LENGTH)
         leaves = [x.requires_grad_() for x in (q, k, v)] + list(mechanism.parameters())
         masks = [mask_of(q)] * 2 if kind == "self" else [mask_of(q), mask_of(k)]

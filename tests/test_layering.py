@@ -22,7 +22,7 @@ SEES = {
     "modules": {"attention", "transport", "errors"},
     "models": {"modules", "attention", "errors"},
     "pretrained": {"models", "modules", "attention", *EXPERIMENT},
-    "plug_and_play": {"pretrained", "models", "modules", "attention", *EXPERIMENT},
+    "plug_and_play": {"inspection", "pretrained", "models", "modules", "attention", *EXPERIMENT},
     "inspection": {"pretrained", "models", "modules", "attention", "transport", *EXPERIMENT},
     "evaluation": TOOLS,
     "corpus": TOOLS,

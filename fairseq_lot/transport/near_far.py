@@ -23,7 +23,8 @@ _BLOCK, _DENSE = 32, 96
 # The largest feature of a key is 2 to the first power, what a query has of the kernel at most 1, and less mass than the
 # least is none: so a row whose largest feature belongs to a key of its band, where it does not count, keeps the rest.
 # A feature of a query over the mass of its row is at most the third, and its product with a key's does not overflow.
-_HEADROOM, _LEAST, _MOST = 96.0, 2.0**-120, 2.0**28
+# More headroom would cost precision: the roundings of a logarithm grow with it.
+_HEADROOM, _LEAST, _MOST = 16.0, 2.0**-120, 2.0**104
 # A difference to 1 that is rounding.
 _ROUNDING = 1e-5
 # The powers inside are powers of two: a CPU takes them four times as fast, and thirty where the result is next to 0.
@@ -89,8 +90,8 @@ def near_far(
     """``A v`` with ``A_ij ∝ K̃_ij exp(key_log_mass_j)`` in every row, and the logs of the sums of the rows.
 
     Time and memory are O((n + m) (r + W + block) d), forward and backward. Powers are taken relative to the row's
-    largest, which may belong to a feature of a key in its band: a row whose sum is e^140 below that keeps all its
-    precision, below e^165 it counts as empty. docs/attention.md has the bound that follows.
+    largest, which may belong to a feature of a key in its band: a row whose sum is e^85 below that keeps all its
+    precision, below e^110 it counts as empty. docs/attention.md has the bound that follows.
 
     Args:
         q: ``(bsz, num_heads, n, d)``; k: ``(bsz, num_heads, m, d)``.

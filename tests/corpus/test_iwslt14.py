@@ -7,6 +7,7 @@ import pytest
 
 from fairseq_lot.cli import main
 from fairseq_lot.corpus.iwslt14 import LANGUAGES, TEST, split_archive, test_lines, train_lines
+from fairseq_lot.errors import InputError
 
 test_lines.__test__ = False  # a function of the package, not a test
 TALK = "<url>http://x</url>\n<keywords>a, b</keywords>\n<speaker>X</speaker>\n<talkid>1</talkid>\n"
@@ -95,6 +96,23 @@ def test_the_nested_archive_gives_the_same(archive, tmp_path):
     }
     outer.write_bytes(pack(content))
     assert split_archive(outer) == split_archive(archive)
+
+
+def test_members_outside_of_the_archive_are_not_written(tmp_path):
+    folder = tmp_path / "a" / "b"
+    folder.mkdir(parents=True)
+    names = ("../../evil", str(tmp_path / "evil"), "de-en/../../evil")
+    (folder / "de-en.tgz").write_bytes(pack(files() | dict.fromkeys(names, b"no")))
+    assert main(["iwslt14", "--archive", str(folder / "de-en.tgz"), "--out", str(folder / "out")]) == 0
+    assert {path.name for path in folder.iterdir()} == {"de-en.tgz", "out"} and not list(tmp_path.rglob("evil*"))
+
+
+@pytest.mark.parametrize("tenths", range(10))
+def test_every_truncation_is_refused(tenths, archive):
+    data = archive.read_bytes()
+    archive.write_bytes(data[: tenths * len(data) // 10])
+    with pytest.raises(InputError, match="truncated|does not hold"):
+        split_archive(archive)
 
 
 def damaged(change):

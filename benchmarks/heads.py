@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -128,21 +129,25 @@ def _looks(loaded: Loaded, sentences: int = 64) -> Iterator[dict[str, Any]]:
 
 
 def render(rows: list[dict]) -> str:
-    """The heads as a Markdown table, and how to read it."""
-    head = ["Epoch", "Layer", "Head", "Entropy", "Eff. rank", *(f"Mass, W = {w}" for w in WINDOWS)]
-    cells = [
-        [row["epoch"], row["layer"], row["head"], f"{row['entropy']:.2f}", f"{row['effective_rank']:.1f}"]
-        + [f"{row[f'mass_{w}']:.2f}" for w in WINDOWS]
-        + [f"{row[name]:+.4f}" for name in MECHANISMS]
-        for row in rows
-    ]
+    """The two sharpest heads of each checkpoint, and the others together, as a Markdown table."""
+    head = ["Epoch", "Layer", "Head", "Entropy", "Eff. rank", *(f"Mass, W = {w}" for w in WINDOWS), *MECHANISMS]
+    looks = {"entropy": ".2f", "effective_rank": ".1f"} | {f"mass_{w}": ".2f" for w in WINDOWS}
+    cells = []
+    for epoch in dict.fromkeys(row["epoch"] for row in rows):
+        first, second, *others = sorted((row for row in rows if row["epoch"] == epoch), key=lambda row: row["entropy"])
+        for row in (first, second):
+            figures = [f"{row[name]:{how}}" for name, how in looks.items()]
+            cells.append([epoch, row["layer"], row["head"], *figures, *(f"{row[name]:+.4f}" for name in MECHANISMS)])
+        figures = [f"{fmean(row[name] for row in others):{how}}" for name, how in looks.items()]
+        sums = [f"{sum(row[name] for row in others):+.4f}" for name in MECHANISMS]
+        cells.append([epoch, f"the other {len(others)}", "", *figures, *sums])
     notes = [
         "Mass: of softmax, within |i - j| ≤ W, a mean over 64 validation sentences; likewise entropy and rank.",
         f"The last columns: nats of validation loss ({rows[0]['sentences']} sentences) where the mechanism, calibrated "
-        "without data, stands in this head alone.",
+        "without data, stands in this head alone. Of the other heads: means of the former, sums of the latter.",
         f"Commit: {', '.join(dict.fromkeys(row['commit'] for row in rows))}.",
     ]
-    return Table([*head, *MECHANISMS], cells, notes=notes).markdown()
+    return Table(head, cells, notes=notes).markdown()
 
 
 def draw(rows: list[dict]) -> Figure:

@@ -1,4 +1,4 @@
-"""Prints the tables of README.md and docs/results.md anew.
+"""Prints the tables of README.md, docs/results.md and docs/near_far.md anew.
 
 What stands between two comments is what the command in the first prints:
 
@@ -18,7 +18,7 @@ from fairseq_lot.cli import main as fairseq_lot
 from fairseq_lot.output.files import atomic_write
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "docs" / "results.md"]
+PAGES = [ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "near_far.md"]
 BLOCK = re.compile(r"^<!-- \$ ([^\n]+) -->$.*?^<!-- / -->$", re.MULTILINE | re.DOTALL)
 
 

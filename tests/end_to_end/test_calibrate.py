@@ -271,5 +271,5 @@ def test_a_plain_text_file_is_fitted_to_in_the_pieces_of_the_model(data, stock_c
     state["cfg"]["task"]["data"] = str(tmp_path / "gone")
     torch.save(state, tmp_path / "moved.pt")
     moved = ("swap", "--path", tmp_path / "moved.pt", "--calibrate", raw, "--out", tmp_path / "x.pt")
-    refuse(capsys, *moved, naming=[raw, tmp_path / "gone"])
+    refuse(capsys, *moved, naming=[raw, tmp_path / "gone", "give a folder made by fairseq-preprocess"])
     assert not (tmp_path / "x.pt").exists() and not (tmp_path / "few.pt").exists()

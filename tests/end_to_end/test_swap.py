@@ -92,8 +92,8 @@ def test_the_swapped_attention_is_called_in_eval_mode_with_padding(data, stock_c
     tokens = torch.randint(4, 100, (2, 7))
     tokens[1, :3] = pad  # fairseq pads sources on the left
     calls = []
-    monkeypatch.setattr(Lot, "attend", lambda self, *args, _attend=Lot.attend, **masks: (
-        calls.append(masks["key_padding_mask"]), _attend(self, *args, **masks))[1])  # fmt: skip
+    monkeypatch.setattr(Lot, "attend", lambda self, q, k, v, masks, need_weights, _attend=Lot.attend: (
+        calls.append(masks.key_pads), _attend(self, q, k, v, masks, need_weights))[1])  # fmt: skip
     with torch.no_grad():
         padded = model.encoder(tokens, (tokens != pad).sum(1))["encoder_out"][0]
         assert len(calls) == len(model.encoder.layers)

@@ -93,6 +93,13 @@ class Mechanism(nn.Module):
         self.layer, self.dropout = layer, dropout
         self.scaling = head_dim**-0.5
 
+    def keep(self, name: str, value: Tensor, *, learn: bool) -> None:
+        """Store a parameter, or a buffer of the same name in checkpoints."""
+        if learn:
+            self.register_parameter(name, nn.Parameter(value))
+        else:
+            self.register_buffer(name, value)
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, masks: Masks, need_weights: bool) -> AttentionOutput:
         """Compute ``A v`` (and A when ``need_weights``); see :meth:`forward` for the shapes."""
         raise NotImplementedError

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism, State, draw_normal, without_pads
 from fairseq_lot.attention.convolution import TokenConvolution
@@ -97,20 +97,13 @@ class Lot(Mechanism):
         # A generator of its own: a swap draws the same pivots wherever the model is built.
         generator = torch.Generator("cpu").manual_seed(options.seed * 1_000 + self.layer)
         shape = (self.num_heads, options.num_pivots, self.head_dim)
-        self._keep("pivots", std * draw_normal(shape, generator), learn=options.learn_pivots)
+        self.keep("pivots", std * draw_normal(shape, generator), learn=options.learn_pivots)
         has_masses = max(options.num_updates, self.query_updates) > 1  # one update of either plan is a softmax
-        self._keep("mass_logits", torch.zeros(shape[:2]), learn=options.learn_masses and has_masses)
+        self.keep("mass_logits", torch.zeros(shape[:2]), learn=options.learn_masses and has_masses)
         self.convolution = None
         if options.conv_kernel is not None:
             sizes = {"num_heads": self.num_heads, "head_dim": self.head_dim}
             self.convolution = TokenConvolution(**sizes, kernel=options.conv_kernel)
-
-    def _keep(self, name: str, value: Tensor, *, learn: bool) -> None:
-        """Store a parameter, or a buffer of the same name in checkpoints."""
-        if learn:
-            self.register_parameter(name, nn.Parameter(value))
-        else:
-            self.register_buffer(name, value)
 
     def log_masses(self) -> Tensor:
         """log σ, ``(num_heads, r)``, at least float32."""

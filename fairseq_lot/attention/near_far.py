@@ -1,14 +1,15 @@
 """near_far attention: a kernel that is exact near the diagonal and of low rank elsewhere."""
 
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fairseq_lot.attention.base import AttentionOutput, Mechanism, draw_normal, without_pads
+from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism, State, draw_normal, without_pads
 from fairseq_lot.attention.options import Options, option
 from fairseq_lot.errors import InputError
-from fairseq_lot.transport.marginals import at_least_float32, without_empty
+from fairseq_lot.transport.marginals import Pads, at_least_float32, without_empty
 from fairseq_lot.transport.near_far import FarSummary, feature_logs, near_far, near_far_at_expected, summarise_far
 from fairseq_lot.transport.pivots_causal import PrefixState, absorb, empty_prefix, prefix_apply
 
@@ -43,7 +44,7 @@ class NearFarOptions(Options):
         if self.band == "expected" and self.num_updates > 1:
             raise InputError(f"num_updates must be 1 with band expected, got {self.num_updates}")
 
-    def at_site(self, site):
+    def at_site(self, site: str) -> "NearFarOptions":
         return replace(self, band="expected") if site == "cross" and self.num_updates == 1 else self
 
 
@@ -73,13 +74,13 @@ class NearFar(Mechanism):
 
     options_class = NearFarOptions
     options: NearFarOptions
-    features: torch.Tensor
-    feature_bias: torch.Tensor
+    features: Tensor
+    feature_bias: Tensor
     summarises = True
     counts_slots = True
     uncoupling_options = {"num_updates": 1}
 
-    def __init__(self, **context):
+    def __init__(self, **context: Any) -> None:
         super().__init__(**context)
         options = self.options
         self.couples_queries = options.num_updates > 1
@@ -88,76 +89,63 @@ class NearFar(Mechanism):
         generator = torch.Generator("cpu").manual_seed(options.seed * 1_000 + self.layer)
         shape = (self.num_heads, options.num_features, self.head_dim)
         if options.num_features:
-            keep = self._learnt if options.learn_features else self.register_buffer
-            keep("features", self.head_dim**0.25 * draw_normal(shape, generator))
-            keep("feature_bias", torch.zeros(shape[:2]))
+            self.keep("features", self.head_dim**0.25 * draw_normal(shape, generator), learn=options.learn_features)
+            self.keep("feature_bias", torch.zeros(shape[:2]), learn=options.learn_features)
 
-    def _learnt(self, name: str, value: torch.Tensor) -> None:
-        self.register_parameter(name, nn.Parameter(value))
+    def _logs(self, x: Tensor) -> Tensor | None:
+        """``s·x·z_t - s‖x‖²/2 - (log r)/2``, ``(bsz, num_heads, len, r)``: ``log ψ``, and ``log φ`` but for c.
 
-    def _logs(self, x: torch.Tensor) -> torch.Tensor | None:
-        """``s·x·z_t - s‖x‖²/2 - (log r)/2``, ``(bsz, num_heads, len, r)``; None without features."""
+        None without features. x is at least float32.
+        """
         return feature_logs(x, self.features, scale=self.scaling) if self.options.num_features else None
 
-    def query_logs(self, q: torch.Tensor) -> torch.Tensor | None:
-        """``log φ(q)``, up to ``(log r)/2``, ``(bsz, num_heads, tgt_len, r)``. q is at least float32."""
-        logs = self._logs(q)
-        return logs if logs is None else logs + self.feature_bias[:, None]
-
-    def key_logs(self, k: torch.Tensor) -> torch.Tensor | None:
-        """``log ψ(k)``, less ``(log r)/2``, ``(bsz, num_heads, src_len, r)``. k is at least float32."""
-        return self._logs(k)
-
-    def attend(self, q, k, v, masks, need_weights):
-        query_padding_mask, key_padding_mask, causal = masks
-        tokens = at_least_float32(torch.cat([q, k], 2))  # one kernel each for both
-        q, k = sides = tokens.split([q.size(2), k.size(2)], 2)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, masks: Masks, need_weights: bool) -> AttentionOutput:
         v = self._drop_keys(at_least_float32(v))
         if self.options.band == "expected":
-            return self._attend_expected(q, self._summary(k, v, key_padding_mask), need_weights)
-        if causal:
-            early = k.size(2) - q.size(2)  # keys before the first query
+            summary = self._summary(at_least_float32(k), v, masks.key_pads)
+            return self._attend_expected(at_least_float32(q), summary, need_weights)
+        early = k.size(2) - q.size(2) if masks.causal else 0  # keys before the first query
+        if early:
             q = nn.functional.pad(q, (0, 0, early, 0))
-            logs = self.query_logs(q), self.key_logs(k)
-
-            apply_causal = self._in_blocks if _moderate(logs[1]) else self._by_prefixes
+        sizes = q.size(2), k.size(2)
+        tokens = at_least_float32(torch.cat([q, k], 2))  # one kernel each for both
+        sides, both = tokens.split(sizes, 2), self._logs(tokens)
+        logs = (None, None) if both is None else both.split(sizes, 2)
+        if masks.causal and not _moderate(logs[1]):
 
             def apply(v):
-                return apply_causal(q, k, v, *logs, key_padding_mask)[:, :, early:]
+                return self._by_prefixes(sides, v, logs, masks.key_pads)[:, :, early:]
         else:
-            both = self._logs(tokens)
-            logs = (None, None) if both is None else both.split([q.size(2), k.size(2)], 2)
-            mass = self._log_masses(sides, logs, query_padding_mask, key_padding_mask)
+            mass = self._log_masses(sides, logs, masks)
 
             def apply(v):
-                return self._products(sides, v, logs, mass)[0]
+                return self._products(sides, v, logs, mass, causal=masks.causal)[0][:, :, early:]
 
         weights = None
         if need_weights:
-            identity = torch.eye(k.size(2), dtype=k.dtype, device=k.device)
-            weights = apply(identity.expand(*k.shape[:2], -1, -1))
+            identity = torch.eye(v.size(2), dtype=v.dtype, device=v.device)
+            weights = apply(identity.expand(*v.shape[:2], -1, -1))
         return AttentionOutput(apply(v), weights)
 
-    def _products(self, sides, v, logs, log_mass, *, with_log_sums=False):
-        """:func:`near_far` of two sides and the logs of their features, with c."""
-        settings = {"window": self.options.window, "scale": self.scaling, "with_log_sums": with_log_sums}
-        bias = self.feature_bias if self.options.num_features else None
-        return near_far(*sides, v, *logs, log_mass, bias, **settings)
+    def _products(self, sides, v, logs, log_mass, **kind):
+        """:func:`near_far` of two sides and the logs of their features; without logs the band alone."""
+        bias = None if logs[0] is None else self.feature_bias
+        return near_far(*sides, v, *logs, log_mass, bias, window=self.options.window, scale=self.scaling, **kind)
 
     def _drop_keys(self, v):
         """Dropout of whole columns of A: what a key would give to all queries."""
         return v * self.drop(v.new_ones(v.shape[:3])).unsqueeze(-1) if self.dropout and self.training else v
 
-    def _log_masses(self, sides, logs, query_padding_mask, key_padding_mask):
+    def _log_masses(self, sides, logs, masks):
         """log w after all half-updates but the last, which is that of the rows; None: all keys alike."""
-        g = _log_mass(key_padding_mask, sides[1])
+        g = _log_mass(masks.key_pads, sides[1])
         if self.options.num_updates > 1:
-            f = _log_mass(query_padding_mask, sides[0])
+            f = _log_mass(masks.query_pads, sides[0])
         for left in range(self.options.num_updates, 1, -1):
             if left % 2 == 1:
-                f = self._update(sides, logs, g, query_padding_mask)
+                f = self._update(sides, logs, g, masks.query_pads)
             else:
-                g = self._update(sides[::-1], logs[::-1], f, key_padding_mask)
+                g = self._update(sides[::-1], logs[::-1], f, masks.key_pads)
         return g
 
     def _update(self, sides, logs, log_mass, pads):
@@ -167,32 +155,25 @@ class NearFar(Mechanism):
         empty = sums == torch.finfo(sums.dtype).min
         return (-sums).masked_fill(empty if pads is None else empty | pads.unsqueeze(1), -torch.inf)
 
-    def _in_blocks(self, q, k, v, query_logs, key_logs, key_padding_mask):
-        """``A v``, causal, where no later key's feature is too far above that of an earlier one."""
-        settings = {"window": self.options.window, "scale": self.scaling, "causal": True, "with_log_sums": False}
-        return near_far(q, k, v, query_logs, key_logs, _log_mass(key_padding_mask, k), **settings)[0]
-
-    def _by_prefixes(self, q, k, v, query_logs, key_logs, key_padding_mask):
-        """``A v``, causal: the band, and the features of the keys before it, by prefix sums."""
-        settings = {"window": self.options.window, "scale": self.scaling, "causal": True}
-        values, log_sums = near_far(q, k, v, None, None, _log_mass(key_padding_mask, k), **settings)
-        if query_logs is None:
-            return values
-        if key_padding_mask is not None:
-            key_logs = key_logs.masked_fill(key_padding_mask[:, None, :, None], _NO_MASS)
+    def _by_prefixes(self, sides, v, logs, key_pads):
+        """``A v``, causal, whatever the logs of the keys: the band, and by prefix sums the keys before it."""
+        log_mass = _log_mass(key_pads, sides[1])
+        values, log_sums = self._products(sides, v, (None, None), log_mass, causal=True, with_log_sums=True)
+        query_logs, key_logs = logs
+        if key_pads is not None:
+            key_logs = key_logs.masked_fill(key_pads[:, None, :, None], _NO_MASS)
         # a key counts from the query on whose window it has left
-        n, late = k.size(2), min(self.options.window + 1, k.size(2))
+        n, late = v.size(2), min(self.options.window + 1, v.size(2))
         key_logs = nn.functional.pad(key_logs[:, :, : n - late], (0, 0, late, 0), value=_NO_MASS)
         v = nn.functional.pad(v[:, :, : n - late], (0, 0, late, 0))
-        far = query_logs + torch.logcumsumexp(key_logs, 2)
-        scores = key_logs.masked_fill(key_logs == _NO_MASS, -torch.inf)
-        far_values, _ = prefix_apply(torch.softmax(far, -1), scores, v, with_state=False)
+        far = query_logs + self.feature_bias[:, None] + torch.logcumsumexp(key_logs, 2)
+        far_values, _ = prefix_apply(torch.softmax(far, -1), key_logs, v, with_state=False)
         share = torch.sigmoid(torch.logsumexp(far, -1) - log_sums)
         return torch.lerp(values, far_values, share.unsqueeze(-1))
 
     def _summary(self, k, v, key_padding_mask):
         key_padding_mask = without_empty(key_padding_mask)
-        far = summarise_far(self.key_logs(k) + self.feature_bias[:, None], v, key_padding_mask)
+        far = summarise_far(self._logs(k) + self.feature_bias[:, None], v, key_padding_mask)
         summary = {"key": k * self.scaling, "value": v} | vars(far)
         return summary if key_padding_mask is None else {**summary, "key_padding_mask": key_padding_mask}
 
@@ -209,39 +190,48 @@ class NearFar(Mechanism):
         )
         return AttentionOutput(values, weights)
 
-    def summarise(self, k, v, key_padding_mask=None, need_weights=False):
+    def summarise(self, k: Tensor, v: Tensor, key_padding_mask: Pads = None, need_weights: bool = False) -> State:
         """Keys, values and their features, and what all of these sum up to."""
         if self.options.band == "diagonal":
             return super().summarise(k, v, key_padding_mask, need_weights)
         k, v = (at_least_float32(without_pads(x, key_padding_mask)) for x in (k, v))
         return self._summary(k.contiguous(), v.contiguous(), key_padding_mask)
 
-    def attend_summary(self, q, summary, need_weights=False):
+    def attend_summary(self, q: Tensor, summary: State, need_weights: bool = False) -> AttentionOutput:
         if self.options.band == "diagonal":
             return super().attend_summary(q, summary, need_weights)
         output = self._attend_expected(at_least_float32(q), summary, need_weights)
         weights = None if output.weights is None else output.weights.to(q.dtype)
         return AttentionOutput(output.values.to(q.dtype), weights)
 
-    def causal_step(self, q, k, v, key_padding_mask=None, state=None, need_weights=False):
+    def causal_step(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_padding_mask: Pads = None,
+        state: State | None = None,
+        need_weights: bool = False,
+    ) -> tuple[AttentionOutput, State]:
         """Keeps the last W + 1 keys and values, and the sums of those before: of constant size."""
         keeps_all = "log_sums" not in state if state else need_weights
         if keeps_all or not self.options.num_features:
             return super().causal_step(q, k, v, key_padding_mask, state, need_weights)
         values = []
+        following = state or {}
         for i in range(q.size(2)):
             now = (slice(None), slice(None), slice(i, i + 1))
             pads = None if key_padding_mask is None else key_padding_mask[:, i : i + 1]
-            value, state = self._next_token(*(x[now] for x in (q, k, v)), pads, state)
+            value, following = self._next_token(q[now], k[now], v[now], pads, following)
             values.append(value.to(q.dtype))
-        return AttentionOutput(values[0] if len(values) == 1 else torch.cat(values, 2)), state
+        return AttentionOutput(values[0] if len(values) == 1 else torch.cat(values, 2)), following
 
     def _next_token(self, q, k, v, pads, state):
         """The values of one token, and the next state, at least float32: what is put beside it gets its precision."""
         k, v = without_pads(k, pads), without_pads(v, pads)
         if not state:
             k, v = at_least_float32(k), at_least_float32(v)
-            far = empty_prefix(self.key_logs(k), v)
+            far = empty_prefix(self._logs(k), v)
             state = {"key": k[:, :, :0], "value": v[:, :, :0], "log_sums": far.log_sums, "means": far.means}
         k, v = torch.cat([state["key"], k], 2), torch.cat([state["value"], v], 2)
         log_mass = None
@@ -269,7 +259,7 @@ class NearFar(Mechanism):
         return values, state if log_mass is None else {**state, "log_mass": log_mass}
 
 
-def _moderate(key_logs: torch.Tensor | None) -> bool:
+def _moderate(key_logs: Tensor | None) -> bool:
     """Powers of all keys may be taken relative to the largest. Seen on the CPU alone, where looking costs nothing."""
     if key_logs is None:
         return True
@@ -279,7 +269,7 @@ def _moderate(key_logs: torch.Tensor | None) -> bool:
     return (high - low).item() < _MODERATE
 
 
-def _log_mass(padding_mask: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor | None:
+def _log_mass(padding_mask: Pads, like: Tensor) -> Tensor | None:
     """``(bsz, 1, len)``: 0, and -inf at pads; None without a mask."""
     if padding_mask is None:
         return None

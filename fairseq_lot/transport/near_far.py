@@ -85,7 +85,7 @@ def near_far(
     window: int,
     scale: float = 1.0,
     causal: bool = False,
-    with_log_sums: bool = True,
+    with_log_sums: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """``A v`` with ``A_ij ∝ K̃_ij exp(key_log_mass_j)`` in every row, and the logs of the sums of the rows.
 

@@ -13,6 +13,7 @@ from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.errors import InputError
 from fairseq_lot.modules.flat_options import add_attention_args
 from fairseq_lot.modules.sites import build_site_mechanism
+from fairseq_lot.transport.near_far import feature_logs
 from tests.conftest import close, random
 from tests.variants import padding_mask
 
@@ -36,9 +37,16 @@ def inputs(n, m=None, *, head_dim=8, size=1.0):
     return size * q, size * k, v
 
 
+def both_logs(mechanism, q, k):
+    """``log φ`` and ``log ψ``, ``(bsz, heads, len, r)``."""
+    query_logs, key_logs = (feature_logs(x, mechanism.features, scale=mechanism.scaling) for x in (q, k))
+    return query_logs + mechanism.feature_bias[:, None], key_logs
+
+
 def log_kernel(mechanism, q, k):
     """``log φ_t(q_i) ψ_t(k_j)``, ``(bsz, heads, n, m, r)``."""
-    return mechanism.query_logs(q).unsqueeze(3) + mechanism.key_logs(k).unsqueeze(2)
+    query_logs, key_logs = both_logs(mechanism, q, k)
+    return query_logs.unsqueeze(3) + key_logs.unsqueeze(2)
 
 
 def at_site(site, *words):
@@ -174,7 +182,7 @@ def test_float32_is_float64_at_six_times_the_usual_norms(options, how, n):
     """
     exact = build(**options)
     q, k, v = inputs(n, size=6.0)
-    logs = [exact.scaling * q @ k.mT, exact.query_logs(q), exact.key_logs(k)]
+    logs = [exact.scaling * q @ k.mT, *both_logs(exact, q, k)]
     size = max(x.abs().max().item() for x in logs)
     assert size > 100
     output = exact(q, k, v, **how).values

@@ -31,16 +31,16 @@ class FitOptions(Options):
 
     steps: int = option(800, "updates that fit the heads one by one", minimum=1)
     joint_steps: int = option(400, "updates that then fit the output of all together", minimum=0)
-    learning_rate: float = option(0.2, "Adam's at the start; it falls to 0", above=0)
+    learning_rate: float = option(
+        0.2, "Adam's for the heads at the start, a quarter of it where all are fitted together; it falls to 0", above=0
+    )
     distill_steps: int = option(
         0,
         "updates that at last fit the swapped attentions whole, their trained projections included: those of the "
         "encoder to its output, with others among them all to what the softmax model predicts for the next piece",
         minimum=0,
     )
-    distill_rate: float = option(
-        5e-4, "Adam's for the projections in these; a quarter of the other for what is new", above=0
-    )
+    distill_rate: float = option(5e-4, "Adam's for the projections in these", above=0)
     max_tokens: int = option(512, "source pieces in a batch", minimum=1)
     held_out: int = option(64, "sentences to measure the errors on", minimum=1)
     split: str = option("train", "split of DATA, where DATA is given")
@@ -187,12 +187,13 @@ def calibrate(
         how: dict[str, Any] = {"title": title, "interruptible": interruptible}
         fits.append(fit(parameters, errors, samples, held_out, steps=steps, learning_rate=rate, **how))
 
+    joint_rate = fitting.learning_rate / 4  # at a higher one near_far gets no better than its heads alone
     fit_to("error per layer", both.head_errors, both.added, fitting.steps, fitting.learning_rate)
-    fit_to("error of the output", both.output_error, both.added, fitting.joint_steps, fitting.learning_rate)
+    fit_to("error of the output", both.output_error, both.added, fitting.joint_steps, joint_rate)
     with torch.no_grad():
         after = both.head_errors(held_out)
     if fitting.distill_steps:
-        rates = [fitting.learning_rate / 4] * len(both.added) + [fitting.distill_rate] * len(both.projections)
+        rates = [joint_rate] * len(both.added) + [fitting.distill_rate] * len(both.projections)
         errors = both.output_error if both.in_encoder else both.output_divergence
         title = "error of the output" if both.in_encoder else "divergence of the predictions in nats"
         fit_to(title, errors, both.added + both.projections, fitting.distill_steps, rates)

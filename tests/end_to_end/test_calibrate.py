@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from fairseq_lot import cli
+from fairseq_lot.plug_and_play import calibrate as calibration
 from fairseq_lot.plug_and_play.distillation import Distillation
 from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
 from tests.end_to_end.conftest import fairseq_lot, generate, hypotheses, refuse, swapped
@@ -68,6 +69,13 @@ def test_distillation_fits_the_projections_and_leaves_softmax_behind(
     # softmax in its place would be another model now: not a teacher any more
     assert model_args(after, out).trained_attention.startswith("lot")
     refuse(capsys, "calibrate", "--path", out, "--out", tmp_path / "again.pt", *FIT, naming=["was trained with lot"])
+
+
+def test_all_together_are_fitted_at_a_quarter_of_the_rate(lot_checkpoint, monkeypatch):
+    rates, fit = [], calibration.fit
+    monkeypatch.setattr(calibration, "fit", lambda *args, **kw: rates.append(kw["learning_rate"]) or fit(*args, **kw))
+    calibration.calibrate(lot_checkpoint, steps=1, joint_steps=1, held_out=4, learning_rate=0.4)
+    assert rates == [0.4, 0.1]
 
 
 def test_swap_can_calibrate_at_once(data, stock_checkpoint, calibrated, tmp_path):

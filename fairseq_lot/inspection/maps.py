@@ -9,13 +9,13 @@ import torch
 from fairseq_lot.errors import InputError
 from fairseq_lot.inspection.capture import Captured, capture
 from fairseq_lot.pretrained.multilingual import source_symbols
-from fairseq_lot.pretrained.translate import Searcher
+from fairseq_lot.pretrained.translate import Translator
 from fairseq_lot.transport.diagnostics import imbalance, receiver_mass
 
 _LEVELS = 255
 
 
-def sentence_maps(models: Mapping[str, Searcher], sentences: Sequence[Sequence[str]], sites: Sequence[str]) -> dict:
+def sentence_maps(models: Mapping[str, Translator], sentences: Sequence[Sequence[str]], sites: Sequence[str]) -> dict:
     """Run sentences through models and keep every map.
 
     The decoder is forced through the first model's own translation in all of them, so that tokens are the same.

@@ -26,7 +26,7 @@ from fairseq_lot.pretrained.languages import add_language_arguments, typed_pair
 from fairseq_lot.pretrained.loading import Loaded
 from fairseq_lot.pretrained.multilingual import language_symbols
 from fairseq_lot.pretrained.text import add_text_arguments, text_options
-from fairseq_lot.pretrained.translate import Searcher, Translator
+from fairseq_lot.pretrained.translate import Translator
 
 FIRST = 5  # sentences of a split
 # the figures that have a section of their own; the others are maps
@@ -129,9 +129,9 @@ def _maps(args: Namespace) -> dict | None:
         raise InputError(f"a checkpoint is named twice: {', '.join(paths)}")
     shared: dict[str, Any] = {"device": choose_device(args.device), "languages": typed_pair(args)}
     if args.split is not None:
-        searchers = {name: Searcher(path, args.data, split=args.split, **shared) for name, path in names.items()}
-        first = next(iter(searchers.values()))
-        return sentence_maps(searchers, _first_of_split(first.loaded), sites)
+        models = {name: Translator(path, args.data, split=args.split, **shared) for name, path in names.items()}
+        first = next(iter(models.values()))
+        return sentence_maps(models, _first_of_split(first.loaded), sites)
     sentences = read_lines(args.sentences)
     if not sentences:
         raise InputError(f"{args.sentences} is empty; put one sentence on each line")

@@ -3,7 +3,6 @@
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, overload
@@ -25,16 +24,18 @@ from fairseq_lot.pretrained.text import Text, add_text_arguments, piece_kind, te
 _BATCH = 32  # piped sentences at a time
 
 
-class Searcher:
-    """A trained model that translates pieces.
+class Translator:
+    """A trained model that takes sentences as people write them.
 
     Args:
         checkpoint: its path, or what ``swap`` or ``calibrate`` returned.
         data: its data folder; None: the one it was trained on.
-        split: split of the data to load; None: the dictionaries alone.
+        split: split of the data to load with it, whose sentences are in pieces; None: the dictionaries alone.
         beam: size of the beam.
         device: to run on; None: a GPU when there is one.
         languages: source and target; None: those of the checkpoint, else as the files in ``data`` are named.
+        **text: how sentences become pieces, where it is not to be found out: the options ``bpe``, ``bpe_codes``,
+            ``tokenizer`` and ``tokenised`` of :meth:`fairseq_lot.pretrained.text.Text.of`.
 
     Raises:
         InputError: a file is missing or damaged, or they do not fit each other.
@@ -49,20 +50,13 @@ class Searcher:
         beam: int = 5,
         device: str | torch.device | None = None,
         languages: Pair | None = None,
+        **text: Any,
     ) -> None:
         if beam < 1:
             raise InputError(f"--beam must be at least 1, got {beam}")
         self.loaded = load(checkpoint, data, split, needs_target=False, device=device, pair=languages)
+        self.text = Text.of(self.loaded, **text) if split is None else Text.in_pieces(self.loaded)
         self._beam = beam
-
-    def spell(self, target: torch.Tensor) -> str:
-        """A translation, as :meth:`search` finds it, with its pieces joined to words."""
-        return _string(self.loaded.task, target, self._joined)
-
-    @cached_property
-    def _joined(self) -> str | None:
-        """How the pieces of translations join to words; a look at the whole dictionary."""
-        return piece_kind(self.loaded.task.target_dictionary)
 
     def symbols(self, pieces: Sequence[str], where: str) -> torch.Tensor:
         """``(len,)``: what the encoder reads, end of sentence included; refused if it is too long."""
@@ -77,31 +71,9 @@ class Searcher:
         found = dict(self.loaded.with_sources(sources).translate([range(len(sources))], self._beam))
         return [found[i] for i in range(len(sources))]
 
-
-class Translator(Searcher):
-    """A trained model that takes sentences as people write them.
-
-    Args:
-        checkpoint, data, beam, device, languages: as for :class:`Searcher`.
-        text: how sentences become pieces, where it is not to be found out: the options ``bpe``, ``bpe_codes``,
-            ``tokenizer`` and ``tokenised`` of :meth:`fairseq_lot.pretrained.text.Text.of`.
-
-    Raises:
-        InputError: a file is missing or damaged, or they do not fit each other.
-    """
-
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        data: str | Path | None = None,
-        *,
-        beam: int = 5,
-        device: str | torch.device | None = None,
-        languages: Pair | None = None,
-        **text: Any,
-    ) -> None:
-        super().__init__(checkpoint, data, beam=beam, device=device, languages=languages)
-        self.text = Text.of(self.loaded, **text)
+    def spell(self, target: torch.Tensor) -> str:
+        """The sentence that :meth:`search` has found."""
+        return self.text.decode(_string(self.loaded.task, target))
 
     @overload
     def translate(self, sentences: str, first_line: int = 1) -> str: ...
@@ -133,9 +105,6 @@ class Translator(Searcher):
             for i, target in zip(filled, self.search(sources), strict=True):
                 translations[i] = self.spell(target)
         return translations
-
-    def spell(self, target: torch.Tensor) -> str:
-        return self.text.decode(_string(self.loaded.task, target))
 
 
 def _string(task: TranslationTask, target: torch.Tensor, joined: str | None = None, **how: bool) -> str:

@@ -1,8 +1,9 @@
 """``fairseq-lot translate``: sentences in, translations out, of one model or of two side by side."""
 
+import re
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, overload
@@ -95,8 +96,8 @@ class Translator:
         for line, sentence in enumerate(sentences, start=first_line):
             if not isinstance(sentence, str):
                 raise InputError(f"line {line}: a sentence must be a string, not {type(sentence).__name__}")
-            if any("\ud800" <= character <= "\udfff" for character in sentence):
-                raise InputError(f"line {line}: {sentence!r:.60} holds half a surrogate pair, which is no character")
+            if re.search("[\ud800-\udfff]", sentence):
+                raise InputError(f"line {line}: {sentence!r:.60} is not UTF-8 (a surrogate); convert it with iconv")
         encoded = self.text.encode(sentences)
         translations = [""] * len(encoded)
         filled = [i for i, pieces in enumerate(encoded) if pieces]
@@ -165,14 +166,16 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Translate line by line on a terminal, in batches elsewhere; with ``--compare`` a header says which is which."""
-    paths = [path for path in (args.path, args.compare) if path is not None]
+    paths = list(filter(None, (args.path, args.compare)))
     shared = {"beam": args.beam, "device": choose_device(args.device), "languages": typed_pair(args)}
     models = [Translator(path, args.data, **shared, **text_options(args)) for path in paths]
     if args.compare is not None:
         print(*paths, sep="\t")
     typed = not args.sentences and sys.stdin.isatty()
-    line = 1
-    for batch in _batches(args.sentences or _typed_lines(), 1 if typed else _BATCH):
+    # bytes that are not UTF-8 become surrogates, which are refused with the number of the line
+    lines = args.sentences or (raw.decode("utf-8", "surrogateescape").rstrip("\r\n") for raw in sys.stdin.buffer)
+    lines, line = iter(lines), 1
+    while batch := list(islice(lines, 1 if typed else _BATCH)):
         try:
             columns = [model.translate(batch, line) for model in models]
         except InputError as error:
@@ -184,18 +187,3 @@ def run(args: Namespace) -> int:
             print(*translations, sep="\t", flush=True)
         line += len(batch)
     return 0
-
-
-def _batches(lines: Iterable[str], size: int) -> Iterator[list[str]]:
-    lines = iter(lines)
-    while batch := list(islice(lines, size)):
-        yield batch
-
-
-def _typed_lines() -> Iterator[str]:
-    """The lines of standard input, as soon as they come."""
-    for number, line in enumerate(sys.stdin.buffer, start=1):
-        try:
-            yield line.decode("utf-8").rstrip("\r\n")
-        except UnicodeDecodeError:
-            raise InputError(f"standard input, line {number}: not valid UTF-8; convert it with iconv") from None

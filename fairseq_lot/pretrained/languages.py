@@ -24,9 +24,6 @@ def typed_pair(args: Namespace) -> Pair | None:
         return None
     if None in pair:
         raise InputError("--source-lang and --target-lang go together; give both or neither")
-    for side, language in zip(("source", "target"), pair, strict=True):
-        if not re.fullmatch(r"[\w-]+", language):
-            raise InputError(f"--{side}-lang must be a language such as de, not {language!r}")
     return pair
 
 
@@ -60,24 +57,14 @@ def languages(saved: dict, data: str | Path, path: str | Path | None) -> Pair:
     pairs = pairs_in(data)
     if len(pairs) == 1:
         return pairs[0]
-    way_out = "name the languages with --source-lang and --target-lang"
     if pairs:
-        raise InputError(f"{data} holds {' and '.join(map('-'.join, pairs))}; {way_out}")
-    silent = (
-        f"no file in {data} is named" if path is None else f"{path} names no languages, nor is a file in {data} named"
-    )
-    raise InputError(f"{silent} as fairseq-preprocess does (train.de-en.de.idx); {way_out}")
+        found = f"{data} holds {' and '.join(map('-'.join, pairs))}"
+    else:
+        found = f"no languages in {path or 'a checkpoint'} or the names of files in {data} (as train.de-en.de.idx)"
+    raise InputError(f"{found}; name them with --source-lang and --target-lang")
 
 
 def pairs_in(data: str | Path) -> list[Pair]:
     """The language pairs of a data folder, by its ``SPLIT.SOURCE-TARGET.LANGUAGE.idx``."""
-    found = set()
-    for file in Path(data).glob("*.idx"):
-        _, *pair_and_language = file.stem.split(".")
-        if len(pair_and_language) == 2:
-            pair, language = pair_and_language
-            if pair.startswith(f"{language}-"):
-                found.add((language, pair.removeprefix(f"{language}-")))
-            elif pair.endswith(f"-{language}"):
-                found.add((pair.removesuffix(f"-{language}"), language))
-    return sorted(found)
+    names = (re.fullmatch(r"[^.]+\.([^.]+)-([^.]+)\.(?:\1|\2)\.idx", file.name) for file in Path(data).iterdir())
+    return sorted({(name[1], name[2]) for name in names if name})

@@ -1,41 +1,41 @@
 """One attention layer: forward pass, and forward and backward pass."""
 
+import runpy
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
 from typing import Any, cast
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.measure import Job
-from benchmarks.mechanisms import read_mechanisms, with_rank
+from benchmarks.mechanisms import read_ways, with_rank
 from benchmarks.render import MEBIBYTES, MILLISECONDS, Measure
 from fairseq_lot.attention.base import Mechanism
 from fairseq_lot.attention.registry import MECHANISMS, build_mechanism
 from fairseq_lot.errors import InputError
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-MEASURES: tuple[Measure, ...] = (
-    Measure("forward", "forward_seconds", *MILLISECONDS),
-    Measure("forward + backward", "forward_backward_seconds", *MILLISECONDS),
-    Measure("peak memory", "peak_bytes", *MEBIBYTES),
-)
 
 
 class LayerBench:
     """Mechanisms, torch's attention, attention of other projects and the products alone, on random q, k and v.
 
     Args:
-        mechanisms: as :func:`~benchmarks.mechanisms.read_mechanisms` takes them; None for all.
+        mechanisms: as :func:`~benchmarks.mechanisms.read_ways` takes them; None for all.
         ranks: for what has pivots or features.
-        peer: attention of other projects, as :func:`read_peer` takes it.
+        peers: attention of other projects, as :func:`read_peer` takes it.
     """
 
-    base, measures, turn = "sdpa", MEASURES, 0.0
+    base, turn = "sdpa", 0.0
+    lengths, tokens, patience = [2**i for i in range(5, 15)], 4096, 2.0
+    measures: tuple[Measure, ...] = (
+        Measure("forward", "forward_seconds", *MILLISECONDS),
+        Measure("forward + backward", "forward_backward_seconds", *MILLISECONDS),
+        Measure("peak memory", "peak_bytes", *MEBIBYTES),
+    )
 
     def __init__(
         self,
@@ -44,32 +44,32 @@ class LayerBench:
         *,
         device: torch.device,
         dtype: torch.dtype,
-        num_heads: int = 4,
-        head_dim: int = 64,
-        peer: Sequence[str] = (),
+        num_heads: int,
+        head_dim: int,
+        peers: Sequence[str] = (),
     ):
         self.shape, self.factory = (num_heads, head_dim), cast(dict[str, Any], {"device": device, "dtype": dtype})
         self.words = f"heads {num_heads}, head_dim {head_dim}"
         self.contenders: dict[str, Attention] = {self.base: scaled_dot_product_attention}
-        for one in read_mechanisms(MECHANISMS if mechanisms is None else mechanisms, ranks):
-            if one.sites is not None:
-                raise InputError(f"'{one.name}@{one.sites}' names sites, which a layer has none of; give --model")
-            mechanism = build_mechanism(one.name, num_heads=num_heads, head_dim=head_dim, **one.options)
-            self.contenders[one.label] = partial(_values, mechanism.to(**self.factory))
+        for label, way in read_ways(mechanisms or MECHANISMS, ranks).items():
+            prefix = f"{way.attention}_"
+            options: dict[str, Any] = {name.removeprefix(prefix): value for name, value in way.options.items()}
+            mechanism = build_mechanism(way.attention, num_heads=num_heads, head_dim=head_dim, **options)
+            self.contenders[label] = partial(_values, mechanism.to(**self.factory))
         for rank in ranks:
-            for text in peer:
+            for text in peers:
                 name, attend = read_peer(text, num_heads, head_dim, rank)
                 self.contenders[with_rank(name, rank)] = attend
             pivots = torch.randn(num_heads, head_dim, rank, **self.factory)
             self.contenders[with_rank("products alone", rank)] = partial(products, pivots)
 
-    def jobs(self, contenders: dict[str, Attention], bsz: int, length: int) -> dict[str, Callable[[], Job]]:
-        """What makes the job of each contender; all get the same q, k, v and gradient."""
+    def jobs(self, names: Iterable[str], bsz: int, length: int) -> dict[str, Callable[[], Job]]:
+        """What makes the job of each of these contenders; all get the same q, k, v and gradient."""
         num_heads, head_dim = self.shape
         *inputs, gradient = (torch.randn(bsz, num_heads, length, head_dim, **self.factory) for _ in range(4))
         for x in inputs:
             x.requires_grad_()
-        return {name: partial(job, attend, inputs, gradient) for name, attend in contenders.items()}
+        return {name: partial(job, self.contenders[name], inputs, gradient) for name in names}
 
 
 def job(attend: Attention, inputs: Sequence[torch.Tensor], gradient: torch.Tensor) -> Job:
@@ -99,25 +99,18 @@ def products(pivots: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Te
 
 
 def read_peer(text: str, num_heads: int, head_dim: int, num_pivots: int) -> tuple[str, Attention]:
-    """The name and the attention of another project: ``NAME=FOLDER``, with ``build`` in the folder's ``peer.py``.
+    """The name and the attention of another project: ``NAME=FOLDER``, with a file ``peer.py`` in the folder.
 
-    ``build(num_heads=..., head_dim=..., num_pivots=...)`` returns a function of q, k and v. Modules beside
-    ``peer.py`` can be imported from it.
+    Its ``build(num_heads=..., head_dim=..., num_pivots=...)`` returns a function of q, k and v. It can import modules
+    that lie beside it.
 
     Raises:
         InputError: no such file, or it does not define ``build`` or fails.
     """
-    name, equals, folder = text.partition("=")
-    path = Path(folder) / "peer.py"
-    if not equals or not name or not path.is_file():
-        raise InputError(f"--peer wants NAME=FOLDER, with a file peer.py in the folder; got {text!r}")
-    sys.path.insert(0, str(path.parent.resolve()))
+    name, _, folder = text.partition("=")
+    sys.path.insert(0, str(Path(folder).resolve()))
     try:
-        loader = SourceFileLoader(f"peer_{name}", str(path))
-        module = ModuleType(loader.name)
-        loader.exec_module(module)
-        return name, module.build(num_heads=num_heads, head_dim=head_dim, num_pivots=num_pivots)
+        build = runpy.run_path(str(Path(folder, "peer.py")))["build"]
+        return name, build(num_heads=num_heads, head_dim=head_dim, num_pivots=num_pivots)
     except Exception as error:
-        raise InputError(f"{path} failed: {type(error).__name__}: {error}") from error
-    finally:
-        sys.path.remove(str(path.parent.resolve()))
+        raise InputError(f"--peer {text!r} is not NAME=FOLDER with a working peer.py: {error!r}") from error

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import time
 import weakref
 from collections import defaultdict
 from collections.abc import Callable
@@ -11,6 +10,8 @@ from dataclasses import dataclass, field
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.benchmark import timer  # waits for a GPU before it looks at the clock
+from tqdm import tqdm
 
 from fairseq_lot.errors import is_out_of_memory
 
@@ -73,25 +74,13 @@ def peak_memory(work: Callable[[], object], device: torch.device) -> int:
     return torch.cuda.max_memory_allocated(device) - before
 
 
-def _seconds(work, device):
-    """By the clock, or by that of a GPU."""
-    if device.type != "cuda":
-        start = time.perf_counter()
-        work()
-        return time.perf_counter() - start
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    work()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / 1e3
-
-
-def _turn(work, device, at_least):
+def _turn(work: Callable[[], object], at_least: float) -> list[float]:
     """Seconds of each of as many calls as take so many seconds together, one at least."""
-    seconds = [_seconds(work, device)]
-    while sum(seconds) < at_least:
-        seconds.append(_seconds(work, device))
+    seconds: list[float] = []
+    while not seconds or sum(seconds) < at_least:
+        start = timer()
+        work()
+        seconds.append(timer() - start)
     return seconds
 
 
@@ -103,7 +92,6 @@ def measure(
     repeats: int,
     limit: float = math.inf,
     turn: float = 0.0,
-    tell: Callable[[str], object] = lambda name: None,
 ) -> dict[str, Figures | None]:
     """Measure all contenders in turns, so that whatever else the machine does affects all alike.
 
@@ -116,7 +104,6 @@ def measure(
         repeats: rounds that count.
         limit: no more rounds after so many seconds, but one that counts.
         turn: a work is done again and again until its turn has taken so many seconds, and once at least.
-        tell: hears whose turn it is.
 
     Returns:
         The figures by contender; None where memory did not suffice.
@@ -137,20 +124,18 @@ def measure(
                 torch.cuda.empty_cache()
 
     for name, make in makers.items():
-        tell(f"{name}: peak memory")
         with if_memory_suffices(name):
             jobs[name] = make()
             *_, last = jobs[name].works.values()
             jobs[name].known["peak_bytes"] = peak_memory(last, device)
-    start = time.perf_counter()
-    for number in range(warm_up + repeats):
+    start = timer()
+    for number in tqdm(range(warm_up + repeats), "rounds", leave=False, disable=None):
         for name, job in list(jobs.items()):
-            tell(f"{name}: round {number + 1} of {warm_up + repeats}")
             with if_memory_suffices(name):
                 for key, work in job.works.items():
-                    seconds = _turn(work, device, turn)
+                    seconds = _turn(work, turn)
                     times[name, key] += seconds if number >= warm_up else []
-        if number >= warm_up and time.perf_counter() - start > limit:
+        if number >= warm_up and timer() - start > limit:
             break
     for name, job in jobs.items():
         seconds_of = {key: lower_quartile(times[name, key]) for key in job.works}

@@ -1,71 +1,34 @@
-"""Mechanisms as a benchmark's command line names them: ``NAME[@SITES][:OPTION=VALUE,...]``."""
+"""Mechanisms as a benchmark's command line names them: with flat options, as ``fairseq-lot sweep --try`` takes them."""
 
-import ast
-import dataclasses
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
 
-from fairseq_lot.attention.registry import build_options, mechanism_class
-from fairseq_lot.errors import InputError
+from fairseq_lot.modules.flat_options import options_of
+from fairseq_lot.plug_and_play.points import Way, expand, spelt
 
-# the option that is a mechanism's rank, where it has one
-RANKS = ("num_pivots", "num_features")
-
-
-@dataclass(frozen=True)
-class Named:
-    """A mechanism of the registry.
-
-    Attributes:
-        name: in the registry.
-        options: of its dataclass.
-        sites: where in a model it is to stand, ``encoder,cross``; None where nothing is said.
-    """
-
-    name: str
-    options: dict[str, Any]
-    sites: str | None
-
-    @property
-    def label(self) -> str:
-        """The name in the table; figures read the rank from its end."""
-        rest = {key: value for key, value in self.options.items() if key not in RANKS}
-        rank = next((value for key, value in self.options.items() if key in RANKS), None)
-        where = "" if self.sites is None else f"@{self.sites}"
-        label = " ".join([self.name + where, *(f"{key}={value}" for key, value in rest.items())])
-        return label if rank is None else with_rank(label, rank)
+# how the option ends that is a mechanism's rank, where it has one
+RANKS = ("_num_pivots", "_num_features")
 
 
-def with_rank(label: str, rank: int) -> str:
-    """The name of a contender of this rank."""
-    return f"{label} r={rank}"
-
-
-def read_mechanisms(texts: Iterable[str], ranks: list[int]) -> list[Named]:
-    """What the texts name; a mechanism with a rank once for every rank, unless its text gives it.
+def read_ways(texts: Iterable[str], ranks: list[int]) -> dict[str, Way]:
+    """What the texts name, by its name in the table; what has a rank once for every rank, unless its text gives one.
 
     Raises:
-        InputError: unknown mechanism or option, or a value outside its range.
+        InputError: unknown mechanism or option.
     """
-    found = []
-    for text in texts:
-        head, _, rest = text.partition(":")
-        name, at, sites = head.partition("@")
-        options = dict(map(_option, rest.split(","))) if rest else {}
-        build_options(name, **options)  # what is wrong is known before anything is measured
-        known = {field.name for field in dataclasses.fields(mechanism_class(name).options_class)}
-        open_rank = [option for option in RANKS if option in known - options.keys()]
-        ways = [{**options, open_rank[0]: rank} for rank in ranks] if open_rank else [options]
-        found += [Named(name, way, sites if at else None) for way in ways]
+    found = {}
+    for way in (way for text in texts for way in expand(text)):
+        option = next((name for name in options_of(way.attention) if name.endswith(RANKS)), None)
+        rest = {name: value for name, value in way.options.items() if name != option}
+        label = " ".join(filter(None, [way.attention, spelt(rest)]))
+        if option is None:
+            found[label] = way
+            continue
+        for rank in [way.options[option]] if option in way.options else ranks:
+            found[with_rank(label, rank)] = replace(way, options={**rest, option: rank})
     return found
 
 
-def _option(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise InputError(f"{text!r} is not option=value")
-    try:
-        return name.replace("-", "_"), ast.literal_eval({"true": "True", "false": "False"}.get(value, value))
-    except (ValueError, SyntaxError):
-        return name.replace("-", "_"), value
+def with_rank(label: str, rank: object) -> str:
+    """The name of a contender of this rank, which figures read from its end."""
+    return f"{label} r={rank}"

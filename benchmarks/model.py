@@ -12,22 +12,14 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.models.transformer import TransformerModel
 
 from benchmarks.measure import Job
-from benchmarks.mechanisms import Named, read_mechanisms
+from benchmarks.mechanisms import read_ways
 from benchmarks.render import MEBIBYTES, MILLISECONDS, Measure
-from fairseq_lot.attention.options import SITES
 from fairseq_lot.attention.registry import DEFAULT
 from fairseq_lot.errors import InputError
 from fairseq_lot.models.pluggable_transformer import PluggableTransformerModel
-from fairseq_lot.modules.flat_options import flat_name
-
-MEASURES: tuple[Measure, ...] = (
-    Measure("encoder", "encoder_seconds", *MILLISECONDS),
-    Measure("training step", "training_seconds", *MILLISECONDS),
-    Measure("decoding step", "decoding_seconds", *MILLISECONDS),
-    Measure("training speed", "words_per_second", 1.0, "words/s", more_is_better=True),
-    Measure("peak memory of a training step", "peak_bytes", *MEBIBYTES),
-    Measure("state of decoding", "state_bytes", *MEBIBYTES),
-)
+from fairseq_lot.plug_and_play.points import Way
+from fairseq_lot.plug_and_play.swap import plug
+from fairseq_lot.pretrained.loading import untrained
 
 
 class ModelBench:
@@ -35,15 +27,24 @@ class ModelBench:
 
     Args:
         arch: of fairseq's ``transformer`` or of ours.
-        mechanisms: as :func:`~benchmarks.mechanisms.read_mechanisms` takes them; None for LOT in the
-            encoder, and at all sites.
+        mechanisms: as :func:`~benchmarks.mechanisms.read_ways` takes them; None for LOT in the encoder, and at
+            all sites.
         ranks: for what has pivots or features.
         longest: document, in tokens.
         prefix: tokens that a decoding step has behind it.
         vocabulary: pieces, random ones.
     """
 
-    base, measures, turn = DEFAULT, MEASURES, 0.3
+    base, turn = DEFAULT, 0.3
+    lengths, tokens, patience = [32, 256, 1024, 2048, 4096], 2048, float("inf")
+    measures: tuple[Measure, ...] = (
+        Measure("encoder", "encoder_seconds", *MILLISECONDS),
+        Measure("training step", "training_seconds", *MILLISECONDS),
+        Measure("decoding step", "decoding_seconds", *MILLISECONDS),
+        Measure("training speed", "words_per_second", 1.0, "words/s", more_is_better=True),
+        Measure("peak memory of a training step", "peak_bytes", *MEBIBYTES),
+        Measure("state of decoding", "state_bytes", *MEBIBYTES),
+    )
 
     def __init__(
         self,
@@ -54,8 +55,8 @@ class ModelBench:
         device: torch.device,
         dtype: torch.dtype,
         longest: int,
-        prefix: int = 32,
-        vocabulary: int = 10_000,
+        prefix: int,
+        vocabulary: int,
     ):
         if ARCH_MODEL_REGISTRY.get(arch) not in (TransformerModel, PluggableTransformerModel):
             known = [arch for arch, kind in ARCH_MODEL_REGISTRY.items() if kind is PluggableTransformerModel]
@@ -65,36 +66,25 @@ class ModelBench:
             )
         self.device, self.dtype, self.prefix, self.vocabulary = device, dtype, prefix, vocabulary
         self.words = f"{arch}, vocabulary {vocabulary}, {prefix} tokens behind a decoding step"
-        found = read_mechanisms([DEFAULT, *(mechanisms or ["lot@encoder", "lot@all"])], ranks)
-        named = {one.label: one for one in found}
-        self.contenders = {label: self._build(arch, one, max(longest, prefix + 1)) for label, one in named.items()}
+        ways = read_ways([DEFAULT, *(mechanisms or ["lot", "lot --attention-sites encoder,cross,decoder"])], ranks)
+        self.contenders = {label: self._build(arch, way, max(longest, prefix + 1)) for label, way in ways.items()}
 
-    def _build(self, arch: str, one: Named, positions: int) -> TransformerModel:
+    def _build(self, arch: str, way: Way, positions: int) -> TransformerModel:
         """A model in training mode, with positions for long documents."""
-        symbols = Dictionary()
-        for number in range(symbols.nspecial, self.vocabulary):
-            symbols.add_symbol(str(number))
-        args = Namespace(
-            arch=arch,
-            attention=one.name,
-            attention_sites=",".join(SITES) if one.sites == "all" else one.sites,
-            share_all_embeddings=True,
-            max_source_positions=positions,
-            max_target_positions=positions,
-            **{flat_name(one.name, key): value for key, value in one.options.items()},
-        )
+        limits = {"max_source_positions": positions, "max_target_positions": positions}
+        args = Namespace(arch=arch, share_all_embeddings=True, **limits)
         ARCH_CONFIG_REGISTRY[arch](args)
+        plug(args, way.attention, **way.options)
         torch.manual_seed(0)
-        task = Namespace(source_dictionary=symbols, target_dictionary=symbols)
-        return ARCH_MODEL_REGISTRY[arch].build_model(args, task).to(self.device, self.dtype).train()
+        return untrained(args, self.vocabulary, self.vocabulary).to(self.device, self.dtype).train()
 
-    def jobs(self, contenders: dict[str, TransformerModel], bsz: int, length: int) -> dict[str, Callable[[], Job]]:
-        """What makes the job of each contender; all get the same documents."""
+    def jobs(self, names: Iterable[str], bsz: int, length: int) -> dict[str, Callable[[], Job]]:
+        """What makes the job of each of these contenders; all get the same documents."""
         shape = 2, bsz, max(length, self.prefix + 1)
         pieces = torch.randint(Dictionary().nspecial, self.vocabulary, shape).to(self.device)
         source, target = pieces[..., :length]
         written = pieces[1, :, : self.prefix + 1]
-        return {name: partial(job, model, source, target, written) for name, model in contenders.items()}
+        return {name: partial(job, self.contenders[name], source, target, written) for name in names}
 
 
 def job(model: TransformerModel, source: torch.Tensor, target: torch.Tensor, written: torch.Tensor) -> Job:

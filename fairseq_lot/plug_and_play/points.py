@@ -111,11 +111,11 @@ def expand(text: str) -> list[Way]:
     try:
         attention, *words = shlex.split(text)
     except ValueError:
-        raise InputError(f"--try {text!r} names no mechanism; choose one of {', '.join(MECHANISMS)}") from None
+        raise InputError(f"{text!r} names no mechanism; choose one of {', '.join(MECHANISMS)}") from None
 
     class Parser(ArgumentParser):
         def error(self, message: str) -> NoReturn:
-            raise InputError(f"--try {text!r}: {message}")
+            raise InputError(f"{text!r}: {message}")
 
     parser = Parser(allow_abbrev=False, add_help=False)
     add_attention_args(parser, differential=False)

@@ -2,7 +2,6 @@
 
 import csv
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,17 +19,19 @@ PEER = "def build(*, num_heads, head_dim, num_pivots):\n    return lambda q, k, 
 QUICK = ["--tokens", "8", "--repeats", "1", "--warm-up", "0"]
 SMALL = [*QUICK, "--num-heads", "2", "--head-dim", "4"]
 CPU = torch.device("cpu")
+EVERYWHERE = "--attention-sites encoder,cross,decoder"
 
 
 def results(**times):
     """Results at lengths 1, 2, 4, ...; all measures have the same number."""
-    keys = [measure.key for measure in layer.MEASURES]
+    measures = layer.LayerBench.measures
+    keys = [measure.key for measure in measures]
     rows = {
         (name, 2**i): None if x is None else dict.fromkeys(keys, x)
         for name, row in times.items()
         for i, x in enumerate(row)
     }
-    return Results("", "sdpa", layer.MEASURES, rows)
+    return Results("", "sdpa", measures, rows)
 
 
 def table_of(folder):
@@ -114,7 +115,7 @@ def test_a_limit_ends_the_rounds_but_one_counts():
 
 def test_a_work_is_repeated_until_its_turn_is_over(monkeypatch):
     now, calls = [0.0], []
-    monkeypatch.setattr("benchmarks.measure.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr("benchmarks.measure.timer", lambda: now[0])
 
     def work(name, seconds):
         calls.append(name)
@@ -149,9 +150,9 @@ def test_every_mechanism_is_there_and_those_with_pivots_once_for_every_rank():
     found = layer_bench(None, [3, 5]).contenders
     assert {name.partition(" ")[0] for name in found} == {*MECHANISMS, "sdpa", "products"}
     assert [name for name in found if name.startswith("lot")] == ["lot r=3", "lot r=5"]
-    assert "lot num_updates=2 r=7" in layer_bench(["lot:num_pivots=7,num_updates=2"], [3]).contenders
-    features = layer_bench(["near_far:window=4", "near_far:num_features=7"], [3, 5]).contenders
-    assert {"near_far window=4 r=3", "near_far window=4 r=5", "near_far r=7"} <= features.keys()
+    assert "lot --lot-num-updates 2 r=7" in layer_bench(["lot --lot-num-pivots 7 --lot-num-updates 2"], [3]).contenders
+    features = layer_bench(["near_far --near-far-window 4", "near_far --near-far-num-features 7"], [3, 5]).contenders
+    assert {"near_far --near-far-window 4 r=3", "near_far --near-far-window 4 r=5", "near_far r=7"} <= features.keys()
     q, k, v = torch.randn(3, 1, 2, 5, 4)
     for attend in found.values():
         assert attend(q, k, v).shape == v.shape
@@ -165,9 +166,11 @@ def test_the_table_says_how_many_times_better_than_the_base():
 
 
 def test_more_words_per_second_are_better():
-    (speed,) = (one for one in whole_model.MEASURES if one.more_is_better)
+    (speed,) = (one for one in whole_model.ModelBench.measures if one.more_is_better)
     assert speed.lead({"words_per_second": 30.0}, {"words_per_second": 10.0}) == 3
-    assert layer.MEASURES[0].lead({"forward_seconds": 30.0}, {"forward_seconds": 10.0}) == pytest.approx(1 / 3)
+    assert layer.LayerBench.measures[0].lead({"forward_seconds": 30.0}, {"forward_seconds": 10.0}) == pytest.approx(
+        1 / 3
+    )
 
 
 def test_command_writes_table_figures_and_crossings(tmp_path, capsys):
@@ -196,20 +199,23 @@ def test_what_is_slow_is_left_out_at_longer_lengths(tmp_path):
     ("words", "message"),
     [
         (["--mechanism", "lots"], "'lots'"),
-        (["--mechanism", "lot:pivots=3"], "'pivots'"),
-        (["--mechanism", "lot:num_pivots"], "'num_pivots'"),
+        (["--mechanism", "lot --lot-pivots 3"], "--lot-pivots"),
+        (["--mechanism", "lot --lot-num-pivots many"], "--lot-num-pivots"),
+        (["--mechanism", "lot --esp-hard"], "'esp_hard'"),
         (["--peer", "nowhere"], "'nowhere'"),
         (["--lengths", "0"], "--lengths"),
         (["--repeats", "0"], "--repeats"),
         (["--device", "abacus"], "'abacus'"),
-        (["--mechanism", "lot@all"], "'lot@all'"),
-        (["--prefix", "3"], "--model"),
+        (["--mechanism", "lot --attention-sites cross"], "'attention_sites'"),
+        (["--prefix", "0"], "--prefix"),
         (["--model", "lots"], "'lots'"),
         (["--model", "transformer_lm"], "lot_transformer"),
-        (["--model", "lot_transformer_small", "--num-heads", "2"], "--num-heads"),
-        (["--model", "lot_transformer_small", "--mechanism", "lot@middle"], "'middle'"),
-        (["--model", "lot_transformer_small", "--mechanism", "sinkhorn@all"], "couples the queries"),
-        (["--model", "lot_transformer_small", "--mechanism", "lot@all:pivots=3"], "'pivots'"),
+        (["--model", "lot_transformer_small", "--mechanism", "lot --attention-sites middle"], "'middle'"),
+        (
+            ["--model", "lot_transformer_small", "--mechanism", "sinkhorn --attention-sites cross"],
+            "couples the queries",
+        ),
+        (["--model", "lot_transformer_small", "--mechanism", "lot --esp-hard"], "--esp-hard"),
         (["--model", "lot_transformer_small", "--vocabulary", "4"], "--vocabulary"),
     ],
 )
@@ -258,10 +264,10 @@ def test_a_whole_model_is_measured_with_softmax_and_with_lot_at_some_sites(tiny_
         "--limit",
         "0",
     ]  # beyond fairseq's 1,024
-    assert main(["--out", str(tmp_path), *words, "--mechanism", "lot@all", "--mechanism", "set"]) == 0
+    assert main(["--out", str(tmp_path), *words, "--mechanism", f"lot {EVERYWHERE}", "--mechanism", "set"]) == 0
     header, table = table_of(tmp_path)
     assert all(word in header for word in ("tiny", "vocabulary 20", "3 tokens behind", "batch of 8 tokens"))
-    names = ["softmax", "lot@all r=3", "set r=3"]
+    names = ["softmax", f"lot {EVERYWHERE} r=3", "set r=3"]
     assert [(row["contender"], row["length"]) for row in table] == [(name, n) for n in ("4", "1100") for name in names]
     assert all(float(value) > 0 for row in table for key, value in row.items() if key != "contender")
     for row, words in zip(table, [8] * 3 + [1100] * 3, strict=True):
@@ -296,7 +302,6 @@ def test_the_state_of_decoding_grows_with_softmax_alone(build):
     bench = build(longest=60)
     short, long = ({name: job.known["state_bytes"] for name, job in jobs(bench, n).items()} for n in (30, 60))
     # 2 sentences, 30 more tokens, keys and values of width 8 in float32
-    assert (
-        long["softmax"] - short["softmax"] == long["lot@encoder r=3"] - short["lot@encoder r=3"] >= 2 * 30 * 2 * 8 * 4
-    )
-    assert long["lot@all r=3"] == short["lot@all r=3"] > 0
+    assert long["softmax"] - short["softmax"] == long["lot r=3"] - short["lot r=3"] >= 2 * 30 * 2 * 8 * 4
+    name = f"lot {EVERYWHERE} r=3"
+    assert long[name] == short[name] > 0

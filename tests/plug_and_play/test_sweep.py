@@ -47,7 +47,7 @@ def test_options_are_read_as_on_the_command_line():
     (way,) = expand("lot --lot-num-pivots 8 --lot-learn-masses false --attention-sites cross")
     assert way.options == {"lot_num_pivots": 8, "lot_learn_masses": False, "attention_sites": "cross"}
     for options in ("--lot-num-pivots many", "--lot-pivots 8", "8"):
-        with pytest.raises(InputError, match="--try 'lot "):
+        with pytest.raises(InputError, match="'lot "):
             expand(f"lot {options}")
     with pytest.raises(InputError, match="names no mechanism"):
         expand("")

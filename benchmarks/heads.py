@@ -9,7 +9,6 @@ and softmax in all others. Results go to ``heads.jsonl``, which a further call g
 import argparse
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -39,19 +38,16 @@ MECHANISMS = ("lot", "near_far")
 class OneHead(Mechanism):
     """A mechanism in one head, and softmax in the others."""
 
-    chosen: torch.Tensor
-
     def __init__(self, mechanism: Mechanism, head: int):
         super().__init__(num_heads=mechanism.num_heads, head_dim=mechanism.head_dim, options=mechanism.options)
-        self.couples_queries, self.positional = mechanism.couples_queries, mechanism.positional
-        self.swapped = mechanism
+        self.swapped, self.head = mechanism, head
         self.softmax = build_mechanism("softmax", num_heads=self.num_heads, head_dim=self.head_dim)
-        self.register_buffer("chosen", (torch.arange(self.num_heads) == head)[:, None, None])
 
     def attend(self, q, k, v, masks: Masks, need_weights) -> AttentionOutput:
         given = q, k, v, masks, need_weights
-        ours, others = (mechanism.attend(*given).values for mechanism in (self.swapped, self.softmax))
-        return AttentionOutput(torch.where(self.chosen, ours, others))
+        values = self.softmax.attend(*given).values.clone()
+        values[:, self.head] = self.swapped.attend(*given).values[:, self.head]
+        return AttentionOutput(values)
 
 
 def main() -> None:
@@ -84,48 +80,42 @@ def main() -> None:
 def measure(path: str, data: str, sentences: int) -> list[dict[str, Any]]:
     """A row for each head of the encoder."""
     teacher = load(path, data, "valid")
-    rows = list(_looks(teacher))
+    rows = looks(teacher)
     softmax, _ = total(validation_losses(teacher, sentences))
     for name in MECHANISMS:
         with torch.enable_grad():
             state = calibrate(swap(path, attention=name)).state
         swapped = load(state, data, "valid")
+        encoder = [attention for site, _, attention in attentions(swapped.model) if site == "encoder"]
+        fitted = [attention.mechanism for attention in encoder]
         for row in tqdm(rows, desc=name, unit="head"):
-            attention = dict(_encoder(swapped))[row["layer"]]
-            every = attention.mechanism
-            others = {at: one.mechanism for at, one in _encoder(swapped)}
-            for _, one in _encoder(swapped):
-                one.mechanism = build_mechanism("softmax", num_heads=every.num_heads, head_dim=every.head_dim)
-            attention.mechanism = OneHead(every, row["head"])
+            for layer, attention in enumerate(encoder):
+                one = OneHead(fitted[layer], row["head"])
+                attention.mechanism = one if layer == row["layer"] else one.softmax
             row[name] = total(validation_losses(swapped, sentences))[0] - softmax
-            for at, one in _encoder(swapped):
-                one.mechanism = others[at]
     return rows
 
 
-def _encoder(loaded: Loaded) -> Iterator[tuple[int, Any]]:
-    return ((layer, attention) for site, layer, attention in attentions(loaded.model) if site == "encoder")
-
-
-def _looks(loaded: Loaded, sentences: int = 64) -> Iterator[dict[str, Any]]:
-    """Where each head looks: means over sentences."""
+def looks(loaded: Loaded, sentences: int = 64) -> list[dict[str, Any]]:
+    """Where each head of the encoder looks: means over sentences."""
     found: dict[int, list[torch.Tensor]] = {}
     with capture(loaded.model) as seen:
         for index in loaded.draw(sentences, 1):
             loaded.model(**loaded.batch([index])["net_input"])
-            for attention in seen:
-                if attention.site == "encoder":
-                    weights = attention.weights.double()
-                    slots = torch.arange(weights.size(-1))
-                    distance = (slots[:, None] - slots).abs()
-                    mass = [(weights * (distance <= w)).sum(-1).mean(-1) for w in WINDOWS]
-                    rest = [diagnostics.row_entropy(weights), diagnostics.effective_rank(weights)]
-                    found.setdefault(attention.layer, []).append(torch.stack([*mass, *rest], -1)[0])
-            seen.clear()
+        for attention in seen:
+            if attention.site == "encoder":
+                weights = attention.weights.double()
+                slots = torch.arange(weights.size(-1))
+                distance = (slots[:, None] - slots).abs()
+                mass = [(weights * (distance <= w)).sum(-1).mean(-1) for w in WINDOWS]
+                rest = [diagnostics.row_entropy(weights), diagnostics.effective_rank(weights)]
+                found.setdefault(attention.layer, []).append(torch.stack([*mass, *rest], -1)[0])
     names = [*(f"mass_{w}" for w in WINDOWS), "entropy", "effective_rank"]
-    for layer, of_sentences in found.items():
-        for head, figures in enumerate(torch.stack(of_sentences).mean(0).tolist()):
-            yield {"layer": layer, "head": head, **dict(zip(names, figures, strict=True))}
+    return [
+        {"layer": layer, "head": head, **dict(zip(names, figures, strict=True))}
+        for layer, of_sentences in found.items()
+        for head, figures in enumerate(torch.stack(of_sentences).mean(0).tolist())
+    ]
 
 
 def render(rows: list[dict]) -> str:

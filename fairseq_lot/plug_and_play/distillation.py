@@ -26,29 +26,6 @@ class Match:
     teacher: Mechanism
 
 
-@dataclass(frozen=True)
-class Call:
-    """One call of a teacher's mechanism, to be repeated by the student's.
-
-    Attributes:
-        args, kwargs: of the call; the first is q, ``(bsz, num_heads, tgt_len, head_dim)``.
-        values: what the teacher returned, ``(bsz, num_heads, tgt_len, value_dim)``.
-        query_pads: ``(bsz, tgt_len)`` bool, True = pad; these rows do not count.
-    """
-
-    args: tuple
-    kwargs: dict
-    values: torch.Tensor
-    query_pads: torch.Tensor
-
-    def error(self, student: Mechanism) -> torch.Tensor:
-        """``‖student - teacher‖² / ‖teacher‖²`` of every head over the batch, ``(num_heads,)``."""
-        real = ~self.query_pads[:, None, :, None]
-        difference = (student(*self.args, **self.kwargs).values - self.values) * real
-        scale = (self.values * real).square().sum((0, 2, 3))
-        return difference.square().sum((0, 2, 3)) / scale.clamp(min=torch.finfo(scale.dtype).tiny)
-
-
 class Distillation:
     """A model with swapped attention beside the same model with softmax, and what they differ by on a sample.
 
@@ -92,29 +69,32 @@ class Distillation:
         translations = translate_greedily(self.teacher, sample)
         return {**sample, "net_input": {**sample["net_input"], "prev_output_tokens": translations}}
 
-    def teacher_calls(self, sample: dict) -> list[Call]:
-        """What the teacher's mechanisms do on a sample, in the order of ``matched``."""
-        calls: dict[Mechanism, Call] = {}
-        site_of = {match.teacher: match.site for match in self.matched}
+    def head_errors(self, sample: dict) -> torch.Tensor:
+        """``‖student - teacher‖² / ‖teacher‖²`` of every head, ``(number of attentions, num_heads)``.
 
-        def keep(module: Mechanism, args: tuple, kwargs: dict, output: AttentionOutput) -> None:
-            read = "src_tokens" if site_of[module] == "encoder" else "prev_output_tokens"
-            pads = sample["net_input"][read].eq(self.teacher.encoder.padding_idx)
-            calls[module] = Call(args, kwargs, output.values, pads)
+        Each mechanism of the student repeats what the teacher's is called with: the teacher's own q, k and v.
+        """
+        student_of = {match.teacher: match for match in self.matched}
+        errors: dict[Mechanism, torch.Tensor] = {}
+        with_gradients = torch.is_grad_enabled()
 
-        handles = [module.register_forward_hook(keep, with_kwargs=True) for module in site_of]
+        def compare(teacher: Mechanism, args: tuple, kwargs: dict, expected: AttentionOutput) -> None:
+            match = student_of[teacher]
+            tokens = sample["net_input"]["src_tokens" if match.site == "encoder" else "prev_output_tokens"]
+            real = tokens.ne(self.teacher.encoder.padding_idx)[:, None, :, None]
+            size = (expected.values * real).square().sum((0, 2, 3))
+            with torch.set_grad_enabled(with_gradients):
+                difference = (match.student(*args, **kwargs).values - expected.values) * real
+                errors[teacher] = difference.square().sum((0, 2, 3)) / size.clamp(min=torch.finfo(size.dtype).tiny)
+
+        handles = [teacher.register_forward_hook(compare, with_kwargs=True) for teacher in student_of]
         try:
             with torch.no_grad():
                 self._output(self.teacher, sample)
         finally:
             for handle in handles:
                 handle.remove()
-        return [calls[match.teacher] for match in self.matched]
-
-    def head_errors(self, sample: dict) -> torch.Tensor:
-        """The error of every head on the teacher's own q, k and v, ``(number of attentions, num_heads)``."""
-        calls = zip(self.matched, self.teacher_calls(sample), strict=True)
-        return torch.stack([call.error(match.student) for match, call in calls])
+        return torch.stack([errors[match.teacher] for match in self.matched])
 
     def output_error(self, sample: dict) -> torch.Tensor:
         """``‖student - teacher‖² / ‖teacher‖²`` of what leaves the encoder, or the decoder's last layer, a scalar."""

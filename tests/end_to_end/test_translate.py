@@ -10,7 +10,7 @@ from sacremoses import MosesDetokenizer
 
 from fairseq_lot import cli
 from fairseq_lot.pretrained.translate import Translator
-from tests.end_to_end.conftest import BIN, command, fairseq_lot, generate, refuse
+from tests.end_to_end.conftest import BIN, fairseq_lot, generate, refuse
 
 
 @pytest.fixture(scope="module")
@@ -39,19 +39,18 @@ def test_languages_that_the_checkpoint_lacks_are_those_of_the_folder(data, stock
     assert found == expected
 
 
-def test_pipe_and_compare(data, stock_checkpoint, expected, tmp_path, capsys):
+def test_pipe_and_compare(data, stock_checkpoint, expected, tmp_path, capsys, monkeypatch):
     swapped = tmp_path / "swapped.pt"
     fairseq_lot("swap", "--path", stock_checkpoint, "--out", swapped, "--attention", "sinkhorn")
     lines = (data / "text" / "test.de").read_text(encoding="utf-8").splitlines()[:5]
-    done = command(
-        "fairseq-lot", "translate", "--path", stock_checkpoint, "--compare", swapped, "--tokenised",
-        input="\n".join([*lines[:2], "", *lines[2:]]) + "\n",
-    )  # fmt: skip
-    header, *rows = [line.split("\t") for line in done.stdout.splitlines()]
+    piped = "\n".join([*lines[:2], "", *lines[2:]]) + "\n"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(piped.encode())))
+    capsys.readouterr()
+    fairseq_lot("translate", "--path", stock_checkpoint, "--compare", swapped, "--tokenised")
+    header, *rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     assert header == [str(stock_checkpoint), str(swapped)]
     assert [left for left, _ in rows] == [*expected[:2], "", *expected[2:5]]
     assert rows[2] == ["", ""]
-    capsys.readouterr()
     fairseq_lot("translate", "--tokenised", "--path", swapped, "--", *lines)
     alone = capsys.readouterr().out.splitlines()
     assert [right for _, right in rows] == [*alone[:2], "", *alone[2:]]

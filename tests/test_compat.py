@@ -202,19 +202,19 @@ sys.meta_path.insert(0, Hidden)
 """
     MESSAGE = "fairseq is not installed; run 'pip install --no-deps fairseq==0.12.2'"
 
-    def test_a_command_says_in_one_line_what_is_missing(self, tmp_path):
+    def test_what_needs_no_fairseq_works_and_the_rest_says_in_one_line_what_is_missing(self, tmp_path):
         words = [["swap", "--path=a", "--out=b"], ["translate", "--path=a"], ["diagnose", "a"]]
-        code = f"{self.HIDDEN}\nfrom fairseq_lot.cli import main; print([main(words) for words in {words}])"
+        code = f"""{self.HIDDEN}
+import fairseq_lot
+from fairseq_lot.cli import main
+fairseq_lot.build_mechanism("lot", num_heads=2, head_dim=4)
+print([main(words) for words in {words}])
+fairseq_lot.swap
+"""
         result = run(sys.executable, "-c", code, cwd=tmp_path)
-        assert (result.stdout, result.stderr) == ("[2, 2, 2]\n", 3 * f"fairseq-lot: error: {self.MESSAGE}\n")
-
-    def test_so_does_python(self, tmp_path):
-        result = run(sys.executable, "-c", f"{self.HIDDEN}\nimport fairseq_lot; fairseq_lot.swap", cwd=tmp_path)
-        assert result.stderr.splitlines()[-1] == f"ModuleNotFoundError: {self.MESSAGE}"
-
-    def test_what_needs_no_fairseq_works(self, tmp_path):
-        code = f"{self.HIDDEN}\nimport fairseq_lot; fairseq_lot.build_mechanism('lot', num_heads=2, head_dim=4)"
-        python(code, tmp_path)
+        *errors, last = result.stderr.splitlines()
+        assert result.stdout == "[2, 2, 2]\n" and errors[:3] == 3 * [f"fairseq-lot: error: {self.MESSAGE}"]
+        assert last == f"ModuleNotFoundError: {self.MESSAGE}"
 
 
 class TestConfigs:

@@ -18,6 +18,7 @@ FAMILIES = {
 ARCHITECTURES = [f"{family}_small" for family in FAMILIES] + ["lot_transformer", "diff_transformer_iwslt_de_en"]
 
 
+@pytest.mark.fast_if(lambda arch: arch in ("lot_transformer_small", "diff_transformer_iwslt_de_en"))
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_train_swap_generate_score(arch, data, tmp_path):
     family = next(family for family in FAMILIES if arch.startswith(family))

@@ -229,16 +229,10 @@ def test_what_is_not_calibrated_says_why(stock_checkpoint, tmp_path, capsys):
     assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
 
 
-@pytest.mark.parametrize(
-    ("sites", "stacks"),
-    [
-        ("cross", ["decoder.*encoder_attn"]),
-        ("encoder,cross,decoder", ["encoder.*self_attn", "decoder.*encoder_attn", "decoder.*self_attn"]),
-    ],
-)
-def test_decoder_sites_are_calibrated_without_data_too(sites, stacks, stock_checkpoint, tmp_path):
-    state = swap_to(tmp_path / "lot.pt", stock_checkpoint, *FIT[:6], "--attention-sites", sites)
-    drawn = swap_to(tmp_path / "drawn.pt", stock_checkpoint, "--no-calibrate", "--attention-sites", sites)["model"]
+def test_decoder_sites_are_calibrated_without_data_too(stock_checkpoint, everywhere, tmp_path):
+    sites, drawn = ("--attention-sites", "encoder,cross,decoder"), load_checkpoint(everywhere)["model"]
+    state = swap_to(tmp_path / "lot.pt", stock_checkpoint, *FIT, *sites)
+    stacks = ["encoder.*self_attn", "decoder.*encoder_attn", "decoder.*self_attn"]
     changed = [key for key in drawn if not torch.equal(drawn[key], state["model"][key])]
     assert all(any(re.match(stack, key) for key in changed) for stack in stacks)
     assert all(any(re.match(stack, key) for stack in stacks) for key in changed)

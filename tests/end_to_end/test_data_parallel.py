@@ -1,4 +1,6 @@
-"""Two processes with half of a batch each do what one process does with the whole batch."""
+"""Data-parallel training: two processes with half of a batch each do what one does with all of it."""
+
+import contextlib
 
 import pytest
 import torch
@@ -38,49 +40,56 @@ def loss_and_gradients(model, task, sample):
     return loss.detach()
 
 
-@softmax_in_its_own_dtype()
-def work(rank, folder):
-    """One of two processes; each also runs the whole batch by itself."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", world_size=2, rank=rank)
-    found = {}
-    for name, (arch, options) in CASES.items():
-        loaded = in_memory.load(arch, **options)
-        model = loaded.model.double().train()
-        sample = loaded.batch(range(rank, 6, 2))
-        parallel = DistributedDataParallel(model)
-        loss_and_gradients(parallel, loaded.task, sample)  # what is left over from a first batch would stop a second
-        model.zero_grad(set_to_none=True)
-        loss = loss_and_gradients(parallel, loaded.task, sample)
-        dist.all_reduce(loss)
-        # DDP takes the mean over the processes, the loss is a sum
-        gradients = {key: 2 * x.grad for key, x in model.named_parameters()}
-        whole = in_memory.load(arch, **options)
-        expected = loss_and_gradients(whole.model.double().train(), whole.task, whole.batch(range(6)))
-        expected_gradients = {key: x.grad for key, x in whole.model.named_parameters()}
-        found[name] = (loss, gradients, expected, expected_gradients)
-    torch.save(found, f"{folder}/rank{rank}.pt")
-    dist.barrier()
+@contextlib.contextmanager
+def group(folder, rank, size):
+    """A process in a group of processes."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", world_size=size, rank=rank)
+    yield
     dist.destroy_process_group()
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("parallel")
-    mp.spawn(work, args=(str(folder),), nprocs=2)
-    return [torch.load(folder / f"rank{rank}.pt") for rank in (0, 1)]
+@softmax_in_its_own_dtype()
+def check(name, rank, size):
+    """One of some processes with its part of a batch, against the whole batch without any group."""
+    arch, options = CASES[name]
+    loaded = in_memory.load(arch, **options)
+    model = loaded.model.double().train()
+    sample = loaded.batch(range(rank, 6, size))
+    parallel = DistributedDataParallel(model)
+    loss_and_gradients(parallel, loaded.task, sample)  # what is left over from a first batch would stop a second
+    model.zero_grad(set_to_none=True)
+    loss = loss_and_gradients(parallel, loaded.task, sample)
+    dist.all_reduce(loss)
+    # DDP takes the mean over the processes, the loss is a sum
+    gradients = {key: size * x.grad for key, x in model.named_parameters()}
+    whole = in_memory.load(arch, **options)
+    expected = loss_and_gradients(whole.model.double().train(), whole.task, whole.batch(range(6)))
+    # rounding, 2e-16, of the loss, and of gradients up to 50: 1e-14, which ESP divides by t = 1e-3
+    torch.testing.assert_close(loss, expected, rtol=1e-10, atol=0)
+    expected_gradients = {key: x.grad for key, x in whole.model.named_parameters()}
+    torch.testing.assert_close(gradients, expected_gradients, rtol=1e-8, atol=1e-9)
+    assert max(gradient.abs().max() for gradient in gradients.values()) > 1e-2
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_same_loss_and_gradients_as_one_process(name, found):
-    for of_rank in found:
-        loss, gradients, expected, expected_gradients = of_rank[name]
-        # rounding, 2e-16, of the loss, and of gradients up to 50: 1e-14, which ESP divides by t = 1e-3
-        torch.testing.assert_close(loss, expected, rtol=1e-10, atol=0)
-        assert gradients.keys() == expected_gradients.keys()
-        for key, gradient in gradients.items():
-            torch.testing.assert_close(gradient, expected_gradients[key], rtol=1e-8, atol=1e-9, msg=key)
-        assert max(gradient.abs().max() for gradient in gradients.values()) > 1e-2
+def test_one_process_of_a_group_does_what_it_does_alone(name, tmp_path):
+    """A parameter without a gradient would stop its second batch."""
+    with group(tmp_path, 0, 1):
+        check(name, 0, 1)
+
+
+def check_all(rank, folder):
+    """One of two processes."""
+    torch.set_num_threads(1)
+    with group(folder, rank, 2):
+        for name in CASES:
+            check(name, rank, 2)
+        dist.barrier()
+
+
+@pytest.mark.slow
+def test_two_processes_with_halves_of_a_batch_do_what_one_does(tmp_path):
+    mp.spawn(check_all, args=(str(tmp_path),), nprocs=2)
 
 
 @pytest.mark.slow

@@ -22,6 +22,11 @@ def plain(data, everywhere):
     return generate(data / "bin", everywhere)
 
 
+# the others only change how scores of the same tokens are compared
+FAST = ("--diverse-beam-groups", "--sampling", "--retain-dropout", "--prefix-size")
+
+
+@pytest.mark.fast_if(lambda flags: flags[0] in FAST)
 @pytest.mark.parametrize(
     "flags",
     [
@@ -33,7 +38,6 @@ def plain(data, everywhere):
         ("--match-source-len",),
         ("--retain-dropout",),
         ("--prefix-size", 2),
-        ("--score-reference",),
     ],
 )
 def test_every_sentence_is_translated_otherwise(flags, data, everywhere, plain):
@@ -47,8 +51,9 @@ def test_best_of_several_come_first(data, everywhere, plain):
     assert len(found) == 3 * len(hypotheses(plain)) and set(hypotheses(plain)) <= set(found)
 
 
-def test_forced_prefixes_and_references(data, everywhere):
+def test_references_are_scored(data, everywhere):
     found = generate(data / "bin", everywhere, "--score-reference")
+    assert lines(found, "H").keys() == set(range(SENTENCES))
     for sentence, (reference,) in lines(found, "T").items():
         # fairseq writes <<unk>> in references
         assert lines(found, "H")[sentence][1] == reference.replace("<<unk>>", "<unk>")
@@ -78,6 +83,7 @@ def test_ensembles_average_probabilities(data, everywhere, stock_checkpoint, pla
     assert hypotheses(mixed) not in alone
 
 
+@pytest.mark.fast_if(lambda kind: kind == "ordered")
 @pytest.mark.parametrize("kind", ["ordered", "unordered"])
 def test_constraints(kind, data, everywhere, monkeypatch):
     sources = (data / "bpe" / "test.de").read_text(encoding="utf-8").splitlines()[:4]

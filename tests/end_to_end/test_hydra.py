@@ -1,10 +1,12 @@
 """fairseq-hydra-train with a model of ours."""
 
+import pytest
 import torch
 
 from tests.end_to_end.conftest import command, generate, hypotheses, refuse
 
 
+@pytest.mark.slow
 def test_hydra_trains_the_attention_that_it_is_told(data, tmp_path, capsys):
     model = "{_name:lot_transformer_small,attention:lot,lot_num_pivots:5}"
     command(

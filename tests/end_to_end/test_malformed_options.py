@@ -71,7 +71,7 @@ TOKENISE = [
     *[("--source", x) for x in ("", "xx", "../de", "en")],
 ]
 ENCODE = [
-    *[("--vocab-size", x) for x in (0, -1, 5, 2**31 - 1, HUGE, "x")],
+    *[("--vocab-size", x) for x in (0, -1, 5, 32_000, HUGE, "x")],
     *[("--threads", x) for x in (0, -1, "x")],
     *[("--bpe", x) for x in ("", "magic")],
 ]

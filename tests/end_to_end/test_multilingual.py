@@ -13,7 +13,10 @@ TASK = ("--task", "translation_multi_simple_epoch", "--lang-pairs", "de-en,en-de
 FIT = ("--steps", 4, "--joint-steps", 2, "--held-out", 8)
 
 
-SYMBOLS = [("--encoder-langtok", "tgt", "--decoder-langtok"), ("--encoder-langtok", "src")]
+SYMBOLS = [
+    ("--encoder-langtok", "tgt", "--decoder-langtok"),
+    pytest.param(("--encoder-langtok", "src"), marks=pytest.mark.slow),
+]
 one_way = pytest.mark.parametrize("symbols", SYMBOLS[:1], indirect=True)
 
 

@@ -30,8 +30,7 @@ def report(data, stock_checkpoint, tmp_path_factory):
     swapped(stock_checkpoint, home / "swapped.pt", "lot", "--lot-num-pivots", 5)
     fairseq_lot(
         "report", "--path", stock_checkpoint, "--compare", home / "swapped.pt", "--sites",
-        "encoder,cross", "--sentences", home / "lines.de", "--logs", home / "train.log", "--figures", home / "figures",
-        "--out", home / "report.html",
+        "encoder,cross", "--sentences", home / "lines.de", "--logs", home / "train.log", "--out", home / "report.html",
     )  # fmt: skip
     return home
 
@@ -115,10 +114,16 @@ def test_the_page_stands_alone(report):
     assert text.count("<script") == 2 and "<link" in text
     assert not re.search(r"""(?:src|href)=["'](?!data:)|@import|url\(""", text), "nothing is loaded from elsewhere"
     assert text.count('<img alt="maps encoder layer') == 2, "maps to see without JavaScript"
-    assert {path.name for path in (report / "figures").iterdir()} == {
-        f"{name}.{form}"
-        for name in ("loss", *(f"maps-{site}-layer-{layer}" for site in ("encoder", "cross") for layer in (0, 1)))
-        for form in ("svg", "png")
+
+
+@pytest.mark.parametrize("maps", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_figures_are_files_too(maps, stock_checkpoint, report, tmp_path):
+    words = ("--logs", report / "train.log", "--figures", tmp_path / "figures", "--out", tmp_path / "report.html")
+    seen = ("--path", stock_checkpoint, "--sites", "encoder,cross", "--sentences", report / "lines.de")
+    fairseq_lot("report", *words, *(seen if maps else ()))
+    names = [f"maps-{site}-layer-{layer}" for site in ("encoder", "cross") for layer in (0, 1)]
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {
+        f"{name}.{form}" for name in ("loss", *(names if maps else ())) for form in ("svg", "png")
     }
 
 

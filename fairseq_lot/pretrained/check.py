@@ -1,20 +1,10 @@
-"""``fairseq-lot check``: find out in a second what would stop a long run halfway."""
+"""``fairseq-lot check``: find out in seconds what would stop a long run halfway."""
 
-import struct
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 
-import numpy as np
-from fairseq.data import Dictionary
-from fairseq.data.data_utils import load_indexed_dataset
-from fairseq.data.indexed_dataset import _code_to_dtype, infer_dataset_impl
-
-from fairseq_lot.errors import InputError
-from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args, saved_task
-from fairseq_lot.pretrained.languages import Pair, add_language_arguments, languages, typed_pair
-from fairseq_lot.pretrained.multilingual import add_language_symbols
-
-_WAY_OUT = "make it with fairseq-preprocess, see scripts/prepare_*.sh"
+from fairseq_lot.pretrained.data_folder import check_data, check_lengths
+from fairseq_lot.pretrained.languages import add_language_arguments, languages, typed_pair
+from fairseq_lot.pretrained.loading import load
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -27,120 +17,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Check; print one line when all is well."""
-    pair, state, limit = typed_pair(args), None, None
-    if args.path is not None:
-        state = load_checkpoint(args.path)
-        limit = getattr(model_args(state, args.path), "max_source_positions", None)
-    source, target = pair or languages({} if state is None else saved_task(state, args.path), args.data, args.path)
-    sizes = check_data(args.data, split=args.split, source=source, target=target)
-    if state is not None:
-        check_dictionaries(args.data, (source, target), state, args.path)
-    check_lengths(sizes, limit, where=f"{args.data}, split {args.split}, {source} side")
+    pair = typed_pair(args)
+    if args.path is None:
+        source, target = pair or languages({}, args.data, None)
+        sizes, limit = check_data(args.data, split=args.split, source=source, target=target), None
+    else:
+        loaded = load(args.path, args.data, args.split, device="cpu", pair=pair)
+        sizes, limit = loaded.sentences.src_sizes, loaded.model.max_positions()[0]
+    check_lengths(sizes, limit, where=f"{args.data}, split {args.split}, source side")
     print(f"{args.data}: {args.split} has {len(sizes)} sentences, the longest source has {sizes.max() - 1} pieces")
     return 0
-
-
-def check_data(data: str | Path, *, split: str, source: str, target: str, needs_target: bool = True) -> np.ndarray:
-    """Check that a split is complete and readable.
-
-    Args:
-        data: folder made by fairseq-preprocess.
-        split: train, valid or test.
-        source, target: languages.
-        needs_target: refuse a split that has its source side alone.
-
-    Returns:
-        Source lengths in pieces, the end of sentence included.
-
-    Raises:
-        InputError: a file is missing or damaged, or the sides differ in length.
-    """
-    if not split.isalnum():
-        raise InputError(f"--split must name a split such as train, valid or test, not {split!r}")
-    data = Path(data)
-    pair = f"{source}-{target}"
-    if not (data / f"{split}.{pair}.{source}.idx").exists():  # fairseq also translates the other way round
-        back = f"{target}-{source}"
-        pair = back if (data / f"{split}.{back}.{source}.idx").exists() else pair
-    dictionaries = {lang: _dictionary(data, lang) for lang in (source, target)}
-    sizes = {}
-    for lang, dictionary in dictionaries.items():
-        prefix = data / f"{split}.{pair}.{lang}"
-        files = [Path(f"{prefix}.{kind}") for kind in ("bin", "idx")]
-        if lang == target and not needs_target and not files[0].exists():
-            continue
-        for file in files:
-            if not file.is_file():
-                raise InputError(f"{data} is not a complete data folder: {file.name} is missing; {_WAY_OUT}")
-        try:
-            sizes[lang] = _sizes(prefix, dictionary)
-        except Exception as error:  # whatever reading garbage raises
-            raise InputError(f"{prefix}.bin or .idx is damaged ({error}); make {data} again") from error
-    n, m = len(sizes[source]), len(sizes.get(target, sizes[source]))
-    if n != m:
-        raise InputError(f"{data}: {split} has {n} {source} and {m} {target} sentences; make it again")
-    if not n:
-        raise InputError(f"{data}: {split} is empty")
-    return sizes[source]
-
-
-def _sizes(prefix: Path, dictionary: Dictionary) -> np.ndarray:
-    """Lengths of all sentences; ValueError when a piece is not in the dictionary, or the two files disagree."""
-    if infer_dataset_impl(str(prefix)) != "mmap":
-        dataset = load_indexed_dataset(str(prefix), dictionary)
-        pieces, sizes = dataset[len(dataset) - 1].numpy() if len(dataset) else np.zeros(0), dataset.sizes
-    else:  # read by hand: when fairseq's reader fails half-way, it prints a traceback at its end as well
-        header = Path(f"{prefix}.idx").read_bytes()
-        _, version, code, number = struct.unpack_from("<9sQBQ", header)
-        sizes = np.frombuffer(header, np.int32, number, struct.calcsize("<9sQBQ"))
-        kind = np.dtype(_code_to_dtype[code])
-        written = Path(f"{prefix}.bin").stat().st_size
-        if version != 1 or len(header) != struct.calcsize("<9sQBQ") + 12 * number or sizes.min(initial=1) < 1:
-            raise ValueError("the index is not as fairseq-preprocess writes it")
-        if written != sizes.sum(dtype=np.int64) * kind.itemsize:
-            raise ValueError(f"the index counts {sizes.sum(dtype=np.int64)} pieces, the other file has {written} bytes")
-        pieces = np.fromfile(f"{prefix}.bin", kind)
-    if pieces.size and not (pieces.min() >= 0 and pieces.max() < len(dictionary)):
-        raise ValueError(f"piece {pieces.max()}, but the dictionary has {len(dictionary)} symbols")
-    return np.asarray(sizes)
-
-
-def check_lengths(sizes: np.ndarray, limit: int | None, *, where: str) -> None:
-    """Refuse empty sources and sources longer than the model's positions."""
-    empty = np.flatnonzero(sizes <= 1)
-    if len(empty):
-        raise InputError(f"{where}: sentence {empty[0] + 1} is empty; remove it from both sides")
-    if limit is not None and sizes.max() > limit:
-        line = int(sizes.argmax())
-        raise InputError(
-            f"{where}: sentence {line + 1} has {sizes[line]} pieces with the end of sentence, the model takes {limit}; "
-            "shorten it, or train with a larger --max-source-positions"
-        )
-
-
-def _dictionary(data: str | Path, lang: str) -> Dictionary:
-    file = Path(data) / f"dict.{lang}.txt"
-    if not file.is_file():  # say which there are: the language may be the wrong one
-        there = ", ".join(sorted(other.name for other in Path(data).glob("dict.*.txt")))
-        there = f" (there is {there})" if there else ""
-        raise InputError(f"{data} is not a complete data folder: {file.name} is missing{there}; {_WAY_OUT}")
-    try:
-        return Dictionary.load(str(file))
-    except Exception as error:
-        raise InputError(f"{file} is not a fairseq dictionary: {error}") from error
-
-
-def check_dictionaries(data: str | Path, pair: Pair, state: dict, path: str | Path) -> None:
-    """Either embedding must have a row for each symbol; otherwise fairseq fails deep inside.
-
-    Raises:
-        InputError: a dictionary is missing, damaged, or of another size.
-    """
-    for stack, language in zip(("encoder", "decoder"), pair, strict=True):
-        symbols = len(add_language_symbols(_dictionary(data, language), saved_task(state, path), path))
-        embedding = state["model"].get(f"{stack}.embed_tokens.weight")
-        if embedding is not None and embedding.size(0) != symbols:
-            raise InputError(
-                f"{path} was trained with {embedding.size(0)} symbols, but {data}/dict.{language}.txt has {symbols}; "
-                "use the data folder that it was trained on"
-            )

@@ -46,13 +46,23 @@ def read(checkpoint: Checkpoint) -> tuple[dict, str]:
         InputError: it is neither, or not the checkpoint of a Transformer.
     """
     if isinstance(checkpoint, dict):
-        _check(checkpoint, "checkpoint")
-        return checkpoint, "checkpoint"
-    if not isinstance(checkpoint, (str, Path)):
+        state, path = checkpoint, "checkpoint"
+    elif isinstance(checkpoint, (str, Path)):
+        state, path = _load(Path(checkpoint)), str(checkpoint)
+    else:
         raise InputError(
             f"a checkpoint is the path of a file, or what load_checkpoint or swap returned, not {checkpoint!r:.60}"
         )
-    return load_checkpoint(checkpoint), str(checkpoint)
+    weights = state.get("model") if isinstance(state, dict) else None
+    if not isinstance(weights, dict) or not all(type(k) is str and torch.is_tensor(v) for k, v in weights.items()):
+        raise InputError(f"{path} is not a fairseq checkpoint: it holds no model weights")
+    if getattr(weights.get("encoder.embed_tokens.weight"), "ndim", 0) != 2:
+        raise InputError(f"{path} is not a fairseq checkpoint of a Transformer: it has no embedding of the source")
+    arch = getattr(model_args(state, path), "arch", None)
+    model = ARCH_MODEL_REGISTRY.get(arch) if isinstance(arch, str) else None
+    if model not in (TransformerModel, PluggableTransformerModel):
+        raise InputError(f"{path} holds a model of architecture {arch!r}, neither fairseq's transformer* nor ours")
+    return state, path
 
 
 def load_checkpoint(path: str | Path) -> dict:
@@ -67,68 +77,39 @@ def load_checkpoint(path: str | Path) -> dict:
     Raises:
         InputError: missing, truncated, foreign, not a Transformer, or holding anything but data.
     """
-    path = Path(path)
+    return read(path)[0]
+
+
+def _load(path: Path) -> Any:
+    """What is in the file."""
     if not path.is_file():
         raise InputError(f"there is no checkpoint {path}")
     try:
-        _check_sums(path)
+        if zipfile.is_zipfile(path):  # torch itself does not verify the checksums
+            with zipfile.ZipFile(path) as archive:
+                damaged = archive.testzip()
+            if damaged is not None:
+                raise ValueError(f"the checksum of {damaged} is wrong")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's notes on foreign pickles; the error below says enough
-            state = torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises whatever the damage leads to
         if "unsupported global" in str(error).lower():
             raise InputError(f"{path} holds objects other than tensors and settings, so it was not loaded") from error
         # torch's own text on a pickle advises to load it unsafely
         reason = "its pickle is damaged" if isinstance(error, UnpicklingError) else first_line(error)
         raise InputError(f"{path} is not a readable checkpoint, it may be truncated or foreign: {reason}") from error
-    _check(state, path)
-    return state
 
 
-def _check(state: Any, path: str | Path) -> None:
-    """Refuse what is not the checkpoint of a Transformer."""
-    weights = state.get("model") if isinstance(state, dict) else None
-    if not isinstance(weights, dict) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
-        raise InputError(f"{path} is not a fairseq checkpoint: it holds no model weights")
-    if getattr(weights.get("encoder.embed_tokens.weight"), "ndim", 0) != 2 or not all(type(k) is str for k in weights):
-        raise InputError(
-            f"{path} is not a fairseq checkpoint of a Transformer: its weights have no embedding of the source"
-        )
-    args = model_args(state, path)
-    arch = getattr(args, "arch", None)
-    model = ARCH_MODEL_REGISTRY.get(arch) if isinstance(arch, str) else None
-    if model not in (TransformerModel, PluggableTransformerModel):
-        raise InputError(f"{path} holds a model of architecture {arch!r}, neither fairseq's transformer* nor ours")
-    _check_sizes(args, path)
-
-
-def _check_sums(path: Path) -> None:
-    """Refuse a file whose content is not what was written; torch itself does not verify the checksums."""
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
-        if damaged is not None:
-            raise ValueError(f"the checksum of {damaged} is wrong")
-
-
-def _check_sizes(args: Namespace, path: str | Path) -> None:
-    """The sizes of the model must be whole numbers; an argument that is not there has fairseq's default."""
-    names = [
-        f"{stack}_{size}" for stack in ("encoder", "decoder") for size in ("layers", "attention_heads", "embed_dim")
-    ]
-    for name in names:
-        value = getattr(args, name, 1)
-        if type(value) is not int or value < 1:
-            raise InputError(f"{path} is damaged: its {name} is {value!r}, not a whole number of at least 1")
-    positions = getattr(args, "max_source_positions", None)
-    if positions is not None and type(positions) is not int:
-        raise InputError(f"{path} is damaged: its max_source_positions is {positions!r}, not a whole number")
+def _saved(state: dict, kind: str) -> Any:
+    """What a checkpoint says of its ``model``, ``task``, ``bpe`` or ``tokenizer``; fairseq 0.10 has all in ``args``."""
+    cfg = state.get("cfg")
+    return cfg.get(kind) if isinstance(cfg, dict) else state.get("args")
 
 
 def model_args(state: dict, path: str | Path) -> Namespace:
     """The model's arguments inside ``state``, the same object, so that changes to it are kept."""
-    cfg = state.get("cfg")
-    args = cfg.get("model") if isinstance(cfg, dict) else state.get("args")
+    args = _saved(state, "model")
     if isinstance(args, dict):
         raise InputError(f"{path} was trained by fairseq-hydra-train; only models of fairseq-train are read")
     if not isinstance(args, Namespace):
@@ -143,7 +124,7 @@ def with_own_arguments(state: dict) -> State:
 
 def saved_task(state: dict, path: str | Path) -> dict:
     """Options of the task that the checkpoint was trained on."""
-    task = state["cfg"].get("task") if state.get("cfg") is not None else state.get("args")
+    task = _saved(state, "task")
     if not isinstance(task, (dict, Namespace)):
         raise InputError(f"{path} cannot be loaded: it does not say which task it was trained on")
     task = dict(task if isinstance(task, dict) else vars(task))
@@ -165,11 +146,9 @@ def saved_encoder(state: dict, kind: str) -> dict:
     Returns:
         The encoder's options by their names, its own name as ``_name``.
     """
-    if state.get("cfg") is None:  # fairseq 0.10 and older
-        options = dict(vars(state["args"]))
-        options["_name"] = options.get(kind)
-    else:
-        options = state["cfg"].get(kind)
+    options = _saved(state, kind)
+    if isinstance(options, Namespace):
+        options = vars(options) | {"_name": getattr(options, kind, None)}
     return options if isinstance(options, dict) and isinstance(options.get("_name"), str) else {}
 
 

@@ -18,8 +18,8 @@ from fairseq.utils import apply_to_sample
 
 from fairseq_lot.errors import InputError, first_line
 from fairseq_lot.models.pluggable_transformer import base_architecture
-from fairseq_lot.pretrained.check import check_data, check_dictionaries
 from fairseq_lot.pretrained.checkpoint import Checkpoint, model_args, read, saved_encoder, saved_task
+from fairseq_lot.pretrained.data_folder import check_data, check_dictionaries
 from fairseq_lot.pretrained.device import choose_device
 from fairseq_lot.pretrained.languages import Pair, languages, with_languages
 from fairseq_lot.pretrained.multilingual import is_multilingual, set_up, source_symbols, without_notes

@@ -14,8 +14,8 @@ from tqdm import tqdm
 
 from fairseq_lot.errors import InputError
 from fairseq_lot.output.files import read_lines
-from fairseq_lot.pretrained.check import check_lengths
 from fairseq_lot.pretrained.checkpoint import Checkpoint
+from fairseq_lot.pretrained.data_folder import check_lengths
 from fairseq_lot.pretrained.device import add_device_argument, choose_device
 from fairseq_lot.pretrained.languages import Pair, add_language_arguments, typed_pair
 from fairseq_lot.pretrained.loading import Loaded, load

@@ -109,13 +109,13 @@ WRONG = {
     "layers-text": in_model(encoder_layers="two"),
     "layers-none": in_model(encoder_layers=None),
     "layers-negative": in_model(encoder_layers=-1),
-    "heads-zero": in_model(encoder_attention_heads=0),
     "heads-text": in_model(encoder_attention_heads="two"),
     "width-text": in_model(encoder_embed_dim="wide"),
     "positions-text": in_model(max_source_positions="many"),
 }
 # what only a command that builds the model meets
 WRONG_WHEN_BUILT = {
+    "heads-zero": in_model(encoder_attention_heads=0),
     "weight-of-other-rows": set_weight("encoder.embed_tokens.weight", torch.ones(7, 64)),
     "attention-unknown": in_model(attention="magic", arch="lot_transformer"),
     "attention-number": in_model(attention=7, arch="lot_transformer"),

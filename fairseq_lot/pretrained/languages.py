@@ -61,7 +61,7 @@ def languages(saved: dict, data: str | Path, path: str | Path | None) -> Pair:
         found = f"{data} holds {' and '.join(map('-'.join, pairs))}"
     else:
         found = f"no languages in {path or 'a checkpoint'} or the names of files in {data} (as train.de-en.de.idx)"
-    raise InputError(f"{found}; name them with --source-lang and --target-lang")
+    raise InputError(f"{found}; name the languages with --source-lang and --target-lang")
 
 
 def pairs_in(data: str | Path) -> list[Pair]:

@@ -13,10 +13,8 @@ from tqdm import tqdm
 
 from fairseq_lot.errors import InputError
 from fairseq_lot.output.files import read_lines
-from fairseq_lot.pretrained.checkpoint import saved_encoder, saved_task
-from fairseq_lot.pretrained.languages import languages
+from fairseq_lot.pretrained.checkpoint import saved_encoder
 from fairseq_lot.pretrained.loading import Loaded, load_data, on_device
-from fairseq_lot.pretrained.multilingual import add_language_symbols
 from fairseq_lot.pretrained.text import Text
 
 # pieces of a random sentence, both included; the end of sentence comes to them
@@ -132,11 +130,8 @@ def random_pieces(
 
 def dictionary_of_training(state: dict, path: str | Path, size: int) -> Dictionary | None:
     """The source dictionary that a checkpoint was trained with; None unless it is still there, of this size."""
-    saved = saved_task(state, path)
     try:
-        folder = Path(saved["data"])
-        source, _ = languages(saved, folder, path)
-        found = add_language_symbols(Dictionary.load(str(folder / f"dict.{source}.txt")), saved, path)
-    except Exception:  # there is none, or none that can be read: pieces are then drawn uniformly
+        task, _ = load_data(state, path, None, None)
+    except InputError:  # there is none, or none that can be read: pieces are then drawn uniformly
         return None
-    return found if len(found) == size else None
+    return task.source_dictionary if len(task.source_dictionary) == size else None

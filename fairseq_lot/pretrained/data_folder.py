@@ -7,11 +7,9 @@ import numpy as np
 from fairseq.data import Dictionary
 from fairseq.data.data_utils import load_indexed_dataset
 from fairseq.data.indexed_dataset import _code_to_dtype, infer_dataset_impl
+from fairseq.tasks.translation import TranslationTask
 
 from fairseq_lot.errors import InputError
-from fairseq_lot.pretrained.checkpoint import saved_task
-from fairseq_lot.pretrained.languages import Pair
-from fairseq_lot.pretrained.multilingual import add_language_symbols
 
 _WAY_OUT = "make it with fairseq-preprocess, see scripts/prepare_*.sh"
 
@@ -34,14 +32,11 @@ def check_data(data: str | Path, *, split: str, source: str, target: str, needs_
     if not split.isalnum():
         raise InputError(f"--split must name a split such as train, valid or test, not {split!r}")
     data = Path(data)
-    pair = f"{source}-{target}"
-    if not (data / f"{split}.{pair}.{source}.idx").exists():  # fairseq also translates the other way round
-        back = f"{target}-{source}"
-        pair = back if (data / f"{split}.{back}.{source}.idx").exists() else pair
-    dictionaries = {lang: _dictionary(data, lang) for lang in (source, target)}
+    names = [f"{split}.{source}-{target}", f"{split}.{target}-{source}"]  # fairseq also translates the other way round
+    name = next((name for name in names if (data / f"{name}.{source}.idx").exists()), names[0])
     sizes = {}
-    for lang, dictionary in dictionaries.items():
-        prefix = data / f"{split}.{pair}.{lang}"
+    for lang in (source, target):
+        dictionary, prefix = read_dictionary(data, lang), data / f"{name}.{lang}"
         files = [Path(f"{prefix}.{kind}") for kind in ("bin", "idx")]
         if lang == target and not needs_target and not files[0].exists():
             continue
@@ -63,22 +58,19 @@ def check_data(data: str | Path, *, split: str, source: str, target: str, needs_
 def _sizes(prefix: Path, dictionary: Dictionary) -> np.ndarray:
     """Lengths of all sentences; ValueError when a piece is not in the dictionary, or the two files disagree."""
     if infer_dataset_impl(str(prefix)) != "mmap":
-        dataset = load_indexed_dataset(str(prefix), dictionary)
-        pieces, sizes = dataset[len(dataset) - 1].numpy() if len(dataset) else np.zeros(0), dataset.sizes
-    else:  # read by hand: when fairseq's reader fails half-way, it prints a traceback at its end as well
-        header = Path(f"{prefix}.idx").read_bytes()
-        _, version, code, number = struct.unpack_from("<9sQBQ", header)
-        sizes = np.frombuffer(header, np.int32, number, struct.calcsize("<9sQBQ"))
-        kind = np.dtype(_code_to_dtype[code])
-        written = Path(f"{prefix}.bin").stat().st_size
-        if version != 1 or len(header) != struct.calcsize("<9sQBQ") + 12 * number or sizes.min(initial=1) < 1:
-            raise ValueError("the index is not as fairseq-preprocess writes it")
-        if written != sizes.sum(dtype=np.int64) * kind.itemsize:
-            raise ValueError(f"the index counts {sizes.sum(dtype=np.int64)} pieces, the other file has {written} bytes")
-        pieces = np.fromfile(f"{prefix}.bin", kind)
-    if pieces.size and not (pieces.min() >= 0 and pieces.max() < len(dictionary)):
+        return np.asarray(load_indexed_dataset(str(prefix), dictionary).sizes)
+    # read by hand: when fairseq's reader fails half-way, it prints a traceback at its end as well
+    header = Path(f"{prefix}.idx").read_bytes()
+    _, version, code, number = struct.unpack_from("<9sQBQ", header)
+    sizes = np.frombuffer(header, np.int32, number, struct.calcsize("<9sQBQ"))
+    if version != 1 or len(header) != struct.calcsize("<9sQBQ") + 12 * number or sizes.min(initial=1) < 1:
+        raise ValueError("the index is not as fairseq-preprocess writes it")
+    pieces = np.fromfile(f"{prefix}.bin", np.dtype(_code_to_dtype[code]))
+    if Path(f"{prefix}.bin").stat().st_size != pieces.nbytes or len(pieces) != sizes.sum(dtype=np.int64):
+        raise ValueError(f"the index counts {sizes.sum(dtype=np.int64)} pieces, the other file has {len(pieces)}")
+    if number and not (pieces.min() >= 0 and pieces.max() < len(dictionary)):
         raise ValueError(f"piece {pieces.max()}, but the dictionary has {len(dictionary)} symbols")
-    return np.asarray(sizes)
+    return sizes
 
 
 def check_lengths(sizes: np.ndarray, limit: int | None, *, where: str) -> None:
@@ -94,7 +86,8 @@ def check_lengths(sizes: np.ndarray, limit: int | None, *, where: str) -> None:
         )
 
 
-def _dictionary(data: str | Path, lang: str) -> Dictionary:
+def read_dictionary(data: str | Path, lang: str) -> Dictionary:
+    """The dictionary of a language; InputError if it is missing or damaged."""
     file = Path(data) / f"dict.{lang}.txt"
     if not file.is_file():  # say which there are: the language may be the wrong one
         there = ", ".join(sorted(other.name for other in Path(data).glob("dict.*.txt")))
@@ -106,17 +99,13 @@ def _dictionary(data: str | Path, lang: str) -> Dictionary:
         raise InputError(f"{file} is not a fairseq dictionary: {error}") from error
 
 
-def check_dictionaries(data: str | Path, pair: Pair, state: dict, path: str | Path) -> None:
-    """Either embedding must have a row for each symbol; otherwise fairseq fails deep inside.
-
-    Raises:
-        InputError: a dictionary is missing, damaged, or of another size.
-    """
-    for stack, language in zip(("encoder", "decoder"), pair, strict=True):
-        symbols = len(add_language_symbols(_dictionary(data, language), saved_task(state, path), path))
+def check_embeddings(task: TranslationTask, state: dict, path: str | Path) -> None:
+    """Either embedding must have a row for each symbol; otherwise fairseq fails deep inside."""
+    sides = {"encoder": task.source_dictionary, "decoder": task.target_dictionary}
+    for (stack, symbols), language in zip(sides.items(), (task.cfg.source_lang, task.cfg.target_lang), strict=True):
         embedding = state["model"].get(f"{stack}.embed_tokens.weight")
-        if embedding is not None and embedding.size(0) != symbols:
+        if embedding is not None and len(embedding) != len(symbols):
             raise InputError(
-                f"{path} was trained with {embedding.size(0)} symbols, but {data}/dict.{language}.txt has {symbols}; "
-                "use the data folder that it was trained on"
+                f"{path} was trained with {len(embedding)} symbols, but {task.cfg.data}/dict.{language}.txt has "
+                f"{len(symbols)}; use the data folder that it was trained on"
             )

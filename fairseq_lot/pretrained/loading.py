@@ -19,7 +19,7 @@ from fairseq.utils import apply_to_sample
 from fairseq_lot.errors import InputError, first_line
 from fairseq_lot.models.pluggable_transformer import base_architecture
 from fairseq_lot.pretrained.checkpoint import Checkpoint, model_args, read, saved_encoder, saved_task
-from fairseq_lot.pretrained.data_folder import check_data, check_dictionaries
+from fairseq_lot.pretrained.data_folder import check_data, check_embeddings, read_dictionary
 from fairseq_lot.pretrained.device import choose_device
 from fairseq_lot.pretrained.languages import Pair, languages, with_languages
 from fairseq_lot.pretrained.multilingual import is_multilingual, set_up, source_symbols, without_notes
@@ -192,9 +192,10 @@ def load_data(
         if not isinstance(data, str) or not Path(data).is_dir():
             raise InputError(f"{path} was trained on {data}, which is not here; name its folder with --data")
     source, target = languages(saved, data, path)
+    for language in (source, target):
+        read_dictionary(data, language)
     if split is not None:
         check_data(data, split=split, source=source, target=target, needs_target=needs_target)
-    check_dictionaries(data, (source, target), state, path)
     known = {option.name for option in dataclasses.fields(TranslationConfig)}
     chosen = {"data": str(data), "source_lang": source, "target_lang": target}
     try:
@@ -210,5 +211,6 @@ def load_data(
         raise InputError(f"{path}: {error}") from None
     except Exception as error:  # whatever a folder of other options or another time leads to
         raise InputError(f"{path} cannot be loaded with the data in {data}: {first_line(error)}") from error
+    check_embeddings(task, state, path)
     dataset = None if split is None else task.dataset(split)
     return task, dataset.datasets[0] if isinstance(dataset, ConcatDataset) else dataset  # multilingual: of one pair

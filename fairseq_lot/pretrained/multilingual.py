@@ -8,11 +8,7 @@ import contextlib
 import logging
 from argparse import Namespace
 from collections.abc import Iterator
-from pathlib import Path
 
-from fairseq.data import Dictionary
-from fairseq.data.multilingual.multilingual_data_manager import MultilingualDatasetManager
-from fairseq.data.multilingual.multilingual_utils import augment_dictionary
 from fairseq.tasks import FairseqTask
 from fairseq.tasks.translation_multi_simple_epoch import TranslationMultiSimpleEpochTask
 
@@ -22,23 +18,6 @@ from fairseq_lot.errors import InputError
 def is_multilingual(saved: dict) -> bool:
     """Whether this is the task, by its saved options."""
     return saved.get("task", saved.get("_name")) == "translation_multi_simple_epoch"
-
-
-def add_language_symbols(dictionary: Dictionary, saved: dict, path: str | Path) -> Dictionary:
-    """The dictionary with what its task adds to it, by the saved options: nothing if it is another task.
-
-    Raises:
-        InputError: the options do not say which languages there are.
-    """
-    if is_multilingual(saved):
-        args = Namespace(**saved)
-        try:
-            with without_notes():
-                languages = MultilingualDatasetManager.load_langs(args)
-            augment_dictionary(dictionary, languages, args.lang_tok_style, args.langtoks_specs, args.extra_data)
-        except Exception as error:  # whatever damaged or older options lead to, or a --lang-dict that is gone
-            raise InputError(f"{path} does not say between which languages it translates: {error}") from error
-    return dictionary
 
 
 def set_up(options: dict) -> FairseqTask:

@@ -71,4 +71,4 @@ def test_what_cannot_be_told_is_refused(data, base, tmp_path, capsys):
     refuse(capsys, "translate", "--path", tmp_path / "eos.pt", "das", naming=["eos.pt", "--lang-tok-replacing-bos-eos"])
     state["cfg"]["task"].langs = 5
     torch.save(state, tmp_path / "damaged.pt")
-    refuse(capsys, "translate", "--path", tmp_path / "damaged.pt", "das", naming=["damaged.pt", "languages"])
+    refuse(capsys, "translate", "--path", tmp_path / "damaged.pt", "das", naming=["damaged.pt"])

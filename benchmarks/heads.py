@@ -81,7 +81,7 @@ def measure(path: str, data: str, sentences: int) -> list[dict[str, Any]]:
     """A row for each head of the encoder."""
     teacher = load(path, data, "valid")
     rows = looks(teacher)
-    softmax, _ = total(validation_losses(teacher, sentences))
+    softmax = total(validation_losses(teacher, sentences)).mean
     for name in MECHANISMS:
         with torch.enable_grad():
             state = calibrate(swap(path, attention=name)).state
@@ -92,7 +92,7 @@ def measure(path: str, data: str, sentences: int) -> list[dict[str, Any]]:
             for layer, attention in enumerate(encoder):
                 one = OneHead(fitted[layer], row["head"])
                 attention.mechanism = one if layer == row["layer"] else one.softmax
-            row[name] = total(validation_losses(swapped, sentences))[0] - softmax
+            row[name] = total(validation_losses(swapped, sentences)).mean - softmax
     return rows
 
 

@@ -4,7 +4,7 @@ import itertools
 import json
 import shlex
 from argparse import ArgumentParser
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -20,8 +20,6 @@ from fairseq_lot.output.files import atomic_write, read_lines
 
 # what the parameters of a swapped attention were fitted on; empty: they are as drawn
 DRAWN, PIECES, TEXT = CALIBRATIONS = ("", "pieces", "text")
-
-
 # the most source pieces of a sentence in each range that losses are told apart by
 LENGTHS = (10, 20, 40, 80, "more")
 
@@ -128,7 +126,7 @@ def expand(text: str) -> list[Way]:
 
 
 def read_points(file: Path) -> list[Point]:
-    """The points so far; InputError when a line is broken."""
+    """The points of a file, none if there is none; InputError when a line is broken."""
     points = []
     for number, line in enumerate(read_lines(file) if file.exists() else [], start=1):
         try:
@@ -138,42 +136,22 @@ def read_points(file: Path) -> list[Point]:
     return points
 
 
-class Points:
-    """The points of a sweep's folder: those of sweep.jsonl, with what they share in settings.json.
+def check_settings(folder: Path, settings: dict) -> None:
+    """Raise InputError where the points of a folder were made with other settings than these, as JSON has them."""
+    file = folder / "settings.json"
+    try:
+        before = dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else settings
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"{file} cannot be read ({error}); remove it if the points are of this base") from error
+    others = {name: before.get(name) for name, value in settings.items() if before.get(name) != value}
+    if others:
+        different = " and ".join(f"another {name}, {value}" for name, value in others.items())
+        raise InputError(f"{folder} holds points with {different}; give another --out")
 
-    Args:
-        folder: with points, or without any yet.
-        settings: what all points must share, as JSON has it.
 
-    Raises:
-        InputError: a file is broken, or the points were made with other settings.
-    """
-
-    def __init__(self, folder: Path, settings: dict) -> None:
-        self._folder, self._settings = folder, settings
-        self._points = {(point.base, *point.key): point for point in read_points(folder / "sweep.jsonl")}
-        file = folder / "settings.json"
-        try:
-            before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else settings
-            others = {name: before.get(name) for name, value in settings.items() if before.get(name) != value}
-        except (OSError, ValueError, AttributeError) as error:
-            raise InputError(f"{file} cannot be read ({error}); remove it if the points are of this base") from error
-        if others:
-            different = " and ".join(f"another {name}, {value}" for name, value in others.items())
-            raise InputError(f"{folder} holds points with {different}; give another --out")
-
-    def __iter__(self) -> Iterator[Point]:
-        return iter(self._points.values())
-
-    def lacks(self, base: str, way: Way, *, bleu: bool) -> bool:
-        """This way is not measured with the checkpoint of this sum, or not its BLEU, which is wanted."""
-        point = self._points.get((base, *way.key))
-        return point is None or (bleu and point.bleu is None)
-
-    def add(self, point: Point) -> None:
-        """Keep a point, also in the folder; one of the same base and way goes."""
-        self._points[(point.base, *point.key)] = point
-        with atomic_write(self._folder / "settings.json") as file:
-            json.dump(self._settings, file, indent=1)
-        with atomic_write(self._folder / "sweep.jsonl") as file:
-            file.writelines(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in self)
+def write_points(folder: Path, settings: dict, points: Iterable[Point]) -> None:
+    """Write all points of a folder, and what they share."""
+    with atomic_write(folder / "settings.json") as file:
+        json.dump(settings, file, indent=1)
+    with atomic_write(folder / "sweep.jsonl") as file:
+        file.writelines(json.dumps(asdict(point), ensure_ascii=False) + "\n" for point in points)

@@ -6,19 +6,32 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm import tqdm
 
 from fairseq_lot.attention.registry import DEFAULT
 from fairseq_lot.errors import InputError, check_least
-from fairseq_lot.evaluation.bleu import TOKENISED, MetricScore, measure
+from fairseq_lot.evaluation.bleu import TOKENISED, measure
 from fairseq_lot.inspection.diagnose import encoder_balance
 from fairseq_lot.output.figures import write_figure
 from fairseq_lot.output.files import atomic_write, read_lines
 from fairseq_lot.output.provenance import current_commit
 from fairseq_lot.plug_and_play.calibrate import FitOptions, add_fit_arguments, calibrate
-from fairseq_lot.plug_and_play.points import DRAWN, LENGTHS, PIECES, TEXT, Loss, Point, Points, Way, expand
+from fairseq_lot.plug_and_play.points import (
+    DRAWN,
+    LENGTHS,
+    PIECES,
+    TEXT,
+    Loss,
+    Point,
+    Way,
+    check_settings,
+    expand,
+    read_points,
+    write_points,
+)
 from fairseq_lot.plug_and_play.swap import swap, why_not_calibrated
 from fairseq_lot.plug_and_play.sweep_table import draw, render, render_balance
 from fairseq_lot.pretrained.checkpoint import load_checkpoint
@@ -69,6 +82,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_fit_arguments(parser.add_argument_group("calibration"))
 
 
+SOFTMAX = Way(attention=DEFAULT, options={})  # the base itself
+
+
 @dataclass(frozen=True)
 class Base:
     """A checkpoint whose attention is swapped: where it is, sha256, and the epochs it was trained for, if it says."""
@@ -79,31 +95,30 @@ class Base:
 
 
 def run(args: Namespace) -> None:
-    """Measure what is missing, then write the table and the figure."""
+    """Measure what is missing, then write the tables and the figure."""
     check_least(args, sentences=1, beam=1)
-    folder = Path(args.out)
-    how = Measuring(
-        data=args.data,
-        sentences=args.sentences,
-        beam=args.beam,
-        languages=typed_pair(args),
-        fitting=FitOptions.of(args),
-        device=choose_device(args.device),
-        translations=None if args.no_bleu else folder / "work",
-    )
+    folder, fitting, languages = Path(args.out), FitOptions.of(args), typed_pair(args)
+    test = {"data": args.data, "sentences": args.sentences, "beam": args.beam}
+    settings = {**test, "languages": languages and list(languages), **asdict(fitting)}
+    how: dict[str, Any] = {**test, "fitting": fitting, "device": choose_device(args.device)}
     bases = sorted(dict.fromkeys(map(read_base, args.paths)), key=lambda base: base.epoch or 0)
-    points = Points(folder, how.settings)
-    check_epochs([*(Base(f"a point in {folder}", point.base, point.epoch) for point in points), *bases])
+    points = {(point.base, *point.key): point for point in read_points(folder / "sweep.jsonl")}
+    check_settings(folder, settings)
+    before = (Base(f"a point in {folder}", point.base, point.epoch) for point in points.values())
+    check_epochs([*before, *bases])
     ways = ways_to_try(args.tries, args.paths[0], calibrate=not args.no_calibration, text=args.text)
     with tqdm(total=len(bases) * len(ways), unit="swap", disable=None) as progress:
         for base in bases:
-            missing = [way for way in ways if points.lacks(base.sum, way, bleu=not args.no_bleu)]
+            done = {key for key, point in points.items() if point.bleu or args.no_bleu}
+            missing = [way for way in ways if (base.sum, *way.key) not in done]
             progress.update(len(ways) - len(missing))
-            state = with_languages(load_checkpoint(base.path), base.path, how.languages) if missing else {}
+            state = with_languages(load_checkpoint(base.path), base.path, languages) if missing else {}
+            translations = None if args.no_bleu else folder / "work" / f"{base.sum[:16]}.txt"
             for way in missing:
-                points.add(how.measure(base, state, way))
+                points[(base.sum, *way.key)] = measured(base, state, way, translations=translations, **how)
+                write_points(folder, settings, points.values())
                 progress.update()
-    shown = list(points)
+    shown = list(points.values())
     for name, table in {"sweep.md": render(shown), "balance.md": render_balance(shown)}.items():
         if table:
             with atomic_write(folder / name) as file:
@@ -123,8 +138,7 @@ def ways_to_try(tries: Iterable[str], path: str, *, calibrate: bool, text: bool)
     Raises:
         InputError: a way is wrong.
     """
-    plain = Way(attention=DEFAULT, options={})
-    ways = list({way.key: way for way in (plain, *(way for words in tries for way in expand(words)))}.values())
+    ways = list({way.key: way for way in (SOFTMAX, *(way for words in tries for way in expand(words)))}.values())
     state = load_checkpoint(path)
     fitted = [way for way in ways if why_not_calibrated(swap_as(state, way), path) is None]
     calibrations = [PIECES, TEXT][: 1 + text] if calibrate else []
@@ -167,76 +181,53 @@ def check_epochs(bases: Iterable[Base]) -> None:
             raise InputError(f"{both}; give checkpoints of one training, or another --out")
 
 
-@dataclass(frozen=True)
-class Measuring:
-    """How all points of a folder are measured.
-
-    Attributes:
-        data: the folder with the validation and the test set.
-        sentences: of the validation set; None: all.
-        beam: for BLEU.
-        languages: where neither checkpoint nor data folder tells.
-        fitting: how calibrations fit.
-        device: to run on.
-        translations: folder that keeps the translations of the bases, which others are compared with; None: no BLEU.
-    """
-
-    data: str
-    sentences: int | None
-    beam: int
-    languages: tuple[str, str] | None
-    fitting: FitOptions
-    device: torch.device
-    translations: Path | None
-
-    @property
-    def settings(self) -> dict:
-        """What all points of a folder share, as JSON has it."""
-        shared = {"data": self.data, "sentences": self.sentences, "beam": self.beam}
-        return {**shared, "languages": self.languages and list(self.languages), **asdict(self.fitting)}
-
-    def measure(self, base: Base, state: dict, way: Way) -> Point:
-        """Swap, calibrate if asked, then the loss, then BLEU if asked."""
-        swapped, seconds = swap_as(state, way), None
-        if way.calibrated_on != DRAWN:
-            started = time.perf_counter()
-            data = self.data if way.calibrated_on == TEXT else None
-            swapped = calibrate(swapped, data, device=self.device, **asdict(self.fitting)).state
-            seconds = round(time.perf_counter() - started, 1)
-        loaded = load(swapped, self.data, "valid", device=self.device)
-        by_length = validation_losses(loaded, self.sentences)
-        loss, tokens = total(by_length)
-        return Point(
-            **vars(way),
-            base=base.sum,
-            epoch=base.epoch,
-            calibration_seconds=seconds,
-            loss=loss,
-            tokens=tokens,
-            bleu=None if self.translations is None else self._bleu(self.translations, base, state, way, swapped),
-            seed=self.fitting.seed,
-            commit=current_commit(),
-            threads=torch.get_num_threads(),
-            device="CPU" if self.device.type == "cpu" else torch.cuda.get_device_name(self.device),
-            balance=encoder_balance(loaded),
-            by_length=by_length,
-        )
-
-    def _bleu(self, folder: Path, base: Base, state: dict, way: Way, swapped: dict) -> MetricScore:
-        """Tokenised BLEU of the test set, with its comparison with the base."""
-        loaded = load(swapped, self.data, "test", device=self.device)
-        compared_with = references(loaded, "test")
-        kept = folder / f"{base.sum[:16]}.txt"
-        if not kept.exists():
-            of_base = loaded if way.is_base else load(state, self.data, "test", device=self.device)
-            lines = translate_split(of_base, beam=self.beam)
-            with atomic_write(kept) as file:
-                file.writelines(line + "\n" for line in lines)
-        translations = read_lines(kept)
-        if way.is_base:
-            return measure(translations, compared_with, metric=TOKENISED)
-        ours = translate_split(loaded, beam=self.beam)
-        return measure(ours, compared_with, metric=TOKENISED, base=translations)
+def measured(
+    base: Base,
+    state: dict,
+    way: Way,
+    *,
+    data: str,
+    sentences: int | None,
+    beam: int,
+    fitting: FitOptions,
+    device: torch.device,
+    translations: Path | None,
+) -> Point:
+    """Swap, calibrate if asked, then BLEU and the loss; a file keeps the base's translations, None: no BLEU."""
+    swapped, seconds = swap_as(state, way), None
+    if way.calibrated_on != DRAWN:
+        started = time.perf_counter()
+        text = data if way.calibrated_on == TEXT else None
+        swapped = calibrate(swapped, text, device=device, **asdict(fitting)).state
+        seconds = round(time.perf_counter() - started, 1)
+    bleu = None
+    if translations is not None:
+        loaded = load(swapped, data, "test", device=device)
+        if not translations.exists():
+            of_base = loaded if way.is_base else load(swap_as(state, SOFTMAX), data, "test", device=device)
+            with atomic_write(translations) as file:
+                file.writelines(line + "\n" for line in translate_split(of_base, beam=beam))
+        kept = read_lines(translations)
+        ours, others = (kept, None) if way.is_base else (translate_split(loaded, beam=beam), kept)
+        bleu = measure(ours, references(loaded, "test"), metric=TOKENISED, base=others)
+    loaded = load(swapped, data, "valid", device=device)
+    by_length = validation_losses(loaded, sentences)
+    whole = total(by_length)
+    return Point(
+        **vars(way),
+        base=base.sum,
+        epoch=base.epoch,
+        calibration_seconds=seconds,
+        loss=whole.mean,
+        tokens=whole.tokens,
+        bleu=bleu,
+        seed=fitting.seed,
+        commit=current_commit(),
+        threads=torch.get_num_threads(),
+        device="CPU" if device.type == "cpu" else torch.cuda.get_device_name(device),
+        balance=encoder_balance(loaded),
+        by_length=by_length,
+    )
 
 
 @torch.no_grad()
@@ -263,7 +254,6 @@ def validation_losses(loaded: Loaded, sentences: int | None = None, max_tokens: 
     return {str(most): Loss(nats=total, tokens=int(count)) for most, total, count in of_ranges}
 
 
-def total(losses: dict[str, Loss]) -> tuple[float, int]:
-    """Nats per target token over all ranges, and the tokens."""
-    tokens = sum(loss.tokens for loss in losses.values())
-    return sum(loss.nats for loss in losses.values()) / tokens, tokens
+def total(losses: dict[str, Loss]) -> Loss:
+    """The loss over all ranges."""
+    return Loss(nats=sum(loss.nats for loss in losses.values()), tokens=sum(loss.tokens for loss in losses.values()))

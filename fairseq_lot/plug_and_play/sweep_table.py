@@ -14,8 +14,11 @@ from fairseq_lot.plug_and_play.points import CALIBRATIONS, DRAWN, LENGTHS, PIECE
 
 _CALIBRATED = {DRAWN: MISSING, PIECES: "without data", TEXT: "on text"}
 _NOTE = {DRAWN: "", PIECES: "(calibrated without data)", TEXT: "(calibrated)"}
+_ADDED = "what the swap adds (nats per token)"
 # of one way, its points by the sums of their bases
 Line = dict[str, Point]
+# of a figure: the points of each curve by the title of the panel and the name of the curve
+Panels = dict[str, dict[tuple[str, bool], list[tuple[Any, float]]]]
 
 
 def _lines(points: list[Point]) -> list[Line]:
@@ -142,66 +145,61 @@ def _notes(points: list[Point], several: bool) -> list[str]:
 
 def draw(points: list[Point]) -> Figure:
     """Of one base loss and BLEU against the number of pivots, of several what swaps add against the epochs."""
-    return _against_epochs(points) if len(_epochs(points)) > 1 else _against_pivots(points)
-
-
-def _label(attention: str, options: dict, calibrated_on: str) -> str:
-    return " ".join(filter(None, [attention, spelt(options), _NOTE[calibrated_on]]))
-
-
-def _against_pivots(points: list[Point]) -> Figure:
-    """A line for each way whose points differ in the number of pivots; ways without pivots go across."""
-    curves: dict[str, list[tuple[Any, Point]]] = {}
-    for point in points:
-        rest = dict(point.options)
-        pivots = rest.pop(f"{point.attention}_num_pivots", None)
-        curves.setdefault(_label(point.attention, rest, point.calibrated_on), []).append((pivots, point))
-    measures = {"validation loss (nats per token)": lambda point: point.loss}
-    if any(point.bleu for point in points):
-        measures["BLEU (tokenised, test set)"] = lambda point: point.bleu and point.bleu.score
-    figure = Figure(figsize=(5.5 * len(measures) + 2, 4.5), layout="constrained")
-    panels = figure.subplots(1, len(measures), squeeze=False)[0]
-    for axes, (title, value) in zip(panels, measures.items(), strict=True):
-        for i, (label, of_curve) in enumerate(curves.items()):
-            line = [(pivots, value(point)) for pivots, point in of_curve if value(point) is not None]
-            style = {"color": f"C{i % 10}", "label": label}
-            if line and line[0][0] is None:
+    epochs = _epochs(points)
+    several = len(epochs) > 1
+    panels = _against_epochs(points, epochs) if several else _against_pivots(points)
+    figure = Figure(figsize=(5.5 * len(panels) + 2, 4.5), layout="constrained")
+    names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
+    for axes, (title, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        for name, line in curves.items():
+            label, calibrated = name
+            style = {"color": f"C{names.index(name) % 10}", "label": label}
+            if line[0][0] is None:
                 axes.axhline(line[0][1], linestyle="-" if label == DEFAULT else ":", **style)
-            elif line:
-                dash = "-" if of_curve[0][1].calibrated_on else "--"
+            else:
+                dash = "-" if calibrated or label == DEFAULT else "--"
                 axes.plot(*zip(*sorted(line), strict=True), marker="o", linestyle=dash, **style)
                 axes.set_xscale("log", base=2)
         axes.set_ylabel(title)
-        axes.set_xlabel("number of pivots r")
-    # every point has a loss, so the first panel has every curve
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", fontsize="small", frameon=False)
+        axes.set_xlabel("epochs of pretraining" if several else "number of pivots r")
+        if several:
+            axes.set_xticks(list(epochs.values()), [str(epoch) for epoch in epochs.values()])
+            axes.xaxis.set_minor_locator(NullLocator())
+            if title == _ADDED:
+                axes.axhline(0, color="0.7", linewidth=0.8)
+    shown = {name: line for axes in figure.axes for line, name in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(shown.values(), shown, loc="outside right center", fontsize="small", frameon=False)
     return figure
 
 
-def _against_epochs(points: list[Point]) -> Figure:
-    """Softmax's loss, and what swaps add to it, on a logarithmic axis."""
-    lines, epochs = _lines(points), _epochs(points)
-    softmax = _softmax(lines)
-    figure = Figure(figsize=(13, 4.5), layout="constrained")
-    loss, cost = figure.subplots(1, 2)
-    for number, line in enumerate(lines):
-        (first, *_), is_base = line.values(), line is softmax
-        loss_of = {epochs[base]: point.loss - (0 if is_base else softmax[base].loss) for base, point in line.items()}
-        (loss if is_base else cost).plot(
-            list(loss_of),
-            list(loss_of.values()),
-            color=f"C{number % 10}",
-            marker="o",
-            linestyle="-" if is_base or first.calibrated_on else "--",
-            label=_label(first.attention, first.options, first.calibrated_on),
-        )
-    loss.set_ylabel("validation loss of softmax (nats per token)")
-    cost.set_ylabel("what the swap adds (nats per token)")
-    cost.axhline(0, color="0.7", linewidth=0.8)
-    for axes in (loss, cost):
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(list(epochs.values()), [str(epoch) for epoch in epochs.values()])
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_xlabel("epochs of pretraining")
-    figure.legend(loc="outside right center", fontsize="small", frameon=False)
-    return figure
+def _name(point: Point, options: dict) -> tuple[str, bool]:
+    """What the legend calls a curve, and whether it is of calibrated models."""
+    label = " ".join(filter(None, [point.attention, spelt(options), _NOTE[point.calibrated_on]]))
+    return label, bool(point.calibrated_on)
+
+
+def _against_pivots(points: list[Point]) -> Panels:
+    """A curve for each way whose points differ in the number of pivots; ways without pivots go across."""
+    panels: Panels = {}
+    for point in points:
+        rest = dict(point.options)
+        pivots = rest.pop(f"{point.attention}_num_pivots", None)
+        measures = {"validation loss (nats per token)": point.loss}
+        if point.bleu:
+            measures["BLEU (tokenised, test set)"] = point.bleu.score
+        for title, value in measures.items():
+            panels.setdefault(title, {}).setdefault(_name(point, rest), []).append((pivots, value))
+    return panels
+
+
+def _against_epochs(points: list[Point], epochs: dict[str, int | None]) -> Panels:
+    """Softmax's loss, and what swaps add to it."""
+    lines = _lines(points)
+    softmax, panels = _softmax(lines), Panels()
+    for line in lines:
+        for base, point in line.items():
+            title = "validation loss of softmax (nats per token)" if line is softmax else _ADDED
+            loss = point.loss - (0 if line is softmax else softmax[base].loss)
+            curves = panels.setdefault(title, {})
+            curves.setdefault(_name(point, point.options), []).append((epochs[base], loss))
+    return panels

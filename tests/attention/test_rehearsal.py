@@ -108,6 +108,7 @@ def gradients(values, leaves):
     return torch.autograd.grad(values, leaves, torch.empty_like(values), allow_unused=True)
 
 
+@pytest.mark.fast_if(lambda case, **_: not case.differential or case.variant == "default")
 @pytest.mark.parametrize("case", QUIET, ids=str)
 @both_ways
 def test_training_stays_on_its_device(case, padded, need_weights, foreign):
@@ -127,6 +128,7 @@ CAUSAL = [case for case in QUIET if case.build().supports_causal and not case.bu
 CAUSAL = [case for case in CAUSAL if getattr(case.build(), "inner", case.build()).supports_causal]
 
 
+@pytest.mark.fast_if(lambda case, **_: not case.differential)
 @pytest.mark.parametrize("case", CAUSAL, ids=str)
 @both_ways
 def test_causal_training_and_decoding_stay_on_their_device(case, padded, need_weights, foreign):
@@ -162,6 +164,7 @@ def test_looking_at_the_source_stays_on_its_device(case, padded, foreign):
         assert output.values.shape == q.shape and (output.weights is not None) == need_weights
 
 
+@pytest.mark.fast_if(lambda case, site: site != "encoder")
 @pytest.mark.parametrize("site", ["encoder", "cross", "decoder"])
 @pytest.mark.parametrize("case", [case for case in CAUSAL if "cross" in case.kinds], ids=str)
 def test_the_caches_of_fairseq_stay_on_their_device(case, site, foreign):

@@ -131,11 +131,10 @@ def test_the_lower_quartile_counts():
     assert [lower_quartile(list(range(n, 0, -1))) for n in (1, 3, 4, 9)] == [1, 1, 2, 3]
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory. Tried to"), MemoryError()])
-def test_a_cell_says_that_memory_did_not_suffice(error, tmp_path, monkeypatch, capsys):
+def test_a_cell_says_that_memory_did_not_suffice(tmp_path, monkeypatch, capsys):
     def attend(q, k, v):
         if q.size(2) > 2:
-            raise error
+            raise MemoryError
         return v * 1
 
     monkeypatch.setattr(layer, "products", lambda _, *inputs: attend(*inputs))

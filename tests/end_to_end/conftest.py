@@ -100,7 +100,7 @@ def generate(data, checkpoint, *flags):
     """fairseq-generate on the test set, in this process; returns its standard output."""
     return in_this_process(
         fairseq_generate, data, "-s", "de", "-t", "en", "--path", checkpoint, "--user-dir", "fairseq_lot", "--cpu",
-        "--beam", 3, "--remove-bpe", "sentencepiece", "--max-len-b", 20, "--batch-size", 16, "--num-workers", 0,
+        "--beam", 3, "--remove-bpe", "sentencepiece", "--max-len-b", 20, "--batch-size", 64, "--num-workers", 0,
         *flags,
     )  # fmt: skip
 
@@ -133,8 +133,8 @@ def data(tmp_path_factory):
 def stock_checkpoint(data, tmp_path_factory):
     """fairseq's own ``transformer``, trained until its translations differ."""
     save = tmp_path_factory.mktemp("stock")
-    flags = ("--arch", "transformer_tiny", "--share-decoder-input-output-embed")
-    return train(data / "bin", save, *flags, updates=150)
+    flags = ("--arch", "transformer_tiny", "--share-decoder-input-output-embed", "--lr", "3e-3")
+    return train(data / "bin", save, *flags, updates=80)
 
 
 @pytest.fixture(scope="session")
@@ -153,4 +153,4 @@ def everywhere(stock_checkpoint, tmp_path_factory):
 @pytest.fixture(scope="session")
 def diff_checkpoint(data, tmp_path_factory):
     """A differential Transformer of ours."""
-    return train(data / "bin", tmp_path_factory.mktemp("diff"), "--arch", "diff_transformer_small")
+    return train(data / "bin", tmp_path_factory.mktemp("diff"), "--arch", "diff_transformer_small", updates=5)

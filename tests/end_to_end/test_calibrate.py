@@ -231,7 +231,7 @@ def test_what_is_not_calibrated_says_why(stock_checkpoint, tmp_path, capsys):
 
 def test_decoder_sites_are_calibrated_without_data_too(stock_checkpoint, everywhere, tmp_path):
     sites, drawn = ("--attention-sites", "encoder,cross,decoder"), load_checkpoint(everywhere)["model"]
-    state = swap_to(tmp_path / "lot.pt", stock_checkpoint, *FIT, *sites)
+    state = swap_to(tmp_path / "lot.pt", stock_checkpoint, *FIT, "--steps", 3, "--joint-steps", 1, *sites)
     stacks = ["encoder.*self_attn", "decoder.*encoder_attn", "decoder.*self_attn"]
     changed = [key for key in drawn if not torch.equal(drawn[key], state["model"][key])]
     assert all(any(re.match(stack, key) for key in changed) for stack in stacks)

@@ -24,6 +24,7 @@ def test_same_seed_same_bits(family, data, tmp_path):
     weights = []
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         flags = ("--arch", f"{family}_transformer_small", "--dropout", 0.3, "--attention-dropout", 0.1, "--seed", seed)
+        flags += ("--encoder-layers", 1, "--decoder-layers", 1)
         weights.append(weights_of(train(data / "bin", tmp_path / name, *flags, updates=4)))
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
     assert any(not torch.equal(value, weights[2][name]) for name, value in weights[0].items())

@@ -15,6 +15,7 @@ from tests.end_to_end.conftest import TINY, generate, hypotheses, swapped, train
 from tests.plug_and_play import in_memory
 
 TINY += ("--lr", 0)
+SHALLOW = ("--encoder-layers", 1, "--decoder-layers", 1)
 SOFT = {"sinkhorn_epsilon": 1.0, "sinkhorn_num_updates": 3}
 
 
@@ -119,7 +120,7 @@ def test_a_stock_model_brings_nothing_and_a_line_says_so(stock_checkpoint, fine_
 
 def test_a_training_that_goes_on_keeps_its_attention(fine_tuned, tmp_path):
     """From ``checkpoint_last.pt`` of its folder, and by ``--restore-file``."""
-    words = ("--arch", "lot_transformer_small", "--lr", "1e-3")
+    words = ("--arch", "lot_transformer_small", *SHALLOW)
     fine_tuned(*words, "--lot-num-pivots", 6, "--lot-epsilon", 0.5)
     last = tmp_path / "fine-tuned" / "checkpoint_last.pt"
     for folder, flags in (("elsewhere", ("--restore-file", last)), ("fine-tuned", ())):
@@ -133,10 +134,10 @@ def test_a_training_that_goes_on_keeps_its_attention(fine_tuned, tmp_path):
 
 
 def test_a_differential_model_stays_one(data, fine_tuned, tmp_path):
-    flags = ("--arch", "diff_transformer_small", "--differential-lambda-init", 0.3)
+    flags = ("--arch", "diff_transformer_small", *SHALLOW, "--differential-lambda-init", 0.3)
     base = train(data / "bin", tmp_path / "base", *flags, updates=2)
     for arch in ("diff_transformer_small", "softmax_transformer_small"):
-        args, weights = fine_tuned("--arch", arch, "--finetune-from-model", base, save=tmp_path / arch)
+        args, weights = fine_tuned("--arch", arch, *SHALLOW, "--finetune-from-model", base, save=tmp_path / arch)
         assert args.differential is True and args.differential_lambda_init == 0.3
         assert any("lambda_q1" in name for name in weights)
 
@@ -216,16 +217,7 @@ def test_an_option_that_nothing_reads_is_refused(arch, words, option, way_out):
 
 
 def test_an_option_that_is_read_is_taken_and_a_checkpoint_may_hold_others():
-    words = [
-        "data",
-        "--arch",
-        "diff_transformer_small",
-        "--attention",
-        "esp",
-        "--esp-hard",
-        "--differential-lambda-init",
-        "0",
-    ]
-    args = options.parse_args_and_arch(options.get_training_parser(), words)
+    words = "data --arch diff_transformer_small --attention esp --esp-hard --differential-lambda-init 0"
+    args = options.parse_args_and_arch(options.get_training_parser(), words.split())
     assert args.esp_hard is True and args.differential is True and args.differential_lambda_init == 0
     in_memory.load("lot_transformer", sinkhorn_epsilon=1.0)  # as it may have been trained by an older version

@@ -15,27 +15,41 @@ from fairseq_lot.models.pluggable_transformer import PluggableTransformerModel
 from fairseq_lot.plug_and_play.swap import swap
 from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
 from fairseq_lot.pretrained.loading import build
-from tests.end_to_end.conftest import TINY, fairseq_lot, generate, hypotheses, in_this_process, swapped, train
+from tests.end_to_end.conftest import (
+    TINY,
+    fairseq_lot,
+    generate,
+    hypotheses,
+    in_this_process,
+    swapped,
+    train,
+    weights_of,
+)
+
+
+def same_weights(path, other):
+    found, expected = weights_of(path), weights_of(other)
+    assert list(found) == list(expected) and all(torch.equal(value, found[name]) for name, value in expected.items())
 
 
 @pytest.mark.parametrize("base", ["stock_checkpoint", "diff_checkpoint"])
 def test_softmax_for_softmax_is_the_identity_bit_for_bit(base, data, stock_checkpoint, tmp_path, request):
     base = request.getfixturevalue(base)
     out = swapped(base, tmp_path / "softmax.pt", "softmax")
-    before, after = load_checkpoint(base)["model"], load_checkpoint(out)["model"]
-    assert list(before) == list(after)
-    assert all(torch.equal(before[key], after[key]) for key in before)
+    same_weights(out, base)
     if base == stock_checkpoint:  # translations with the score of every token, to all printed digits
         assert hypotheses(generate(data / "bin", base)) == hypotheses(generate(data / "bin", out))
 
 
-def test_swap_without_a_mechanism_is_near_far_at_the_encoder(data, stock_checkpoint, tmp_path):
-    fairseq_lot("swap", "--path", stock_checkpoint, "--no-calibrate", "--out", tmp_path / "swapped.pt")
-    args = model_args(load_checkpoint(tmp_path / "swapped.pt"), "swapped.pt")
+def test_swap_without_a_mechanism_is_near_far_at_the_encoder(stock_checkpoint, tmp_path):
+    unnamed = tmp_path / "swapped.pt"
+    fairseq_lot("swap", "--path", stock_checkpoint, "--no-calibrate", "--out", unnamed)
+    args = model_args(load_checkpoint(unnamed), unnamed)
     assert (args.attention, args.attention_sites, args.near_far_window) == ("near_far", "encoder", 8)
     assert model_args(swap(stock_checkpoint), "swapped").attention == "near_far"
     named = swapped(stock_checkpoint, tmp_path / "named.pt", "near_far")
-    assert hypotheses(generate(data / "bin", tmp_path / "swapped.pt")) == hypotheses(generate(data / "bin", named))
+    assert model_args(load_checkpoint(named), named) == args
+    same_weights(named, unnamed)
 
 
 def test_model_overrides_give_the_same_model_as_swap(data, stock_checkpoint, tmp_path):
@@ -125,7 +139,7 @@ def test_parameters_stand_in_the_order_of_the_model(base, attention, request):
     assert list(state["model"]) == list(build(state).state_dict())
 
 
-def test_old_checkpoints_with_fused_projections_can_be_swapped(data, stock_checkpoint, lot_checkpoint, tmp_path):
+def test_old_checkpoints_with_fused_projections_can_be_swapped(stock_checkpoint, lot_checkpoint, tmp_path):
     """As fairseq saved them before 2019: q, k and v of an attention in one tensor."""
     state = torch.load(stock_checkpoint, weights_only=True)
     weights = state["model"]
@@ -136,7 +150,7 @@ def test_old_checkpoints_with_fused_projections_can_be_swapped(data, stock_check
             weights[f"{prefix}in_proj_{kind}"] = torch.cat(parts)
     torch.save(state, tmp_path / "old.pt")
     out = swapped(tmp_path / "old.pt", tmp_path / "lot.pt", "lot", "--lot-num-pivots", 6)
-    assert hypotheses(generate(data / "bin", out)) == hypotheses(generate(data / "bin", lot_checkpoint))
+    same_weights(out, lot_checkpoint)
 
 
 def test_a_file_that_the_first_version_swapped_translates(data, stock_checkpoint, tmp_path):

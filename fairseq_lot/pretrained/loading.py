@@ -39,22 +39,16 @@ class Loaded:
     """A model in eval mode, its task, and one split of its data, or none.
 
     Attributes:
+        sentences: the split, a ``LanguagePairDataset``.
         encoders: what its training was told about ``bpe`` and ``tokenizer``, see
             :func:`~fairseq_lot.pretrained.checkpoint.saved_encoder`.
     """
 
     model: TransformerModel
     task: TranslationTask
-    dataset: LanguagePairDataset | None
+    sentences: Any
     path: str
     encoders: dict[str, dict] = field(default_factory=dict)
-
-    @property
-    def sentences(self) -> LanguagePairDataset:
-        """The split, where one was asked for."""
-        if self.dataset is None:
-            raise ValueError(f"{self.path} was loaded without a split of its data")
-        return self.dataset
 
     @property
     def pad(self) -> int:
@@ -83,7 +77,7 @@ class Loaded:
         """The same model with these sources as its sentences, and no target side."""
         lengths, dictionary = [len(source) for source in sources], self.task.source_dictionary
         dataset = LanguagePairDataset(sources, lengths, dictionary, tgt_dict=self.task.target_dictionary)
-        return replace(self, dataset=dataset)
+        return replace(self, sentences=dataset)
 
     @torch.no_grad()
     def translate(self, batches: Iterable[Iterable[int]], beam: int) -> Iterator[tuple[int, torch.Tensor]]:
@@ -155,7 +149,6 @@ def load(
     needs_target: bool = True,
     device: str | torch.device | None = None,
     pair: Pair | None = None,
-    **overrides: Any,
 ) -> Loaded:
     """Load a model and a split of its data.
 
@@ -166,7 +159,6 @@ def load(
         needs_target: refuse a split that has its source side alone.
         device: where the model is to be; None: a GPU when there is one.
         pair: source and target language; None: those of the checkpoint, else those in the names of the data's files.
-        **overrides: arguments of the model that differ from the saved ones.
 
     Raises:
         InputError: either is missing or damaged, or they do not fit each other.
@@ -174,7 +166,7 @@ def load(
     state, path = read(checkpoint)
     state = with_languages(state, path, pair)
     task, dataset = load_data(state, path, data, split, needs_target=needs_target)
-    model = build(state, path, device=choose_device(device), **overrides)
+    model = build(state, path, device=choose_device(device))
     return Loaded(model, task, dataset, path, {kind: saved_encoder(state, kind) for kind in ("bpe", "tokenizer")})
 
 

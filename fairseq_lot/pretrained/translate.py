@@ -16,7 +16,7 @@ from fairseq_lot.errors import InputError
 from fairseq_lot.output.files import read_lines
 from fairseq_lot.pretrained.checkpoint import Checkpoint
 from fairseq_lot.pretrained.data_folder import check_lengths
-from fairseq_lot.pretrained.device import add_device_argument, choose_device
+from fairseq_lot.pretrained.device import add_device_argument
 from fairseq_lot.pretrained.languages import Pair, add_language_arguments, typed_pair
 from fairseq_lot.pretrained.loading import Loaded, load
 from fairseq_lot.pretrained.multilingual import language_symbols
@@ -167,7 +167,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Translate line by line on a terminal, in batches elsewhere; with ``--compare`` a header says which is which."""
     paths = list(filter(None, (args.path, args.compare)))
-    shared = {"beam": args.beam, "device": choose_device(args.device), "languages": typed_pair(args)}
+    shared = {"beam": args.beam, "device": args.device, "languages": typed_pair(args)}
     models = [Translator(path, args.data, **shared, **text_options(args)) for path in paths]
     if args.compare is not None:
         print(*paths, sep="\t")

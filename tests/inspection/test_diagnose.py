@@ -79,7 +79,7 @@ def test_padding_does_not_show(name, differential):
 @pytest.mark.parametrize("arch, options", [("transformer", {}), ("lot_transformer", {"attention": "lot"})])
 def test_captured_plans_are_what_the_model_does(arch, options):
     loaded = load(arch, **options)
-    sample = loaded.dataset.collater([loaded.dataset[i] for i in range(6)])["net_input"]
+    sample = loaded.sentences.collater([loaded.sentences[i] for i in range(6)])["net_input"]
     with torch.no_grad():
         expected, _ = loaded.model(**sample)
         with capture(loaded.model) as seen:

@@ -28,7 +28,7 @@ def check_least(args: Namespace, **least: int) -> None:
     """Refuse options below their least values; an option that is None was not given."""
     for name, value in least.items():
         given = getattr(args, name)
-        if given is not None and given < value:
+        if given is not None and not given >= value:  # also NaN
             raise InputError(f"--{name.replace('_', '-')} must be at least {value}, got {given}")
 
 

@@ -14,15 +14,8 @@ from types import ModuleType
 import sentencepiece
 from tqdm import tqdm
 
-from fairseq_lot.corpus.parallel import (
-    Texts,
-    add_text_arguments,
-    check_output,
-    output_folder,
-    read_splits,
-    write_splits,
-)
-from fairseq_lot.errors import InputError
+from fairseq_lot.corpus.parallel import add_text_arguments, output_folder, read_splits, write_splits
+from fairseq_lot.errors import InputError, check_least
 from fairseq_lot.output.files import read_lines
 
 MODEL_NAME = "sentencepiece.bpe.model"
@@ -43,8 +36,6 @@ def learn_bpe(lines: Iterable[str], vocab_size: int) -> bytes:
     Raises:
         InputError: the vocabulary is smaller than the alphabet or larger than the text allows.
     """
-    if vocab_size < 1:
-        raise InputError(f"--vocab-size {vocab_size} is not a vocabulary; give at least 1 (usual: 1000 to 32000)")
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -133,81 +124,18 @@ class Bpe:
         learn: ``(lines, vocab_size) -> model``.
         encode: ``(model, lines, threads) -> lines of pieces``.
         reserved: finds what the text must not hold, since joining the pieces would take it for a mark of its own.
-        mark: that mark, in words.
     """
 
     file_name: str
     learn: Callable[[Iterable[str], int], bytes]
     encode: Callable[[bytes, Sequence[str], int], list[str]]
     reserved: str
-    mark: str
 
 
 BPES = {
-    "sentencepiece": Bpe(MODEL_NAME, learn_bpe, encode_lines, SPACE, "the character U+2581 (a space)"),
-    "subword_nmt": Bpe("code", learn_codes, segment_lines, r"@@( |$)", "@@ at the end of a token"),
+    "sentencepiece": Bpe(MODEL_NAME, learn_bpe, encode_lines, SPACE),
+    "subword_nmt": Bpe("code", learn_codes, segment_lines, r"@@(?= |$)"),
 }
-
-
-def _check_text(texts: Texts, languages: Sequence[str], bpe: Bpe) -> None:
-    """Refuse lines that would not be the same after their pieces are joined."""
-    for split, sides in texts.items():
-        for language, lines in zip(languages, sides, strict=True):
-            for number, line in enumerate(lines, start=1):
-                if re.search(bpe.reserved, line):
-                    raise InputError(
-                        f"{split}.{language}, line {number}: holds {bpe.mark}, which the BPE uses itself; replace it"
-                    )
-
-
-def encode_text(
-    text: Sequence[str | Path],
-    out: str | Path,
-    vocab_size: int,
-    languages: Sequence[str],
-    *,
-    bpe: str = "sentencepiece",
-    threads: int = 1,
-) -> None:
-    """Learn one BPE on both sides of train, and write it and the pieces to the folder ``out``.
-
-    ``out/text`` gets the test set as it was encoded, with single spaces: what joining the pieces gives back. Where the
-    text is a folder with an untokenised reference ``raw/test.*``, ``out/raw`` gets it.
-
-    Args:
-        text: see :func:`~fairseq_lot.corpus.parallel.read_splits`.
-        out: folder to write.
-        vocab_size: sentencepiece: pieces; subword_nmt: merges.
-        languages: source and target.
-        bpe: a key of ``BPES``.
-        threads: of sentencepiece's encoding.
-
-    Raises:
-        InputError: bad text, a vocabulary that does not fit it, or an output that cannot be written.
-    """
-    if vocab_size < 1 or threads < 1:
-        raise InputError(f"--vocab-size {vocab_size} --threads {threads}: both must be at least 1")
-    check_output(text, out)
-    kind = BPES[bpe]
-    texts = read_splits(text, languages)
-    _check_text(texts, languages, kind)
-    reference = Path(text[0]) / "raw" / f"test.{languages[1]}"
-    if reference.exists():
-        found, wanted = len(read_lines(reference)), len(texts["test"][1])
-        if found != wanted:
-            raise InputError(f"{reference} has {found} lines but the test set has {wanted}; mend or remove raw/")
-    train = [line for side in texts["train"] for line in side]
-    model = kind.learn(
-        tqdm(train, f"learning {vocab_size} pieces", unit=" lines", disable=None, leave=False), vocab_size
-    )
-    encoded = {split: [kind.encode(model, lines, threads) for lines in sides] for split, sides in texts.items()}
-    with output_folder(out) as folder:
-        write_splits(folder, encoded, languages)
-        write_splits(folder / "text", {"test": texts["test"]}, languages)
-        if reference.exists():
-            (folder / "raw").mkdir()
-            shutil.copyfile(reference, folder / "raw" / reference.name)
-        (folder / kind.file_name).write_bytes(model)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -225,6 +153,36 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    """Run ``fairseq-lot encode``."""
-    languages = (args.source, args.target)
-    encode_text(args.text, args.out, args.vocab_size, languages, bpe=args.bpe, threads=args.threads)
+    """Learn one BPE on both sides of train, and write it and the pieces.
+
+    ``out/text`` gets the test set as it was encoded, with single spaces: what joining the pieces gives back. Where the
+    text is a folder with an untokenised reference ``raw/test.*``, ``out/raw`` gets it.
+
+    Raises:
+        InputError: bad text, a vocabulary that does not fit it, or an output that cannot be written.
+    """
+    check_least(args, vocab_size=1, threads=1)
+    languages, bpe = (args.source, args.target), BPES[args.bpe]
+    texts = read_splits(args.text, languages, out=args.out)
+    for split, sides in texts.items():
+        for language, lines in zip(languages, sides, strict=True):
+            for number, line in enumerate(lines, start=1):
+                if mark := re.search(bpe.reserved, line):
+                    where = f"{split}.{language}, line {number}"
+                    raise InputError(f"{where}: holds {mark[0]!r}, which the BPE uses itself; replace it")
+    reference = Path(args.text[0]) / "raw" / f"test.{args.target}"
+    if reference.exists():
+        found, wanted = len(read_lines(reference)), len(texts["test"][1])
+        if found != wanted:
+            raise InputError(f"{reference} has {found} lines but the test set has {wanted}; mend or remove raw/")
+    train = [line for side in texts["train"] for line in side]
+    shown = tqdm(train, f"learning {args.vocab_size} pieces", unit=" lines", disable=None, leave=False)
+    model = bpe.learn(shown, args.vocab_size)
+    encoded = {split: [bpe.encode(model, lines, args.threads) for lines in sides] for split, sides in texts.items()}
+    with output_folder(args.out) as folder:
+        write_splits(folder, encoded, languages)
+        write_splits(folder / "text", {"test": texts["test"]}, languages)
+        if reference.exists():
+            (folder / "raw").mkdir()
+            shutil.copyfile(reference, folder / "raw" / reference.name)
+        (folder / bpe.file_name).write_bytes(model)

@@ -37,26 +37,20 @@ def add_text_arguments(parser: ArgumentParser, name: str, kind: str) -> None:
         parser.add_argument(f"--{side}", required=True, type=language_code, metavar="LANG", help=text)
 
 
-def check_output(sources: Sequence[str | Path], out: str | Path) -> None:
-    """Refuse an output that is no folder, and one that is the folder that is read.
-
-    Raises:
-        InputError: naming the folder.
-    """
-    out = Path(out)
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out} exists and is not a folder; choose another --out")
-    if len(sources) == 1 and Path(sources[0]).resolve() == out.resolve():
-        raise InputError(f"--out {out} is the folder that is read; choose another one")
-
-
-def read_splits(sources: Sequence[str | Path], languages: Sequence[str], *, allow_empty: Collection[str] = ()) -> Texts:
+def read_splits(
+    sources: Sequence[str | Path],
+    languages: Sequence[str],
+    *,
+    out: str | Path | None = None,
+    allow_empty: Collection[str] = (),
+) -> Texts:
     """Read train, valid and test, each as :func:`read_parallel` does.
 
     Args:
         sources: a folder, or a prefix for each split. A number in place of the second or third: so many pairs of the
             first, evenly spread, which are not trained on.
         languages: source and target, the endings of the file names.
+        out: what will be written, which must be another folder.
         allow_empty: splits whose empty lines are kept.
 
     Raises:
@@ -68,19 +62,17 @@ def read_splits(sources: Sequence[str | Path], languages: Sequence[str], *, allo
         folder = Path(sources[0])
         if not folder.is_dir():
             raise InputError(f"{folder} is not a folder; give one that holds {{train,valid,test}} in two languages")
+        if out is not None and folder.resolve() == Path(out).resolve():
+            raise InputError(f"--out {out} is the folder that is read; choose another one")
         sources = [folder / split for split in SPLITS]
     if len(sources) != len(SPLITS):
         raise InputError(f"{len(sources)} names of text; give one folder, or a prefix for each of {', '.join(SPLITS)}")
     texts: Texts = {}
-    held_out = {}
     for split, name in zip(SPLITS, map(str, sources), strict=True):
-        texts[split] = []
         if split != "train" and name.isdecimal():
-            held_out[split] = int(name)
+            texts["train"], texts[split] = _hold_out(texts["train"], int(name), f"{sources[0]}.{languages[0]}")
         else:
             texts[split] = read_parallel(name, languages, allow_empty=split in allow_empty)
-    for split, count in held_out.items():
-        texts["train"], texts[split] = _hold_out(texts["train"], count, f"{sources[0]}.{languages[0]}")
     return texts
 
 
@@ -113,10 +105,12 @@ def read_parallel(prefix: str | Path, languages: Sequence[str], *, allow_empty: 
     Raises:
         InputError: a file is missing or without lines, a line is not UTF-8, binary or empty, counts differ.
     """
-    paths = [_plain_or_xz(f"{prefix}.{language}") for language in languages]
-    for path in paths:
-        if not path.is_file():
-            raise InputError(f"{path} is missing; the text needs {prefix}.{{{','.join(languages)}}}")
+    paths = []
+    for language in languages:
+        plain, packed = Path(f"{prefix}.{language}"), Path(f"{prefix}.{language}.xz")
+        if not plain.is_file() and not packed.is_file():
+            raise InputError(f"{plain} is missing; the text needs {prefix}.{{{','.join(languages)}}}")
+        paths.append(plain if plain.is_file() else packed)
     sides = [[" ".join(line.split()) for line in read_lines(path)] for path in paths]
     counts = [len(lines) for lines in sides]
     if len(set(counts)) != 1:
@@ -133,10 +127,6 @@ def read_parallel(prefix: str | Path, languages: Sequence[str], *, allow_empty: 
         if not allow_empty and "" in lines:
             raise InputError(f"{path}, line {lines.index('') + 1}: empty line; remove it from both languages")
     return sides
-
-
-def _plain_or_xz(name: str) -> Path:
-    return Path(name) if Path(name).is_file() or not Path(f"{name}.xz").is_file() else Path(f"{name}.xz")
 
 
 @contextlib.contextmanager

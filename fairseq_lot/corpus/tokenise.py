@@ -3,13 +3,12 @@
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from pathlib import Path
 
 from sacremoses import MosesTokenizer
 from tqdm import tqdm
 
-from fairseq_lot.corpus.parallel import add_text_arguments, check_output, output_folder, read_splits, write_splits
-from fairseq_lot.errors import InputError
+from fairseq_lot.corpus.parallel import add_text_arguments, output_folder, read_splits, write_splits
+from fairseq_lot.errors import InputError, check_least
 
 MAX_RATIO = 1.5  # with MAX_TOKENS the setting of fairseq's IWSLT'14 recipe
 MAX_TOKENS = 175
@@ -38,62 +37,6 @@ def clean_indices(
     return kept
 
 
-def tokenise_folder(
-    raw: Sequence[str | Path],
-    out: str | Path,
-    languages: Sequence[str],
-    *,
-    clean: bool = True,
-    max_ratio: float = MAX_RATIO,
-    max_tokens: int = MAX_TOKENS,
-) -> dict[str, int]:
-    """Tokenise ``raw`` into the folder ``out``; the untouched test set goes to ``out/raw``, line by line the same.
-
-    Args:
-        raw: see :func:`~fairseq_lot.corpus.parallel.read_splits`.
-        out: folder to write.
-        languages: source and target.
-        clean: drop pairs of train and valid (never of test) that ``clean_indices`` does not keep.
-        max_ratio: see ``clean_indices``.
-        max_tokens: see ``clean_indices``.
-
-    Returns:
-        the number of dropped pairs of each cleaned split.
-
-    Raises:
-        InputError: bad text, or an output that cannot be written.
-    """
-    if not max_ratio >= 1:
-        raise InputError(f"--max-ratio {max_ratio} drops every pair; give at least 1 (default {MAX_RATIO})")
-    if max_tokens < 1:
-        raise InputError(f"--max-tokens {max_tokens} drops every pair; give at least 1 (default {MAX_TOKENS})")
-    check_output(raw, out)
-    cleaned = ("train", "valid") if clean else ()
-    texts = read_splits(raw, languages, allow_empty=cleaned)
-    dropped, tokenised = {}, {}
-    for split, sides in texts.items():
-        pair = [tokenise_lines(lines, language) for lines, language in zip(sides, languages, strict=True)]
-        if split in cleaned:
-            kept = clean_indices(*pair, max_ratio=max_ratio, max_tokens=max_tokens)
-            dropped[split] = len(pair[0]) - len(kept)
-            pair = [[lines[index] for index in kept] for lines in pair]
-        _check_tokenised(split, pair, languages)
-        tokenised[split] = pair
-    with output_folder(out) as folder:
-        write_splits(folder, tokenised, languages)
-        write_splits(folder / "raw", {"test": texts["test"]}, languages)
-    return dropped
-
-
-def _check_tokenised(split: str, pair: Sequence[Sequence[str]], languages: Sequence[str]) -> None:
-    """Refuse a split that cleaning emptied, and a line of control characters that leaves no token."""
-    if not pair[0]:
-        raise InputError(f"no pair of {split} passes the cleaning; give --no-clean or wider limits")
-    for lines, language in zip(pair, languages, strict=True):
-        if "" in lines:
-            raise InputError(f"{split}.{language}, line {lines.index('') + 1}: no token in it; remove it from both")
-
-
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of ``fairseq-lot tokenise``."""
     add_text_arguments(parser, "raw", "untokenised")
@@ -108,14 +51,29 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    """Run ``fairseq-lot tokenise``."""
-    dropped = tokenise_folder(
-        args.raw,
-        args.out,
-        (args.source, args.target),
-        clean=not args.no_clean,
-        max_ratio=args.max_ratio,
-        max_tokens=args.max_tokens,
-    )
+    """Tokenise all splits, clean train and valid; the untouched test set goes to ``out/raw``, line by line the same.
+
+    Raises:
+        InputError: bad text, or an output that cannot be written.
+    """
+    check_least(args, max_ratio=1, max_tokens=1)
+    languages, cleaned = (args.source, args.target), () if args.no_clean else ("train", "valid")
+    texts = read_splits(args.raw, languages, out=args.out, allow_empty=cleaned)
+    dropped, tokenised = {}, {}
+    for split, sides in texts.items():
+        pair = [tokenise_lines(lines, language) for lines, language in zip(sides, languages, strict=True)]
+        if split in cleaned:
+            kept = clean_indices(*pair, max_ratio=args.max_ratio, max_tokens=args.max_tokens)
+            dropped[split] = len(pair[0]) - len(kept)
+            pair = [[lines[index] for index in kept] for lines in pair]
+        if not pair[0]:
+            raise InputError(f"no pair of {split} passes the cleaning; give --no-clean or wider limits")
+        for lines, language in zip(pair, languages, strict=True):
+            if "" in lines:  # a line of control characters
+                raise InputError(f"{split}.{language}, line {lines.index('') + 1}: no token in it; remove it from both")
+        tokenised[split] = pair
+    with output_folder(args.out) as folder:
+        write_splits(folder, tokenised, languages)
+        write_splits(folder / "raw", {"test": texts["test"]}, languages)
     for split, count in dropped.items():
         print(f"cleaning dropped {count} pairs of {split}", file=sys.stderr)

@@ -8,7 +8,7 @@ import sentencepiece
 from fairseq.data.data_utils import post_process
 
 from fairseq_lot.cli import main
-from fairseq_lot.corpus.encode import MODEL_NAME, encode_lines, encode_text, learn_bpe
+from fairseq_lot.corpus.encode import MODEL_NAME, encode_lines, learn_bpe
 from fairseq_lot.corpus.parallel import read_splits
 from fairseq_lot.errors import InputError
 
@@ -41,6 +41,11 @@ def folder(tmp_path):
     return path
 
 
+def encode(folder, out, threads=1):
+    words = ["--text", str(folder), "--out", str(out), "--vocab-size", "120", "--threads", str(threads)]
+    return main(["encode", *words, *IN_GERMAN_AND_ENGLISH])
+
+
 def run_encode(folder, out, capsys, *options):
     """Return the exit code and the lines on stderr."""
     code = main(
@@ -51,7 +56,7 @@ def run_encode(folder, out, capsys, *options):
 
 def test_decoding_gives_back_the_tokens(folder, tmp_path):
     out = tmp_path / "out"
-    encode_text([folder], out, 120, LANGUAGES)
+    assert encode(folder, out) == 0
     for split in ("train", "valid", "test"):
         for language, lines in LINES.items():
             pieces = (out / f"{split}.{language}").read_text(encoding="utf-8").removesuffix("\n").split("\n")
@@ -76,7 +81,7 @@ def test_escape_and_its_suffix_can_be_one_piece():
 
 def test_same_text_gives_the_same_bytes(folder, tmp_path):
     for name, threads in (("a", 1), ("b", 2)):
-        encode_text([folder], tmp_path / name, 120, LANGUAGES, threads=threads)
+        assert encode(folder, tmp_path / name, threads) == 0
     for file in (tmp_path / "a").glob("*.*"):
         assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes()
 
@@ -105,7 +110,7 @@ def test_subword_nmt_gives_back_the_tokens_too_and_says_nothing(folder, tmp_path
 def test_subword_nmt_refuses_its_own_mark(line, folder, tmp_path, capsys):
     (folder / "valid.en").write_text(f"good\n{line}\ngood\ngood\n")
     code, lines = run_encode(folder, tmp_path / "out", capsys, "--bpe", "subword_nmt")
-    assert code == 2 and len(lines) == 1 and "valid.en, line 2: holds @@ at the end of a token" in lines[0]
+    assert code == 2 and len(lines) == 1 and "valid.en, line 2: holds '@@'" in lines[0]
 
 
 def test_subword_nmt_says_how_many_merges_there_are(folder, tmp_path, capsys):
@@ -147,7 +152,7 @@ def test_existing_folder_keeps_its_other_files(folder, tmp_path):
     out.mkdir()
     (out / "notes").write_text("mine")
     (out / "train.de").write_text("half a li")
-    encode_text([folder], out, 120, LANGUAGES)
+    assert encode(folder, out) == 0
     assert (out / "notes").read_text() == "mine"
     assert len((out / "train.de").read_text(encoding="utf-8").splitlines()) >= 4
 
@@ -159,7 +164,7 @@ DAMAGES = {
     "encoding": ("train.de", b"gut\nsch\xf6n\ngut\ngut\n", "train.de, line 2: not valid UTF-8"),
     "source": ("test.de", "gut\ngut\n \u00a0\ngut\n", "test.de, line 3: empty line"),
     "target": ("train.en", "\ngood\ngood\ngood\n", "train.en, line 1: empty line"),
-    "reserved": ("train.en", "good\na \u2581 b\ngood\ngood\n", "train.en, line 2: holds the character U+2581"),
+    "reserved": ("train.en", "good\na \u2581 b\ngood\ngood\n", "train.en, line 2: holds '▁'"),
     "reference": ("raw/test.en", "One line.\n", "raw/test.en has 1 lines but the test set has 4"),
 }
 
@@ -192,8 +197,8 @@ def test_text_without_lines_is_one_line(folder, tmp_path, capsys):
 @pytest.mark.parametrize(
     "size, expected",
     [
-        ("0", "--vocab-size 0"),
-        ("-3", "--vocab-size -3"),
+        ("0", "--vocab-size must be at least 1, got 0"),
+        ("-3", "--vocab-size must be at least 1, got -3"),
         ("10", "--vocab-size 10 is too small for this text's alphabet; give at least"),
         ("100000", "--vocab-size 100000 is too large for this text; give at most"),
     ],
@@ -218,19 +223,19 @@ def test_bad_folders_are_one_line(folder, tmp_path, capsys):
     for text, out, expected in (
         (tmp_path / "nowhere", tmp_path / "out", "is not a folder"),
         (folder, folder, "is the folder that is read"),
-        (folder, tmp_path / "file", "exists and is not a folder"),
+        (folder, tmp_path / "file", "cannot write"),
         (folder, tmp_path / "file" / "out", "cannot write"),
     ):
         code, lines = run_encode(text, out, capsys)
         assert code == 2 and len(lines) == 1 and expected in lines[0]
 
 
-def test_a_failed_write_leaves_nothing(folder, tmp_path, monkeypatch):
+def test_a_failed_write_leaves_nothing(folder, tmp_path, monkeypatch, capsys):
     def full_disk(folder, *_):
         (folder / "train.de").write_text("half")
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("fairseq_lot.corpus.encode.write_splits", full_disk)
-    with pytest.raises(InputError, match="No space left on device"):
-        encode_text([folder], tmp_path / "out", 120, LANGUAGES)
+    assert encode(folder, tmp_path / "out") == 2
+    assert "No space left on device" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["text"]

@@ -82,9 +82,9 @@ def test_an_empty_side_is_cleaned_in_train_and_refused_elsewhere(folder, tmp_pat
         ("train.de", None, (), "train.de is missing"),
         ("test.de", b"gut\n\x01\ngut\ngut\n", (), "test.de, line 2: no token in it"),
         ("train.en", b"a\n" * 3 + b"b\n", ("--max-ratio", "1"), "passes the cleaning"),
-        ("train.de", b"a\n" * 4, ("--max-ratio", "0.5"), "--max-ratio 0.5 drops every pair"),
-        ("train.de", b"a\n" * 4, ("--max-ratio", "nan"), "--max-ratio nan drops every pair"),
-        ("train.de", b"a\n" * 4, ("--max-tokens", "0"), "--max-tokens 0 drops every pair"),
+        ("train.de", b"a\n" * 4, ("--max-ratio", "0.5"), "--max-ratio must be at least 1, got 0.5"),
+        ("train.de", b"a\n" * 4, ("--max-ratio", "nan"), "--max-ratio must be at least 1, got nan"),
+        ("train.de", b"a\n" * 4, ("--max-tokens", "0"), "--max-tokens must be at least 1, got 0"),
     ],
 )
 def test_bad_input_is_one_line(name, content, options, expected, folder, tmp_path, capsys):

@@ -1,7 +1,7 @@
 """Whether everything computes what it should on a device: mechanisms and kernels, against float64 on the CPU.
 
 What is off by more than 1e-4, four times what the CPU is off by in the same precision, and a rounding to that, has
-failed, and then the exit code is 1. Launches are of a forward pass, and of one with its backward pass.
+failed, and then the exit code is 1.
 """
 
 import argparse
@@ -11,22 +11,15 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from fairseq_lot.attention.base import Mechanism  # noqa: E402
-from fairseq_lot.attention.registry import MECHANISMS, build_mechanism  # noqa: E402
-from fairseq_lot.errors import InputError  # noqa: E402
-from fairseq_lot.kernels import choice, naive  # noqa: E402
-from fairseq_lot.output.tables import Table  # noqa: E402
-from tests.launches import launches as operations  # noqa: E402
+from fairseq_lot.attention.base import Mechanism
+from fairseq_lot.attention.registry import MECHANISMS, build_mechanism
+from fairseq_lot.errors import InputError
+from fairseq_lot.kernels import choice, naive
+from fairseq_lot.output.tables import Table
 
 Tensors = Sequence[torch.Tensor]
 Function = Callable[..., Any]
@@ -122,35 +115,6 @@ def compare(kernel: Function, twin: Function, inputs: Tensors, device: torch.dev
     return judge(found, exact, exact, inputs[0].dtype)
 
 
-def launches(work: Callable[[], object], device: torch.device) -> int:
-    """Kernels that a call starts on a GPU; on the CPU operations of torch."""
-    if device.type != "cuda":
-        return operations(work)
-    work()
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as record:
-        work()
-        torch.cuda.synchronize()
-    events = [event.name for event in record.events() if event.device_type == DeviceType.CUDA]
-    return sum(not name.startswith("Mem") for name in events)  # copies and fills
-
-
-def count_launches(device: torch.device) -> Iterator[list]:
-    """Of every mechanism with its default options, padded."""
-    bsz, n, _, _, d = SIZES[device.type][0]
-    dtype, mask = (torch.float16 if device.type == "cuda" else torch.float32), pads(bsz, n).to(device)
-    for name in MECHANISMS:
-        mechanism = build_mechanism(name, num_heads=HEADS, head_dim=d).to(device, dtype)
-        inputs = [torch.randn(bsz, HEADS, n, d, device=device, dtype=dtype, requires_grad=True) for _ in range(3)]
-        forward = partial(_attend, mechanism, [mask, mask], False, *inputs)
-        both = partial(_backward, forward, [*inputs, *mechanism.parameters()], torch.randn_like(inputs[0]))
-        yield [name, launches(forward, device), launches(both, device)]
-
-
-def _backward(forward: Callable[[], torch.Tensor], leaves: Tensors, gradient: torch.Tensor) -> None:
-    torch.autograd.grad(forward(), leaves, gradient, allow_unused=True)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print everything; return 1 if something failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -166,8 +130,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kernels = list(check_kernels(device))
     os.environ[choice.VARIABLE] = before
     print(Table(head, kernels, "Kernels").markdown(padded=True), end="\n\n", flush=True)
-    counts = Table(["", "forward", "forward and backward"], list(count_launches(device)), "Launches", align="<>>")
-    print(counts.markdown(padded=True), end="\n\n")
     failed = [row for row in (*mechanisms, *kernels) if any("FAILED" in said for said in row[2:])]
     print(f"{len(failed)} of {len(mechanisms) + len(kernels)} failed")
     return 1 if failed else 0

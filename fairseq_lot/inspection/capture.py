@@ -10,7 +10,7 @@ from torch import nn
 
 from fairseq_lot.attention.base import Mechanism
 from fairseq_lot.attention.differential import Differential
-from fairseq_lot.attention.registry import DEFAULT, MECHANISMS
+from fairseq_lot.attention.registry import DEFAULT, MECHANISMS, build_mechanism
 from fairseq_lot.attention.sinkhorn import Sinkhorn
 from fairseq_lot.modules.sites import attentions, inner
 
@@ -58,18 +58,13 @@ class Captured:
             return plans.epsilon()
         return getattr(getattr(plans, "options", None), "epsilon", 1.0)
 
-    @property
-    def scores(self) -> torch.Tensor:
-        """``s·q·k``, ``(bsz, num_heads, tgt_len, src_len)``."""
-        return (self.q * self.q.size(-1) ** -0.5) @ self.k.transpose(-1, -2)
-
     def softmax_weights(self, key_padding_mask: torch.Tensor) -> torch.Tensor:
         """What softmax attention would do with the same q and k, in the shape of ``weights``.
 
         Args:
             key_padding_mask: ``(bsz, src_len)`` bool, True = pad.
         """
-        weights = softmax_weights(self.scores, key_padding_mask, causal=self.causal)
+        weights = _softmax(self.q, self.k, key_padding_mask, causal=self.causal)
         if isinstance(self.mechanism, Differential):
             first, second = weights.unflatten(1, (-1, 2)).unbind(2)
             weights = first - self.mechanism.difference_weight() * second
@@ -81,14 +76,10 @@ class Captured:
         return self.v.unflatten(1, (-1, 2)).transpose(2, 3).flatten(3) if self.signed else self.v
 
 
-def softmax_weights(scores: torch.Tensor, key_padding_mask: torch.Tensor | None, *, causal: bool) -> torch.Tensor:
-    """Softmax over the real keys, and with ``causal`` over those that are not later than the query."""
-    hidden = scores.new_zeros((), dtype=torch.bool) if key_padding_mask is None else key_padding_mask[:, None, None, :]
-    if causal:
-        tgt_len, src_len = scores.shape[-2:]
-        hidden = hidden | scores.new_ones(tgt_len, src_len, dtype=torch.bool).triu(1 + src_len - tgt_len)
-    # a padded query may have nothing to look at: its row is left as it comes and never counts
-    return torch.softmax(scores.masked_fill(hidden & ~hidden.all(-1, keepdim=True), -torch.inf), -1)
+def _softmax(q, k, key_padding_mask, *, causal):
+    """A of softmax attention."""
+    softmax = build_mechanism(DEFAULT, num_heads=q.size(1), head_dim=q.size(-1))
+    return softmax(q, k, k, None, key_padding_mask, need_weights=True, causal=causal).weights
 
 
 @contextlib.contextmanager
@@ -126,7 +117,7 @@ def _watch(seen, site, layer):
         pads, causal = given.get("key_padding_mask"), given.get("attn_mask") is not None
         mechanism = getattr(attention, "mechanism", None)
         if mechanism is None:
-            weights = softmax_weights(q * attention.scaling @ k.transpose(-1, -2), pads, causal=causal)
+            weights = _softmax(q, k, pads, causal=causal)
         else:
             of_queries = pads if site == "encoder" else None
             weights = mechanism(q, k, v, of_queries, pads, need_weights=True, causal=causal).weights

@@ -5,6 +5,8 @@ import contextlib
 import pytest
 import torch
 from fairseq import utils
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 torch.set_num_threads(1)
 
@@ -32,6 +34,20 @@ def random(*shape, seed=1, dtype=torch.float64):
 def close(actual, expected, tolerance=1e-12, *, relative=0.0):
     """The same dtype, and no entry further away than the tolerance."""
     torch.testing.assert_close(actual, expected, atol=tolerance, rtol=relative)
+
+
+class Sizes(TorchDispatchMode):
+    """Notes the largest tensor that any operation returns, and the elements that all of them return together."""
+
+    def __init__(self):
+        super().__init__()
+        self.largest = self.total = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        stored = [x.untyped_storage().size() // x.element_size() for x in tree_leaves(out) if torch.is_tensor(x)]
+        self.largest, self.total = max([self.largest, *stored]), self.total + sum(stored)
+        return out
 
 
 @contextlib.contextmanager

@@ -275,19 +275,6 @@ def test_flag_says_whether_queries_are_coupled(case):
     assert change > 1e-3
 
 
-UNCOUPLED_CASES = [case for case in CASES if not case.build().couples_queries]
-
-
-@pytest.mark.parametrize("case", [case for case in UNCOUPLED_CASES if not case.flag("positional")], ids=str)
-def test_uncoupled_queries_may_come_step_by_step(case):
-    mechanism = case.build()
-    q, k, v = draw()
-    key_mask = padding_mask(KEY_LENGTHS, 6, "left")
-    values = mechanism(q, k, v, None, key_mask).values
-    steps = [mechanism(q[:, :, i : i + 1], k, v, None, key_mask).values for i in range(5)]
-    close(torch.cat(steps, 2), values, 1e-12)
-
-
 @pytest.mark.parametrize("case", [case for case in CASES if case not in CAUSAL_CASES], ids=str)
 def test_what_is_not_causal_refuses_to_be(case):
     with pytest.raises(ValueError, match="causal"):

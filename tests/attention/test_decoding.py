@@ -4,8 +4,6 @@ import pytest
 import torch
 
 from fairseq_lot.attention import reference
-from fairseq_lot.attention.registry import build_mechanism
-from fairseq_lot.errors import InputError
 from tests.conftest import close
 from tests.variants import CASES, HEAD_DIM, NUM_HEADS, draw, padding_mask
 
@@ -176,12 +174,6 @@ def test_extreme_scores_are_finite(case):
     output = mechanism(1e4 * q, 1e4 * k, v, need_weights=True, causal=True)
     assert output.values.isfinite().all() and output.weights.isfinite().all()
     assert all(x.isfinite().all() for x in torch.autograd.grad(output.values.sum(), inputs))
-
-
-def test_coupled_lot_is_not_causal():
-    mechanism = build_mechanism("lot", num_heads=NUM_HEADS, head_dim=HEAD_DIM, query_updates=2)
-    with pytest.raises(InputError, match="causal"):
-        mechanism(*draw(tgt_len=6, dtype=torch.float32), causal=True)
 
 
 @every_causal_case

@@ -150,17 +150,6 @@ def test_updates_of_columns_are_refused_where_they_couple_queries(site):
 
 
 @every_form
-def test_weights_are_none_unless_they_are_asked_for(options, how):
-    mechanism, (q, k, v) = build(**options), inputs(9)
-    assert mechanism(q, k, v, **how).weights is None
-    assert mechanism(q, k, v, need_weights=True, **how).weights.shape == (2, 2, 9, 9)
-    if not mechanism.couples_queries:
-        assert mechanism.attend_summary(q, mechanism.summarise(k, v)).weights is None
-    if mechanism.supports_causal:
-        assert mechanism.causal_step(q, k, v)[0].weights is None
-
-
-@every_form
 @pytest.mark.parametrize("n", [5, 150])
 def test_norms_of_ten_thousand_are_finite(options, how, n):
     mechanism = build(**options).float()

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from fairseq_lot.attention import reference
-from fairseq_lot.attention import softmax as softmax_file
 from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.errors import InputError
 from fairseq_lot.transport.positions import alibi_log_prior, positions
@@ -64,21 +63,6 @@ def test_positions_are_counted_over_real_tokens(layout):
         assert row[~pads].tolist() == list(range(int((~pads).sum())))
 
 
-@pytest.mark.parametrize("layout", [None, "left", "right"])
-def test_decoding_steps_have_the_positions_of_the_whole(layout):
-    q, k, v = draw(3, 6, 6)
-    mask = None if layout is None else padding_mask((6, 4, 3), 6, layout)
-    mechanism = build(prior="alibi")
-    whole = mechanism(q, k, v, None, mask, causal=True).values
-    for i in range(3 if layout == "left" else 0, 6):
-        seen = None if mask is None else mask[:, : i + 1]
-        # one step needs no causal flag; a chunk of steps does
-        step = mechanism(q[:, :, i : i + 1], k[:, :, : i + 1], v[:, :, : i + 1], None, seen).values
-        torch.testing.assert_close(step[:, :, 0], whole[:, :, i], atol=1e-12, rtol=0)
-    chunk = mechanism(q[:, :, 4:], k, v, None, mask, causal=True).values
-    torch.testing.assert_close(chunk, whole[:, :, 4:], atol=1e-12, rtol=0)
-
-
 def test_more_queries_than_keys_are_refused():
     q, k, v = draw(1, 5, 3)
     with pytest.raises(InputError, match="5 queries, 3 keys"):
@@ -91,20 +75,3 @@ def test_prior_in_half_precision_reaches_far():
     prior = alibi_log_prior(None, k[:, :, -1:], k)
     assert prior.dtype == torch.float32 and prior.shape == (1, 2, 1, 3_000)
     torch.testing.assert_close(prior[0, 1, 0], -alibi_slopes(2)[1] * torch.arange(2_999.0, -1, -1))
-
-
-@pytest.mark.parametrize("prior", [None, "alibi"])
-def test_without_the_plan_it_is_one_fused_kernel(prior, monkeypatch):
-    calls = []
-
-    def fused(*args, **options):
-        calls.append(options["attn_mask"])
-        return torch.nn.functional.scaled_dot_product_attention(*args, **options)
-
-    monkeypatch.setattr(softmax_file, "scaled_dot_product_attention", fused)
-    q, k, v = sentence()
-    options = {} if prior is None else {"prior": prior}
-    values = build(**options)(q, k, v).values
-    assert len(calls) == 1 and (calls[0] is None) == (prior is None)
-    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=calls[0])
-    assert torch.equal(values, expected)

@@ -1,4 +1,4 @@
-"""The epoch reaches the mechanisms in real trainings: at each start, after resuming, and in generation."""
+"""The epoch reaches the mechanisms in real trainings: at each start, after resuming, and in a checkpoint."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from fairseq import checkpoint_utils
 
 from fairseq_lot import models  # noqa: F401 - registers the architectures
 from fairseq_lot.pretrained.checkpoint import load_checkpoint
-from tests.end_to_end.conftest import generate, hypotheses, train
+from tests.end_to_end.conftest import train
 
 # 300 sentences make about 10 updates an epoch
 FLAGS = ("--arch", "esp_transformer_small", "--esp-sort-temperature", 0.1, "--esp-anneal", 0.5, "--max-tokens", 4000)
@@ -36,19 +36,6 @@ def resumed(data, tmp_path_factory):
 def test_training_counts_epochs_also_when_resumed(resumed, data):
     assert epochs(resumed) == {3}
     assert loaded_epochs(resumed, data) == [3, 3]
-
-
-def test_generation_sorts_as_cold_as_training_ended(resumed, data, tmp_path):
-    # the same weights, with the temperature written out: 0.1·0.5·0.5
-    state = load_checkpoint(resumed)
-    state["model"] = {key: value for key, value in state["model"].items() if not key.endswith(".epoch")}
-    state["cfg"]["model"].esp_anneal, state["cfg"]["model"].esp_sort_temperature = 1.0, 0.025
-    torch.save(state, tmp_path / "fixed.pt")
-    translations = hypotheses(generate(data / "bin", resumed))
-    assert translations == hypotheses(generate(data / "bin", tmp_path / "fixed.pt"))
-    state["cfg"]["model"].esp_sort_temperature = 0.1
-    torch.save(state, tmp_path / "warm.pt")
-    assert translations != hypotheses(generate(data / "bin", tmp_path / "warm.pt"))
 
 
 def test_checkpoints_without_an_epoch_load(resumed, data, tmp_path):

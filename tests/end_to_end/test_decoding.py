@@ -106,33 +106,6 @@ def test_beam_scores_are_teacher_forced_scores(name, prefixed):
     assert len(distinct) == 4 * len(SENTENCES)
 
 
-@pytest.mark.parametrize("name", ["lot", "differential-lot"])
-@torch.no_grad()
-def test_a_batch_is_decoded_as_its_sentences_are(name):
-    model = tiny(**MODELS[name])
-    batch, lengths = sources()
-    together = generate(model, batch, lengths, beam_size=3)
-    for sentence, beams in enumerate(together):
-        alone = generate(
-            model, batch[sentence : sentence + 1, -lengths[sentence] :], lengths[sentence : sentence + 1], beam_size=3
-        )[0]
-        for one, other in zip(beams, alone, strict=True):
-            assert torch.equal(one["tokens"], other["tokens"])
-            torch.testing.assert_close(one["positional_scores"], other["positional_scores"], atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["lot", "differential-lot"])
-@torch.no_grad()
-def test_the_beam_size_of_the_decoder_changes_no_score(name):
-    model = tiny(**MODELS[name])
-    batch, lengths = sources()
-    previous = torch.randint(4, SYMBOLS, (len(SENTENCES), 5))
-    expected, _ = model(batch, lengths, previous)
-    model.decoder.set_beam_size(2)
-    actual, _ = model(batch, lengths, previous)
-    assert torch.equal(actual, expected)
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_no_score_depends_on_a_later_target_token(name):
     model = tiny(**MODELS[name])

@@ -102,22 +102,6 @@ def test_steps_with_a_beam_that_moves_are_teacher_forcing(site, name, options, d
             torch.testing.assert_close(plan[:, 0], plans[rows, i, :seen], atol=1e-6, rtol=1e-5)
 
 
-@DIFFERENTIAL
-@EVERYWHERE
-def test_the_cache_of_lot_is_as_large_after_a_long_sentence(site, differential):
-    attention = attention_at(site, "lot", {"num_pivots": 4, "query_updates": 1}, differential)
-    totals = set()
-    for length in (3, 30):
-        query, state = torch.randn(length, BSZ, WIDTH), {}
-        key = torch.randn(length, BSZ, WIDTH) if site == "cross" else query
-        for i in range(length):
-            step(attention, state, query, key, None, i, torch.arange(BSZ))
-            totals.add(sum(x.numel() for x in kept(attention, state).values()))
-    assert len(totals) == 1
-    value_width = WIDTH // HEADS * (2 if differential else 1)
-    assert totals.pop() <= BSZ * HEADS * 4 * (value_width + 2)
-
-
 @MECHANISMS
 @DIFFERENTIAL
 def test_static_keys_are_read_once(name, options, differential):
@@ -196,18 +180,6 @@ def test_the_beam_size_changes_nothing(site, name, options):
             for each, state in zip((attention, other), states, strict=True)
         )
         assert torch.equal(first, second)
-
-
-@MECHANISMS
-@DIFFERENTIAL
-def test_several_tokens_may_come_at_once(name, options, differential):
-    attention = attention_at("decoder", name, options, differential)
-    query, _, _ = inputs_of("decoder")
-    expected, _ = teacher_forced(attention, query, query, None)
-    state, values = {}, []
-    for part in query.split([3, 1, 3]):
-        values.append(attention(part, part, part, incremental_state=state, need_weights=False)[0])
-    torch.testing.assert_close(torch.cat(values), expected, atol=1e-6, rtol=1e-5)
 
 
 @EVERYWHERE

@@ -4,14 +4,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from fairseq_lot.attention import reference
 from fairseq_lot.transport import sliced_hard
 from fairseq_lot.transport.sliced_hard import hard_sliced_plan, segments
 from fairseq_lot.transport.sliced_soft import staircase
-from tests.conftest import close, random
+from tests.conftest import Sizes, close, random
 
 HEADS, DIM, SLICES = 2, 4, 3
 
@@ -116,20 +114,6 @@ def test_chunk_size_changes_nothing(chunk, sizes, monkeypatch):
 def smallest_chunks(monkeypatch):
     """One slice of one head at a time, so that what is counted is not the chunk."""
     monkeypatch.setitem(sliced_hard._CHUNKS, "cpu", 1)
-
-
-class Sizes(TorchDispatchMode):
-    """Notes the largest tensor that any operation returns, and the elements that all of them return together."""
-
-    def __init__(self):
-        super().__init__()
-        self.largest = self.total = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        out = function(*args, **(kwargs or {}))
-        stored = [x.untyped_storage().size() // x.element_size() for x in tree_leaves(out) if torch.is_tensor(x)]
-        self.largest, self.total = max([self.largest, *stored]), self.total + sum(stored)
-        return out
 
 
 def measure(n, m, num_slices, *, dim=DIM, plan_asked=False, masked=False):

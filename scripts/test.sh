@@ -12,6 +12,7 @@ done
 bash scripts/setup.sh
 activate
 export OMP_NUM_THREADS=1
+unset PYTHONDONTWRITEBYTECODE  # where it is set, every process of the tests would compile what it imports anew
 
 tests() {
   echo "pytest $*"

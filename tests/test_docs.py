@@ -81,6 +81,15 @@ def test_relative_links_lead_somewhere(page):
     assert not missing
 
 
+def test_tests_that_pages_name_are_there():
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    files = list((ROOT / "tests").rglob("*.py"))
+    code = "\n".join(file.read_text(encoding="utf-8") for file in files)
+    known = {file.stem for file in files} | set(re.findall(r"^ *def (test_\w+)", code, re.MULTILINE))
+    named = set(re.findall(r"\btest_\w+", text))
+    assert len(named) > 30 and named <= known, named - known
+
+
 def prose_of(path):
     """Docstrings and comments of a Python file, where brackets are no indices."""
     with tokenize.open(path) as file:

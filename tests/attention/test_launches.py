@@ -156,18 +156,6 @@ def test_hooks_see_the_mechanism_inside_a_differential_one():
     assert seen == [LENGTH, 1, 2]
 
 
-def attentions(monkeypatch):
-    """What the fused kernel is called with."""
-    calls = []
-
-    def fused(*args, **options):
-        calls.append((options["attn_mask"], options["is_causal"]))
-        return torch.nn.functional.scaled_dot_product_attention(*args, **options)
-
-    monkeypatch.setattr(softmax_file, "scaled_dot_product_attention", fused)
-    return calls
-
-
 @pytest.mark.parametrize("prior", [None, "alibi"])
 @pytest.mark.parametrize("layout", [None, "right", "left"])
 @pytest.mark.parametrize("tgt_len", [1, 3, 6])
@@ -176,7 +164,13 @@ def test_softmax_makes_a_mask_only_where_the_flash_kernel_cannot_be_had(prior, l
     mechanism = build_mechanism("softmax", num_heads=2, head_dim=4, **({"prior": prior} if prior else {})).double()
     q, k, v = (torch.randn(3, 2, length, 4, dtype=torch.float64) for length in (tgt_len, 6, 6))
     mask = None if layout is None else padding_mask((6, 4, 2), 6, layout)
-    calls = attentions(monkeypatch)
+    calls = []
+
+    def fused(*args, **options):
+        calls.append((options["attn_mask"], options["is_causal"]))
+        return torch.nn.functional.scaled_dot_product_attention(*args, **options)
+
+    monkeypatch.setattr(softmax_file, "scaled_dot_product_attention", fused)
     values = mechanism(q, k, v, None, mask, causal=causal).values
     ((bias, is_causal),) = calls
     assert is_causal == (causal and tgt_len == 6 and mask is None and prior is None)

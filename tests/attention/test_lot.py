@@ -35,13 +35,6 @@ def test_rank_of_attention_is_at_most_the_number_of_pivots(r):
     torch.testing.assert_close(output.weights.sum(-1), torch.ones_like(output.weights[..., 0]), atol=1e-12, rtol=0)
 
 
-def test_one_pivot_gives_every_query_the_same_mean():
-    q, k, v = draw(2, 6, 6)
-    output = build(num_pivots=1)(q, k, v, need_weights=True)
-    torch.testing.assert_close(output.weights, torch.full_like(output.weights, 1 / 6), atol=1e-14, rtol=0)
-    torch.testing.assert_close(output.values, v.mean(2, keepdim=True).expand_as(output.values), atol=1e-12, rtol=0)
-
-
 @pytest.mark.parametrize("name", ["pivots", "mass_logits"])
 def test_what_is_not_learnt_is_stored_all_the_same(name):
     option = {"pivots": "learn_pivots", "mass_logits": "learn_masses"}[name]

@@ -1,6 +1,5 @@
 """near_far: the claims of docs/attention.md that the contract does not make of every mechanism."""
 
-import argparse
 import copy
 import math
 
@@ -10,9 +9,6 @@ import torch
 from fairseq_lot.attention import near_far as near_far_file
 from fairseq_lot.attention.reference import near_far_plan
 from fairseq_lot.attention.registry import build_mechanism
-from fairseq_lot.errors import InputError
-from fairseq_lot.modules.flat_options import add_attention_args
-from fairseq_lot.modules.sites import build_site_mechanism
 from fairseq_lot.transport.near_far import feature_logs
 from tests.conftest import close, random
 from tests.variants import padding_mask
@@ -47,13 +43,6 @@ def log_kernel(mechanism, q, k):
     """``log φ_t(q_i) ψ_t(k_j)``, ``(bsz, heads, n, m, r)``."""
     query_logs, key_logs = both_logs(mechanism, q, k)
     return query_logs.unsqueeze(3) + key_logs.unsqueeze(2)
-
-
-def at_site(site, *words):
-    parser = argparse.ArgumentParser()
-    add_attention_args(parser)
-    args = parser.parse_args(["--attention", "near_far", "--attention-sites", "encoder,cross,decoder", *words])
-    return build_site_mechanism(args, site=site, layer=0, num_heads=2, head_dim=8, dropout=0.0)
 
 
 def test_features_as_drawn_are_unbiased():
@@ -135,18 +124,6 @@ def test_what_decoding_keeps(num_features):
         assert sizes == [min(n, window + 1) * 2 * head_dim + num_features * (head_dim + 1) for n in range(1, 21)]
     else:
         assert sizes == [n * 2 * head_dim for n in range(1, 21)]
-
-
-def test_at_cross_the_band_stands_where_it_is_expected():
-    bands = {site: at_site(site).options.band for site in ("encoder", "cross", "decoder")}
-    assert bands == {"encoder": "diagonal", "cross": "expected", "decoder": "diagonal"}
-
-
-@pytest.mark.parametrize("site", ["cross", "decoder"])
-def test_updates_of_columns_are_refused_where_they_couple_queries(site):
-    with pytest.raises(InputError, match="couples the queries.*--near-far-num-updates 1"):
-        at_site(site, "--near-far-num-updates", "3")
-    assert at_site("encoder", "--near-far-num-updates", "3").couples_queries
 
 
 @every_form

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from fairseq_cli.generate import cli_main as fairseq_generate
 from fairseq_cli.preprocess import cli_main as fairseq_preprocess
 from fairseq_cli.train import cli_main as fairseq_train
@@ -103,6 +104,20 @@ def generate(data, checkpoint, *flags):
         "--beam", 3, "--remove-bpe", "sentencepiece", "--max-len-b", 20, "--batch-size", 64, "--num-workers", 0,
         *flags,
     )  # fmt: skip
+
+
+@contextlib.contextmanager
+def dtypes_of(kind):
+    """The dtypes of what the modules of a class return, of all models."""
+    seen = set()
+
+    def look(module, args, output):
+        if isinstance(module, kind):
+            seen.add((output[0] if isinstance(output, tuple) else output).dtype)
+
+    handle = torch.nn.modules.module.register_module_forward_hook(look)
+    yield seen
+    handle.remove()
 
 
 def hypotheses(output):

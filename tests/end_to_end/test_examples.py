@@ -19,7 +19,7 @@ def test_plug_and_play(data, stock_checkpoint, capsys):
 
 
 def test_near_far(data, stock_checkpoint, capsys):
-    program("near_far").main([str(stock_checkpoint), str(data / "bin"), "--steps", "2", "--tokens", "1500"])
+    program("near_far").main([str(stock_checkpoint), str(data / "bin"), "--steps", "2", "--tokens", "600"])
     first, _, *costs = capsys.readouterr().out.splitlines()
     same, all_ = map(int, re.fullmatch(r"(\d+) of (\d+) translations .* the same", first).groups())
     assert 0 <= same <= all_ == 60

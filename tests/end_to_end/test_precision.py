@@ -5,7 +5,7 @@ import torch
 
 from fairseq_lot.errors import InputError
 from fairseq_lot.modules.multihead_attention import PluggableMultiheadAttention
-from tests.end_to_end.conftest import contents, generate, hypotheses, train
+from tests.end_to_end.conftest import contents, dtypes_of, generate, hypotheses, train
 from tests.plug_and_play import in_memory
 
 MEMORY_EFFICIENT = ("--memory-efficient-fp16", "--memory-efficient-bf16")
@@ -41,19 +41,11 @@ def test_generation_heeds_bf16(model, data, request):
     checkpoint = request.getfixturevalue(model)
     found = {}
     for flags in ((), ("--bf16",)):
-        dtypes = set()
-        handle = torch.nn.modules.module.register_module_forward_hook(
-            lambda module, args, output, dtypes=dtypes: (
-                dtypes.add(output.dtype) if isinstance(module, torch.nn.Linear) else None
-            )
-        )
-        try:
+        with dtypes_of(torch.nn.Linear) as dtypes:
             lines = hypotheses(generate(data / "bin", checkpoint, *flags))
-        finally:
-            handle.remove()
         assert len(lines) == 120
-        found[dtypes.pop()] = lines
-        assert not dtypes
+        (dtype,) = dtypes
+        found[dtype] = lines
     assert found.keys() == {torch.float32, torch.bfloat16}
     assert found[torch.float32] != found[torch.bfloat16]
 
@@ -61,15 +53,6 @@ def test_generation_heeds_bf16(model, data, request):
 @pytest.mark.slow
 def test_memory_efficient_training_of_softmax_goes_through(data, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # what fairseq compares a parameter's device with
-    seen = set()
-
-    def keep(module, args, output):
-        if isinstance(module, PluggableMultiheadAttention):
-            seen.add(output[0].dtype)
-
-    handle = torch.nn.modules.module.register_module_forward_hook(keep)
-    try:
+    with dtypes_of(PluggableMultiheadAttention) as seen:
         train(data / "bin", tmp_path, "--arch", "softmax_transformer_small", "--memory-efficient-fp16", updates=2)
-    finally:
-        handle.remove()
     assert seen == {torch.float16}

@@ -12,7 +12,7 @@ from fairseq_lot.attention.registry import MECHANISMS
 from fairseq_lot.modules.multihead_attention import PluggableMultiheadAttention
 from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
 from tests.conftest import softmax_in_its_own_dtype
-from tests.end_to_end.conftest import fairseq_lot, generate, hypotheses, train, weights_of
+from tests.end_to_end.conftest import dtypes_of, fairseq_lot, generate, hypotheses, train, weights_of
 from tests.plug_and_play import in_memory
 
 FAMILIES = ("lot", "esp", "set", "sinkhorn", "softmax", "diff")
@@ -132,22 +132,13 @@ def test_half_precision_trains_like_single_precision(family, data, tmp_path, mon
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # what fairseq compares a parameter's device with
     losses = {}
     for flags in ((), ("--fp16",), ("--bf16",)):
-        dtypes = set()
-
-        def keep(module, args, output, dtypes=dtypes):
-            if isinstance(module, PluggableMultiheadAttention):
-                dtypes.add(output[0].dtype)
-
-        handle = torch.nn.modules.module.register_module_forward_hook(keep)
-        try:
-            words = ("--arch", f"{family}_transformer_small", *SMALL, *flags, "--dropout", 0)
+        words = ("--arch", f"{family}_transformer_small", *SMALL, *flags, "--dropout", 0)
+        with dtypes_of(PluggableMultiheadAttention) as dtypes:
             checkpoint = train(data / "bin", tmp_path / str(flags), *words, updates=4)
-        finally:
-            handle.remove()
         metrics = load_checkpoint(checkpoint)["extra_state"]["metrics"]["train"]
         (loss,) = (float(meter["sum"] / meter["count"]) for _, name, _, meter in metrics if name == "loss")
-        losses[dtypes.pop()] = loss
-        assert not dtypes
+        (dtype,) = dtypes
+        losses[dtype] = loss
     assert losses.keys() == {torch.float32, torch.float16, torch.bfloat16}
     for dtype, tolerance in ((torch.float16, 2e-4), (torch.bfloat16, 1e-3)):
         assert losses[dtype] == pytest.approx(losses[torch.float32], rel=tolerance)

@@ -29,16 +29,6 @@ def test_translates_as_fairseq_does(data, stock_checkpoint, expected):
     assert len(set(expected[:20])) > 1, "the model says more than one sentence"
 
 
-def test_languages_that_the_checkpoint_lacks_are_those_of_the_folder(data, stock_checkpoint, tmp_path):
-    """As fairseq's own recipe leaves it, which never types -s and -t."""
-    state = torch.load(stock_checkpoint, weights_only=True)
-    state["cfg"]["task"].update(source_lang=None, target_lang=None)
-    torch.save(state, tmp_path / "classic.pt")
-    sentence = [(data / "raw" / "test.de").read_text(encoding="utf-8").splitlines()[0]]
-    found, expected = (Translator(path).translate(sentence) for path in (tmp_path / "classic.pt", stock_checkpoint))
-    assert found == expected
-
-
 def test_pipe_and_compare(data, stock_checkpoint, expected, tmp_path, capsys, monkeypatch):
     swapped = tmp_path / "swapped.pt"
     fairseq_lot("swap", "--path", stock_checkpoint, "--out", swapped, "--attention", "sinkhorn")

@@ -161,6 +161,7 @@ def test_elsewhere_the_stock_attention_stays():
     [
         ("esp", (), "use --attention-sites encoder"),
         ("lot", ("--lot-query-updates", "5"), "use --attention-sites encoder or --lot-query-updates 1"),
+        ("near_far", ("--near-far-num-updates", "3"), "use --attention-sites encoder or --near-far-num-updates 1"),
         ("sinkhorn", (), "use --attention-sites encoder"),
     ],
 )
@@ -183,6 +184,12 @@ def test_lot_is_uncoupled_at_decoder_sites_only(words):
         assert mechanism.supports_causal and mechanism.options.query_updates == 1
         assert mechanism.options.num_updates == build_options("lot").num_updates
     assert build(*options, site="encoder").couples_queries == ("1" not in words)
+
+
+def test_the_band_of_near_far_at_cross_stands_where_it_is_expected():
+    words = ("--attention", "near_far", "--attention-sites", ",".join(SITES))
+    bands = {site: build(*words, site=site).options.band for site in SITES}
+    assert bands == {"encoder": "diagonal", "cross": "expected", "decoder": "diagonal"}
 
 
 @pytest.mark.parametrize("site", SITES)

@@ -113,6 +113,7 @@ def snakemake(config, *flags):
     return process.returncode, shown, errors
 
 
+@pytest.mark.slow
 def test_a_wrong_experiment_is_one_line_and_nothing_is_made(tmp_path):
     code, shown, errors = snakemake(experiment(tmp_path, "data", size="huge"), "--quiet", "all")
     assert code == 2 and shown == ""

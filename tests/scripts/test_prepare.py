@@ -100,9 +100,7 @@ def test_sentences_become_documents(text, tmp_path):
         ({"TOKENISED": "no/such/folder"}, "no/such/folder is not a folder"),
         ({"ARCHIVE": "no/such/archive.tgz"}, "no/such/archive.tgz is not a file"),
         ({"TOKENISED": "{text}"}, "--vocab-size 10000 is too large"),
-        ({"TOKENISED": "{text}", "BPE": "fastbpe"}, "--bpe: invalid choice: 'fastbpe'"),
         ({"TOKENISED": "{text}", "JOINED": "maybe"}, "JOINED=maybe is neither yes nor no"),
-        ({"TOKENISED": "{text}", "VOCAB_SIZE": "many"}, "--vocab-size: invalid int value: 'many'"),
         ({"TOKENISED": "{text}", "OUT": "{text}/train.de/data"}, "cannot write in"),
         ({"TOKENISED": "{text}", "OUT": "{text}"}, "exists and was not made by prepare_*.sh"),
     ],
@@ -226,6 +224,7 @@ def french(text):
     return {"SRC": "fr", "TGT": "en", "TOKENISED": "yes", "VOCAB_SIZE": 40, **prefixes}
 
 
+@pytest.mark.slow
 def test_ones_own_text_becomes_a_data_folder_as_fairseqs_recipe_makes_it(french, tmp_path):
     """subword-nmt, a dictionary for each language."""
     run = prepare("prepare_corpus.sh", tmp_path, **french, BPE="subword_nmt", JOINED="no")
@@ -259,7 +258,6 @@ def test_raw_text_is_tokenised_and_pairs_are_held_out(french, tmp_path, preproce
         ({"TEST": ""}, "TEST is not set; give SRC, TGT, TRAIN, VALID and TEST"),
         ({"TGT": "fr"}, "both languages are 'fr'; give two different ones"),
         ({"TGT": "../en"}, "TGT=../en must be two language codes"),
-        ({"TOKENISED": "folder"}, "TOKENISED=folder is neither yes nor no"),
         ({"VALID": "nowhere/valid"}, "nowhere/valid.fr is missing"),
         ({"VALID": "60"}, "cannot hold out 60 pairs of the 60 in"),
     ],

@@ -1,8 +1,8 @@
 """Claims of the papers on transport attention, each on matrices that are small enough to check.
 
 Limits in epsilon are in test_sinkhorn.py, exact sides and the rank of couplings in test_pivots.py, the limits of ESP in
-tests/attention/test_esp.py, Theorems 6 and 7 of [CETA] in tests/attention/test_ceta.py; what is here is named after
-the claim.
+tests/attention/test_esp.py; Theorems 6 to 8 of [CETA] need rows of probability vectors alone, which
+tests/attention/test_contract.py tests. What is here is named after the claim.
 """
 
 import pytest

@@ -73,15 +73,6 @@ def test_gradcheck():
     assert torch.autograd.gradcheck(lambda *x: prefix_apply(*x, chunk_len=2)[0], inputs, fast_mode=True)
 
 
-def test_chunk_size_changes_nothing():
-    inputs = draw(37)
-    expected, state = prefix_apply(*inputs, chunk_len=37)
-    for chunk_len in (1, 2, 7, 16, 64):
-        values, after = prefix_apply(*inputs, chunk_len=chunk_len)
-        close(values, expected, 1e-12)
-        same_state(after, state, 1e-12)
-
-
 def plan_of(weights, scores, **options):
     identity = torch.eye(scores.size(-2), dtype=scores.dtype).expand(*scores.shape[:2], -1, -1)
     return prefix_apply(weights, scores, identity, **options)[0]

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from benchmarks.measure import peak_memory
 from fairseq_lot.attention import reference
-from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.transport import sliced_soft as sliced
 from tests.conftest import close, random
 
@@ -53,15 +52,6 @@ def soft(arguments, v=None):
     k = arguments["k"]
     v = torch.eye(k.size(-2), dtype=k.dtype).expand(*k.shape[:-2], -1, -1) if v is None else v
     return sliced.soft_sliced_apply(v=v, **arguments)
-
-
-def one_sentence(arguments, sentence, head):
-    """q, k and slices of one sentence and head without pads, and its numbers of tokens."""
-    q, k = (arguments[x][sentence, head] for x in "qk")
-    for_queries, for_keys = arguments["query_padding_mask"], arguments["key_padding_mask"]
-    n = len(q) if for_queries is None else int((~for_queries[sentence]).sum())
-    m = len(k) if for_keys is None else int((~for_keys[sentence]).sum())
-    return q[:n], k[:m], arguments["slices"][head]
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
@@ -117,32 +107,6 @@ def test_soft_sort_and_its_gradient(masked):
     )
     for gradient, other in zip(ours, twin, strict=True):
         close(gradient, other)
-
-
-@pytest.mark.parametrize("kind", ["plain", "self", "cross"])
-@pytest.mark.parametrize("temperature", [1.0, 0.1, 1e-3])
-def test_agrees_with_the_slow_twin(kind, temperature, way):
-    arguments = problem(kind, temperature=temperature)
-    ours = soft(arguments)
-    for sentence in range(BSZ):
-        for head in range(HEADS):
-            q, k, slices = one_sentence(arguments, sentence, head)
-            plans, costs = reference.sliced_plans(q, k, slices, sort_temperature=temperature)
-            weights = torch.softmax(-torch.stack(costs), 0)
-            expected = len(q) * sum(weight * plan for weight, plan in zip(weights, plans, strict=True))
-            close(ours[sentence, head, : len(q), : len(k)], expected, 1e-10)
-            assert ours[sentence, head, : len(q), len(k) :].eq(0).all()
-            close(ours[sentence, head, : len(q)].sum() / len(q), torch.tensor(1.0, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("hard", [False, True])
-def test_one_slice_of_one_axis_sorts_that_axis(hard):
-    mechanism = build_mechanism("esp", num_heads=1, head_dim=2, num_slices=1, hard=hard, sort_temperature=1e-9)
-    q, k = random(1, 1, 5, 2), random(1, 1, 5, 2, seed=2)
-    plan = mechanism(q, k, k, need_weights=True).weights[0, 0]
-    expected = torch.zeros(5, 5, dtype=torch.float64)
-    expected[q[0, 0, :, 0].argsort(), k[0, 0, :, 0].argsort()] = 1.0
-    close(plan, expected)
 
 
 def values_and_gradients(kind):

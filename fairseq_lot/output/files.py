@@ -3,7 +3,6 @@
 import contextlib
 import lzma
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -26,31 +25,25 @@ def atomic_write(path: str | Path, mode: str = "w") -> Iterator[IO]:
     Raises:
         InputError: the folder or the file cannot be written (no permission, full disk, ...).
     """
-    path = Path(path)
-    temporary, encoding = None, None if "b" in mode else "utf-8"
-    try:
-        if path.is_dir():
-            raise IsADirectoryError(21, "it is a folder")
-        if path.exists() and not path.is_file():
-            with open(path, mode, encoding=encoding) as file:
-                yield file
-            return
+    path, encoding = Path(path), None if "b" in mode else "utf-8"
+    if path.exists() and not path.is_file():
+        temporary = path
+    else:
         path = Path(os.path.realpath(path))
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        with open(handle, mode, encoding=encoding) as file:
+        with open(temporary, mode, encoding=encoding) as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+            if temporary != path:
+                file.flush()
+                os.fsync(file.fileno())
+                os.replace(temporary, path)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}; nothing was changed there") from error
     finally:
-        if temporary is not None:
-            with contextlib.suppress(FileNotFoundError):
+        if temporary != path:
+            with contextlib.suppress(OSError):
                 os.unlink(temporary)
 
 
@@ -66,9 +59,14 @@ def read_lines(path: str | Path) -> list[str]:
         raw = lzma.decompress(raw) if path.suffix == ".xz" else raw
     except (OSError, lzma.LZMAError) as error:
         raise InputError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from error
+    return split_lines(raw, path)
+
+
+def split_lines(raw: bytes, name: str | Path) -> list[str]:
+    """Return the lines of UTF-8 text without their ends; InputError names the text and the line that is not UTF-8."""
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         number = raw.count(b"\n", 0, error.start) + 1
-        raise InputError(f"{path}, line {number}: not valid UTF-8; convert the file with iconv") from None
+        raise InputError(f"{name}, line {number}: not valid UTF-8; convert it with iconv") from None
     return [line.rstrip("\r") for line in text.removesuffix("\n").split("\n")] if text else []

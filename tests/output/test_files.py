@@ -44,5 +44,5 @@ def test_a_pipe_is_written_to_and_stays(tmp_path):
 
 
 def test_a_folder_is_refused(tmp_path):
-    with pytest.raises(InputError, match="it is a folder"), atomic_write(tmp_path):
+    with pytest.raises(InputError, match="Is a directory"), atomic_write(tmp_path):
         pass

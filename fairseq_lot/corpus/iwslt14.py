@@ -24,7 +24,7 @@ from tqdm import tqdm
 from fairseq_lot.corpus.parallel import Texts, output_folder, write_splits
 from fairseq_lot.corpus.tokenise import clean_indices, tokenise_lines
 from fairseq_lot.errors import InputError
-from fairseq_lot.output.files import atomic_write
+from fairseq_lot.output.files import atomic_write, split_lines
 
 LANGUAGES = ("de", "en")
 TRAIN = "train.tags.de-en"
@@ -36,7 +36,6 @@ TEST = (
     "IWSLT14.TED.tst2012.de-en",
 )
 NESTED = "de-en.tgz"  # inside 2014-01.tgz as texts/de/en/de-en.tgz
-NESTED_FOLDER = "texts/de/en/"
 MEMBERS = tuple(
     [f"{TRAIN}.{language}" for language in LANGUAGES]
     + [f"{name}.{language}.xml" for name in TEST for language in LANGUAGES]
@@ -55,19 +54,17 @@ def fetch(url: str, path: str | Path) -> None:
     Raises:
         InputError: it cannot be had, or ends early.
     """
-    content = io.BytesIO()
-    way_out = "fetch it yourself and give its path as ARCHIVE, or a tokenised folder as TOKENISED"
-    try:
-        with urllib.request.urlopen(url, timeout=30) as response:
-            length = int(response.headers.get("Content-Length") or 0)
-            with tqdm.wrapattr(response, "read", length or None, desc="downloading", disable=None) as body:
-                shutil.copyfileobj(body, content)
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        raise InputError(f"cannot download {url} ({error}); try again, or {way_out}") from None
-    if content.tell() < length:
-        raise InputError(f"{url} ended after {content.tell()} of {length} bytes; try again, or {way_out}")
+    way_out = "try again, or fetch it yourself and give its path as ARCHIVE, or a tokenised folder as TOKENISED"
     with atomic_write(path, "wb") as file:
-        file.write(content.getbuffer())
+        try:
+            with urllib.request.urlopen(url, timeout=30) as response:
+                length = int(response.headers.get("Content-Length") or 0)
+                with tqdm.wrapattr(response, "read", length or None, desc="downloading", disable=None) as body:
+                    shutil.copyfileobj(body, file)
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise InputError(f"cannot download {url} ({error}); {way_out}") from None
+        if file.tell() < length:
+            raise InputError(f"{url} ended after {file.tell()} of {length} bytes; {way_out}")
 
 
 def read_members(archive: str | Path) -> dict[str, bytes]:
@@ -103,24 +100,10 @@ def _collect(tar: tarfile.TarFile, names: Collection[str]) -> dict[str, bytes]:
     found = {}
     for member in tqdm(tar, desc="reading the archive", unit=" files", disable=None, leave=False):
         name = member.name.rpartition("/")[2]
-        nested_elsewhere = name == NESTED and NESTED_FOLDER + NESTED not in f"/{member.name}"
-        file = tar.extractfile(member) if name in names and not nested_elsewhere else None
+        file = tar.extractfile(member) if name in names else None
         if file is not None:
-            content = file.read()
-            if len(content) != member.size:
-                raise EOFError(f"{name} ends early")
-            found[name] = content
+            found[name] = file.read()
     return found
-
-
-def _lines(members: dict[str, bytes], name: str) -> list[str]:
-    """Return the lines of a member."""
-    try:
-        text = members[name].decode("utf-8")
-    except UnicodeDecodeError as error:
-        number = members[name].count(b"\n", 0, error.start) + 1
-        raise InputError(f"{name} in the archive, line {number}: not valid UTF-8; download the archive again") from None
-    return text.removesuffix("\n").split("\n")
 
 
 def train_lines(lines: list[str]) -> list[str]:
@@ -136,7 +119,10 @@ def test_lines(lines: list[str]) -> list[str]:
 
 def _sides(members: dict[str, bytes], name: str, ending: str, sentences: Sentences) -> list[list[str]]:
     """Return the sentences of ``{name}.{language}{ending}``, line by line translations of each other."""
-    german, english = (sentences(_lines(members, f"{name}.{language}{ending}")) for language in LANGUAGES)
+    german, english = (
+        sentences(split_lines(members[f"{name}.{language}{ending}"], f"{name}.{language}{ending} in the archive"))
+        for language in LANGUAGES
+    )
     if len(german) != len(english) or not german:
         counts = f"{len(german)} German and {len(english)} English lines"
         raise InputError(f"{name} in the archive has {counts}; download it again")

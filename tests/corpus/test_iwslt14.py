@@ -91,7 +91,7 @@ def test_command_writes_the_folder(archive, tmp_path, capsys):
 def test_the_nested_archive_gives_the_same(archive, tmp_path):
     outer = tmp_path / "2014-01.tgz"
     content = {
-        "2014-01/texts/en/de/de-en.tgz": b"another one",
+        "2014-01/texts/en/de/en-de.tgz": b"another one",
         "2014-01/texts/de/en/de-en.tgz": archive.read_bytes(),
     }
     outer.write_bytes(pack(content))

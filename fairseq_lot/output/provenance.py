@@ -17,9 +17,8 @@ def current_commit(folder: str | Path | None = None) -> str:
         The commit, or ``unknown`` outside a checkout, also when installed inside that of another project.
     """
     root = Path(__file__).resolve().parents[2] if folder is None else Path(folder).resolve()
-    top = _git(root, "rev-parse", "--show-toplevel")
-    commit = _git(root, "rev-parse", "--short", "HEAD")
-    if not commit or not top or Path(top).resolve() != root:
+    commit = _git(root, "rev-parse", "--short", "HEAD") if (root / ".git").exists() else None
+    if not commit:
         return "unknown"
     return f"{commit}-dirty" if _git(root, "status", "--porcelain", "--", *_CODE) else commit
 

@@ -20,7 +20,7 @@ from fairseq_lot.attention.base import Mechanism
 from fairseq_lot.attention.registry import DEFAULT, MECHANISMS
 from fairseq_lot.errors import InputError
 from fairseq_lot.models.fairseq_hooks import announce_epochs, install
-from fairseq_lot.models.starting_point import is_command_line, take_over
+from fairseq_lot.models.starting_point import fill, is_command_line, take_over
 from fairseq_lot.modules.flat_options import add_attention_args, check_used, spell_out, typed_options
 from fairseq_lot.modules.transformer import Decoder, Encoder
 
@@ -56,10 +56,7 @@ class PluggableTransformerModel(TransformerModel):
                     f"change --{side}-attention-heads or --{side}-embed-dim"
                 )
         announce_epochs(task)
-        redrawn = ()
-        if hasattr(args, "redrawn_attention"):  # not a property of the model, so its checkpoints do not have it
-            redrawn = args.redrawn_attention
-            del args.redrawn_attention
+        redrawn = vars(args).pop("redrawn_attention", ())  # no property of the model: its checkpoints do not have it
         model = super().build_model(args, task)
         model.redrawn_attention = redrawn
         return model
@@ -112,11 +109,8 @@ class PluggableTransformerModel(TransformerModel):
 
 def _small(args):
     """3+3 layers of width 128: trains on two CPU cores."""
-    for side in ("encoder", "decoder"):
-        setattr(args, f"{side}_embed_dim", getattr(args, f"{side}_embed_dim", 128))
-        setattr(args, f"{side}_ffn_embed_dim", getattr(args, f"{side}_ffn_embed_dim", 256))
-        setattr(args, f"{side}_layers", getattr(args, f"{side}_layers", 3))
-        setattr(args, f"{side}_attention_heads", getattr(args, f"{side}_attention_heads", 4))
+    sizes = {"embed_dim": 128, "ffn_embed_dim": 256, "layers": 3, "attention_heads": 4}
+    fill(args, {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()})
     base_architecture(args)
 
 
@@ -138,9 +132,7 @@ def _register(arch, attention_defaults, size):
         size(args)
         typed = typed_options(args) if is_command_line(args) else ()
         take_over(args, attention_defaults)
-        for name, default in attention_defaults.items():
-            if getattr(args, name, None) is None:
-                setattr(args, name, default)
+        fill(args, attention_defaults)
         if typed:
             attention = getattr(args, "attention", None) or DEFAULT
             check_used(typed, attention, differential=bool(getattr(args, "differential", False)))

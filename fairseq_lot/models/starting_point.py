@@ -14,7 +14,7 @@ import torch
 
 from fairseq_lot.attention.options import SITES
 from fairseq_lot.attention.registry import DEFAULT, describe
-from fairseq_lot.errors import InputError
+from fairseq_lot.errors import InputError, first_line
 from fairseq_lot.modules.flat_options import DEFAULTS, flag, mechanism_options, options_of, spell_out, typed_options
 from fairseq_lot.modules.sites import ATTENTION_AT, attention_sites, build_site_mechanism
 
@@ -83,6 +83,13 @@ def is_command_line(args: Namespace) -> bool:
     return not hasattr(args, "_name") and hasattr(args, "restore_file")
 
 
+def fill(args: Namespace, defaults: dict) -> None:
+    """Give the arguments that are missing or None their defaults."""
+    for name, default in defaults.items():
+        if getattr(args, name, None) is None:
+            setattr(args, name, default)
+
+
 def check_configured(model: Namespace, path: str) -> None:
     """Refuse to start from a checkpoint with another attention than a model has that fairseq-hydra-train configures.
 
@@ -118,8 +125,7 @@ def _read(path):
         held = state["cfg"]["model"] if state.get("cfg") is not None else state["args"]
         saved = Namespace(**(held if isinstance(held, dict) else vars(held)))
     except Exception as error:  # torch raises whatever the damage leads to
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InputError(f"{path} cannot be read as a checkpoint to start from: {reason}") from error
+        raise InputError(f"{path} cannot be read as a checkpoint to start from: {first_line(error)}") from error
     return saved, state.get("last_optimizer_state") is not None
 
 
@@ -141,9 +147,7 @@ def _refuse_other_defaults(args, defaults, typed, saved, path):
 def _completed(args, defaults):
     """A copy of the arguments whose attention has every option."""
     args = copy.copy(args)
-    for name, default in defaults.items():
-        if getattr(args, name, None) is None:
-            setattr(args, name, default)
+    fill(args, defaults)
     spell_out(args)
     return args
 

@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 
 import torch
 from fairseq.models.transformer import TransformerModel
+from torch import nn
 
 from fairseq_lot.attention.options import Options, option
 from fairseq_lot.attention.registry import DEFAULT, describe
@@ -179,24 +180,25 @@ def calibrate(
     samples, held_out = map(both.readable, sentences.batches), both.readable(sentences.held_out)
     fits: list[Fit] = []
 
-    def fit_to(title: str, errors: Callable, parameters: list, steps: int, rate: float | list[float]) -> None:
+    def fit_to(title: str, errors: Callable, steps: int, *fitted: tuple[list[nn.Parameter], float]) -> None:
         """One fit more; of no step if Ctrl-C ended one before."""
-        for parameter in parameters:
-            parameter.requires_grad_(True)
+        for parameters, _ in fitted:
+            for parameter in parameters:
+                parameter.requires_grad_(True)
         steps = 0 if any(one.interrupted for one in fits) else steps
-        how: dict[str, Any] = {"title": title, "interruptible": interruptible}
-        fits.append(fit(parameters, errors, samples, held_out, steps=steps, learning_rate=rate, **how))
+        how: dict[str, Any] = {"steps": steps, "title": title, "interruptible": interruptible}
+        fits.append(fit(list(fitted), errors, samples, held_out, **how))
 
-    joint_rate = fitting.learning_rate / 4  # at a higher one near_far gets no better than its heads alone
-    fit_to("error per layer", both.head_errors, both.added, fitting.steps, fitting.learning_rate)
-    fit_to("error of the output", both.output_error, both.added, fitting.joint_steps, joint_rate)
+    fit_to("error per layer", both.head_errors, fitting.steps, (both.added, fitting.learning_rate))
+    added = both.added, fitting.learning_rate / 4  # at a higher one near_far gets no better than its heads alone
+    fit_to("error of the output", both.output_error, fitting.joint_steps, added)
     with torch.no_grad():
         after = both.head_errors(held_out)
     if fitting.distill_steps:
-        rates = [joint_rate] * len(both.added) + [fitting.distill_rate] * len(both.projections)
+        fitted = added, (both.projections, fitting.distill_rate)
         errors = both.output_error if both.in_encoder else both.output_divergence
         title = "error of the output" if both.in_encoder else "divergence of the predictions in nats"
-        fit_to(title, errors, both.added + both.projections, fitting.distill_steps, rates)
+        fit_to(title, errors, fitting.distill_steps, *fitted)
     steps = [one.steps for one in fits]
     description = f"calibrated on {sentences.description} ({' + '.join(map(str, steps))} steps, seed {fitting.seed})"
     was_distilled = sum(steps[2:]) > 0

@@ -9,6 +9,7 @@ from fairseq.data.data_utils import collate_tokens
 from fairseq.models.transformer import TransformerModel
 from fairseq.sequence_generator import SequenceGenerator
 from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
 from tqdm import tqdm
 
 from fairseq_lot.attention.base import AttentionOutput, Mechanism
@@ -157,30 +158,27 @@ class Fit:
 
 
 def fit(
-    parameters: list[nn.Parameter],
+    fitted: list[tuple[list[nn.Parameter], float]],
     errors: Callable[[dict], torch.Tensor],
     samples: Iterator[dict],
     held_out: dict,
     *,
     steps: int,
-    learning_rate: float | list[float],
-    evaluations: int = 20,
     title: str = "error",
     interruptible: bool = False,
 ) -> Fit:
     """Minimise errors by Adam, the rate falling to 0 along a cosine; keep the parameters with the least held-out ones.
 
     Args:
-        parameters: what is fitted.
+        fitted: parameters, each list with its rate of the first step, in their own units.
         errors: of a sample; their sum is what counts.
         samples: what is fitted to, one a step.
-        held_out: what is not fitted to.
+        held_out: what is not fitted to; measured some 20 times.
         steps: number of updates.
-        learning_rate: of the first step, in the units of the parameters; one for all, or one for each.
-        evaluations: how often the held-out errors are measured.
         title: what the errors are, for the progress bar.
         interruptible: Ctrl-C ends the fit.
     """
+    parameters = [parameter for some, _ in fitted for parameter in some]
 
     def measured() -> torch.Tensor:
         with torch.no_grad():
@@ -191,19 +189,16 @@ def fit(
 
     before = best = measured()
     kept, best_step, done, interrupted = copies(), 0, 0, False
-    rates = learning_rate if isinstance(learning_rate, list) else [learning_rate] * len(parameters)
-    optimizer = torch.optim.Adam([{"params": [parameter]} for parameter in parameters])
+    optimizer = torch.optim.Adam([{"params": some, "lr": rate} for some, rate in fitted])
+    schedule = LambdaLR(optimizer, lambda step: (1 + math.cos(math.pi * step / max(1, steps))) / 2)
     try:
         for step in (bar := tqdm(range(steps), title, unit="step", disable=None if steps else True)):
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate * (1 + math.cos(math.pi * step / steps)) / 2
-            # some options leave some parameters out
-            gradients = torch.autograd.grad(errors(next(samples)).sum(), parameters, allow_unused=True)
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                parameter.grad = gradient
+            optimizer.zero_grad()
+            errors(next(samples)).sum().backward()
             optimizer.step()
+            schedule.step()
             done = step + 1
-            if done % max(1, steps // evaluations) == 0 or done == steps:
+            if done % max(1, steps // 20) == 0 or done == steps:
                 latest = measured()
                 bar.set_postfix_str(" ".join(f"{error:.3f}" for error in latest.mean(-1, keepdim=True).flatten()))
                 if latest.sum() < best.sum():

@@ -49,8 +49,7 @@ def calibrate(both, sentences, *, steps=30, seed=1, rate=0.1, errors=None, **opt
     order = np.random.default_rng(seed)
     samples = (sample(both, sentences, order.integers(8, 24, 5)) for _ in itertools.count())
     held_out = sample(both, sentences, range(8))
-    options = {"steps": steps, "learning_rate": rate, **options}
-    return fit(both.added, errors or both.head_errors, samples, held_out, **options)
+    return fit([(both.added, rate)], errors or both.head_errors, samples, held_out, steps=steps, **options)
 
 
 def test_every_mechanism_with_parameters_is_meant():

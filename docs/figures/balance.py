@@ -1,6 +1,6 @@
 """What balance costs: BLEU of every swap of a sweep against how evenly its heads treat the keys.
 
-    python docs/figures/balance.py results/iwslt14-65k.small.epoch32.near_far.seed1
+python docs/figures/balance.py results/iwslt14-65k.small.epoch32.near_far.seed1
 """
 
 import argparse

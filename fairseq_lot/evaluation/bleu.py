@@ -37,6 +37,9 @@ class MetricScore:
     delta: FiniteFloat | None = None
     p: FiniteFloat | None = None
 
+    def __str__(self) -> str:
+        return f"{self.score:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
 
 def add_bootstrap_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the bootstrap."""

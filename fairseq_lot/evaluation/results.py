@@ -24,6 +24,7 @@ Precision = Literal["fp32", "fp16", "bf16", "unknown"]
 Name = Annotated[str, Field(pattern=r"\S")]
 Flags = dict[str, bool | int | FiniteFloat | str]
 Kind = TypeVar("Kind")
+_FIRST = ("softmax", "near_far", "sinkhorn", "esp", "lot")  # the order of tables, before other mechanisms
 
 #: What a system is, as config/*.yaml has it; workflow/schema.yaml says what the entries mean.
 System = TypedDict(
@@ -154,10 +155,10 @@ def by_system(rows: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
     return found
 
 
-def mechanism_order(row: Row) -> tuple[bool, int, str, str]:
+def mechanism_order(row: Row) -> tuple[int, str, str]:
     """What the systems of a backbone are sorted by."""
-    known, attention = ("softmax", "near_far", "sinkhorn", "esp", "lot"), row.settings["attention"]
-    return attention not in known, known.index(attention) if attention in known else 0, attention, row.system
+    attention = row.settings["attention"]
+    return [*_FIRST, attention].index(attention), attention, row.system
 
 
 def at_stage(rows: Iterable[Row], stage: str) -> dict[int, Row]:

@@ -162,14 +162,11 @@ def read_hypotheses(path: str | Path, sentences: int) -> list[str]:
 
 def target_language(args: argparse.Namespace) -> str:
     """The language that was typed, else the one that the tokenised reference's name ends with."""
-    typed, named = args.target_lang, Path(args.tokenised_reference).suffix[1:]
-    if typed is None and (named == "txt" or not _LANGUAGE.fullmatch(named)):
-        raise InputError(f"the name of {args.tokenised_reference} does not end with a language; give --target-lang")
-    if typed is not None and not _LANGUAGE.fullmatch(typed):
-        raise InputError(f"--target-lang must be a language code such as en, not {typed!r}")
-    return typed or named
+    language = args.target_lang or Path(args.tokenised_reference).suffix[1:]
+    if language == "txt" or not _LANGUAGE.fullmatch(language):
+        raise InputError(f"{language!r} is not a language code such as en; give --target-lang")
+    return language
 
 
 def _describe(metric: MetricScore) -> str:
-    text = f"{metric.score:.2f} [{metric.low:.2f}, {metric.high:.2f}]"
-    return text if metric.delta is None else f"{text}, {metric.delta:+.2f} to the base (p = {metric.p:.4f})"
+    return str(metric) if metric.delta is None else f"{metric}, {metric.delta:+.2f} to the base (p = {metric.p:.4f})"

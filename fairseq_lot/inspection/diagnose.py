@@ -2,6 +2,7 @@
 
 import json
 from argparse import ArgumentParser, Namespace
+from contextlib import nullcontext
 from statistics import fmean
 
 import torch
@@ -58,14 +59,12 @@ def run(args: Namespace) -> int:
     check_least(args, sentences=1, batch=1, perturbations=0, seed=0)
     loaded = load(args.path, args.data, args.split, device=choose_device(args.device), pair=typed_pair(args))
     options = {name: getattr(args, name) for name in ("sentences", "batch", "perturbations", "seed")}
-    if args.json is None:
+    # opened first: an unwritable path fails at once
+    with atomic_write(args.json) if args.json is not None else nullcontext() as file:
         report = diagnose(loaded, **options)
-    else:
-        with atomic_write(args.json) as file:  # opened first: an unwritable path fails at once
-            report = diagnose(loaded, **options)
+        if file is not None:
             signature = {name: getattr(args, name) for name in ("path", "data", "split", "seed")}
-            json.dump({**signature, **report}, file, indent=1, ensure_ascii=False)
-            file.write("\n")
+            file.write(json.dumps({**signature, **report}, indent=1, ensure_ascii=False) + "\n")
     print(render(report, title=f"{args.path}, {args.data}, {args.split}"))
     return 0
 

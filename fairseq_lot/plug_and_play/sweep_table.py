@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from fairseq_lot.attention.registry import DEFAULT
-from fairseq_lot.evaluation.bleu import LEVEL, MetricScore
+from fairseq_lot.evaluation.bleu import LEVEL
 from fairseq_lot.inspection.diagnose import BALANCE
 from fairseq_lot.inspection.per_head import MEASURES
 from fairseq_lot.output.tables import MISSING, Table
@@ -111,17 +111,12 @@ def _cells(point: Point | None, base: Point | None) -> list[str]:
     """Loss and what it is more than the base's, BLEU and what it is more."""
     if point is None:
         return [MISSING] * 4
-    added = MISSING if base is None or base is point else f"{point.loss - base.loss:+.4f}"
-    return [f"{point.loss:.4f}", added, *_bleu(point.bleu)]
-
-
-def _bleu(bleu: MetricScore | None) -> tuple[str, str]:
-    if bleu is None:
-        return MISSING, MISSING
-    score = f"{bleu.score:.2f} [{bleu.low:.2f}, {bleu.high:.2f}]"
-    if bleu.delta is None or bleu.p is None:
-        return score, MISSING
-    return score, f"{bleu.delta:+.2f}{'*' if bleu.p < LEVEL else ''} (p = {bleu.p:.4f})"
+    bleu, more_loss, more_bleu = point.bleu, MISSING, MISSING
+    if base is not None and base is not point:
+        more_loss = f"{point.loss - base.loss:+.4f}"
+    if bleu is not None and bleu.delta is not None and bleu.p is not None:
+        more_bleu = f"{bleu.delta:+.2f}{'*' if bleu.p < LEVEL else ''} (p = {bleu.p:.4f})"
+    return [f"{point.loss:.4f}", more_loss, str(bleu or MISSING), more_bleu]
 
 
 def _notes(points: list[Point], several: bool) -> list[str]:

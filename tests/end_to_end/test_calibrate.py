@@ -73,7 +73,7 @@ def test_distillation_fits_the_projections_and_leaves_softmax_behind(
 
 def test_all_together_are_fitted_at_a_quarter_of_the_rate(lot_checkpoint, monkeypatch):
     rates, fit = [], calibration.fit
-    monkeypatch.setattr(calibration, "fit", lambda fitted, *a, **kw: rates.append(fitted[0][1]) or fit(fitted, *a, **kw))
+    monkeypatch.setattr(calibration, "fit", lambda fitted, *a, **b: rates.append(fitted[0][1]) or fit(fitted, *a, **b))
     calibration.calibrate(lot_checkpoint, steps=1, joint_steps=1, held_out=4, learning_rate=0.4)
     assert rates == [0.4, 0.1]
 

@@ -1,18 +1,12 @@
 """From a sentence as people write it to a model's pieces and back, through fairseq's own encoders.
 
 A sentence is split into tokens (fairseq's ``--tokenizer``), and those into pieces (``--bpe``). What did that with the
-text of a model is known from, in this order:
+text of a model is known from the options, else from the checkpoint if its training was told, else from the data folder:
 
-1. the options ``--bpe``, ``--bpe-codes`` and ``--tokenizer``;
-2. the checkpoint, if its training was given them;
-3. the data folder. Sentencepiece's pieces begin with ``\u2581``, those of subword-nmt and fastBPE end with ``@@``, and
-   where the dictionary has neither they are whole words. The file that made the pieces is looked for in the folder,
-   under its usual names. The tokenizer is then Moses.
-
-Three more things are seen in the dictionary, and done likewise: text without capitals was lower-cased, text with
-quotation marks was not escaped (``&quot;``), text with ``@-@`` was split at dashes.
-
-Only sentences that somebody types need this: a split of a data folder is in pieces already.
+- Sentencepiece's pieces begin with ``\u2581``, those of subword-nmt and fastBPE end with ``@@``, others are words.
+  The file that made them is looked for under its usual names. The tokenizer is then Moses.
+- Text without capitals was lower-cased, text with quotation marks was not escaped (``&quot;``), text with ``@-@`` was
+  split at dashes.
 """
 
 import contextlib
@@ -32,7 +26,6 @@ from fairseq_lot.corpus.encode import MODEL_NAME, SPACE
 from fairseq_lot.errors import InputError, first_line
 from fairseq_lot.pretrained.loading import Loaded
 
-_REGISTRIES = {"bpe": BPE_REGISTRY, "tokenizer": TOKENIZER_REGISTRY}
 _BUILDERS = {"bpe": build_bpe, "tokenizer": build_tokenizer}
 _MODELS, _CODES = (MODEL_NAME, "sentencepiece.model", "spm.model"), ("code", "codes", "bpecodes", "bpe.codes")
 # of each BPE: the option of fairseq that names its file, and the names that the file usually has in a data folder
@@ -53,9 +46,8 @@ def add_text_arguments(parser: ArgumentParser | _ArgumentGroup) -> None:
     add = parser.add_argument
     add(
         "--bpe",
-        metavar="NAME",
-        help=f"fairseq's encoder of pieces: {', '.join(sorted(BPE_REGISTRY))}; default: the checkpoint's, else by the "
-        "look of the pieces in the dictionary",
+        choices=sorted(BPE_REGISTRY),
+        help="fairseq's encoder of pieces; default: the checkpoint's, else by the look of the pieces in the dictionary",
     )
     add(
         "--bpe-codes",
@@ -65,9 +57,8 @@ def add_text_arguments(parser: ArgumentParser | _ArgumentGroup) -> None:
     )
     add(
         "--tokenizer",
-        metavar="NAME",
-        help=f"fairseq's encoder of tokens: {', '.join(sorted(TOKENIZER_REGISTRY))}; default: the checkpoint's, else "
-        "moses; space leaves sentences as they are",
+        choices=sorted(TOKENIZER_REGISTRY),
+        help="fairseq's encoder of tokens; default: the checkpoint's, else moses; space leaves sentences as they are",
     )
     add(
         "--tokenised",
@@ -132,16 +123,13 @@ class Text:
             InputError: an encoder is unknown, lacks its file or package, or makes pieces that the model does not know.
         """
         task = loaded.task
-        saved = {kind: loaded.encoders.get(kind, {}) for kind in _REGISTRIES}
+        saved = {kind: loaded.encoders.get(kind, {}) for kind in _BUILDERS}
         # a training that was told of a BPE and of no tokenizer had none
         usual = None if saved["bpe"] and bpe is None else "moses"
         names = {
             "bpe": bpe or saved["bpe"].get("_name") or piece_kind(task.source_dictionary),
             "tokenizer": None if tokenised else tokenizer or saved["tokenizer"].get("_name") or usual,
         }
-        for kind, name in names.items():
-            if name is not None and name not in _REGISTRIES[kind]:
-                raise InputError(f"--{kind} knows {', '.join(sorted(_REGISTRIES[kind]))}, not {name!r}")
         told = {kind: saved[kind] if saved[kind].get("_name") == name else {} for kind, name in names.items()}
         spelt = _symbols(task.source_dictionary) if names["bpe"] in _PARTS_OF_TEXT else []
         words, pieces = None, None
@@ -184,8 +172,8 @@ def _symbols(dictionary: Dictionary) -> list[str]:
 
 def _share(dictionary: Dictionary, condition: Callable[[str], bool]) -> float:
     """How much of the text these symbols were, by the dictionary's counts."""
-    counts = dict(zip(_symbols(dictionary), dictionary.count[dictionary.nspecial :], strict=True))
-    counts = {symbol: max(count, 1) for symbol, count in counts.items()}
+    symbols = zip(_symbols(dictionary), dictionary.count[dictionary.nspecial :], strict=True)
+    counts = {symbol: max(count, 1) for symbol, count in symbols}
     return sum(count for symbol, count in counts.items() if condition(symbol)) / max(sum(counts.values()), 1)
 
 
@@ -200,11 +188,11 @@ def _moses_options(spelt: list[str]) -> dict[str, bool]:
 def _build_bpe(name: str, codes: str | Path | None, told: dict, task: TranslationTask, *, guessed: bool) -> Any:
     """The BPE of this name with its file, compared with the dictionary; ``guessed``: by the look of the pieces."""
     option, usual = _FILES.get(name, ("", ()))
-    if codes is not None and not option:
-        raise InputError(f"--bpe-codes belongs to one of {', '.join(sorted(_FILES))}; name it with --bpe")
-    if codes is not None and not Path(codes).is_file():
-        raise InputError(f"there is no --bpe-codes {codes}")
     file = None if codes is None else Path(codes)
+    if file is not None and not option:
+        raise InputError(f"--bpe-codes belongs to one of {', '.join(sorted(_FILES))}; name it with --bpe")
+    if file is not None and not file.is_file():
+        raise InputError(f"there is no --bpe-codes {file}")
     if file is None and option:
         saved = [Path(told[option])] if isinstance(told.get(option), str) else []
         beside = [Path(task.cfg.data) / name for name in (*(path.name for path in saved), *usual)]

@@ -191,8 +191,8 @@ def test_bad_encoders_are_refused_with_one_line(sentencepiece, subwords, tmp_pat
     for lines, options, words in [
         (of_models, {}, [data, MODEL_NAME, "--bpe-codes"]),
         (of_codes, {}, [data, "code", "--bpe-codes"]),
-        (of_codes, {"bpe": "magic"}, ["--bpe", "magic", "fastbpe, gpt2", "sentencepiece, subword_nmt"]),
-        (of_codes, {"tokenizer": "magic"}, ["--tokenizer", "magic", "moses, nltk, space"]),
+        (of_codes, {"bpe": "magic"}, ["--bpe magic"]),
+        (of_codes, {"tokenizer": "magic", "bpe_codes": paths["codes"]}, ["--tokenizer magic"]),
         (of_codes, {"bpe_codes": tmp_path / "gone"}, ["--bpe-codes", "gone"]),
         (TOKENS, {"bpe_codes": paths["codes"]}, ["--bpe-codes", "--bpe"]),
         (of_codes, {"bpe_codes": paths["three"]}, [paths["three"], "invalid line"]),

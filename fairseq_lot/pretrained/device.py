@@ -4,7 +4,7 @@ from argparse import ArgumentParser
 
 import torch
 
-from fairseq_lot.errors import InputError
+from fairseq_lot.errors import InputError, first_line
 
 
 def add_device_argument(parser: ArgumentParser) -> None:
@@ -21,13 +21,8 @@ def choose_device(name: str | torch.device | None = None) -> torch.device:
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        device = torch.device(name)
-    except (RuntimeError, TypeError):
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
-        raise InputError(f"--device must be cpu, cuda or cuda:NUMBER, not {name!r}")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise InputError(
-            f"--device is {name}, but this machine has {torch.cuda.device_count()} GPUs that torch can use; use cpu"
-        )
-    return device
+        torch.empty(0, device=name)
+    except Exception as error:  # of a kind for each device
+        way_out = "give cpu, cuda or cuda:NUMBER"
+        raise InputError(f"--device {name!r} cannot be used here: {first_line(error)}; {way_out}") from error
+    return torch.device(name)

@@ -49,9 +49,7 @@ def join_folder(folder: Path, languages: tuple[str, str], tests: list[int], seed
                 lines, name = read_lines(path), f"test{number or ''}{path.suffix}"
                 file = out / path.relative_to(folder).with_name(name)
                 file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text(
-                    "".join(" ".join(lines[span]) + "\n" for span in documents), encoding="utf-8", newline="\n"
-                )
+                file.write_text("".join(" ".join(lines[span]) + "\n" for span in documents), encoding="utf-8")
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -119,10 +119,8 @@ def test_lines(lines: list[str]) -> list[str]:
 
 def _sides(members: dict[str, bytes], name: str, ending: str, sentences: Sentences) -> list[list[str]]:
     """Return the sentences of ``{name}.{language}{ending}``, line by line translations of each other."""
-    german, english = (
-        sentences(split_lines(members[f"{name}.{language}{ending}"], f"{name}.{language}{ending} in the archive"))
-        for language in LANGUAGES
-    )
+    files = [f"{name}.{language}{ending}" for language in LANGUAGES]
+    german, english = (sentences(split_lines(members[file], f"{file} in the archive")) for file in files)
     if len(german) != len(english) or not german:
         counts = f"{len(german)} German and {len(english)} English lines"
         raise InputError(f"{name} in the archive has {counts}; download it again")

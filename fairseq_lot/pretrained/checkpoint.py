@@ -101,7 +101,7 @@ def _load(path: Path) -> Any:
         raise InputError(f"{path} is not a readable checkpoint, it may be truncated or foreign: {reason}") from error
 
 
-def _saved(state: dict, kind: str) -> Any:
+def settings(state: dict, kind: str) -> Any:
     """What a checkpoint says of its ``model``, ``task``, ``bpe`` or ``tokenizer``; fairseq 0.10 has all in ``args``."""
     cfg = state.get("cfg")
     return cfg.get(kind) if isinstance(cfg, dict) else state.get("args")
@@ -109,7 +109,7 @@ def _saved(state: dict, kind: str) -> Any:
 
 def model_args(state: dict, path: str | Path) -> Namespace:
     """The model's arguments inside ``state``, the same object, so that changes to it are kept."""
-    args = _saved(state, "model")
+    args = settings(state, "model")
     if isinstance(args, dict):
         raise InputError(f"{path} was trained by fairseq-hydra-train; only models of fairseq-train are read")
     if not isinstance(args, Namespace):
@@ -124,7 +124,7 @@ def with_own_arguments(state: dict) -> State:
 
 def saved_task(state: dict, path: str | Path) -> dict:
     """Options of the task that the checkpoint was trained on."""
-    task = _saved(state, "task")
+    task = settings(state, "task")
     if not isinstance(task, (dict, Namespace)):
         raise InputError(f"{path} cannot be loaded: it does not say which task it was trained on")
     task = dict(task if isinstance(task, dict) else vars(task))
@@ -146,7 +146,7 @@ def saved_encoder(state: dict, kind: str) -> dict:
     Returns:
         The encoder's options by their names, its own name as ``_name``.
     """
-    options = _saved(state, kind)
+    options = settings(state, kind)
     if isinstance(options, Namespace):
         options = vars(options) | {"_name": getattr(options, kind, None)}
     return options if isinstance(options, dict) and isinstance(options.get("_name"), str) else {}

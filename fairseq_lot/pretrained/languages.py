@@ -5,7 +5,7 @@ from argparse import ArgumentParser, Namespace, _ArgumentGroup
 from pathlib import Path
 
 from fairseq_lot.errors import InputError
-from fairseq_lot.pretrained.checkpoint import saved_task, with_own_arguments
+from fairseq_lot.pretrained.checkpoint import saved_task, settings, with_own_arguments
 
 Pair = tuple[str, str]
 
@@ -33,7 +33,7 @@ def with_languages(state: dict, path: str | Path, pair: Pair | None) -> dict:
         return state
     saved_task(state, path)
     state = with_own_arguments(state)
-    task = state["args"] if state["cfg"] is None else state["cfg"]["task"]
+    task = settings(state, "task")
     (task if isinstance(task, dict) else vars(task)).update(source_lang=pair[0], target_lang=pair[1])
     return state
 

@@ -4,7 +4,7 @@ import base64
 import dataclasses
 import json
 import lzma
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
@@ -114,23 +114,30 @@ def parse(kind: type[Kind], line: str, name: str) -> Kind:
         raise ValueError(f"the {name} is wrong{f' at {where}' if where else ''}: {first['msg']}") from None
 
 
-def read_rows(paths: Iterable[str | Path]) -> list[Row]:
-    """The rows of results files, each once; blank lines are skipped.
+def read_lines_as(kind: type[Kind], path: str | Path, name: str) -> Iterator[tuple[str, Kind]]:
+    """The place and the value of each line of a file, which hold a dataclass each; blank lines are skipped.
 
     Raises:
-        InputError: a file is missing, a line is broken (the message gives its number), or one name stands for two
-            systems, trainings or rows.
+        InputError: the file is missing, or a line is broken (the message gives its number).
+    """
+    for number, line in enumerate(read_lines(path), start=1):
+        place = f"{path}, line {number}"
+        try:
+            if line.strip():
+                yield place, parse(kind, line, name)
+        except ValueError as error:
+            raise InputError(f"{place}: {error}; fix or remove the line") from error
+
+
+def read_rows(paths: Iterable[str | Path]) -> list[Row]:
+    """The rows of results files, each once.
+
+    Raises:
+        InputError: as :func:`read_lines_as`, or one name stands for two systems, trainings or rows.
     """
     found: dict[tuple, tuple[Any, str]] = {}
     for path in paths:
-        for number, line in enumerate(read_lines(path), start=1):
-            if not line.strip():
-                continue
-            place = f"{path}, line {number}"
-            try:
-                row = parse(Row, line, "row")
-            except ValueError as error:
-                raise InputError(f"{place}: {error}; fix or remove the line") from error
+        for place, row in read_lines_as(Row, path, "row"):
             system, training = ("system", row.experiment, row.system), ("training", row.experiment, row.backbone)
             for key, value in ((system, row.settings), (training, row.training), (("row", *row.key), row)):
                 old, at = found.setdefault(key, (value, place))

@@ -14,9 +14,9 @@ from pydantic import FiniteFloat
 from fairseq_lot.attention.registry import DEFAULT, MECHANISMS
 from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation.bleu import MetricScore
-from fairseq_lot.evaluation.results import parse as parse_line
+from fairseq_lot.evaluation.results import read_lines_as
 from fairseq_lot.modules.flat_options import add_attention_args, option_names
-from fairseq_lot.output.files import atomic_write, read_lines
+from fairseq_lot.output.files import atomic_write
 
 # what the parameters of a swapped attention were fitted on; empty: they are as drawn
 DRAWN, PIECES, TEXT = CALIBRATIONS = ("", "pieces", "text")
@@ -127,13 +127,7 @@ def expand(text: str) -> list[Way]:
 
 def read_points(file: Path) -> list[Point]:
     """The points of a file, none if there is none; InputError when a line is broken."""
-    points = []
-    for number, line in enumerate(read_lines(file) if file.exists() else [], start=1):
-        try:
-            points.append(parse_line(Point, line, "point"))
-        except ValueError as error:
-            raise InputError(f"{file}, line {number}: {error}; mend or remove the line") from error
-    return points
+    return [point for _, point in read_lines_as(Point, file, "point")] if file.exists() else []
 
 
 def check_settings(folder: Path, settings: dict) -> None:

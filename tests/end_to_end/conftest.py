@@ -116,8 +116,10 @@ def dtypes_of(kind):
             seen.add((output[0] if isinstance(output, tuple) else output).dtype)
 
     handle = torch.nn.modules.module.register_module_forward_hook(look)
-    yield seen
-    handle.remove()
+    try:
+        yield seen
+    finally:
+        handle.remove()
 
 
 def hypotheses(output):

@@ -44,8 +44,10 @@ def loss_and_gradients(model, task, sample):
 def group(folder, rank, size):
     """A process in a group of processes."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", world_size=size, rank=rank)
-    yield
-    dist.destroy_process_group()
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 @softmax_in_its_own_dtype()

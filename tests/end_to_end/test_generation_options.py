@@ -22,7 +22,7 @@ def plain(data, everywhere):
     return generate(data / "bin", everywhere)
 
 
-# the others only change how scores of the same tokens are compared
+# what reaches the attention; the others compare the scores of the same tokens in another way
 FAST = ("--diverse-beam-groups", "--sampling", "--retain-dropout", "--prefix-size")
 
 

@@ -97,19 +97,6 @@ def test_no_mass_is_no_point():
     torch.testing.assert_close(gradient, expected, atol=1e-14, rtol=0)
 
 
-@pytest.mark.parametrize("size", [1e4, -1e4])
-@pytest.mark.parametrize("num_updates", [1, 2, 15])
-def test_scores_of_ten_thousand_stay_finite(size, num_updates):
-    scores = (size * random(5, 6).abs()).float().requires_grad_()
-    a = torch.full((5,), 0.2).log()
-    b = torch.tensor([0.25, 0.25, 0.25, 0.25, 0.0, 0.0]).log()
-    solution = sinkhorn(scores, a, b, num_updates=num_updates)
-    assert solution.plan.isfinite().all()
-    torch.testing.assert_close(solution.conditional.sum(-1), torch.ones(5), atol=1e-6, rtol=0)
-    (gradient,) = torch.autograd.grad(solution.plan.square().sum(), scores)
-    assert gradient.isfinite().all()
-
-
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(
     n=st.integers(1, 6),

@@ -41,7 +41,7 @@ class FitOptions(Options):
         "encoder to its output, with others among them all to what the softmax model predicts for the next piece",
         minimum=0,
     )
-    distill_rate: float = option(5e-4, "Adam's for the projections in these", above=0)
+    distill_rate: float = option(5e-4, "Adam's for the projections in these; ten times that for what is new", above=0)
     max_tokens: int = option(512, "source pieces in a batch", minimum=1)
     held_out: int = option(64, "sentences to measure the errors on", minimum=1)
     split: str = option("train", "split of DATA, where DATA is given")
@@ -190,12 +190,12 @@ def calibrate(
         fits.append(fit(list(fitted), errors, samples, held_out, **how))
 
     fit_to("error per layer", both.head_errors, fitting.steps, (both.added, fitting.learning_rate))
-    added = both.added, fitting.learning_rate / 4  # at a higher one near_far gets no better than its heads alone
-    fit_to("error of the output", both.output_error, fitting.joint_steps, added)
+    together = both.added, fitting.learning_rate / 4  # at a higher one near_far gets no better than its heads alone
+    fit_to("error of the output", both.output_error, fitting.joint_steps, together)
     with torch.no_grad():
         after = both.head_errors(held_out)
     if fitting.distill_steps:
-        fitted = added, (both.projections, fitting.distill_rate)
+        fitted = (both.added, 10 * fitting.distill_rate), (both.projections, fitting.distill_rate)
         errors = both.output_error if both.in_encoder else both.output_divergence
         title = "error of the output" if both.in_encoder else "divergence of the predictions in nats"
         fit_to(title, errors, fitting.distill_steps, *fitted)

@@ -71,11 +71,13 @@ def test_distillation_fits_the_projections_and_leaves_softmax_behind(
     refuse(capsys, "calibrate", "--path", out, "--out", tmp_path / "again.pt", *FIT, naming=["was trained with lot"])
 
 
-def test_all_together_are_fitted_at_a_quarter_of_the_rate(lot_checkpoint, monkeypatch):
+def test_the_rates_of_the_fits(lot_checkpoint, monkeypatch):
     rates, fit = [], calibration.fit
-    monkeypatch.setattr(calibration, "fit", lambda fitted, *a, **b: rates.append(fitted[0][1]) or fit(fitted, *a, **b))
-    calibration.calibrate(lot_checkpoint, steps=1, joint_steps=1, held_out=4, learning_rate=0.4)
-    assert rates == [0.4, 0.1]
+    keep = lambda fitted, *a, **b: rates.append([rate for _, rate in fitted]) or fit(fitted, *a, **b)  # noqa: E731
+    monkeypatch.setattr(calibration, "fit", keep)
+    few = {"steps": 1, "joint_steps": 1, "distill_steps": 1, "held_out": 4}
+    calibration.calibrate(lot_checkpoint, **few, learning_rate=0.4, distill_rate=0.01)
+    assert rates == [[0.4], [0.1], [0.1, 0.01]]
 
 
 def test_swap_can_calibrate_at_once(data, stock_checkpoint, calibrated, tmp_path):

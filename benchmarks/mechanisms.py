@@ -17,7 +17,7 @@ def read_ways(texts: Iterable[str], ranks: list[int]) -> dict[str, Way]:
         InputError: unknown mechanism or option.
     """
     found = {}
-    for way in (way for text in texts for way in expand(text)):
+    for way in (way for text in texts for way in expand(text, "--mechanism")):
         option = next((name for name in options_of(way.attention) if name.endswith(RANKS)), None)
         rest = {name: value for name, value in way.options.items() if name != option}
         label = " ".join(filter(None, [way.attention, spelt(rest)]))

@@ -162,7 +162,8 @@ def read_hypotheses(path: str | Path, sentences: int) -> list[str]:
 
 def target_language(args: argparse.Namespace) -> str:
     """The language that was typed, else the one that the tokenised reference's name ends with."""
-    language = args.target_lang or Path(args.tokenised_reference).suffix[1:]
+    typed = args.target_lang
+    language = Path(args.tokenised_reference).suffix[1:] if typed is None else typed
     if language == "txt" or not _LANGUAGE.fullmatch(language):
         raise InputError(f"{language!r} is not a language code such as en; give --target-lang")
     return language

@@ -104,16 +104,16 @@ def spelt(options: dict[str, bool | int | float | str]) -> str:
     return " ".join(words)
 
 
-def expand(text: str) -> list[Way]:
-    """``"lot --lot-num-pivots 16/32"`` as two ways, with 16 and with 32 pivots."""
+def expand(text: str, flag: str = "--try") -> list[Way]:
+    """``"lot --lot-num-pivots 16/32"`` as two ways, with 16 and with 32 pivots; ``flag`` is what it was given for."""
     try:
         attention, *words = shlex.split(text)
     except ValueError:
-        raise InputError(f"{text!r} names no mechanism; choose one of {', '.join(MECHANISMS)}") from None
+        raise InputError(f"{flag} {text!r} names no mechanism; choose one of {', '.join(MECHANISMS)}") from None
 
     class Parser(ArgumentParser):
         def error(self, message: str) -> NoReturn:
-            raise InputError(f"{text!r}: {message}")
+            raise InputError(f"{flag} {text!r}: {message}")
 
     parser = Parser(allow_abbrev=False, add_help=False)
     add_attention_args(parser, differential=False)

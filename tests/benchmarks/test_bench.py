@@ -284,7 +284,8 @@ def test_a_job_of_a_model_repeats_the_same_work(build):
                 work()
         assert calls == ["training"] * 2  # what translates is another model
         assert all(x.grad is None for x in model.parameters()) and model.training
-        assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+        same = {"rtol": 0, "atol": 0, "equal_nan": True}  # fairseq's buffer _float_tensor holds what was in memory
+        torch.testing.assert_close(dict(model.state_dict()), before, **same)
         peaks = [peak_memory(job.works["decoding_seconds"], CPU) for _ in range(2)]
         assert peaks[0] == peaks[1] > 0
         handle.remove()

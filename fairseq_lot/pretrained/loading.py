@@ -184,10 +184,11 @@ def load_data(
         if not isinstance(data, str) or not Path(data).is_dir():
             raise InputError(f"{path} was trained on {data}, which is not here; name its folder with --data")
     source, target = languages(saved, data, path)
-    for language in (source, target):
-        read_dictionary(data, language)
     if split is not None:
         check_data(data, split=split, source=source, target=target, needs_target=needs_target)
+    else:
+        for language in (source, target):
+            read_dictionary(data, language)
     known = {option.name for option in dataclasses.fields(TranslationConfig)}
     chosen = {"data": str(data), "source_lang": source, "target_lang": target}
     try:

@@ -73,10 +73,9 @@ def encoded(state: dict, path: str | Path, file: str | Path, model: TransformerM
     try:
         task, _ = load_data(state, path, None, None)
     except InputError as error:
-        reason, _, _ = str(error).partition("; ")
         raise InputError(
-            f"{file} is plain text, of which pieces are made as those of the model's text were: {reason}; run this "
-            "where that folder can be found, or give a folder made by fairseq-preprocess"
+            f"{file} is plain text, of which pieces are made as those of the model's text were: {error.message}; run "
+            "this where that folder can be found, or give a folder made by fairseq-preprocess"
         ) from None
     encoders = {kind: saved_encoder(state, kind) for kind in ("bpe", "tokenizer")}
     loaded = Loaded(model, task, None, str(path), encoders)

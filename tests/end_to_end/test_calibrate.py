@@ -272,8 +272,13 @@ def test_a_plain_text_file_is_fitted_to_in_the_pieces_of_the_model(data, stock_c
     few.write_text("\n".join(lines[:20]) + "\n", encoding="utf-8")
     refuse(capsys, *words, few, "--out", tmp_path / "few.pt", naming=[few, "20 sentences"])
     state = load_checkpoint(stock_checkpoint)
-    state["cfg"]["task"]["data"] = str(tmp_path / "gone")
-    torch.save(state, tmp_path / "moved.pt")
-    moved = ("swap", "--path", tmp_path / "moved.pt", "--calibrate", raw, "--out", tmp_path / "x.pt")
-    refuse(capsys, *moved, naming=[raw, tmp_path / "gone", "give a folder made by fairseq-preprocess"])
+    (incomplete := tmp_path / "incomplete").mkdir()
+    for there, way_out in (
+        (tmp_path / "gone", "which is not here; run this where"),
+        (incomplete, "make it with fairseq-"),
+    ):
+        state["cfg"]["task"]["data"] = str(there)
+        torch.save(state, tmp_path / "moved.pt")
+        moved = ("swap", "--path", tmp_path / "moved.pt", "--calibrate", raw, "--out", tmp_path / "x.pt")
+        refuse(capsys, *moved, naming=[raw, there, way_out, "give a folder made by fairseq-preprocess"])
     assert not (tmp_path / "x.pt").exists() and not (tmp_path / "few.pt").exists()

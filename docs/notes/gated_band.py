@@ -1,0 +1,64 @@
+"""A trial beside near_far: LOT and a band, mixed by a gate for each head, which no package option offers.
+
+It is registered as one more mechanism, and the rest is ``fairseq-lot sweep``:
+
+    python docs/notes/gated_band.py sweep DATA --path BASE.pt --out FOLDER --no-bleu --try 'gated_band --gated-band-window 2/4'
+"""
+
+import sys
+from dataclasses import dataclass
+
+import torch
+
+from fairseq_lot.attention.base import AttentionOutput, Mechanism
+from fairseq_lot.attention.lot import Lot, LotOptions
+from fairseq_lot.attention.options import Options, option
+from fairseq_lot.attention.registry import MECHANISMS
+from fairseq_lot.transport.marginals import at_least_float32
+from fairseq_lot.transport.near_far import near_far
+
+
+@dataclass(frozen=True)
+class GatedBandOptions(Options):
+    """Those of LOT that matter here, and the band's."""
+
+    num_pivots: int = option(32, "pivots per head", minimum=1)
+    window: int = option(2, "W: the band has the keys at most so many tokens away", minimum=0)
+    start: float = option(-1.0, "the gate's logit at the start")
+
+
+class GatedBand(Mechanism):
+    """``(1 - g) A_lot + g A_band``, where A_band is softmax over the keys with |i - j| ≤ W."""
+
+    options_class = GatedBandOptions
+    positional = True
+
+    def __init__(self, **context):
+        super().__init__(**context)
+        options = self.options
+        self.lot = Lot(**{**context, "options": LotOptions(num_pivots=options.num_pivots)})
+        self.gate = torch.nn.Parameter(torch.full((self.num_heads, 1, 1), options.start))
+
+    def attend(self, q, k, v, masks, need_weights):
+        far = self.lot.attend(q, k, v, masks, need_weights)
+        sides, gate = (at_least_float32(q), at_least_float32(k)), torch.sigmoid(self.gate)
+        log_mass = None
+        if masks.key_pads is not None:
+            log_mass = q.new_zeros(masks.key_pads.shape).masked_fill_(masks.key_pads, -torch.inf).unsqueeze(1)
+
+        def band(values):
+            return near_far(*sides, values, None, None, log_mass, window=self.options.window, scale=self.scaling)[0]
+
+        weights = None
+        if need_weights:
+            identity = torch.eye(k.size(2), dtype=v.dtype, device=v.device)
+            weights = torch.lerp(far.weights, band(identity.expand(*v.shape[:2], -1, -1)), gate)
+        return AttentionOutput(torch.lerp(far.values, band(v), gate), weights)
+
+
+MECHANISMS["gated_band"] = GatedBand  # before the options of all mechanisms are read
+
+if __name__ == "__main__":
+    from fairseq_lot.cli import main
+
+    sys.exit(main())

@@ -2,7 +2,7 @@
 
 It is registered as one more mechanism, and the rest is ``fairseq-lot sweep``:
 
-    python docs/notes/gated_band.py sweep DATA --path BASE.pt --out FOLDER --no-bleu --try 'gated_band --gated-band-window 2'
+    python docs/notes/gated_band.py sweep DATA --path BASE.pt --out FOLDER --try 'gated_band --gated-band-window 2'
 """
 
 import sys

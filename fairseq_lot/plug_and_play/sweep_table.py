@@ -14,6 +14,7 @@ from fairseq_lot.plug_and_play.points import CALIBRATIONS, DRAWN, LENGTHS, PIECE
 
 _CALIBRATED = {DRAWN: MISSING, PIECES: "without data", TEXT: "on text"}
 _NOTE = {DRAWN: "", PIECES: "(calibrated without data)", TEXT: "(calibrated)"}
+_MEANS = "means over the heads of the encoder, 64 sentences."
 _ADDED = "what the swap adds (nats per token)"
 # of one way, its points by the sums of their bases
 Line = dict[str, Point]
@@ -78,9 +79,11 @@ def render(points: list[Point]) -> str:
 
 
 def render_balance(points: list[Point]) -> str:
-    """How balanced the plans are, and where they lose, as a Markdown table; empty for several bases or older points."""
-    if len(_epochs(points)) > 1 or not any(point.balance or point.by_length for point in points):
+    """How balanced the plans are, and of one base where they lose, as a Markdown table; empty for older points."""
+    if not any(point.balance or point.by_length for point in points):
         return ""
+    if len(_epochs(points)) > 1:
+        return _balance_by_epoch(points)
     points = [point for line in _lines(points) for point in line.values()]
     base = next((point for point in points if point.is_base), None)
     head = ["Mechanism", "Options", "Calibrated", *(MEASURES[measure][0] for measure in BALANCE)]
@@ -100,11 +103,22 @@ def render_balance(points: list[Point]) -> str:
                 row.append(f"{loss.mean - of_base.mean:+.4f}")
         rows.append(row)
     notes = [
-        "Δ(A), marginal error and mean shift as `fairseq-lot diagnose` has them: means over the heads of the encoder, "
-        "64 sentences.",
+        f"Δ(A), marginal error and mean shift as `fairseq-lot diagnose` has them: {_MEANS}",
         "The rest: validation loss of softmax, and what each swap adds, by the pieces of the source sentence.",
     ]
     return Table(head, rows, notes=notes).markdown()
+
+
+def _balance_by_epoch(points: list[Point]) -> str:
+    """Δ(A) of each way, a column for each epoch of the base."""
+    epochs = _epochs(points)
+    rows = []
+    for line in _lines(points):
+        way, found = next(iter(line.values())), [line[base].balance if base in line else None for base in epochs]
+        cells = [f"{one['imbalance']:{MEASURES['imbalance'][1]}}" if one else MISSING for one in found]
+        rows.append([way.attention, way.flags or MISSING, _CALIBRATED[way.calibrated_on], *cells])
+    head = ["Mechanism", "Options", "Calibrated", *(f"Δ(A), epoch {epoch}" for epoch in epochs.values())]
+    return Table(head, rows, notes=[f"Δ(A) as `fairseq-lot diagnose` has it: {_MEANS}"]).markdown()
 
 
 def _cells(point: Point | None, base: Point | None) -> list[str]:

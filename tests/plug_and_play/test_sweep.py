@@ -174,4 +174,6 @@ def test_balance_and_lengths_have_a_table_where_they_were_measured():
     assert rows[3].endswith("| 1.250 | 3.0e-08 | 0.5000 | +0.1000 | – | – | – | – |")
     assert rows[4].endswith("| – | – | – | – | – | – | – | – |")
     assert render_balance([point("softmax"), point("lot")]) == ""
-    assert render_balance([*some, point("softmax", epoch=2, balance=balance)]) == ""
+    rows = render_balance([*some[:2], point("lot", epoch=2, balance={**balance, "imbalance": 0.5})]).splitlines()
+    assert rows[0] == "| Mechanism | Options | Calibrated | Δ(A), epoch None | Δ(A), epoch 2 |"
+    assert rows[2:4] == ["| softmax | – | – | 1.250 | – |", "| lot | – | – | 1.250 | 0.500 |"]

@@ -97,8 +97,9 @@ def test_several_epochs_are_one_table_and_keep_to_one_training(data, stock_check
     found = [(point["epoch"], point["attention"], point["calibrated_on"]) for point in points]
     assert found == [(epoch, *way) for epoch in (1, 2) for way in ways]
     assert len({point["loss"] for point in points}) == 8 and len({point["tokens"] for point in points}) == 1
-    table = (out / "sweep.md").read_text()
-    assert table == capsys.readouterr().out and "| Epoch 1 | Epoch 2 |" in table and (out / "sweep.svg").exists()
+    table, balance = ((out / name).read_text() for name in ("sweep.md", "balance.md"))
+    assert table + balance == capsys.readouterr().out and (out / "sweep.svg").exists()
+    assert "| Epoch 1 | Epoch 2 |" in table and "| Δ(A), epoch 1 | Δ(A), epoch 2 |" in balance
 
     fairseq_lot(*words, "--path", epochs[4], "--no-calibration")
     after = [json.loads(line) for line in (out / "sweep.jsonl").read_text().splitlines()]

@@ -1,7 +1,6 @@
 """``fairseq-lot table``: scored systems as Markdown, backbone by system, plug-and-play and fine-tuned."""
 
 import argparse
-import json
 from collections.abc import Iterable, Sequence
 from statistics import median
 
@@ -203,9 +202,17 @@ def _notes(systems: _Systems) -> list[str]:
     ]
 
 
-def _valued(values: dict) -> str:
-    """Names with their settings, as the rows have them."""
-    return "; ".join(f"{name}: `{json.dumps(value, ensure_ascii=False)}`" for name, value in values.items())
+def _valued(values: dict[str, dict]) -> str:
+    """Names with their settings."""
+    return "; ".join(f"{name}: {_in_words(settings)}" for name, settings in values.items())
+
+
+def _in_words(settings: dict) -> str:
+    """``name value`` of each setting; settings of settings are in brackets."""
+    given = {name: value for name, value in settings.items() if value != {}}
+    return ", ".join(
+        f"{name} ({_in_words(value)})" if isinstance(value, dict) else f"{name} {value}" for name, value in given.items()
+    )
 
 
 def _listed(values: Iterable) -> str:

@@ -22,10 +22,10 @@ EXPECTED = """\
 1000 resamples, seed 12345.
 - softmax: plug-and-play is the base itself, fine-tuned the control, the base fine-tuned for the same epochs. \
 Δ vs. control: to the control of the same seed, not tested here (fairseq-lot compare does).
-- Systems: softmax: `{"attention": "softmax"}`; Sinkhorn: `{"attention": "sinkhorn"}`; \
-LOT r=16: `{"attention": "lot"}`; LOT r=32: `{"attention": "lot"}`; \
-alibi: `{"attention": "alibi"}`; ESP: `{"attention": "esp"}`
-- Training: transformer: `{"size": "small"}`; diff_transformer: `{"size": "small"}`
+- Systems: softmax: attention softmax; Sinkhorn: attention sinkhorn; \
+LOT r=16: attention lot; LOT r=32: attention lot; \
+alibi: attention alibi; ESP: attention esp
+- Training: transformer: size small; diff_transformer: size small
 - Signature: `tok:none`
 - References: Moses tokens
 - Device: cpu

@@ -2,6 +2,8 @@
 
 import importlib.util
 import re
+import subprocess
+import sys
 import tokenize
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from fairseq_lot.evaluation.table import result_tables
 from fairseq_lot.output.files import read_lines
 from fairseq_lot.plug_and_play.points import read_points
 from fairseq_lot.plug_and_play.sweep_table import render as render_sweep
+from fairseq_lot.plug_and_play.sweep_table import render_balance
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -54,7 +57,15 @@ def test_sweeps_are_those_of_their_points():
     sweeps = sorted((ROOT / "results").glob("*/sweep.jsonl"))
     assert len(sweeps) > 8
     for path in sweeps:
-        assert path.with_suffix(".md").read_text(encoding="utf-8") == render_sweep(read_points(path)) + "\n"
+        points, balance = read_points(path), path.with_name("balance.md")
+        assert path.with_suffix(".md").read_text(encoding="utf-8") == render_sweep(points) + "\n"
+        assert not balance.exists() or balance.read_text(encoding="utf-8") == render_balance(points) + "\n"
+
+
+def test_the_table_of_heads_is_of_its_files():
+    script, folder = ROOT / "docs" / "notes" / "heads.py", ROOT / "results" / "iwslt14-65k.small.heads"
+    printed = subprocess.run([sys.executable, script, *sorted(folder.glob("*.json"))], capture_output=True, check=True)
+    assert (folder / "heads.md").read_bytes() == printed.stdout
 
 
 def test_counts_of_sentences_are_those_of_the_rows():

@@ -211,7 +211,8 @@ def _in_words(settings: dict) -> str:
     """``name value`` of each setting; settings of settings are in brackets."""
     given = {name: value for name, value in settings.items() if value != {}}
     return ", ".join(
-        f"{name} ({_in_words(value)})" if isinstance(value, dict) else f"{name} {value}" for name, value in given.items()
+        f"{name} ({_in_words(value)})" if isinstance(value, dict) else f"{name} {value}"
+        for name, value in given.items()
     )
 
 

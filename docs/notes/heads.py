@@ -35,9 +35,7 @@ def table(paths):
         "Marginal error",
         "Mean shift",
     ]
-    notes = [
-        f"Means over the heads of the encoder, {report['sentences']} sentences of {report['split']}; entropy in nats."
-    ]
+    notes = [f"Means over the encoder's heads, {report['sentences']} sentences of {report['split']}; entropy in nats."]
     return Table(head, lines, notes=notes, align="<" + ">" * 7).markdown()
 
 

@@ -21,10 +21,8 @@ def table(paths):
             name: fmean(row[name] for row in heads) for name in ("entropy", "effective_rank", "imbalance", "mean_shift")
         }
         sharpest, error = min(heads, key=lambda row: row["entropy"]), fmean(row["marginal_error"] for row in heads)
-        lines.append([
-            path.stem, f"{mean['entropy']:.2f}", f"{sharpest['entropy']:.2f}", f"{mean['effective_rank']:.1f}",
-            f"{sharpest['effective_rank']:.1f}", f"{mean['imbalance']:.2f}", f"{error:.2f}", f"{mean['mean_shift']:.3f}",
-        ])  # fmt: skip
+        cells = mean["entropy"], sharpest["entropy"], mean["effective_rank"], sharpest["effective_rank"]
+        lines.append([path.stem, *(f"{cell:.2f}" for cell in (*cells, mean["imbalance"], error, mean["mean_shift"]))])
     head = [
         "Model",
         "Entropy",
@@ -35,8 +33,8 @@ def table(paths):
         "Marginal error",
         "Mean shift",
     ]
-    notes = [f"Means over the encoder's heads, {report['sentences']} sentences of {report['split']}; entropy in nats."]
-    return Table(head, lines, notes=notes, align="<" + ">" * 7).markdown()
+    means = f"Means over the encoder's heads, {report['sentences']} sentences of {report['split']}; entropy in nats."
+    return Table(head, lines, notes=[means], align="<" + ">" * 7).markdown()
 
 
 if __name__ == "__main__":

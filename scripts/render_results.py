@@ -1,4 +1,4 @@
-"""Prints the tables of README.md, docs/results.md and docs/near_far.md anew.
+"""Prints the tables of README.md and of pages in docs/ anew.
 
 What stands between two comments is what the command in the first prints:
 
@@ -18,7 +18,8 @@ from fairseq_lot.cli import main as fairseq_lot
 from fairseq_lot.output.files import atomic_write
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "near_far.md"]
+NAMES = ("results.md", "near_far.md", "notes/ablations.md")
+PAGES = [ROOT / "README.md", *(ROOT / "docs" / name for name in NAMES)]
 BLOCK = re.compile(r"^<!-- \$ ([^\n]+) -->$.*?^<!-- / -->$", re.MULTILINE | re.DOTALL)
 
 

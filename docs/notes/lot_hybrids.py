@@ -1,8 +1,8 @@
-"""A trial beside near_far: LOT and a band, mixed by a gate for each head, which no package option offers.
+"""Two trials beside near_far, which no package option offers: LOT and a band with a gate, LOT and a convolution of V.
 
-It is registered as one more mechanism, and the rest is ``fairseq-lot sweep``:
+They are registered as mechanisms, and the rest is ``fairseq-lot sweep``:
 
-    python docs/notes/gated_band.py sweep DATA --path BASE.pt --out FOLDER --try 'gated_band --gated-band-window 2'
+    python docs/notes/lot_hybrids.py sweep DATA --path BASE.pt --out FOLDER --try gated_band --try lot_and_convolution
 """
 
 import sys
@@ -56,7 +56,25 @@ class GatedBand(Mechanism):
         return AttentionOutput(torch.lerp(far.values, band(v), gate), weights)
 
 
-MECHANISMS["gated_band"] = GatedBand  # before the options of all mechanisms are read
+class LotAndConvolution(Mechanism):
+    """``A_lot v`` and a depthwise convolution of v over 7 tokens, zero at the start."""
+
+    positional = True
+
+    def __init__(self, **context):
+        super().__init__(**context)
+        self.lot = Lot(**{**context, "options": LotOptions()})
+        self.kernel = torch.nn.Parameter(torch.zeros(self.num_heads * self.head_dim, 1, 7))
+
+    def attend(self, q, k, v, masks, need_weights):
+        far = self.lot.attend(q, k, v, masks, need_weights)
+        channels = v.transpose(2, 3).flatten(1, 2)
+        near = torch.nn.functional.conv1d(channels, self.kernel.to(v.dtype), padding=3, groups=channels.size(1))
+        return AttentionOutput(far.values + near.unflatten(1, v.shape[1:2] + v.shape[3:]).transpose(2, 3), far.weights)
+
+
+# before the options of all mechanisms are read
+MECHANISMS |= {"gated_band": GatedBand, "lot_and_convolution": LotAndConvolution}
 
 if __name__ == "__main__":
     from fairseq_lot.cli import main

@@ -37,8 +37,9 @@ def check_least(args: Namespace, **least: int) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of another library says, in one line; its kind where it says nothing."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """What an error of another library says, in one line, with the next one after a colon; its kind if nothing."""
+    line, *others = (str(error).strip() or type(error).__name__).splitlines()
+    return f"{line} {others[0].strip()}" if line.endswith(":") and others else line
 
 
 def is_out_of_memory(error: Exception) -> bool:

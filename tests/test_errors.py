@@ -2,7 +2,7 @@
 
 import pytest
 
-from fairseq_lot.errors import InputError
+from fairseq_lot.errors import InputError, first_line
 from fairseq_lot.plug_and_play.calibrate import FitOptions
 
 
@@ -11,6 +11,13 @@ def test_the_flag_takes_the_place_of_the_field():
     assert str(error) == "held_out must be at least 1, got 0"
     assert str(error.on_command_line()) == "--held-out must be at least 1, got 0"
     assert str(InputError("a word -- more").on_command_line()) == "a word -- more"
+
+
+def test_a_first_line_that_promises_more_brings_it():
+    assert (
+        first_line(RuntimeError("Errors in loading:\n\tMissing key x.\n\tMore.")) == "Errors in loading: Missing key x."
+    )
+    assert [first_line(error) for error in (KeyError(), ValueError("one\ntwo"))] == ["KeyError", "one"]
 
 
 @pytest.mark.parametrize(

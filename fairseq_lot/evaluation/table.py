@@ -1,8 +1,9 @@
 """``fairseq-lot table``: scored systems as Markdown, backbone by system, plug-and-play and fine-tuned."""
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
+from typing import Any
 
 from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation.bleu import LEVEL, MetricScore
@@ -202,12 +203,12 @@ def _notes(systems: _Systems) -> list[str]:
     ]
 
 
-def _valued(values: dict[str, dict]) -> str:
+def _valued(values: Mapping[str, Any]) -> str:
     """Names with their settings."""
     return "; ".join(f"{name}: {_in_words(settings)}" for name, settings in values.items())
 
 
-def _in_words(settings: dict) -> str:
+def _in_words(settings: Mapping[str, Any]) -> str:
     """``name value`` of each setting; settings of settings are in brackets."""
     given = {name: value for name, value in settings.items() if value != {}}
     return ", ".join(

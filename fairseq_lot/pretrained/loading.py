@@ -31,6 +31,8 @@ _WITHOUT_TRAINING = {
     "offload_activations": False,
     "encoder_layerdrop": 0.0,
     "decoder_layerdrop": 0.0,
+    "encoder_embed_path": None,
+    "decoder_embed_path": None,
 }
 
 

@@ -17,8 +17,8 @@ from fairseq.models.transformer import TransformerModel
 from omegaconf import OmegaConf
 
 from fairseq_lot.errors import InputError
-from fairseq_lot.models.starting_point import check_configured, starting_point
-from fairseq_lot.modules.flat_options import check_overrides
+from fairseq_lot.models.starting_point import check_configured, check_overridden, starting_point
+from fairseq_lot.modules.flat_options import check_overrides, option_names
 from fairseq_lot_compat import in_command
 
 
@@ -52,13 +52,15 @@ def _build_named_attention(stock_build_model, pluggable):
 
 
 def _with_known_overrides(stock_load):
-    """Refuse ``--model-overrides`` of a misspelt option of ours, which fairseq would keep and nobody read."""
+    """Refuse ``--model-overrides`` of a misspelt option of ours, or of an attention whose parameters are not there."""
     parser = ArgumentParser(add_help=False)
     TransformerModel.add_args(parser)
     others = {action.dest for action in parser._actions}
 
     def load_checkpoint_to_cpu(path, arg_overrides=None, *args, **options):
         check_overrides(arg_overrides or (), others)
+        if any(name in option_names() for name in arg_overrides or ()):
+            check_overridden(path, arg_overrides)
         return stock_load(path, arg_overrides, *args, **options)
 
     return load_checkpoint_to_cpu

@@ -66,7 +66,7 @@ def take_over(args: Namespace, defaults: dict) -> bool:
             f"{line}; the command line changes its parameters ({', '.join(changes)}), which the optimiser's saved "
             "state does not fit: use --finetune-from-model or --reset-optimizer"
         )
-    redrawn = [name for name in before.keys() & after if before[name][:2] != after[name][:2]]
+    redrawn = _redrawn(before, after)
     if redrawn:
         args.redrawn_attention = redrawn
     if redrawn or after.keys() - before:
@@ -104,6 +104,16 @@ def check_configured(model: Namespace, path: str) -> None:
         values = {name: getattr(saved, name, None) for name in names}
         wanted = " ".join(f"+model.{name}={value}" for name, value in values.items() if value is not None)
         raise InputError(f"{path} has {_words(saved)}, the configuration means {_words(planned)}; give it {wanted}")
+
+
+def check_overridden(path: str, overrides: dict) -> None:
+    """Refuse arguments under which the parameters of a checkpoint's attention would be those of another, or not fit."""
+    saved, _ = _read(path)
+    if getattr(saved, "attention", None) is None:
+        return
+    saved, planned = _completed(saved, {}), _completed(Namespace(**(vars(saved) | overrides)), {})
+    if _redrawn(_parameters(saved), _parameters(planned)):
+        raise InputError(f"{path} has {_words(saved)}, whose parameters are not those of {_words(planned)}; use swap")
 
 
 def starting_point(args: Namespace) -> str | None:
@@ -169,14 +179,22 @@ def _changed(names, saved, planned):
     ]
 
 
+def _redrawn(before, after):
+    """The parameters that both have and that are not the same ones."""
+    return [name for name in before.keys() & after if before[name][:2] != after[name][:2]]
+
+
 def _parameters(args):
-    """Shape of what the attention adds to a model of some width, whose it is, and whether it is learnt.
+    """Shape of what the attention adds to a layer, whose it is, and whether it is learnt.
 
     Names are those of checkpoints without the number of the layer.
     """
     found = {}
     for site in SITES:
-        mechanism = build_site_mechanism(args, site=site, layer=0, num_heads=2, head_dim=64, dropout=0.0)
+        side = "encoder" if site == "encoder" else "decoder"
+        heads = getattr(args, f"{side}_attention_heads")
+        sizes = {"num_heads": heads, "head_dim": getattr(args, f"{side}_embed_dim") // heads}
+        mechanism = build_site_mechanism(args, site=site, layer=0, dropout=0.0, **sizes)
         learnt = dict(mechanism.named_parameters()) if mechanism else ()
         for name, value in mechanism.state_dict().items() if mechanism else ():
             owner = "differential" if args.differential and not name.startswith("inner.") else args.attention

@@ -1,5 +1,6 @@
 """``fairseq-lot calibrate``: fit a swapped attention to the softmax attention that it replaced, without labels."""
 
+import copy
 import dataclasses
 import json
 from argparse import ArgumentParser, Namespace, _ArgumentGroup
@@ -15,6 +16,7 @@ from torch import nn
 from fairseq_lot.attention.options import Options, option
 from fairseq_lot.attention.registry import DEFAULT, describe
 from fairseq_lot.errors import InputError
+from fairseq_lot.models.pluggable_transformer import base_architecture
 from fairseq_lot.modules.flat_options import mechanism_options
 from fairseq_lot.output.files import atomic_write
 from fairseq_lot.output.tables import Table
@@ -209,8 +211,13 @@ def calibrate(
 
 
 def trained_attention(state: dict, path: str | Path) -> str:
-    """The attention that a swapped checkpoint was trained with."""
-    return getattr(model_args(state, path), "trained_attention", DEFAULT)
+    """The attention that a checkpoint was trained with: its own, unless a swap, which leaves no optimiser, tells."""
+    args = copy.copy(model_args(state, path))
+    if "last_optimizer_state" in state and state["last_optimizer_state"] is None:
+        return getattr(args, "trained_attention", DEFAULT)
+    base_architecture(args)  # old checkpoints may lack arguments that have a default today
+    attention = getattr(args, "attention", None) or DEFAULT
+    return describe(attention, mechanism_options(args, attention))
 
 
 def _sentences(

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fairseq.models.transformer import DEFAULT_MAX_SOURCE_POSITIONS, DEFAULT_MAX_TARGET_POSITIONS
+
 from fairseq_lot.attention.options import SITES
-from fairseq_lot.attention.registry import DEFAULT, MECHANISMS, PLUGGED, describe, mechanism_class
+from fairseq_lot.attention.registry import DEFAULT, MECHANISMS, PLUGGED, mechanism_class
 from fairseq_lot.errors import InputError
 from fairseq_lot.models.pluggable_transformer import SIZES, base_architecture, own_architecture
 from fairseq_lot.modules.flat_options import (
@@ -16,7 +18,6 @@ from fairseq_lot.modules.flat_options import (
     add_attention_args,
     check_used,
     flag,
-    mechanism_options,
     option_names,
     spell_out,
 )
@@ -38,6 +39,11 @@ from fairseq_lot.pretrained.loading import build
 
 # arguments of a model that its weights and its function do not depend on
 _TRAINING_ONLY = re.compile("drop|quant_noise|_activations|min_params|mha_|ffn_blocks|embed_path")
+# what architectures say nothing about, and fairseq-train assumes
+_POSITIONS = {
+    "max_source_positions": DEFAULT_MAX_SOURCE_POSITIONS,
+    "max_target_positions": DEFAULT_MAX_TARGET_POSITIONS,
+}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -104,11 +110,11 @@ def _sizes_besides(args: Namespace, size: Callable[[Namespace], None]) -> dict:
     """What has to be told, besides an architecture of this size, for a model of these arguments."""
     told: dict = {}
     while True:  # one after the other, as some follow from others
-        usual = Namespace(**told)
+        usual = Namespace(**(_POSITIONS | told))
         size(usual)
         for name, value in vars(usual).items():
             wanted = getattr(args, name, value)
-            if wanted not in (value, None, False) and not _TRAINING_ONLY.search(name):
+            if not (wanted is None or wanted is False or wanted == value) and not _TRAINING_ONLY.search(name):
                 told[name] = wanted
                 break
         else:
@@ -144,14 +150,13 @@ def swap(checkpoint: Checkpoint, *, attention: str = PLUGGED, **flat_options: An
         InputError: an unknown mechanism or option, or a site where the mechanism cannot stand.
     """
     state, path = read(checkpoint)
-    was_trained = state.get("last_optimizer_state") is not None
+    trained = trained_attention(state, path)
     state = {**with_own_arguments(state), "last_optimizer_state": None}
     args, weights = model_args(state, path), state["model"]
     # old checkpoints may lack arguments that have a default today
     base_architecture(args)
     previous = getattr(args, "attention", None) or DEFAULT
-    if was_trained:  # with the attention that it has
-        args.trained_attention = describe(previous, mechanism_options(args, previous))
+    args.trained_attention = trained
     plug(args, attention, **flat_options)
     shared = {name: value for name, value in weights.items() if ".mechanism." not in name}
     drawn = build({**state, "model": shared}, path).state_dict()

@@ -9,7 +9,7 @@ from fairseq import checkpoint_utils, options
 from omegaconf import OmegaConf
 
 from fairseq_lot.errors import InputError
-from fairseq_lot.plug_and_play.swap import swap
+from fairseq_lot.plug_and_play.swap import fine_tuning_command, swap
 from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
 from tests.end_to_end.conftest import TINY, generate, hypotheses, swapped, train
 from tests.plug_and_play import in_memory
@@ -78,6 +78,13 @@ def test_the_command_of_a_size_that_has_a_name_is_short(data, diff_checkpoint, t
     assert f"fairseq-train {data / 'bin'} --user-dir fairseq_lot --arch diff_transformer_small --finetune" in said
 
 
+def test_the_command_repeats_positions_that_are_not_fairseq_s(stock_checkpoint):
+    state = swap(stock_checkpoint, attention="lot")
+    assert "positions" not in fine_tuning_command(state, "x.pt")
+    model_args(state, "").max_source_positions = 77
+    assert " --max-source-positions 77 " in fine_tuning_command(state, "x.pt")
+
+
 def test_what_is_typed_wins_and_a_line_names_both(lot_checkpoint, fine_tuned, caplog):
     caplog.set_level("INFO")
     typed = ("--lot-num-pivots", 8, "--lot-epsilon", 0.5)
@@ -100,6 +107,17 @@ def test_another_mechanism_has_to_be_typed(sinkhorn_checkpoint, fine_tuned, tmp_
     assert args.lot_num_pivots == 5 and weights["encoder.layers.0.self_attn.mechanism.pivots"].shape[1] == 5
     (line,) = lines(caplog)
     assert "--attention sinkhorn becomes lot" in line
+
+
+def test_a_number_of_slices_that_says_the_default_keeps_them(stock_checkpoint, fine_tuned, tmp_path):
+    """The default is as many as a head of this very model has axes."""
+    start = swap(stock_checkpoint, attention="esp", esp_slicer="learnable")
+    key = "encoder.layers.0.self_attn.mechanism.slices"
+    start["model"][key] = 2 * start["model"][key]  # as a calibration might leave them
+    slices = start["model"][key].shape[1]
+    words = ("--arch", "esp_transformer", *TINY, "--finetune-from-model", save(start, tmp_path))
+    _, weights = fine_tuned(*words, "--esp-num-slices", slices)
+    torch.testing.assert_close(weights[key], start["model"][key], atol=1e-6, rtol=0)
 
 
 def test_parameters_of_another_mechanism_are_not_taken_for_one_s_own(lot_checkpoint, fine_tuned):

@@ -12,6 +12,7 @@ from fairseq_lot.attention.lot import Lot
 from fairseq_lot.attention.registry import MECHANISMS
 from fairseq_lot.errors import InputError
 from fairseq_lot.models.pluggable_transformer import PluggableTransformerModel
+from fairseq_lot.plug_and_play.calibrate import calibrate
 from fairseq_lot.plug_and_play.swap import swap
 from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
 from fairseq_lot.pretrained.loading import build
@@ -59,6 +60,10 @@ def test_model_overrides_give_the_same_model_as_swap(data, stock_checkpoint, tmp
     assert hypotheses(by_overrides) == hypotheses(generate(data / "bin", out))
     ours = swapped(stock_checkpoint, tmp_path / "ours.pt", "softmax")
     assert hypotheses(generate(data / "bin", ours, "--model-overrides", overrides)) == hypotheses(by_overrides)
+    assert len(hypotheses(generate(data / "bin", out, "--model-overrides", "{'lot_num_updates': 1}"))) == 120
+    for others in ("{'attention': 'set', 'set_num_pivots': 7}", "{'lot_num_pivots': 8}"):
+        with pytest.raises(InputError, match="has lot .num_pivots=7. attention .* not those of .*; use swap"):
+            generate(data / "bin", out, "--model-overrides", others)
 
 
 def test_a_misspelt_model_override_is_refused(data, stock_checkpoint):
@@ -128,6 +133,11 @@ def test_swap_keeps_learnt_parameters_of_the_same_mechanism_only(data, tmp_path)
     assert not any(".mechanism." in name for name in gone["model"])
     assert torch.equal(state["model"][key], learnt), "the argument was changed"
     assert "lot_num_pivots" not in vars(model_args(gone, ""))
+    del state["last_optimizer_state"]  # trained with --no-save-optimizer-state
+    assert model_args(swap(state, attention="near_far"), "").trained_attention == "lot"
+    for trained in (checkpoint, state, swap(state, attention="near_far")):
+        with pytest.raises(InputError, match="was trained with lot attention; calibration fits to softmax"):
+            calibrate(trained)
 
 
 @pytest.mark.parametrize("attention", MECHANISMS)
@@ -137,6 +147,13 @@ def test_parameters_stand_in_the_order_of_the_model(base, attention, request):
     everywhere = {"attention_sites": "encoder,cross,decoder"} if attention in ("lot", "softmax") else {}
     state = swap(request.getfixturevalue(base), attention=attention, **everywhere)
     assert list(state["model"]) == list(build(state).state_dict())
+
+
+def test_embeddings_that_a_training_started_from_may_be_gone(stock_checkpoint):
+    state = load_checkpoint(stock_checkpoint)
+    args = model_args(state, "")
+    args.encoder_embed_path = args.decoder_embed_path = "/gone/vectors.txt"
+    assert len(swap(state)["model"]) > len(state["model"])
 
 
 def test_old_checkpoints_with_fused_projections_can_be_swapped(stock_checkpoint, lot_checkpoint, tmp_path):

@@ -62,9 +62,10 @@ def read_splits(
         folder = Path(sources[0])
         if not folder.is_dir():
             raise InputError(f"{folder} is not a folder; give one that holds {{train,valid,test}} in two languages")
-        if out is not None and folder.resolve() == Path(out).resolve():
-            raise InputError(f"--out {out} is the folder that is read; choose another one")
         sources = [folder / split for split in SPLITS]
+    prefixes = [Path(str(source)) for source in sources]
+    if out is not None and any(p.name in SPLITS and p.parent.resolve() == Path(out).resolve() for p in prefixes):
+        raise InputError(f"--out {out} is the folder that is read; choose another one")
     if len(sources) != len(SPLITS):
         raise InputError(f"{len(sources)} names of text; give one folder, or a prefix for each of {', '.join(SPLITS)}")
     texts: Texts = {}

@@ -1,5 +1,7 @@
 """Moses tokens, cleaning of train and valid only, and the raw test set beside them."""
 
+from pathlib import Path
+
 import pytest
 
 from fairseq_lot.cli import main
@@ -72,6 +74,18 @@ def test_an_empty_side_is_cleaned_in_train_and_refused_elsewhere(folder, tmp_pat
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 and "test.en, line 4: empty line" in lines[0]
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("command", [("tokenise", "--raw"), ("encode", "--vocab-size", "40", "--text")])
+@pytest.mark.parametrize("prefixes", [("train", "valid", "test"), ("../all", "1", "../raw text/test")])
+def test_text_that_would_be_replaced_is_refused(command, prefixes, folder, capsys, monkeypatch):
+    monkeypatch.chdir(folder)
+    for side in ("de", "en"):
+        Path(f"../all.{side}").write_bytes(Path(f"train.{side}").read_bytes())
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    assert main([*command, *prefixes, "--out", str(folder), "--source", "de", "--target", "en"]) == 2
+    assert "is the folder that is read" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
 @pytest.mark.parametrize(

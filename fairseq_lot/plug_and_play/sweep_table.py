@@ -5,7 +5,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from fairseq_lot.attention.registry import DEFAULT
+from fairseq_lot.attention.registry import DEFAULT, mechanism_class
 from fairseq_lot.evaluation.bleu import LEVEL
 from fairseq_lot.inspection.diagnose import BALANCE
 from fairseq_lot.inspection.per_head import MEASURES
@@ -192,7 +192,8 @@ def _against_pivots(points: list[Point]) -> Panels:
     panels: Panels = {}
     for point in points:
         rest = dict(point.options)
-        pivots = rest.pop(f"{point.attention}_num_pivots", None)
+        default = getattr(mechanism_class(point.attention).options_class, "num_pivots", None)
+        pivots = rest.pop(f"{point.attention}_num_pivots", default)
         measures = {"validation loss (nats per token)": point.loss}
         if point.bleu:
             measures["BLEU (tokenised, test set)"] = point.bleu.score

@@ -98,6 +98,13 @@ def test_the_figure_has_a_curve_for_each_way(number):
     assert as_bytes(draw(POINTS[:number]), "svg").decode() == picture
 
 
+@pytest.mark.parametrize("numbers", [(16, 64, None), (None, 16, 64)])
+def test_a_way_that_names_no_number_of_pivots_has_the_default(numbers):
+    figure = draw([point("lot", {} if r is None else {"lot_num_pivots": r}, loss=r or 32) for r in numbers])
+    (line,) = figure.axes[0].lines
+    assert line.get_xydata().tolist() == [[16, 16], [32, 32], [64, 64]]
+
+
 EPOCHS = [
     point("softmax", loss=3.0, epoch=2, bleu=bleu(30.0)),
     point("lot", loss=3.25, epoch=2, bleu=bleu(28.5, -1.5)),

@@ -1,6 +1,6 @@
 """What a calibration runs on: random pieces, the sentences of a data folder, or those of a plain text file."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def from_text(loaded: Loaded, name: str, *, max_tokens: int, held_out: int, seed
     Args:
         loaded: a model with these sentences; those that it has no positions for are left out.
         name: of the folder or the file.
-        max_tokens: pieces in a batch.
+        max_tokens: pieces in a batch; a sentence that has more is a batch.
         held_out: sentences to measure errors on.
         seed: of what is drawn.
 
@@ -53,7 +53,7 @@ def from_text(loaded: Loaded, name: str, *, max_tokens: int, held_out: int, seed
     if len(fitting) < 2 * held_out:
         raise InputError(f"{name} has {len(fitting)} sentences; --held-out takes half of them at most")
     chosen = loaded.draw(held_out, seed)
-    batches = loaded.sentences.batch_by_size(fitting[~np.isin(fitting, chosen)], max_tokens=max_tokens)
+    batches = in_batches(loaded, fitting[~np.isin(fitting, chosen)], max_tokens)
 
     def endless() -> Iterator[dict]:
         random = np.random.default_rng(seed)
@@ -61,6 +61,12 @@ def from_text(loaded: Loaded, name: str, *, max_tokens: int, held_out: int, seed
             yield from (loaded.batch(batches[i]) for i in random.permutation(len(batches)))
 
     return Sentences(f"text of {name}", loaded.batch(chosen), endless())
+
+
+def in_batches(loaded: Loaded, indices: np.ndarray, max_tokens: int) -> list[Sequence[int]]:
+    """The sentences in batches of at most so many pieces; a sentence that has more is alone in one."""
+    short, long = loaded.sentences.filter_indices_by_size(indices, (max_tokens, max_tokens))
+    return [*loaded.sentences.batch_by_size(short, max_tokens=max_tokens), *([index] for index in long)]
 
 
 def encoded(state: dict, path: str | Path, file: str | Path, model: TransformerModel) -> Loaded:

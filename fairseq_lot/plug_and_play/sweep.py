@@ -32,6 +32,7 @@ from fairseq_lot.plug_and_play.points import (
     read_points,
     write_points,
 )
+from fairseq_lot.plug_and_play.sentences import in_batches
 from fairseq_lot.plug_and_play.swap import swap, why_not_calibrated
 from fairseq_lot.plug_and_play.sweep_table import draw, render, render_balance
 from fairseq_lot.pretrained.checkpoint import load_checkpoint
@@ -239,7 +240,7 @@ def validation_losses(loaded: Loaded, sentences: int | None = None, max_tokens: 
     limits = torch.tensor(LENGTHS[:-1], device=loaded.device)
     nats = torch.zeros(len(LENGTHS), dtype=torch.float64, device=loaded.device)
     tokens = torch.zeros_like(nats)
-    batches = loaded.sentences.batch_by_size(loaded.draw(sentences, 0), max_tokens=max_tokens)
+    batches = in_batches(loaded, loaded.draw(sentences, 0), max_tokens)
     for indices in tqdm(batches, desc="validation", unit="batch", leave=False, disable=None):
         sample = loaded.batch(indices)
         log_probs = loaded.model.get_normalized_probs(loaded.model(**sample["net_input"]), log_probs=True)

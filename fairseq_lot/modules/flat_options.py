@@ -121,9 +121,9 @@ def check_overrides(names: Iterable[str], others: Container[str] = ()) -> None:
             raise InputError(f"there is no option {name!r} to override; {family}* are {', '.join(known)}")
 
 
-def typed_options(args: typing.Any) -> list[str]:
-    """The names of those of our options that ``args`` has a value for."""
-    return [name for name in option_names() if getattr(args, name, None) is not None]
+def typed_options(args: typing.Any) -> dict[str, typing.Any]:
+    """Those of our options that ``args`` has a value for."""
+    return {name: value for name in option_names() if (value := getattr(args, name, None)) is not None}
 
 
 def check_used(names: Iterable[str], attention: str, *, differential: bool) -> None:

@@ -20,6 +20,7 @@ from fairseq_lot.modules.flat_options import (
     flag,
     option_names,
     spell_out,
+    typed_options,
 )
 from fairseq_lot.modules.sites import attentions, inner
 from fairseq_lot.output.files import atomic_write
@@ -75,8 +76,7 @@ def run(args: Namespace) -> int:
     if Path(args.out).resolve() == Path(args.path).resolve():
         raise InputError(f"--out is the base itself, {args.path}; give another file")
     how = how_to_fit(args)
-    options = {name: value for name in option_names() if (value := getattr(args, name, None)) is not None}
-    state = swap(args.path, **{"attention": PLUGGED, **options})
+    state = swap(args.path, **{"attention": PLUGGED, **typed_options(args)})
     reason = "not calibrated: as drawn" if args.no_calibrate else why_not_calibrated(state, args.path)
     with atomic_write(args.out, "wb") as file:  # opened first: an unwritable path fails at once
         if args.calibrate is not None or reason is None:

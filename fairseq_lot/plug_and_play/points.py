@@ -15,7 +15,7 @@ from fairseq_lot.attention.registry import DEFAULT, MECHANISMS
 from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation.bleu import MetricScore
 from fairseq_lot.evaluation.results import read_lines_as
-from fairseq_lot.modules.flat_options import add_attention_args, option_names
+from fairseq_lot.modules.flat_options import add_attention_args, typed_options
 from fairseq_lot.output.files import atomic_write
 
 # what the parameters of a swapped attention were fitted on; empty: they are as drawn
@@ -107,9 +107,11 @@ def spelt(options: dict[str, bool | int | float | str]) -> str:
 def expand(text: str, flag: str = "--try") -> list[Way]:
     """``"lot --lot-num-pivots 16/32"`` as two ways, with 16 and with 32 pivots; ``flag`` is what it was given for."""
     try:
-        attention, *words = shlex.split(text)
-    except ValueError:
-        raise InputError(f"{flag} {text!r} names no mechanism; choose one of {', '.join(MECHANISMS)}") from None
+        words = shlex.split(text)
+    except ValueError as error:
+        raise InputError(f"{flag} {text!r}: {error}") from None
+    if not words:
+        raise InputError(f"{flag} {text!r} names no mechanism; choose one of {', '.join(MECHANISMS)}")
 
     class Parser(ArgumentParser):
         def error(self, message: str) -> NoReturn:
@@ -118,10 +120,11 @@ def expand(text: str, flag: str = "--try") -> list[Way]:
     parser = Parser(allow_abbrev=False, add_help=False)
     add_attention_args(parser, differential=False)
     ways = []
-    for way in itertools.product(*(word.split("/") for word in words)):
-        given = vars(parser.parse_args(way))
-        options = {name: given[name] for name in option_names() if name != "attention" and given.get(name) is not None}
-        ways.append(Way(attention=attention, options=options))
+    for way in itertools.product(*(word.split("/") for word in words[1:])):
+        options = typed_options(parser.parse_args(way))
+        if "attention" in options:
+            raise InputError(f"{flag} {text!r} begins with the mechanism; leave out --attention {options['attention']}")
+        ways.append(Way(attention=words[0], options=options))
     return ways
 
 

@@ -49,8 +49,13 @@ def test_options_are_read_as_on_the_command_line():
     for options in ("--lot-num-pivots many", "--lot-pivots 8", "8"):
         with pytest.raises(InputError, match="'lot "):
             expand(f"lot {options}")
-    with pytest.raises(InputError, match="names no mechanism"):
-        expand("")
+    for words, message in (
+        ("", "names no mechanism"),
+        ("lot --attention-sites 'cross", "--try .*: No closing quotation"),
+        ("lot --attention sinkhorn", "begins with the mechanism; leave out --attention sinkhorn"),
+    ):
+        with pytest.raises(InputError, match=message):
+            expand(words)
 
 
 def test_options_are_shown_as_on_the_command_line_and_their_order_does_not_matter():

@@ -1,10 +1,11 @@
 """What a sweep keeps: ways to swap, and what each gave with each base, a line of a file."""
 
+import contextlib
+import fcntl
 import itertools
 import json
 import shlex
 from argparse import ArgumentParser
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -146,9 +147,24 @@ def check_settings(folder: Path, settings: dict) -> None:
         raise InputError(f"{folder} holds points with {different}; give another --out")
 
 
-def write_points(folder: Path, settings: dict, points: Iterable[Point]) -> None:
-    """Write all points of a folder, and what they share."""
+def add_point(folder: Path, settings: dict, point: Point) -> list[Point]:
+    """Add a point to those that are in a folder by now, perhaps of another sweep; returns all of them.
+
+    Args:
+        folder: is made when missing.
+        settings: what its points share.
+        point: takes the place of one of the same base and way.
+
+    Raises:
+        InputError: the folder got points with other settings, or cannot be written.
+    """
+    check_settings(folder, settings)
     with atomic_write(folder / "settings.json") as file:
         json.dump(settings, file, indent=1)
-    with atomic_write(folder / "sweep.jsonl") as file:
-        file.writelines(json.dumps(asdict(point), ensure_ascii=False) + "\n" for point in points)
+    with open(folder / ".lock", "w") as lock:
+        with contextlib.suppress(OSError):  # file systems without locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        points = {(one.base, *one.key): one for one in [*read_points(folder / "sweep.jsonl"), point]}
+        with atomic_write(folder / "sweep.jsonl") as file:
+            file.writelines(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in points.values())
+    return list(points.values())

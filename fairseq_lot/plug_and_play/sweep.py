@@ -27,10 +27,10 @@ from fairseq_lot.plug_and_play.points import (
     Loss,
     Point,
     Way,
+    add_point,
     check_settings,
     expand,
     read_points,
-    write_points,
 )
 from fairseq_lot.plug_and_play.sentences import in_batches
 from fairseq_lot.plug_and_play.swap import swap, why_not_calibrated
@@ -103,29 +103,27 @@ def run(args: Namespace) -> None:
     settings = {**test, "languages": languages and list(languages), **asdict(fitting)}
     how: dict[str, Any] = {**test, "fitting": fitting, "device": choose_device(args.device)}
     bases = sorted(dict.fromkeys(map(read_base, args.paths)), key=lambda base: base.epoch or 0)
-    points = {(point.base, *point.key): point for point in read_points(folder / "sweep.jsonl")}
+    points = read_points(folder / "sweep.jsonl")
     check_settings(folder, settings)
-    before = (Base(f"a point in {folder}", point.base, point.epoch) for point in points.values())
+    before = (Base(f"a point in {folder}", point.base, point.epoch) for point in points)
     check_epochs([*before, *bases])
     ways = ways_to_try(args.tries, args.paths[0], calibrate=not args.no_calibration, text=args.text)
     with tqdm(total=len(bases) * len(ways), unit="swap", disable=None) as progress:
         for base in bases:
-            done = {key for key, point in points.items() if point.bleu or args.no_bleu}
+            done = {(point.base, *point.key) for point in points if point.bleu or args.no_bleu}
             missing = [way for way in ways if (base.sum, *way.key) not in done]
             progress.update(len(ways) - len(missing))
             state = with_languages(load_checkpoint(base.path), base.path, languages) if missing else {}
             translations = None if args.no_bleu else folder / "work" / f"{base.sum[:16]}.txt"
             for way in missing:
-                points[(base.sum, *way.key)] = measured(base, state, way, translations=translations, **how)
-                write_points(folder, settings, points.values())
+                points = add_point(folder, settings, measured(base, state, way, translations=translations, **how))
                 progress.update()
-    shown = list(points.values())
-    for name, table in {"sweep.md": render(shown), "balance.md": render_balance(shown)}.items():
+    for name, table in {"sweep.md": render(points), "balance.md": render_balance(points)}.items():
         if table:
             with atomic_write(folder / name) as file:
                 file.write(table + "\n")
             print(table)
-    write_figure(draw(shown), folder / "sweep.svg")
+    write_figure(draw(points), folder / "sweep.svg")
 
 
 def ways_to_try(tries: Iterable[str], path: str, *, calibrate: bool, text: bool) -> list[Way]:

@@ -1,14 +1,17 @@
 """The ways that a sweep tries, and how it shows what they gave."""
 
 import json
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
+from functools import partial
+from multiprocessing import get_context
 
 import pytest
 
 from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation.bleu import MetricScore
 from fairseq_lot.output.figures import as_bytes
-from fairseq_lot.plug_and_play.points import LENGTHS, Loss, Point, Way, expand, read_points
+from fairseq_lot.plug_and_play.points import LENGTHS, Loss, Point, Way, add_point, expand, read_points
 from fairseq_lot.plug_and_play.sweep import Base, check_epochs, read_base
 from fairseq_lot.plug_and_play.sweep_table import draw, render, render_balance
 
@@ -77,6 +80,20 @@ def test_points_are_read_back_and_broken_lines_named(tmp_path):
         file.write_text(json.dumps(asdict(POINTS[0])) + "\n" + line + "\n")
         with pytest.raises(InputError, match="line 2"):
             read_points(file)
+
+
+def test_points_of_two_sweeps_with_one_folder_all_stay(tmp_path):
+    """Two processes add points at the same time; one of the same base and way takes the old one's place."""
+    folder, settings = tmp_path / "sweep", {"seed": 1}
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as sweeps:
+        added = [point("lot", {"lot_num_pivots": r}, epoch=epoch) for r in range(1, 21) for epoch in (1, 2)]
+        list(sweeps.map(partial(add_point, folder, settings), added))
+    found = read_points(folder / "sweep.jsonl")
+    assert sorted(found, key=str) == sorted(added, key=str)
+    assert add_point(folder, settings, replace(found[3], loss=1.5))[3].loss == 1.5
+    assert len(read_points(folder / "sweep.jsonl")) == len(added)
+    with pytest.raises(InputError, match="another seed, 1"):
+        add_point(folder, {"seed": 2}, added[0])
 
 
 def test_the_table_groups_and_compares():

@@ -79,11 +79,12 @@ def run(args: Namespace) -> int:
     state = swap(args.path, **{"attention": PLUGGED, **typed_options(args)})
     reason = "not calibrated: as drawn" if args.no_calibrate else why_not_calibrated(state, args.path)
     with atomic_write(args.out, "wb") as file:  # opened first: an unwritable path fails at once
-        if args.calibrate is not None or reason is None:
-            done = calibrate(state, args.calibrate, **how)
+        done = calibrate(state, args.calibrate, **how) if args.calibrate is not None or reason is None else None
+        if done is not None:
             state, reason = done.state, done.description
-            print(render(done))
         file.write(serialised(state))
+    if done is not None:
+        print(render(done))
     swapped = model_args(state, args.out)
     print(f"{args.out}: {swapped.attention} attention at {swapped.attention_sites}, from {args.path}; {reason}")
     print(f"fine-tune it, with the flags of your training: {fine_tuning_command(state, args.out)} ...")

@@ -1,6 +1,7 @@
 """``fairseq-lot calibrate`` and ``swap --calibrate`` as a user runs them."""
 
 import contextlib
+import errno
 import io
 import json
 import re
@@ -107,6 +108,16 @@ def test_nothing_to_calibrate_is_said(data, stock_checkpoint, tmp_path, capsys):
     words = ("swap", "--path", stock_checkpoint, "--attention", "sinkhorn", "--out", out)
     refuse(capsys, *words, "--calibrate", data / "bin", *FIT, naming=["nothing to calibrate"])
     assert not out.exists()
+
+
+def test_what_was_fitted_stays_when_nobody_reads_the_output(stock_checkpoint, tmp_path, monkeypatch, capfd):
+    def closed(text):
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr("sys.stdout.write", closed)
+    words = ("swap", "--path", stock_checkpoint, "--attention", "lot", "--out", tmp_path / "lot.pt", *FIT)
+    assert cli.main([str(word) for word in words]) == 141
+    assert "calibrated on" in model_args(load_checkpoint(tmp_path / "lot.pt"), "lot.pt").calibration
 
 
 @pytest.fixture

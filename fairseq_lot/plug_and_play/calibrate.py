@@ -2,9 +2,11 @@
 
 import copy
 import dataclasses
+import itertools
 import json
 from argparse import ArgumentParser, Namespace, _ArgumentGroup
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -99,16 +101,18 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Calibrate, print the errors, write the checkpoint."""
     how = how_to_fit(args)
-    for out in filter(None, (args.out, args.json)):
-        if Path(out).resolve() == Path(args.path).resolve():
-            raise InputError(f"--out is the checkpoint itself, {args.path}; give another file")
-    with atomic_write(args.out, "wb") as file:  # opened first: an unwritable path fails at once
-        done = calibrate(args.path, args.data, interruptible=True, **how)
-        file.write(serialised(done.state))
-    if args.json is not None:
-        with atomic_write(args.json) as file:
-            json.dump({"path": str(args.path), "data": args.data, **as_dict(done)}, file, indent=1)
-            file.write("\n")
+    files = {"--path": args.path, "--out": args.out, "--json": args.json}
+    for (one, path), (other, same) in itertools.combinations(files.items(), 2):
+        if same is not None and Path(path).resolve() == Path(same).resolve():
+            raise InputError(f"{one} and {other} are both {path}; give another file")
+    # both are opened first: an unwritable path fails at once
+    with nullcontext() if args.json is None else atomic_write(args.json) as errors:
+        with atomic_write(args.out, "wb") as file:
+            done = calibrate(args.path, args.data, interruptible=True, **how)
+            file.write(serialised(done.state))
+        if errors is not None:
+            json.dump({"path": str(args.path), "data": args.data, **as_dict(done)}, errors, indent=1)
+            errors.write("\n")
     print(render(done))
     print(f"{args.out}: {done.description}, from {args.path}")
     return 0

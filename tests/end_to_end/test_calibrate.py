@@ -16,7 +16,7 @@ from fairseq_lot import cli
 from fairseq_lot.plug_and_play import calibrate as calibration
 from fairseq_lot.plug_and_play.distillation import Distillation
 from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
-from tests.end_to_end.conftest import fairseq_lot, generate, hypotheses, refuse, swapped
+from tests.end_to_end.conftest import contents, fairseq_lot, generate, hypotheses, refuse, swapped
 
 FIT = ("--steps", 12, "--joint-steps", 4, "--held-out", 16, "--max-tokens", 300)
 
@@ -43,6 +43,22 @@ def test_only_what_was_added_changes_and_the_errors_fall(lot_checkpoint, calibra
     assert layers == {("encoder", layer) for layer in range(len(layers))}
     assert report["output"]["after"] <= report["output"]["before"] and report["steps"] == [12, 4]
     assert "before → after" in told and str(folder / "lot.pt") in told
+
+
+def test_files_that_cannot_be_written_are_refused_before_the_fit(lot_checkpoint, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(calibration, "calibrate", lambda *_, **__: pytest.fail("it fits"))
+    path, out = ("--path", shutil.copy(lot_checkpoint, tmp_path / "lot.pt")), ("--out", tmp_path / "out.pt")
+    (tmp_path / "file").touch()
+    kept = contents(tmp_path)
+    for words, message in (
+        ((*path, "--out", tmp_path / "." / "lot.pt"), "--path and --out are both"),
+        ((*path, *out, "--json", tmp_path / "lot.pt"), "--path and --json are both"),
+        ((*path, *out, "--json", tmp_path / "out.pt"), "--out and --json are both"),
+        ((*path, *out, "--json", tmp_path / "file" / "x.json"), "x.json: File exists"),
+        ((*path, "--out", tmp_path / "file" / "x.pt", "--json", tmp_path / "x.json"), "x.pt: File exists"),
+    ):
+        refuse(capsys, "calibrate", *words, naming=[message])
+        assert contents(tmp_path) == kept
 
 
 @pytest.mark.parametrize(

@@ -73,8 +73,10 @@ def add_fit_arguments(parser: ArgumentParser | _ArgumentGroup) -> None:
         )
 
 
-def how_to_fit(args: Namespace) -> dict[str, Any]:
-    """What :func:`calibrate` takes, from a command line."""
+def how_to_fit(args: Namespace, data: str | None) -> dict[str, Any]:
+    """What :func:`calibrate` takes besides checkpoint and data, from a command line."""
+    if args.split != FitOptions.split and (data is None or Path(data).is_file()):
+        raise InputError(f"--split {args.split} is a split of a data folder, which is not given; leave it out")
     fitting = dataclasses.asdict(FitOptions.of(args))
     return {"device": choose_device(args.device), "languages": typed_pair(args), **fitting}
 
@@ -100,7 +102,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Calibrate, print the errors, write the checkpoint."""
-    how = how_to_fit(args)
+    how = how_to_fit(args, args.data)
     files = {"--path": args.path, "--out": args.out, "--json": args.json}
     for (one, path), (other, same) in itertools.combinations(files.items(), 2):
         if same is not None and Path(path).resolve() == Path(same).resolve():

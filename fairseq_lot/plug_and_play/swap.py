@@ -75,7 +75,7 @@ def run(args: Namespace) -> int:
     """Swap, calibrate unless told not to, and say in one line what was done."""
     if Path(args.out).resolve() == Path(args.path).resolve():
         raise InputError(f"--out is the base itself, {args.path}; give another file")
-    how = how_to_fit(args)
+    how = how_to_fit(args, args.calibrate)
     state = swap(args.path, **{"attention": PLUGGED, **typed_options(args)})
     reason = "not calibrated: as drawn" if args.no_calibrate else why_not_calibrated(state, args.path)
     with atomic_write(args.out, "wb") as file:  # opened first: an unwritable path fails at once

@@ -97,6 +97,15 @@ def test_the_rates_of_the_fits(lot_checkpoint, monkeypatch):
     assert rates == [[0.4], [0.1], [0.1, 0.01]]
 
 
+def test_a_split_of_no_folder_is_refused(data, stock_checkpoint, lot_checkpoint, tmp_path, capsys):
+    words = ("--out", tmp_path / "out.pt", "--split", "valid")
+    for text in ([], [data / "raw" / "train.de"]):
+        refuse(capsys, "calibrate", *text, "--path", lot_checkpoint, *words, naming=["--split valid"])
+        calibrate = ["--calibrate", *text] if text else []
+        refuse(capsys, "swap", "--path", stock_checkpoint, *calibrate, *words, naming=["--split valid"])
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_swap_can_calibrate_at_once(data, stock_checkpoint, calibrated, tmp_path):
     folder, _ = calibrated
     ours = swap_to(tmp_path / "lot.pt", stock_checkpoint, "--calibrate", data / "bin", *FIT)["model"]

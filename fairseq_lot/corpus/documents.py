@@ -32,7 +32,12 @@ def join_folder(folder: Path, languages: tuple[str, str], tests: list[int], seed
 
     The pairs of train are shuffled. Documents of train and valid have a random number of sentences. The sentences of
     the test set become one test set for each number in ``tests``: test, test1, test2, ...
+
+    Raises:
+        InputError: there is a test1 already, or the text is not as it must be.
     """
+    if (mark := folder / f"test1.{languages[0]}").exists():
+        raise InputError(f"{mark} is there: these sentences are joined already; encode into a new folder first")
     generator = random.Random(seed)
     texts = {split: read_parallel(folder / split, languages) for split in ("train", "valid", "test")}
     pairs = list(zip(*texts["train"], strict=True))

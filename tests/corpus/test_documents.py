@@ -63,11 +63,21 @@ def test_the_seed_decides(folder):
     original = {path: path.read_bytes() for path in folder.glob("*.*")}
     found = []
     for seed in ("1", "1", "2"):
+        for path in folder.glob("test1.*"):
+            path.unlink()
         for path, content in original.items():
             path.write_bytes(content)
         assert join(folder, "--seed", seed) == 0
         found.append((folder / "train.de").read_bytes())
     assert found[0] == found[1] != found[2]
+
+
+def test_documents_are_not_joined_again(folder, capsys):
+    assert join(folder) == 0
+    before = {path: path.read_bytes() for path in folder.rglob("*.*")}
+    assert join(folder) == 2
+    assert "test1.de is there: these sentences are joined already" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in folder.rglob("*.*")} == before
 
 
 @pytest.mark.parametrize("words", [["--tests", "0"], ["--seed", "-1"]])

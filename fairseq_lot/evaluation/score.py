@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import lzma
 import math
 import re
 from dataclasses import fields
@@ -152,7 +153,9 @@ def read_hypotheses(path: str | Path, sentences: int) -> list[str]:
             "test set, or the reference is the wrong one"
         )
     missing = [sentence for sentence in range(sentences) if sentence not in hypotheses]
-    if missing or not Path(path).read_bytes().endswith(b"\n"):
+    with (lzma.open if Path(path).suffix == ".xz" else open)(path, "rb") as file:
+        whole = file.read().endswith(b"\n")
+    if missing or not whole:
         without = (
             f"{len(missing)} of {sentences} sentences have no H- line" if missing else "its last line is not whole"
         )

@@ -1,6 +1,7 @@
 """Reading the output of fairseq-generate."""
 
 import contextlib
+import lzma
 
 import pytest
 
@@ -56,6 +57,15 @@ def test_what_is_wrong_is_one_line(read, tmp_path, text, message):
         read(text)
     assert str(caught.value).startswith(str(tmp_path)) and message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_compressed_output(tmp_path):
+    path = tmp_path / "generated.txt.xz"
+    path.write_bytes(lzma.compress(TWO.encode()))
+    assert read_hypotheses(path, 2) == ["zero", "one two"]
+    path.write_bytes(lzma.compress(b"H-0\t-1\ta\nH-1\t-1\tb"))
+    with pytest.raises(InputError, match="is cut off, its last line is not whole"):
+        read_hypotheses(path, 2)
 
 
 def test_missing_file(tmp_path):

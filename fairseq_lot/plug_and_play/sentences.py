@@ -49,6 +49,8 @@ def from_text(loaded: Loaded, name: str, *, max_tokens: int, held_out: int, seed
     Raises:
         InputError: the split is smaller than twice ``held_out``.
     """
+    if not len(loaded.sentences):
+        raise InputError(f"{name} has no sentence; give text that has some")
     fitting = loaded.draw(None, seed)
     if len(fitting) < 2 * held_out:
         raise InputError(f"{name} has {len(fitting)} sentences; --held-out takes half of them at most")

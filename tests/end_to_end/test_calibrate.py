@@ -305,8 +305,13 @@ def test_a_plain_text_file_is_fitted_to_in_the_pieces_of_the_model(data, stock_c
     weights = [load_checkpoint(file)["model"] for file in out]
     assert all(torch.equal(value, weights[1][key]) for key, value in weights[0].items())
     few = tmp_path / "few.de"
-    few.write_text("\n".join(lines[:20]) + "\n", encoding="utf-8")
-    refuse(capsys, *words, few, "--out", tmp_path / "few.pt", naming=[few, "20 sentences"])
+    for text, message in (
+        ("\n".join(lines[:20]) + "\n", "20 sentences"),
+        ("", "no sentence"),
+        ("\n \n", "no sentence"),
+    ):
+        few.write_text(text, encoding="utf-8")
+        refuse(capsys, *words, few, "--out", tmp_path / "few.pt", naming=[few, message])
     state = load_checkpoint(stock_checkpoint)
     (incomplete := tmp_path / "incomplete").mkdir()
     for there, way_out in (

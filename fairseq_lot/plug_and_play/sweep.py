@@ -18,7 +18,7 @@ from fairseq_lot.inspection.diagnose import encoder_balance
 from fairseq_lot.output.figures import write_figure
 from fairseq_lot.output.files import atomic_write, read_lines
 from fairseq_lot.output.provenance import current_commit
-from fairseq_lot.plug_and_play.calibrate import FitOptions, add_fit_arguments, calibrate
+from fairseq_lot.plug_and_play.calibrate import FitOptions, add_fit_arguments, calibrate, trained_attention
 from fairseq_lot.plug_and_play.points import (
     DRAWN,
     LENGTHS,
@@ -135,10 +135,15 @@ def ways_to_try(tries: Iterable[str], path: str, *, calibrate: bool, text: bool)
         calibrate, text: on random pieces; on text, too.
 
     Raises:
-        InputError: a way is wrong.
+        InputError: a way is wrong, or the model was trained with another attention than softmax.
     """
     ways = list({way.key: way for way in (SOFTMAX, *(way for words in tries for way in expand(words)))}.values())
     state = load_checkpoint(path)
+    trained = trained_attention(state, path)
+    if trained != DEFAULT:
+        raise InputError(
+            f"{path} was trained with {trained} attention; give a base of {DEFAULT}, which swaps replace"
+        )
     fitted = [way for way in ways if why_not_calibrated(swap_as(state, way), path) is None]
     calibrations = [PIECES, TEXT][: 1 + text] if calibrate else []
     return ways + [replace(way, calibrated_on=calibration) for calibration in calibrations for way in fitted]

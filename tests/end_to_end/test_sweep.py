@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from fairseq_lot.pretrained.checkpoint import load_checkpoint
+from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
 from tests.end_to_end.conftest import contents, fairseq_lot, refuse
 
 
@@ -72,6 +72,15 @@ def test_sweep_measures_resumes_and_extends(data, stock_checkpoint, diff_checkpo
     refuse(capsys, *words, naming=["settings.json"])
     (out / "settings.json").write_bytes(kept[out / "settings.json"])
     assert contents(out) == kept
+
+
+def test_a_base_that_was_not_trained_with_softmax_is_refused(data, stock_checkpoint, tmp_path, capsys):
+    state = load_checkpoint(stock_checkpoint)
+    args = model_args(state, "")
+    args.attention, args.softmax_prior = "softmax", "alibi"
+    torch.save(state, tmp_path / "alibi.pt")
+    words = ("sweep", data / "bin", "--path", tmp_path / "alibi.pt", "--out", tmp_path / "out", "--try", "lot")
+    refuse(capsys, *words, naming=["alibi.pt was trained with softmax (prior=alibi)", "which swaps replace"])
 
 
 @pytest.fixture

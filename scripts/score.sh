@@ -14,14 +14,16 @@ source "$(dirname "$0")/lib/common.sh"
 device='from torch import cuda, get_num_threads as n; print(cuda.get_device_name() if cuda.is_available() else f"CPU, threads: {n()}")'
 [ $# -ge 5 ] || die "give CKPT, DATA, OUT, BASE and LABEL, then flags of fairseq-generate"
 ckpt=$1 data=$2 out=$3 base=$4 label=$5 joined=subword_nmt
-shift 5
+[ -f "$ckpt" ] || die "there is no checkpoint $ckpt"
 activate
 if [ -f "$data/sentencepiece.bpe.model" ]; then joined=sentencepiece; fi
 generate=(fairseq-generate "$data" --user-dir fairseq_lot --gen-subset test --path "$ckpt" --beam 5 --batch-size 128
-    --remove-bpe "$joined" "$@")
-if [ ! "$out.out" -nt "$ckpt" ]; then
-    mkdir -p "$(dirname "$out")" && "${generate[@]}" >"$out.part" 2>"$out.err" \
-        || die "fairseq-generate failed: $(tail -n 1 "$out.err")"
+    --remove-bpe "$joined" "${@:6}")
+if [ ! "$out.out" -nt "$ckpt" ] || { [ -f "$out.command" ] && [ "$(cat "$out.command")" != "${generate[*]}" ]; }; then
+    { mkdir -p "$(dirname "$out")" && rm -f "$out.out" && touch "$out.err"; } 2>/dev/null \
+        || die "cannot write in $(dirname "$out"); free space or give another OUT"
+    "${generate[@]}" >"$out.part" 2>"$out.err" || die "fairseq-generate failed: $(tail -n 1 "$out.err")"
+    echo "${generate[*]}" >"$out.command"
     mv "$out.part" "$out.out"
 fi
 file=$(sed -n 's/.*loaded .* examples from: .*\///p' "$out.err" | tail -n 1) # test.de-en.en

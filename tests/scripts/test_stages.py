@@ -1,0 +1,62 @@
+"""score.sh, pretrain.sh and finetune.sh with stand-ins for the commands that they call: what is reused or refused."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+STUBS = {
+    "fairseq-generate": 'echo "T-0\tx"; echo "$@" >>"$CALLS"; echo "loaded 1 examples from: $1/test.de-en.en" >&2',
+    "fairseq-lot": "",
+    "python": "echo CPU",
+}
+
+
+@pytest.fixture
+def stage(tmp_path):
+    """A function that runs a script of a stage, and says what the stand-ins were called with and what was refused."""
+    (tmp_path / "bin").mkdir()
+    for name, shell in STUBS.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{shell}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    calls = tmp_path / "calls"
+
+    def run(script, *words):
+        calls.write_text("")
+        environment = {
+            "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "VIRTUAL_ENV": str(tmp_path), "CALLS": str(calls),
+        }  # fmt: skip
+        command = ["bash", str(ROOT / "scripts" / script), *map(str, words)]
+        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=30)
+        assert done.returncode == (2 if done.stderr else 0) and len(done.stderr.splitlines()) <= 1, done.stderr
+        return calls.read_text().splitlines(), done.stderr
+
+    return run
+
+
+def test_translations_are_made_again_for_other_data_or_flags_only(stage, tmp_path):
+    checkpoint, out = tmp_path / "a.pt", tmp_path / "out"
+    checkpoint.touch()
+    os.utime(checkpoint, (1, 1))
+
+    def score(*flags, data="data"):
+        return len(stage("score.sh", checkpoint, data, out, "-", "{}", *flags)[0])
+
+    assert score("--beam", "4") == 1 and score("--beam", "4") == 0
+    assert score("--beam", "5") == 1 and score("--beam", "5", data="other") == 1
+    out.with_suffix(".command").unlink()
+    assert score("--beam", "6") == 0, "made before commands were kept"
+    os.utime(checkpoint)
+    assert score("--beam", "6") == 1
+
+
+def test_what_cannot_be_scored_is_one_line(stage, tmp_path):
+    (tmp_path / "out.out").touch()
+    assert stage("score.sh", tmp_path / "no.pt", "data", tmp_path / "out", "-", "{}") == (
+        [], f"score.sh: error: there is no checkpoint {tmp_path}/no.pt\n",
+    )  # fmt: skip
+    (tmp_path / "a.pt").touch()
+    _, error = stage("score.sh", tmp_path / "a.pt", "data", tmp_path / "a.pt" / "out", "-", "{}")
+    assert error == f"score.sh: error: cannot write in {tmp_path}/a.pt; free space or give another OUT\n"

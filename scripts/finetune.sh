@@ -15,7 +15,7 @@ source "$(dirname "$0")/lib/common.sh"
 swapped=$1 data=$2 out=$3
 shift 3
 [ -f "$swapped" ] || die "there is no checkpoint $swapped; make it with plug_and_play.sh"
-if [ -f "$out/flags" ] && [ "$swapped" -nt "$out/flags" ]; then
+if [ -f "$out/checkpoint_last.pt" ] && [ -f "$out/flags" ] && [ "$swapped" -nt "$out/flags" ]; then
     die "$out was trained from an earlier $swapped; remove it to train again"
 fi
 activate

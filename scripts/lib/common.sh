@@ -20,18 +20,21 @@ activate() {
     fi
 }
 
-# train DATA OUT FLAGS...: fairseq-train. It goes on where an earlier call with the same flags was stopped.
+# train DATA OUT FLAGS...: fairseq-train. It goes on where an earlier call with the same data and flags was stopped.
 train() {
-    local data=$1 out=$2 embeddings=--share-decoder-input-output-embed
+    local data=${1%/} out=$2 embeddings=--share-decoder-input-output-embed
     shift 2
+    [ -d "$data" ] || die "there is no folder $data; make it with scripts/prepare_*.sh"
     if cmp -s "$data"/dict.*.txt </dev/null; then embeddings=--share-all-embeddings; fi
-    if [ -f "$out/flags" ] && [ "$(cat "$out/flags")" != "$*" ]; then
-        die "$out was trained with '$(cat "$out/flags")', not '$*'; remove it or give another folder"
+    if [ -f "$out/checkpoint_last.pt" ]; then # else nothing has been trained, whatever was asked for
+        [ ! -f "$out/flags" ] || [ "$(cat "$out/flags")" = "$*" ] \
+            || die "$out was trained with '$(cat "$out/flags")', not '$*'; remove it or give another folder"
+        [ ! -f "$out/data" ] || [ "$(cat "$out/data")" = "$data" ] \
+            || die "$out was trained on $(cat "$out/data"), not $data; remove it, or $out/data if the text is the same"
     fi
-    if [ ! -f "$out/flags" ]; then
-        mkdir -p "$out" && echo "$*" >"$out/flags.part" && mv "$out/flags.part" "$out/flags" \
-            || die "cannot write in $out; free space or give another folder"
-    fi
+    mkdir -p "$out" && echo "$data" >"$out/data.part" && mv "$out/data.part" "$out/data" \
+        && echo "$*" >"$out/flags.part" && mv "$out/flags.part" "$out/flags" \
+        || die "cannot write in $out; free space or give another folder"
     fairseq-train "$data" --user-dir fairseq_lot "$embeddings" --save-dir "$out" --log-file "$out/train.log" \
         --optimizer adam --adam-betas '(0.9, 0.98)' --weight-decay 0.0001 \
         --criterion label_smoothed_cross_entropy --label-smoothing 0.1 \

@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 STUBS = {
     "fairseq-generate": 'echo "T-0\tx"; echo "$@" >>"$CALLS"; echo "loaded 1 examples from: $1/test.de-en.en" >&2',
+    "fairseq-train": 'echo "$@" >>"$CALLS"',
     "fairseq-lot": "",
     "python": "echo CPU",
 }
@@ -60,3 +61,29 @@ def test_what_cannot_be_scored_is_one_line(stage, tmp_path):
     (tmp_path / "a.pt").touch()
     _, error = stage("score.sh", tmp_path / "a.pt", "data", tmp_path / "a.pt" / "out", "-", "{}")
     assert error == f"score.sh: error: cannot write in {tmp_path}/a.pt; free space or give another OUT\n"
+
+
+def test_a_folder_belongs_to_its_data_and_flags_once_something_is_trained(stage, tmp_path):
+    data, other, out, swapped = (tmp_path / name for name in ("data", "other", "out", "lot.pt"))
+    assert stage("pretrain.sh", data, out) == (
+        [], f"pretrain.sh: error: there is no folder {data}; make it with scripts/prepare_*.sh\n",
+    )  # fmt: skip
+    assert not out.exists()
+    data.mkdir()
+    other.mkdir()
+
+    def trained(*words):
+        calls, error = stage(*words)
+        return len(calls) or error.partition("was trained ")[2].partition(" ")[0]
+
+    assert trained("pretrain.sh", data, out, "--max-epochs", "1") == 1
+    swapped.touch()
+    assert trained("finetune.sh", swapped, data, out) == 1, "nothing was trained, whatever was asked for"
+    (out / "checkpoint_last.pt").touch()
+    assert trained("finetune.sh", swapped, f"{data}/", out) == 1
+    assert trained("finetune.sh", swapped, data, out, "--lr", "1") == "with"
+    assert trained("finetune.sh", swapped, other, out) == "on"
+    (out / "data").unlink()
+    assert trained("finetune.sh", swapped, other, out) == 1, "made before data were noted"
+    os.utime(swapped, (2**32, 2**32))
+    assert trained("finetune.sh", swapped, other, out) == "from"

@@ -41,6 +41,10 @@ def check(config: dict[str, Any]) -> None:
     error = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema).iter_errors(config))
     if error:
         raise InputError(f"{', '.join(map(str, error.absolute_path)) or 'the experiment'}: {error.message}")
+    done = Path(config["work"], "data.done")
+    if done.is_file() and (data := done.read_text(encoding="utf-8").strip()) not in ("", config["data"]):
+        way_out = f"give another folder as work, or remove {done} if the text is the same"
+        raise InputError(f"data: {done.parent} was made from {data}, not {config['data']}; {way_out}")
     # not above: Snakefile imports this file, and fairseq changes how its process logs
     from fairseq import options
 

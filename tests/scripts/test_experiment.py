@@ -86,6 +86,16 @@ def test_what_would_fail_later_is_refused(check, changes, expected):
     assert str(caught.value).startswith(expected) and "\n" not in str(caught.value)
 
 
+def test_a_folder_that_was_made_from_other_data_is_refused(check, tmp_path):
+    config = {**TINY, "data": "data", "work": str(tmp_path)}
+    for accepted in ("", "data\n"):  # empty: made before it said which
+        (tmp_path / "data.done").write_text(accepted)
+        check(config)
+    (tmp_path / "data.done").write_text("other\n")
+    with pytest.raises(InputError, match=f"^data: {tmp_path} was made from other, not data; give another folder"):
+        check(config)
+
+
 def start(words, prefix="", **variables):
     """Start a command in a process group of its own."""
     environment = {
@@ -133,6 +143,7 @@ def test_the_plan_has_each_stage_once_and_scores_every_test_set(tmp_path):
     assert "--attention=lot --lot-epsilon=2 --steps=5" in plan, "the system's own options, where it is swapped"
     assert re.search(r"finetune.sh \S*'?.*LOT ε=2.*--attention=lot --lot-epsilon=2 --seed=2 --lr=0.0003", plan)
     assert re.search(r"pretrain.sh .*ESP from scratch' --arch=lot_transformer_small --attention=esp", plan)
+    assert f"&& echo data >{tmp_path}/work/data.done" in plan
     scores = [line for line in plan.splitlines() if "scripts/score.sh" in line]
     assert len(scores) == 20 and sum('"numbers, short"' in line for line in scores) == 10
     for line in scores:

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
@@ -51,7 +52,8 @@ def check(config: dict[str, Any]) -> None:
     from fairseq_lot.models import pluggable_transformer  # noqa: F401 (registers the architectures)
 
     def train(given: list[str]) -> Namespace:
-        return options.parse_args_and_arch(options.get_training_parser(), ["DATA", *given])
+        nowhere = f"--save-dir={os.devnull}/none"  # a checkpoint in fairseq's default folder would be read
+        return options.parse_args_and_arch(options.get_training_parser(), ["DATA", nowhere, *given])
 
     for backbone, own in config["backbones"].items():
         architecture = {"arch": f"{'lot_' * (backbone == 'transformer')}{backbone}_{config['size']}"}

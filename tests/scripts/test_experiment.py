@@ -86,6 +86,13 @@ def test_what_would_fail_later_is_refused(check, changes, expected):
     assert str(caught.value).startswith(expected) and "\n" not in str(caught.value)
 
 
+def test_a_training_by_hand_in_the_folder_of_fairseqs_default_does_not_matter(check, tmp_path, monkeypatch):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "checkpoint_last.pt").write_text("of another model")
+    monkeypatch.chdir(tmp_path)
+    check({**TINY, "data": "data", "work": "work"})
+
+
 def test_a_folder_that_was_made_from_other_data_is_refused(check, tmp_path):
     config = {**TINY, "data": "data", "work": str(tmp_path)}
     for accepted in ("", "data\n"):  # empty: made before it said which

@@ -1,6 +1,7 @@
 """Refuses an experiment that would fail later: reads it as JSON, and checks the schema, then flags and mechanisms."""
 
 import contextlib
+import copy
 import io
 import json
 import os
@@ -46,6 +47,12 @@ def check(config: dict[str, Any]) -> None:
     if done.is_file() and (data := done.read_text(encoding="utf-8").strip()) not in ("", config["data"]):
         way_out = f"give another folder as work, or remove {done} if the text is the same"
         raise InputError(f"data: {done.parent} was made from {data}, not {config['data']}; {way_out}")
+    for name, system in config["systems"].items():
+        for stage in ("calibrate", "finetune"):
+            if stage in system and system.get("from-scratch"):
+                raise InputError(f"systems, {name}, {stage}: not used by a system from scratch; remove it")
+        if "finetune" in system and "finetune" not in config:
+            raise InputError(f"systems, {name}, finetune: not used where the experiment has no finetune; remove it")
     # not above: Snakefile imports this file, and fairseq changes how its process logs
     from fairseq import options
 
@@ -57,12 +64,12 @@ def check(config: dict[str, Any]) -> None:
 
     for backbone, own in config["backbones"].items():
         architecture = {"arch": f"{'lot_' * (backbone == 'transformer')}{backbone}_{config['size']}"}
-        for stage in ("pretrain", "finetune"):
-            _parse(f"{stage}, {backbone}", train, {**architecture, **own, **config.get(stage, {})})
+        model = _parse(f"pretrain, {backbone}", train, {**architecture, **own, **config["pretrain"]})
+        _parse(f"finetune, {backbone}", train, {**architecture, **own, **config.get("finetune", {})})
         for name, system in config["systems"].items():
             try:
-                _build(system, architecture["arch"])
-            except InputError as error:
+                _build(system, copy.copy(model))
+            except (InputError, ValueError, AssertionError) as error:  # fairseq's are of sizes that do not fit
                 raise InputError(f"systems, {name}: {' '.join(str(error).split())}") from None
             _parse(f"systems, {name}, finetune", train, {**architecture, **system.get("finetune", {})})
     _parse("generate", options.get_generation_parser().parse_args, config.get("generate", {}))
@@ -77,12 +84,11 @@ def _parse(place: str, parse: Callable[[list[str]], Namespace], flags: dict[str,
             raise InputError(f"{place}: {printed.getvalue().strip().partition('error: ')[2]}") from None
 
 
-def _build(system: dict[str, Any], architecture: str) -> None:
-    """Put the system's mechanisms into a model of that architecture with few symbols."""
-    from fairseq.models import ARCH_CONFIG_REGISTRY
-
+def _build(system: dict[str, Any], model: Namespace) -> None:
+    """Put the system's mechanisms into a model of these arguments with few symbols."""
     from fairseq_lot.attention.registry import mechanism_class
     from fairseq_lot.modules.flat_options import add_attention_args, option_names
+    from fairseq_lot.modules.sites import attentions, inner
     from fairseq_lot.plug_and_play.calibrate import FitOptions, add_fit_arguments
     from fairseq_lot.plug_and_play.swap import plug
     from fairseq_lot.pretrained.loading import untrained
@@ -94,11 +100,11 @@ def _build(system: dict[str, Any], architecture: str) -> None:
     given = vars(_parse("options", attention.parse_args, attention_flags(system)))
     calibrate = {name: value for name, value in system.get("calibrate", {}).items() if name != "with"}
     FitOptions.of(_parse("calibrate", fit.parse_args, calibrate))
-    model = Namespace(arch=architecture)
-    ARCH_CONFIG_REGISTRY[architecture](model)
     options = {name: value for name, value in given.items() if name in option_names() and value is not None}
     plug(model, **options)
-    untrained(model, 8, 8)
+    mechanisms = [getattr(attention, "mechanism", None) for _, _, attention in attentions(untrained(model, 8, 8))]
+    if "calibrate" in system and not any(list(inner(one).parameters()) for one in mechanisms if one is not None):
+        raise InputError("calibrate: this attention has no parameters of its own; remove it")
 
 
 def main() -> int:

@@ -56,6 +56,8 @@ WRONG = [
     ({"pretrain": {"max-epochs": 3}}, "pretrain, transformer: unrecognized arguments: --max-epochs=3"),
     ({"finetune": {"max-epoch": "x"}}, "finetune, transformer: argument --max-epoch"),
     ({"generate": {"beams": 3}}, "generate: unrecognized arguments: --beams=3"),
+    ({"backbones": {"transformer": {"encoder-attention-heads": 3}}}, "systems, softmax: 3 attention heads do not"),
+    ({"pretrain": {"share-all-embeddings": True, "decoder-embed-dim": 64}}, "systems, softmax: --share-all-emb"),
     ({"tests": {"valid": "first"}}, "tests: 'valid' does not match"),
     ({"systems": {"../x": {"attention": "lot"}}}, "systems: '../x' does not match"),
     ({"systems": {"base": {"attention": "lot"}}}, "systems: "),
@@ -72,6 +74,9 @@ WRONG_SYSTEMS = [
     ({"calibrate": {"with": "text", "steps": 0}}, "systems, S: --steps must be at least 1, got 0"),
     ({"calibrate": {"with": "text", "step": 9}}, "systems, S: calibrate: unrecognized arguments: --step=9"),
     ({"finetune": {"learning": 9}}, "systems, S, finetune: unrecognized arguments: --learning=9"),
+    ({"finetune": {"lr": 1}, "from-scratch": True}, "systems, S, finetune: not used by a system from scratch"),
+    ({"calibrate": {"with": "pieces"}, "from-scratch": True}, "systems, S, calibrate: not used by a system from"),
+    ({"attention": "sinkhorn", "calibrate": {"with": "text"}}, "systems, S: calibrate: this attention has no param"),
     ({"scratch": True}, "systems, S: Additional properties are not allowed ('scratch' was unexpected)"),
 ]
 
@@ -84,6 +89,14 @@ def test_what_would_fail_later_is_refused(check, changes, expected):
     with pytest.raises(InputError) as caught:
         check({**TINY, "data": "data", "work": "work", **changes})
     assert str(caught.value).startswith(expected) and "\n" not in str(caught.value)
+
+
+def test_a_system_is_not_fine_tuned_where_nothing_is(check):
+    config = {name: value for name, value in TINY.items() if name != "finetune"} | {"data": "data", "work": "work"}
+    check(config)
+    config["systems"] = {"S": {"attention": "lot", "finetune": {"lr": 1}}}
+    with pytest.raises(InputError, match="^systems, S, finetune: not used where the experiment has no finetune"):
+        check(config)
 
 
 def test_a_training_by_hand_in_the_folder_of_fairseqs_default_does_not_matter(check, tmp_path, monkeypatch):

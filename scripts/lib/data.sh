@@ -35,6 +35,7 @@ binarise() {
         --bpe "$BPE" --vocab-size "$VOCAB_SIZE" --threads "$WORKERS"
     [ "$DOCUMENTS" = no ] || fairseq-lot documents "$new" --source "$SRC" --target "$TGT"
     [ "$JOINED" = no ] || joined=(--joined-dictionary)
+    local LC_ALL=C # in other locales test1.de may come before test.de
     tests=("$new"/test*."$SRC")
     fairseq-preprocess -s "$SRC" -t "$TGT" ${joined[@]+"${joined[@]}"} --workers "$WORKERS" --destdir "$new" \
         --trainpref "$new/train" --validpref "$new/valid" --testpref "$(IFS=, && echo "${tests[*]%."$SRC"}")" \

@@ -5,6 +5,7 @@ import io
 import lzma
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -131,6 +132,17 @@ def test_failing_preprocess_leaves_only_its_log(text, tmp_path, preprocess):
     expected = f"fairseq-preprocess failed: No space left on device (whole log: {tmp_path}/data.log)"
     assert_refused(run, tmp_path, expected, left=("bin", "data.log", "text"))
     assert (tmp_path / "data.log").read_text() == "chatter\nNo space left on device\n"
+
+
+def test_the_order_of_test_sets_does_not_depend_on_the_locale(text, tmp_path, preprocess):
+    make = ["localedef", "-i", "en_US", "-f", "UTF-8", str(tmp_path / "en_US.UTF-8")]
+    if not shutil.which("localedef") or subprocess.run(make, capture_output=True, check=False).returncode:
+        pytest.skip("no source of the locale en_US")
+    fake = preprocess('echo "$@"; exit 1')
+    english = {"LOCPATH": tmp_path, "LC_ALL": "en_US.UTF-8"}
+    prepare("prepare_iwslt14.sh", tmp_path, fake, TOKENISED=text, VOCAB_SIZE=50, DOCUMENTS="yes", **english)
+    sets = re.search(r"--testpref (\S+)", (tmp_path / "data.log").read_text())[1]
+    assert [Path(name).name for name in sets.split(",")] == ["test", "test1", "test2"]
 
 
 def test_interrupt_leaves_nothing(text, tmp_path, preprocess):

@@ -24,7 +24,7 @@ done
 : "${TOKENISED:=no}" "${CLEAN:=yes}" "${NAME:=corpus.$SRC-$TGT}" "${OUT:=data-bin/$NAME}"
 yes_or_no TOKENISED CLEAN
 
-begin
+begin "TRAIN=$TRAIN VALID=$VALID TEST=$TEST TOKENISED=$TOKENISED CLEAN=$CLEAN"
 text=("$TRAIN" "$VALID" "$TEST")
 if [ "$TOKENISED" = no ]; then
     clean=(--no-clean)

@@ -13,7 +13,7 @@ SRC=de TGT=en
 : "${TOKENISED:=}" "${ARCHIVE:=}" "${NAME:=iwslt14.de-en}" "${OUT:=data-bin/$NAME}"
 : "${URL:=http://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz}"
 
-begin
+begin "TOKENISED=$TOKENISED ARCHIVE=$ARCHIVE URL=$URL"
 if [ -z "$TOKENISED" ]; then
     from=(--archive "$ARCHIVE")
     [ -n "$ARCHIVE" ] || from=(--archive "$(dirname "$OUT")/de-en.tgz" --url "$URL")

@@ -8,14 +8,21 @@ yes_or_no() {
     for name; do [[ ${!name} =~ ^(yes|no)$ ]] || die "$name=${!name} is neither yes nor no"; done
 }
 
-# begin: end the script where OUT was made with the same settings; else make WORK, which goes when the script ends.
+# same FILE TEXT: stop where a file of OUT says something else; a folder of before may lack "sources".
+same() {
+    [ ! -f "$OUT/$1" ] || [ "$(cat "$OUT/$1")" = "$2" ] \
+        || die "$OUT was made with '$(cat "$OUT/$1")', not '$2'; remove it or give another OUT"
+}
+
+# begin SOURCES: end the script where OUT was made with the same settings from the same sources; else make WORK, which
+# goes when the script ends.
 begin() {
     yes_or_no JOINED DOCUMENTS
-    OUT=${OUT%/}
+    OUT=${OUT%/} sources=$1
     settings="$SRC-$TGT VOCAB_SIZE=$VOCAB_SIZE BPE=$BPE JOINED=$JOINED DOCUMENTS=$DOCUMENTS"
     if [ -f "$OUT/settings" ]; then
-        [ "$(cat "$OUT/settings")" = "$settings" ] \
-            || die "$OUT was made with '$(cat "$OUT/settings")', not '$settings'; remove it or give another OUT"
+        same settings "$settings"
+        same sources "$sources"
         echo "$OUT is complete; remove it to make it again"
         exit 0
     fi
@@ -45,7 +52,7 @@ binarise() {
     }
     rm "$new"/{train,valid,test*}.{"$SRC","$TGT"}
     # where another call has made the folder meanwhile, that one stays
-    { echo "$settings" >"$new/settings" && mv -T "$new" "$OUT"; } 2>/dev/null \
+    { echo "$sources" >"$new/sources" && echo "$settings" >"$new/settings" && mv -T "$new" "$OUT"; } 2>/dev/null \
         || [ "$(cat "$OUT/settings" 2>/dev/null)" = "$settings" ] || die "cannot write $OUT; free space or give another OUT"
     rm -f "$OUT.log"
     echo "$OUT is ready: $settings"

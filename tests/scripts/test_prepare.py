@@ -20,7 +20,7 @@ from fairseq_lot.errors import InputError
 ROOT = Path(__file__).resolve().parents[2]
 BINARIES = [f"{split}.de-en.{side}.{kind}" for split in ("train", "valid", "test") for side in ("de", "en") for kind in
             ("bin", "idx")]  # fmt: skip
-OTHERS = ["dict.de.txt", "dict.en.txt", "preprocess.log", "settings", "text/test.de", "text/test.en"]
+OTHERS = ["dict.de.txt", "dict.en.txt", "preprocess.log", "settings", "sources", "text/test.de", "text/test.en"]
 
 
 def prepare(script, tmp_path, path_first=None, **variables):
@@ -77,11 +77,16 @@ def test_a_tokenised_folder_becomes_a_data_folder_once(text, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "text"]
     before = {path: path.stat().st_mtime_ns for path in data.rglob("*")}
     run = prepare("prepare_iwslt14.sh", tmp_path, TOKENISED="nowhere", VOCAB_SIZE=50)
+    assert_refused(run, tmp_path, "', not 'TOKENISED=nowhere ARCHIVE= URL=http", left=("data", "text"))
+    run = prepare("prepare_iwslt14.sh", tmp_path, TOKENISED=text, VOCAB_SIZE=50)
     assert run.returncode == 0 and "is complete" in run.stdout and len(run.stdout.splitlines()) == 1
     expected = "VOCAB_SIZE=50 BPE=sentencepiece JOINED=yes DOCUMENTS=no', not 'de-en VOCAB_SIZE=50 BPE=subword_nmt"
     run = prepare("prepare_iwslt14.sh", tmp_path, TOKENISED=text, VOCAB_SIZE=50, BPE="subword_nmt")
     assert_refused(run, tmp_path, expected, left=("data", "text"))
     assert {path: path.stat().st_mtime_ns for path in data.rglob("*")} == before
+    (data / "sources").unlink()
+    run = prepare("prepare_iwslt14.sh", tmp_path, TOKENISED="nowhere", VOCAB_SIZE=50)
+    assert run.returncode == 0, "made before sources were kept"
 
 
 @pytest.mark.slow

@@ -96,6 +96,8 @@ if [ -n "${VIRTUAL_ENV:-}" ]; then
     PYTHON=$VIRTUAL_ENV/bin/python
     [ -x "$PYTHON" ] || die "there is no bin/python in the active $VIRTUAL_ENV; run 'deactivate' first"
 fi
+{ exec 9>>.venv.lock; } 2>/dev/null || die "cannot write in $PWD; is there space left?"
+flock --nonblock 9 || { echo "another set-up is at work; waiting" >&2 && flock 9; }
 if [ "$(cat "$STAMP" 2>/dev/null)" = "$(wanted)" ] \
     && { [ -z "${PYTHON:-}" ] || [ "$(version "$PYTHON")" = "$(version "$ENVIRONMENT/bin/python")" ]; }; then
     echo "$ENVIRONMENT is set up"

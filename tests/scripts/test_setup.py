@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ["setup.py", "pyproject.toml", "constraints.txt", "fairseq_lot_compat.py", "fairseq_lot_compat.pth",
          "scripts/lib/common.sh", "scripts/setup.sh"]  # fmt: skip
-TOOLS = ["basename", "bash", "cat", "dirname", "find", "grep", "mv", "rm", "sh", "sha256sum", "tail", "tee", "test",
-         "touch", "tr"]  # fmt: skip
+TOOLS = ["basename", "bash", "cat", "dirname", "find", "flock", "grep", "mv", "rm", "sh", "sha256sum", "tail", "tee",
+         "test", "touch", "tr"]  # fmt: skip
 
 # Stands in for pip: notes its arguments and "installs" what the final check imports.
 PIP = """
@@ -125,6 +126,14 @@ def test_second_call_ends_at_once(scratch, environment):
     second = scratch.setup(VIRTUAL_ENV=path)
     assert (second.returncode, second.stdout, second.stderr) == (0, f"{path} is set up\n", "")
     assert len(calls(packages)) == 2
+
+
+def test_of_two_calls_at_once_the_second_waits(scratch, environment):
+    path, packages = environment
+    with ThreadPoolExecutor() as pool:
+        both = list(pool.map(lambda _: scratch.setup(VIRTUAL_ENV=path), range(2)))
+    assert {call.stderr for call in both} <= {"", "another set-up is at work; waiting\n"}
+    assert [call.returncode for call in both] == [0, 0] and len(calls(packages)) == 2
 
 
 @pytest.mark.parametrize("version, stays", [("2.6.0", True), ("2.13.1+cpu", True), ("2.5.1", False)])

@@ -87,7 +87,7 @@ def _parse(place: str, parse: Callable[[list[str]], Namespace], flags: dict[str,
 def _build(system: dict[str, Any], model: Namespace) -> None:
     """Put the system's mechanisms into a model of these arguments with few symbols."""
     from fairseq_lot.attention.registry import mechanism_class
-    from fairseq_lot.modules.flat_options import add_attention_args, option_names
+    from fairseq_lot.modules.flat_options import add_attention_args, typed_options
     from fairseq_lot.modules.sites import attentions, inner
     from fairseq_lot.plug_and_play.calibrate import FitOptions, add_fit_arguments
     from fairseq_lot.plug_and_play.swap import plug
@@ -97,11 +97,10 @@ def _build(system: dict[str, Any], model: Namespace) -> None:
     attention, fit = (ArgumentParser(allow_abbrev=False, add_help=False) for _ in range(2))
     add_attention_args(attention, differential=False)
     add_fit_arguments(fit)
-    given = vars(_parse("options", attention.parse_args, attention_flags(system)))
+    given = _parse("options", attention.parse_args, attention_flags(system))
     calibrate = {name: value for name, value in system.get("calibrate", {}).items() if name != "with"}
     FitOptions.of(_parse("calibrate", fit.parse_args, calibrate))
-    options = {name: value for name, value in given.items() if name in option_names() and value is not None}
-    plug(model, **options)
+    plug(model, **typed_options(given))
     mechanisms = [getattr(attention, "mechanism", None) for _, _, attention in attentions(untrained(model, 8, 8))]
     if "calibrate" in system and not any(list(inner(one).parameters()) for one in mechanisms if one is not None):
         raise InputError("calibrate: this attention has no parameters of its own; remove it")

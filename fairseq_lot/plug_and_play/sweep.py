@@ -141,9 +141,7 @@ def ways_to_try(tries: Iterable[str], path: str, *, calibrate: bool, text: bool)
     state = load_checkpoint(path)
     trained = trained_attention(state, path)
     if trained != DEFAULT:
-        raise InputError(
-            f"{path} was trained with {trained} attention; give a base of {DEFAULT}, which swaps replace"
-        )
+        raise InputError(f"{path} was trained with {trained} attention; give a base of {DEFAULT}, which swaps replace")
     fitted = [way for way in ways if why_not_calibrated(swap_as(state, way), path) is None]
     calibrations = [PIECES, TEXT][: 1 + text] if calibrate else []
     return ways + [replace(way, calibrated_on=calibration) for calibration in calibrations for way in fitted]

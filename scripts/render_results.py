@@ -18,7 +18,7 @@ from fairseq_lot.cli import main as fairseq_lot
 from fairseq_lot.output.files import atomic_write
 
 ROOT = Path(__file__).resolve().parents[1]
-NAMES = ("results.md", "near_far.md", "notes/ablations.md")
+NAMES = ("results.md", "near_far.md", "notes/ablations.md", "notes/near_far.md")
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / name for name in NAMES)]
 BLOCK = re.compile(r"^<!-- \$ ([^\n]+) -->$.*?^<!-- / -->$", re.MULTILINE | re.DOTALL)
 

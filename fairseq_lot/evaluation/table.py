@@ -210,11 +210,13 @@ def _valued(values: Mapping[str, Any]) -> str:
 
 def _in_words(settings: Mapping[str, Any]) -> str:
     """``name value`` of each setting; settings of settings are in brackets."""
-    given = {name: value for name, value in settings.items() if value != {}}
-    return ", ".join(
-        f"{name} ({_in_words(value)})" if isinstance(value, dict) else f"{name} {value}"
-        for name, value in given.items()
-    )
+    parts = []
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            parts += [f"{name} ({_in_words(value)})"] if value else []
+        else:
+            parts.append(name if value is True else f"{name} {value}")
+    return ", ".join(parts)
 
 
 def _listed(values: Iterable) -> str:

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import lzma
 import math
 import re
 from dataclasses import fields
@@ -22,7 +21,7 @@ from fairseq_lot.evaluation.bleu import (
     sentence_statistics,
 )
 from fairseq_lot.evaluation.results import Label, Row, format_row, format_statistics, parse, path_of, read_rows
-from fairseq_lot.output.files import atomic_write, read_lines
+from fairseq_lot.output.files import atomic_write, read_bytes, read_lines, split_lines
 from fairseq_lot.output.provenance import current_commit
 
 _LANGUAGE = re.compile(r"[A-Za-z]{2,3}([_-]\w+)?")
@@ -132,8 +131,9 @@ def read_hypotheses(path: str | Path, sentences: int) -> list[str]:
     Raises:
         InputError: the file is missing or cut off, a sentence is missing or doubled, or there are others.
     """
+    raw = read_bytes(path)
     hypotheses: dict[int, str] = {}
-    for number, line in enumerate(read_lines(path), start=1):
+    for number, line in enumerate(split_lines(raw, path), start=1):
         if not line.startswith("H-"):
             continue
         match, place = _HYPOTHESIS.fullmatch(line), f"{path}, line {number}"
@@ -153,9 +153,7 @@ def read_hypotheses(path: str | Path, sentences: int) -> list[str]:
             "test set, or the reference is the wrong one"
         )
     missing = [sentence for sentence in range(sentences) if sentence not in hypotheses]
-    with (lzma.open if Path(path).suffix == ".xz" else open)(path, "rb") as file:
-        whole = file.read().endswith(b"\n")
-    if missing or not whole:
+    if missing or not raw.endswith(b"\n"):
         without = (
             f"{len(missing)} of {sentences} sentences have no H- line" if missing else "its last line is not whole"
         )

@@ -53,13 +53,17 @@ def read_lines(path: str | Path) -> list[str]:
     Raises:
         InputError: the file is missing or damaged, or a line is not UTF-8 (the message gives its number).
     """
+    return split_lines(read_bytes(path), path)
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """Return what is in a file, perhaps compressed (``.xz``); InputError when it is missing or damaged."""
     path = Path(path)
     try:
         raw = path.read_bytes()
-        raw = lzma.decompress(raw) if path.suffix == ".xz" else raw
+        return lzma.decompress(raw) if path.suffix == ".xz" else raw
     except (OSError, lzma.LZMAError) as error:
         raise InputError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from error
-    return split_lines(raw, path)
 
 
 def split_lines(raw: bytes, name: str | Path) -> list[str]:

@@ -41,6 +41,12 @@ def inner(mechanism: Mechanism | None) -> Mechanism | None:
     return getattr(mechanism, "inner", mechanism)
 
 
+def has_own_parameters(model: TransformerModel) -> bool:
+    """Whether some mechanism has parameters to fit; λ and the norm of a differential form are not among them."""
+    mechanisms = (getattr(attention, "mechanism", None) for _, _, attention in attentions(model))
+    return any(list(inner(mechanism).parameters()) for mechanism in mechanisms if mechanism is not None)
+
+
 def attention_sites(args: Any) -> tuple[str, ...]:
     """The sites at which ``--attention`` stands; InputError for an unknown one."""
     text = getattr(args, "attention_sites", None) or DEFAULTS["attention_sites"]

@@ -22,7 +22,7 @@ from fairseq_lot.modules.flat_options import (
     spell_out,
     typed_options,
 )
-from fairseq_lot.modules.sites import attentions, inner
+from fairseq_lot.modules.sites import has_own_parameters
 from fairseq_lot.output.files import atomic_write
 from fairseq_lot.plug_and_play.calibrate import add_fit_arguments, calibrate, how_to_fit, render, trained_attention
 from fairseq_lot.pretrained.checkpoint import (
@@ -124,8 +124,7 @@ def _sizes_besides(args: Namespace, size: Callable[[Namespace], None]) -> dict:
 
 def why_not_calibrated(state: dict, path: str | Path) -> str | None:
     """Why a swapped checkpoint is left as it is when nobody asked for a calibration; None: it is to be calibrated."""
-    mechanisms = (getattr(attention, "mechanism", None) for _, _, attention in attentions(build(state, path)))
-    if not any(list(inner(mechanism).parameters()) for mechanism in mechanisms if mechanism is not None):
+    if not has_own_parameters(build(state, path)):
         return "not calibrated: this attention has no parameters of its own"
     trained = trained_attention(state, path)
     return None if trained == DEFAULT else f"not calibrated: the model was trained with {trained} attention"

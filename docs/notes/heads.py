@@ -8,7 +8,10 @@ import sys
 from pathlib import Path
 from statistics import fmean
 
+from fairseq_lot.inspection.diagnose import BALANCE
 from fairseq_lot.output.tables import Table
+
+MEASURES = ("entropy", "effective_rank", *BALANCE)
 
 
 def table(paths):
@@ -17,12 +20,10 @@ def table(paths):
     for path in map(Path, paths):
         report = json.loads(path.read_text(encoding="utf-8"))
         heads = [row for row in report["rows"] if row["site"] == "encoder"]
-        mean = {
-            name: fmean(row[name] for row in heads) for name in ("entropy", "effective_rank", "imbalance", "mean_shift")
-        }
-        sharpest, error = min(heads, key=lambda row: row["entropy"]), fmean(row["marginal_error"] for row in heads)
-        cells = mean["entropy"], sharpest["entropy"], mean["effective_rank"], sharpest["effective_rank"]
-        lines.append([path.stem, *(f"{cell:.2f}" for cell in (*cells, mean["imbalance"], error, mean["mean_shift"]))])
+        sharpest = min(heads, key=lambda row: row["entropy"])
+        entropy, rank, *balance = (fmean(row[name] for row in heads) for name in MEASURES)
+        cells = entropy, sharpest["entropy"], rank, sharpest["effective_rank"], *balance
+        lines.append([path.stem, *(f"{cell:.2f}" for cell in cells)])
     head = [
         "Model",
         "Entropy",

@@ -12,10 +12,9 @@ import torch
 
 from fairseq_lot.attention.base import AttentionOutput, Mechanism
 from fairseq_lot.attention.lot import Lot, LotOptions
+from fairseq_lot.attention.near_far import NearFar, NearFarOptions
 from fairseq_lot.attention.options import Options, option
 from fairseq_lot.attention.registry import MECHANISMS
-from fairseq_lot.transport.marginals import at_least_float32
-from fairseq_lot.transport.near_far import near_far
 
 
 @dataclass(frozen=True)
@@ -37,23 +36,14 @@ class GatedBand(Mechanism):
         super().__init__(**context)
         options = self.options
         self.lot = Lot(**{**context, "options": LotOptions(num_pivots=options.num_pivots)})
+        self.band = NearFar(**{**context, "options": NearFarOptions(num_features=0, window=options.window)})
         self.gate = torch.nn.Parameter(torch.full((self.num_heads, 1, 1), options.start))
 
     def attend(self, q, k, v, masks, need_weights):
-        far = self.lot.attend(q, k, v, masks, need_weights)
-        sides, gate = (at_least_float32(q), at_least_float32(k)), torch.sigmoid(self.gate)
-        log_mass = None
-        if masks.key_pads is not None:
-            log_mass = q.new_zeros(masks.key_pads.shape).masked_fill_(masks.key_pads, -torch.inf).unsqueeze(1)
-
-        def band(values):
-            return near_far(*sides, values, None, None, log_mass, window=self.options.window, scale=self.scaling)[0]
-
-        weights = None
-        if need_weights:
-            identity = torch.eye(k.size(2), dtype=v.dtype, device=v.device)
-            weights = torch.lerp(far.weights, band(identity.expand(*v.shape[:2], -1, -1)), gate)
-        return AttentionOutput(torch.lerp(far.values, band(v), gate), weights)
+        far, near = (part.attend(q, k, v, masks, need_weights) for part in (self.lot, self.band))
+        gate = torch.sigmoid(self.gate)
+        weights = torch.lerp(far.weights, near.weights, gate) if need_weights else None
+        return AttentionOutput(torch.lerp(far.values, near.values, gate), weights)
 
 
 class LotAndConvolution(Mechanism):

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
 from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism, State, draw_normal, without_pads
 from fairseq_lot.attention.options import Options, option
@@ -213,8 +214,8 @@ class NearFar(Mechanism):
         state: State | None = None,
         need_weights: bool = False,
     ) -> tuple[AttentionOutput, State]:
-        """Keeps the last W + 1 keys and values, and the sums of those before: of constant size."""
-        keeps_all = "log_sums" not in state if state else need_weights
+        """Keeps the last W + 1 keys and values, and the sums of those before, if any: of constant size."""
+        keeps_all = "recent_key" not in state if state else need_weights
         if keeps_all or not self.options.num_features:
             return super().causal_step(q, k, v, key_padding_mask, state, need_weights)
         values = []
@@ -229,34 +230,36 @@ class NearFar(Mechanism):
     def _next_token(self, q, k, v, pads, state):
         """The values of one token, and the next state, at least float32: what is put beside it gets its precision."""
         k, v = without_pads(k, pads), without_pads(v, pads)
-        if not state:
+        if state:
+            k, v = torch.cat([state["recent_key"], k], 2), torch.cat([state["recent_value"], v], 2)
+        else:
             k, v = at_least_float32(k), at_least_float32(v)
-            far = empty_prefix(self._logs(k), v)
-            state = {"key": k[:, :, :0], "value": v[:, :, :0], "log_sums": far.log_sums, "means": far.means}
-        k, v = torch.cat([state["key"], k], 2), torch.cat([state["value"], v], 2)
         log_mass = None
         if pads is not None or "log_mass" in state:
-            seen = state.get("log_mass", k.new_zeros(k.size(0), 1, k.size(2) - 1))
-            now = k.new_zeros(k.size(0), 1, 1) if pads is None else _log_mass(pads, k)
-            log_mass = torch.cat([seen, now], 2)
-        far = PrefixState(state["log_sums"], state["means"])
-        tokens = torch.cat([q, k[:, :, :1]], 2)
-        logs = self._logs(tokens)
+            log_mass = state.get("log_mass", k.new_zeros(k.size(0), 1, k.size(2) - 1))
+            now = k.new_zeros(k.size(0), 1, 1)
+            log_mass = torch.cat([log_mass, now if pads is None else now.masked_fill_(pads.unsqueeze(1), _NO_MASS)], 2)
+        far = None
         if k.size(2) > self.options.window + 1:
-            leaving = logs[:, :, 1]
+            tokens = torch.cat([q, k[:, :, :1]], 2)
+            query_logs, leaving = self._logs(tokens).split(1, 2)
             if log_mass is not None:
-                leaving, log_mass = leaving + log_mass[:, :, :1], log_mass[:, :, 1:]
-            far = absorb(far, leaving, v[:, :, 0])
-            k, v = k[:, :, 1:], v[:, :, 1:]
-        heads = tokens[:, :, :1].flatten(0, 1), k.flatten(0, 1).transpose(-1, -2)
+                leaving, log_mass = leaving + log_mass[:, :, :1, None], log_mass[:, :, 1:]
+            before = PrefixState(state["log_sums"], state["means"]) if "means" in state else empty_prefix(leaving, v)
+            far = absorb(before, leaving.squeeze(2), v[:, :, 0])
+            q, k, v = tokens[:, :, :1], k[:, :, 1:], v[:, :, 1:]
+        state = {"recent_key": k, "recent_value": v} | ({} if log_mass is None else {"log_mass": log_mass})
+        bias = None if log_mass is None else log_mass.unsqueeze(2)
+        if far is None:
+            return scaled_dot_product_attention(at_least_float32(q), k, v, bias), state
+        heads = q.flatten(0, 1), k.flatten(0, 1).transpose(-1, -2)
         near = torch.baddbmm(k.new_empty(()), *heads, beta=0, alpha=self.scaling).unflatten(0, k.shape[:2])
-        if log_mass is not None:
-            near = near + log_mass.unsqueeze(2)
-        through = logs[:, :, :1] + (far.log_sums + self.feature_bias).unsqueeze(2)
-        shares = torch.softmax(torch.cat([near, through], -1), -1)
-        values = shares @ torch.cat([v, far.means], 2)
-        state = {"key": k, "value": v, "log_sums": far.log_sums, "means": far.means}
-        return values, state if log_mass is None else {**state, "log_mass": log_mass}
+        near = near if bias is None else near + bias
+        through = query_logs + (far.log_sums + self.feature_bias).unsqueeze(2)
+        shares = torch.softmax(torch.cat([near, through], -1), -1).flatten(0, 1)
+        near, through = shares.split([near.size(-1), through.size(-1)], -1)
+        values = torch.baddbmm(near @ v.flatten(0, 1), through, far.means.flatten(0, 1))
+        return values.unflatten(0, k.shape[:2]), state | vars(far)
 
 
 def _moderate(key_logs: Tensor | None) -> bool:

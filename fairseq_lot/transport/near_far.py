@@ -42,7 +42,14 @@ def feature_logs(x: torch.Tensor, features: torch.Tensor, *, scale: float) -> to
     Returns:
         ``(bsz, num_heads, n, r)``.
     """
-    return _FeatureLogs.apply(x, features, scale)
+    if x.size(2) >= features.size(1):
+        return _FeatureLogs.apply(x, features, scale)
+    # few tokens, as in a step of decoding: one product for each head, whatever the batch
+    heads = x.transpose(0, 1).flatten(1, 2)
+    norms = torch.linalg.vector_norm(heads, dim=-1, keepdim=True).square() + math.log(features.size(1)) / scale
+    features = features.to(x.dtype).transpose(-1, -2)
+    logs = torch.baddbmm(norms, heads, features, beta=-scale / 2, alpha=scale)
+    return logs.unflatten(1, (x.size(0), x.size(2))).transpose(0, 1)
 
 
 class _FeatureLogs(torch.autograd.Function):

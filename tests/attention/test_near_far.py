@@ -113,7 +113,7 @@ def test_columns_approach_their_share_while_rows_are_exact():
 
 @pytest.mark.parametrize("num_features", [6, 0])
 def test_what_decoding_keeps(num_features):
-    """W + 1 keys and values, r log sums and r means; without features all keys and values."""
+    """W + 1 keys and values, and r log sums and means once a key has left; without features all keys and values."""
     window, head_dim = 3, 8
     mechanism, (q, k, v) = build(window=window, num_features=num_features), inputs(20)
     state, sizes = None, []
@@ -121,7 +121,8 @@ def test_what_decoding_keeps(num_features):
         _, state = mechanism.causal_step(*(x[:, :, i : i + 1] for x in (q, k, v)), state=state)
         sizes.append(sum(x[0, 0].numel() for x in state.values()))
     if num_features:
-        assert sizes == [min(n, window + 1) * 2 * head_dim + num_features * (head_dim + 1) for n in range(1, 21)]
+        near, far = 2 * head_dim, num_features * (head_dim + 1)
+        assert sizes == [n * near for n in range(1, window + 2)] + [(window + 1) * near + far] * (19 - window)
     else:
         assert sizes == [n * 2 * head_dim for n in range(1, 21)]
 

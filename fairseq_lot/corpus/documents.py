@@ -14,6 +14,7 @@ from fairseq_lot.output.files import read_lines
 
 SENTENCES = (1, 16)  # least and most of a document to train on
 PIECES = 512  # most of a document to train on
+MARK = "documents.txt"  # says that the sentences are joined
 POSITIONS = 1000  # pieces of a document to test, at most: models have 1,024 positions
 
 
@@ -34,16 +35,19 @@ def join_folder(folder: Path, languages: tuple[str, str], tests: list[int], seed
     the test set become one test set for each number in ``tests``: test, test1, test2, ...
 
     Raises:
-        InputError: there is a test1 already, or the text is not as it must be.
+        InputError: they are joined already, or the text is not as it must be.
     """
-    if (mark := folder / f"test1.{languages[0]}").exists():
-        raise InputError(f"{mark} is there: these sentences are joined already; encode into a new folder first")
+    if (folder / MARK).exists():
+        raise InputError(
+            f"{folder / MARK} is there: these sentences are joined already; encode into a new folder first"
+        )
     generator = random.Random(seed)
     texts = {split: read_parallel(folder / split, languages) for split in ("train", "valid", "test")}
     pairs = list(zip(*texts["train"], strict=True))
     generator.shuffle(pairs)
     texts["train"] = [list(side) for side in zip(*pairs, strict=True)]
     with output_folder(folder) as out:
+        (out / MARK).write_text(f"sentences of a test document: {tests}, seed: {seed}\n", encoding="utf-8")
         for split in ("train", "valid"):
             documents = list(spans(texts[split], iter(lambda: generator.randint(*SENTENCES), None), PIECES))
             joined = [[" ".join(lines[span]) for span in documents] for lines in texts[split]]

@@ -64,7 +64,8 @@ def read_splits(
             raise InputError(f"{folder} is not a folder; give one that holds {{train,valid,test}} in two languages")
         sources = [folder / split for split in SPLITS]
     prefixes = [Path(str(source)) for source in sources]
-    if out is not None and any(p.name in SPLITS and p.parent.resolve() == Path(out).resolve() for p in prefixes):
+    written = [] if out is None else [Path(out).resolve(), Path(out, "raw").resolve()]
+    if any(prefix.name in SPLITS and prefix.parent.resolve() in written for prefix in prefixes):
         raise InputError(f"--out {out} is the folder that is read; choose another one")
     if len(sources) != len(SPLITS):
         raise InputError(f"{len(sources)} names of text; give one folder, or a prefix for each of {', '.join(SPLITS)}")

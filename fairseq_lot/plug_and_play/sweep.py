@@ -98,6 +98,8 @@ class Base:
 def run(args: Namespace) -> None:
     """Measure what is missing, then write the tables and the figure."""
     check_least(args, sentences=1, beam=1)
+    if args.split != FitOptions.split and not args.text:
+        raise InputError(f"--split {args.split} is of the text that --text calibrates on; add --text or leave it out")
     folder, fitting, languages = Path(args.out), FitOptions.of(args), typed_pair(args)
     test = {"data": args.data, "sentences": args.sentences, "beam": args.beam}
     settings = {**test, "languages": languages and list(languages), **asdict(fitting)}

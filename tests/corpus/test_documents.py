@@ -63,8 +63,7 @@ def test_the_seed_decides(folder):
     original = {path: path.read_bytes() for path in folder.glob("*.*")}
     found = []
     for seed in ("1", "1", "2"):
-        for path in folder.glob("test1.*"):
-            path.unlink()
+        (folder / documents.MARK).unlink(missing_ok=True)
         for path, content in original.items():
             path.write_bytes(content)
         assert join(folder, "--seed", seed) == 0
@@ -72,11 +71,12 @@ def test_the_seed_decides(folder):
     assert found[0] == found[1] != found[2]
 
 
-def test_documents_are_not_joined_again(folder, capsys):
-    assert join(folder) == 0
+@pytest.mark.parametrize("words", [[], ["--tests", "4"]])
+def test_documents_are_not_joined_again(folder, capsys, words):
+    assert join(folder, *words) == 0
     before = {path: path.read_bytes() for path in folder.rglob("*.*")}
-    assert join(folder) == 2
-    assert "test1.de is there: these sentences are joined already" in capsys.readouterr().err
+    assert join(folder, *words) == 2
+    assert "documents.txt is there: these sentences are joined already" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in folder.rglob("*.*")} == before
 
 

@@ -77,15 +77,19 @@ def test_an_empty_side_is_cleaned_in_train_and_refused_elsewhere(folder, tmp_pat
 
 
 @pytest.mark.parametrize("command", [("tokenise", "--raw"), ("encode", "--vocab-size", "40", "--text")])
-@pytest.mark.parametrize("prefixes", [("train", "valid", "test"), ("../all", "1", "../raw text/test")])
+@pytest.mark.parametrize(
+    "prefixes", [("train", "valid", "test"), ("../all", "1", "../raw text/test"), ("../all", "1", "raw/test")]
+)
 def test_text_that_would_be_replaced_is_refused(command, prefixes, folder, capsys, monkeypatch):
     monkeypatch.chdir(folder)
     for side in ("de", "en"):
-        Path(f"../all.{side}").write_bytes(Path(f"train.{side}").read_bytes())
-    before = {path: path.read_bytes() for path in folder.iterdir()}
+        for path in (f"../all.{side}", f"raw/test.{side}"):
+            Path(path).parent.mkdir(exist_ok=True)
+            Path(path).write_bytes(Path(f"test.{side}").read_bytes())
+    before = {path: path.read_bytes() for path in folder.rglob("*.*")}
     assert main([*command, *prefixes, "--out", str(folder), "--source", "de", "--target", "en"]) == 2
     assert "is the folder that is read" in capsys.readouterr().err
-    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+    assert {path: path.read_bytes() for path in folder.rglob("*.*")} == before
 
 
 @pytest.mark.parametrize(

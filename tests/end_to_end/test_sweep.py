@@ -68,6 +68,7 @@ def test_sweep_measures_resumes_and_extends(data, stock_checkpoint, diff_checkpo
     for more in (("--steps", 4), ("--beam", 2), ("--sentences", 9)):
         refuse(capsys, *words, *more, naming=["holds points with another", "give another --out"])
     refuse(capsys, *words, "--path", diff_checkpoint, naming=["give it an --out of its own"])
+    refuse(capsys, *words, "--split", "valid", naming=["--split valid is of the text that --text calibrates on"])
     (out / "settings.json").write_text("[1]")
     refuse(capsys, *words, naming=["settings.json"])
     (out / "settings.json").write_bytes(kept[out / "settings.json"])

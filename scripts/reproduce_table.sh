@@ -18,7 +18,11 @@ mkdir -p checkpoints
 exec 9>>"checkpoints/.$(basename "$config").lock"
 flock --nonblock 9 || { echo "another call is at work on $config; waiting" >&2 && flock 9; }
 if [ -t 2 ]; then show=(--logger rich); else show=(--quiet all); fi
-if [[ "$*" == *slurm* ]]; then show=(--quiet reason host); fi # what jobs say stays on the cluster
+if [[ "$*" == *slurm* ]]; then
+    python -c 'import snakemake_executor_plugin_slurm' 2>/dev/null \
+        || die "snakemake has no executor for SLURM here; run 'pip install snakemake-executor-plugin-slurm' in $VIRTUAL_ENV"
+    show=(--quiet reason host) # what jobs say stays on the cluster
+fi
 snakemake --configfile "$config" --nolock "${show[@]}" "${@:2}"
 table=$(python -c 'import sys, yaml; print(yaml.safe_load(open(sys.argv[1]))["work"] + "/table.md")' "$config")
 if [ -f "$table" ]; then cat "$table"; fi

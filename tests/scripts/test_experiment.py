@@ -1,6 +1,7 @@
 """Experiments: what is refused before anything is trained, what the plan is, jobs; then for good, killed on the way."""
 
 import copy
+import importlib.util
 import json
 import os
 import re
@@ -168,6 +169,15 @@ def test_the_plan_has_each_stage_once_and_scores_every_test_set(tmp_path):
     assert len(scores) == 20 and sum('"numbers, short"' in line for line in scores) == 10
     for line in scores:
         assert ("--gen-subset=test1" in line) == ('"numbers, long"' in line) == ("base.test1" in line)
+
+
+@pytest.mark.skipif(bool(importlib.util.find_spec("snakemake_executor_plugin_slurm")), reason="the plugin is installed")
+def test_a_cluster_without_its_plugin_is_one_line(tmp_path):
+    words = ["scripts/reproduce_table.sh", experiment(tmp_path, "data"), "--profile", "workflow/profiles/slurm"]
+    process = start(["bash", *words])
+    shown, errors = process.communicate(timeout=120)
+    assert process.returncode == 2 and len(errors.splitlines()) == 1
+    assert "run 'pip install snakemake-executor-plugin-slurm' in" in errors
 
 
 def job(folder, *command):

@@ -42,7 +42,9 @@ def check(config: dict[str, Any]) -> None:
     schema = yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
     error = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema).iter_errors(config))
     if error:
-        raise InputError(f"{', '.join(map(str, error.absolute_path)) or 'the experiment'}: {error.message}")
+        known = error.validator == "pattern" and error.schema.get("description")
+        message = f"{error.instance!r} {known}" if known else error.message
+        raise InputError(f"{', '.join(map(str, error.absolute_path)) or 'the experiment'}: {message}")
     done = Path(config["work"], "data.done")
     if done.is_file() and (data := done.read_text(encoding="utf-8").strip()) not in ("", config["data"]):
         way_out = f"give another folder as work, or remove {done} if the text is the same"

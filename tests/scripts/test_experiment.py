@@ -60,7 +60,8 @@ WRONG = [
     ({"backbones": {"transformer": {"encoder-attention-heads": 3}}}, "systems, softmax: 3 attention heads do not"),
     ({"pretrain": {"share-all-embeddings": True, "decoder-embed-dim": 64}}, "systems, softmax: --share-all-emb"),
     ({"tests": {"valid": "first"}}, "tests: 'valid' does not match"),
-    ({"systems": {"../x": {"attention": "lot"}}}, "systems: '../x' does not match"),
+    ({"systems": {"../x": {"attention": "lot"}}}, "systems: '../x' has one of / { } : , $ ` "),
+    ({"systems": {"ESP, 8 slices": {"attention": "esp"}}}, "systems: 'ESP, 8 slices' has one of"),
     ({"systems": {"base": {"attention": "lot"}}}, "systems: "),
 ]
 WRONG_SYSTEMS = [

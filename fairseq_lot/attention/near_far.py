@@ -135,7 +135,7 @@ class NearFar(Mechanism):
 
     def _drop_keys(self, v):
         """Dropout of whole columns of A: what a key would give to all queries."""
-        return v * self.drop(v.new_ones(v.shape[:3])).unsqueeze(-1) if self.dropout and self.training else v
+        return v * self.drop(v.new_ones(v.shape[:3])).unsqueeze(-1) if self.drops else v
 
     def _log_masses(self, sides, logs, masks):
         """log w after all half-updates but the last, which is that of the rows; None: all keys alike."""
@@ -196,7 +196,7 @@ class NearFar(Mechanism):
         if self.options.band == "diagonal":
             return super().summarise(k, v, key_padding_mask, need_weights)
         k, v = (at_least_float32(without_pads(x, key_padding_mask)) for x in (k, v))
-        return self._summary(k.contiguous(), v.contiguous(), key_padding_mask)
+        return self._summary(k.contiguous(), self._drop_keys(v).contiguous(), key_padding_mask)
 
     def attend_summary(self, q: Tensor, summary: State, need_weights: bool = False) -> AttentionOutput:
         if self.options.band == "diagonal":
@@ -218,6 +218,9 @@ class NearFar(Mechanism):
         keeps_all = "recent_key" not in state if state else need_weights
         if keeps_all or not self.options.num_features:
             return super().causal_step(q, k, v, key_padding_mask, state, need_weights)
+        early = k.size(2) - q.size(2)  # keys before the first query, as of a source in --cross-self-attention
+        if early:
+            q = nn.functional.pad(q, (0, 0, early, 0))
         values = []
         following = state or {}
         for i in range(q.size(2)):
@@ -225,11 +228,12 @@ class NearFar(Mechanism):
             pads = None if key_padding_mask is None else key_padding_mask[:, i : i + 1]
             value, following = self._next_token(q[now], k[now], v[now], pads, following)
             values.append(value.to(q.dtype))
+        values = values[early:]
         return AttentionOutput(values[0] if len(values) == 1 else torch.cat(values, 2)), following
 
     def _next_token(self, q, k, v, pads, state):
         """The values of one token, and the next state, at least float32: what is put beside it gets its precision."""
-        k, v = without_pads(k, pads), without_pads(v, pads)
+        k, v = without_pads(k, pads), self._drop_keys(without_pads(v, pads))
         if state:
             k, v = torch.cat([state["recent_key"], k], 2), torch.cat([state["recent_value"], v], 2)
         else:

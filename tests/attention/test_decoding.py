@@ -89,6 +89,33 @@ def test_what_lot_keeps_does_not_grow(case):
     assert sum(x.numel() for x in state.values()) <= BSZ * NUM_HEADS * 32 * (2 * HEAD_DIM + 2)
 
 
+@every_causal_case
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_a_first_step_may_have_keys_before_its_query(case, need_weights):
+    """With --cross-self-attention they are those of the source."""
+    mechanism, early = case.build(), SIZE // 2
+    q, k, v = draw(tgt_len=SIZE)
+    mask = padding_mask((6, 5, 4), SIZE, "left")
+    late = q[:, :, early:]
+    expected = mechanism(late, k, v, None, mask, need_weights, causal=True)
+    state = None
+    for start, stop in ((0, early + 1), *((i, i + 1) for i in range(early + 1, SIZE))):
+        new, query = slice(start, stop), slice(stop - 1, stop)
+        step = q[:, :, query], k[:, :, new], v[:, :, new], mask[:, new], state, need_weights
+        output, state = mechanism.causal_step(*step)
+        at = slice(stop - 1 - early, stop - early)
+        close(output.values, expected.values[:, :, at], 1e-12, relative=1e-12)
+        if need_weights:
+            close(output.weights, expected.weights[:, :, at, :stop], 1e-12, relative=1e-12)
+
+
+@every_causal_case
+def test_causal_queries_without_a_key_are_refused(case):
+    q, k, v = draw(tgt_len=SIZE)
+    with pytest.raises(ValueError, match="a key for every query; got 6 and 4"):
+        case.build()(q, k[:, :, :4], v[:, :, :4], causal=True)
+
+
 @pytest.mark.parametrize("case", [case for case in UNCOUPLED if case.name == "softmax"], ids=str)
 def test_what_softmax_keeps_is_keys_and_values_once(case):
     mechanism = case.build()

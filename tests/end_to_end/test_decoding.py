@@ -17,18 +17,26 @@ SYMBOLS, SENTENCES = 20, (7, 2, 4, 1)
 ALL = {"attention_sites": "encoder,cross,decoder"}
 SMALL_LOT = {"attention": "lot", "lot_num_pivots": 6}
 
+NEAR_FAR = {"near_far_num_features": 6, "near_far_window": 1}
+WITHOUT_CROSS = {"no_cross_attention": True, "cross_self_attention": True}
 MODELS = {
     "softmax": {"attention": "softmax", **ALL},
     "lot": {**SMALL_LOT, **ALL},
     "lot-cross": {**SMALL_LOT, "attention_sites": "encoder,cross"},
     "lot-decoder": {**SMALL_LOT, "attention_sites": "decoder"},
-    "near_far": {"attention": "near_far", "near_far_num_features": 6, "near_far_window": 1, **ALL},
+    "near_far": {"attention": "near_far", **NEAR_FAR, **ALL},
     "differential-softmax": {"differential": True, "attention": "softmax"},
     "differential-lot": {**SMALL_LOT, **ALL, "differential": True},
     "differential-lot-constant": {**SMALL_LOT, **ALL, "differential": True, "differential_lambda_init": 0.0},
     "differential-sinkhorn": {"attention": "sinkhorn", "differential": True},
     "differential-esp": {"attention": "esp", "esp_hard": True, "differential": True},
-    "lot-without-cross": {**SMALL_LOT, **ALL, "no_cross_attention": True, "cross_self_attention": True},
+    "lot-without-cross": {**SMALL_LOT, **ALL, **WITHOUT_CROSS},
+    "near_far-without-cross": {
+        "attention": "near_far",
+        **NEAR_FAR,
+        "attention_sites": "encoder,decoder",
+        **WITHOUT_CROSS,
+    },
 }
 
 

@@ -36,7 +36,8 @@ class AttentionOutput:
     Attributes:
         values: ``(bsz, num_heads, tgt_len, head_dim)``; zero at padded queries.
         weights: ``A = n·plan``, ``(bsz, num_heads, tgt_len, src_len)``, when it was asked for; zero rows at
-            padded queries and zero columns at padded keys.
+            padded queries and zero columns at padded keys, unless all are pads. A differential form has one A for two
+            heads.
     """
 
     values: Tensor
@@ -64,7 +65,8 @@ class Mechanism(nn.Module):
         head_dim: width of a query and of a key in one head.
         options: an instance of ``options_class``.
         layer: 0-based index of the layer in its stack; seeds initial values, so that layers differ.
-        dropout: probability of dropping an entry of A (lot: of its query side, esp: a column) during training.
+        dropout: probability of dropping an entry of A (lot, set: of its query side; esp, near_far: a column) during
+            training, and where ``retain_dropout`` is set.
     """
 
     options_class: ClassVar[type[Options]] = Options
@@ -77,7 +79,7 @@ class Mechanism(nn.Module):
     #: values of neighbouring tokens, later ones included, are mixed before they are attended to
     mixes_values: bool = False
     #: A depends on the slots that tokens stand in, so pads may stand at the ends of a sentence only
-    counts_slots: ClassVar[bool] = False
+    counts_slots: bool = False
     #: :meth:`attend` honours ``causal=True`` (query i sees no later key)
     supports_causal: bool = False
     #: :meth:`summarise` and :meth:`causal_step` keep less than keys and values
@@ -92,6 +94,7 @@ class Mechanism(nn.Module):
         self.num_heads, self.head_dim, self.options = num_heads, head_dim, options
         self.layer, self.dropout = layer, dropout
         self.scaling = head_dim**-0.5
+        self.retain_dropout = False
 
     def keep(self, name: str, value: Tensor, *, learn: bool) -> None:
         """Store a parameter, or a buffer of the same name in checkpoints."""
@@ -146,8 +149,8 @@ class Mechanism(nn.Module):
             masked: the padded slots of q, k and v hold zeros already.
 
         Raises:
-            InputError: ``causal`` with a mechanism that does not support it, or queries that are not the keys' tokens
-                with a mechanism that ties them.
+            InputError: ``causal`` with a mechanism that does not support it or with more queries than keys, or queries
+                that are not the keys' tokens with a mechanism that ties them.
         """
         masks = Masks(query_padding_mask, key_padding_mask, causal)
         return self._masked(self.attend, q, k, v, masks, need_weights, masked=masked)
@@ -165,6 +168,11 @@ class Mechanism(nn.Module):
             raise InputError(f"{name} attention ties queries to keys; got {q.size(-2)} queries and {k.size(-2)} keys")
         if masks.causal and not self.supports_causal:
             raise InputError(f"{name} attention cannot be causal")
+        if masks.causal and q.size(-2) > k.size(-2):
+            raise InputError(f"causal attention needs a key for every query; got {q.size(-2)} and {k.size(-2)}")
+        if not len(q):  # an empty batch
+            weights = q[..., :1] * k.new_zeros(k.size(-2)) if need_weights else None
+            return AttentionOutput(q[..., :1] * v.new_zeros(v.size(-1)), weights)
         if not masked:
             q, v = without_pads(q, masks.query_pads), without_pads(v, masks.key_pads)
             k = without_pads(k, masks.key_pads)
@@ -236,8 +244,13 @@ class Mechanism(nn.Module):
         return output, self._keep_all(k, v, key_padding_mask)
 
     def drop(self, weights: Tensor) -> Tensor:
-        """Attention dropout, active in training only."""
-        return nn.functional.dropout(weights, self.dropout, self.training) if self.dropout else weights
+        """Attention dropout, where it :attr:`drops`."""
+        return nn.functional.dropout(weights, self.dropout) if self.drops else weights
+
+    @property
+    def drops(self) -> bool:
+        """Whether dropout is active: in training, and after that where it is retained."""
+        return self.dropout > 0 and (self.training or self.retain_dropout)
 
     def set_epoch(self, epoch: int) -> None:
         """Called when an epoch of training begins, counted from 1; for mechanisms that change during training.

@@ -44,10 +44,13 @@ class Differential(Mechanism):
         super().__init__(num_heads=inner.num_heads, head_dim=inner.head_dim, options=Options(), layer=inner.layer)
         if inner.num_heads % 2:
             raise InputError(f"differential attention pairs heads, so their number must be even, got {inner.num_heads}")
+        if lambda_init is not None and not (isinstance(lambda_init, (int, float)) and math.isfinite(lambda_init)):
+            raise InputError(f"differential_lambda_init must be a finite number, got {lambda_init!r}")
         self.inner = inner
         self.couples_queries, self.uncoupling_options = inner.couples_queries, inner.uncoupling_options
         self.positional, self.tied_tokens = inner.positional, inner.tied_tokens
         self.mixes_values, self.summarises = inner.mixes_values, inner.summarises
+        self.counts_slots = inner.counts_slots
         self.lambda_init = scheduled_lambda_init(inner.layer) if lambda_init is None else lambda_init
         generator = torch.Generator("cpu").manual_seed(inner.layer)
         for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):

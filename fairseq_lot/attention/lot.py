@@ -162,7 +162,7 @@ class Lot(Mechanism):
                 scale=self.scaling / self.options.epsilon,
                 query_updates=self.query_updates,
                 key_updates=self.options.num_updates,
-                dropout=self.dropout if self.training else 0.0,
+                dropout=self.dropout if self.drops else 0.0,
             )
             if values is not None:
                 return AttentionOutput(values)

@@ -50,7 +50,7 @@ class Softmax(Mechanism):
             bias = log_prior if bias is None else log_prior + bias
         if not need_weights:
             # scale = head_dim^-1/2 by default; the same kernel as in fairseq's own attention
-            bias, dropout = None if bias is None else bias.to(q.dtype), self.dropout if self.training else 0.0
+            bias, dropout = None if bias is None else bias.to(q.dtype), self.dropout if self.drops else 0.0
             values = scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, is_causal=is_causal)
             return AttentionOutput(values)
         scores = (self.scaling * at_least_float32(q)) @ at_least_float32(k).transpose(-1, -2)

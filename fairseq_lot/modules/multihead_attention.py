@@ -1,6 +1,6 @@
 """Multi-head attention whose plan is pluggable, with fairseq's calling convention."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -150,6 +150,20 @@ class PluggableMultiheadAttention(FairseqIncrementalState, nn.Module):
         output, state = _exactly(self.mechanism.causal_step, q, k, v, key_padding_mask, state, need_weights)
         self._keep(incremental_state, state)
         return output
+
+    def make_generation_fast_(
+        self,
+        name: str = "",
+        retain_dropout: bool = False,
+        retain_dropout_modules: Collection[str] | None = None,
+        **others: Any,
+    ) -> None:
+        """``--retain-dropout``; for ``--retain-dropout-modules`` this has the name of fairseq's own attention."""
+        wanted = retain_dropout_modules is None or MultiheadAttention.__name__ in retain_dropout_modules
+        if retain_dropout and wanted:
+            for module in self.mechanism.modules():
+                if isinstance(module, Mechanism):
+                    module.retain_dropout = True
 
     def _kept(self, incremental_state):
         return self.get_incremental_state(incremental_state, "attn_state") or {}

@@ -383,6 +383,15 @@ def test_sentence_of_pads_alone_gives_finite_values(case, empty):
         assert all(x.isfinite().all() for x in gradients(output.values, inputs, mechanism))
 
 
+@pytest.mark.fast_if(lambda case, **_: case.variant == "default")
+@every_case
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_an_empty_batch_gives_nothing(case, need_weights):
+    mechanism, inputs = case.build(), [x[:0] for x in case.draw()]
+    for causal in (False, mechanism.supports_causal and inner(mechanism).supports_causal):
+        assert mechanism(*inputs, need_weights=need_weights, causal=causal).values.shape == inputs[0].shape
+
+
 @every_case
 def test_dropout_acts_in_training_only(case):
     mechanism, inputs = case.build(dropout=0.5), case.draw()

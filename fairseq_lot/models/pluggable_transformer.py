@@ -5,6 +5,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Collection
 from typing import Any
 
+from fairseq.checkpoint_utils import prune_state_dict
 from fairseq.data import Dictionary
 from fairseq.models import (
     ARCH_CONFIG_REGISTRY,
@@ -92,6 +93,12 @@ class PluggableTransformerModel(TransformerModel):
     def build_decoder(cls, args: Namespace, tgt_dict: Dictionary, embed_tokens: nn.Embedding) -> Decoder:
         cfg = TransformerConfig.from_namespace(args)
         return Decoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
+
+    def load_state_dict(
+        self, state_dict: dict[str, Tensor], strict: bool = True, model_cfg: Any = None, args: Namespace | None = None
+    ) -> Any:
+        """fairseq's; layers that are not kept (``--encoder-layers-to-keep``) go first, so that the others are ours."""
+        return super().load_state_dict(prune_state_dict(state_dict, model_cfg), strict, model_cfg, args)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Supply the mechanisms' parameters that a checkpoint lacks, drop those of a mechanism that is gone.

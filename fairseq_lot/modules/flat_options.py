@@ -20,7 +20,7 @@ DEFAULTS: dict[str, typing.Any] = {
 
 
 def parse_bool(text: str) -> bool:
-    """``true``/``false``, as a flat option or in --model-overrides."""
+    """``true``/``false``, as a flat option."""
     words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
     if str(text).lower() not in words:
         raise ArgumentTypeError(f"expected true or false, got {text!r}")
@@ -158,6 +158,8 @@ def spell_out(args: typing.Any) -> None:
     for name, default in DEFAULTS.items():
         if getattr(args, name, None) is None:
             setattr(args, name, default)
+    if not isinstance(args.differential, bool):
+        raise InputError(f"differential must be true or false, got {args.differential!r}")
     options = build_options(args.attention, **mechanism_options(args, args.attention))
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)

@@ -26,10 +26,10 @@ def attentions(model: TransformerModel) -> Iterator[tuple[str, int, MultiheadAtt
     """Every attention of a model with its site and its layer, which counts from 0, as in parameter names."""
     for site in SITES:
         stack, name = ATTENTION_AT[site]
-        for layer, block in enumerate(getattr(model, stack).layers):
+        for layer, block in getattr(model, stack).layers.named_children():  # iterating, LayerDrop leaves some out
             attention = getattr(block, name, None)
             if attention is not None:
-                yield site, layer, attention
+                yield site, int(layer), attention
 
 
 @overload
@@ -50,7 +50,9 @@ def has_own_parameters(model: TransformerModel) -> bool:
 def attention_sites(args: Any) -> tuple[str, ...]:
     """The sites at which ``--attention`` stands; InputError for an unknown one."""
     text = getattr(args, "attention_sites", None) or DEFAULTS["attention_sites"]
-    sites = tuple(site.strip() for site in text.split(",") if site.strip())
+    sites = tuple(site.strip() for site in text.split(",") if site.strip()) if isinstance(text, str) else ()
+    if not sites:
+        raise InputError(f"attention_sites must name some of {', '.join(SITES)}, got {text!r}")
     for site in sites:
         if site not in SITES:
             raise InputError(f"unknown attention site {site!r}; choose from {', '.join(SITES)}")

@@ -143,6 +143,12 @@ def test_sites_are_a_list(text, sites):
     assert set(sites) <= set(SITES)
 
 
+@pytest.mark.parametrize("sites", [",", ["encoder"], 1])
+def test_sites_that_are_none_are_refused(sites):
+    with pytest.raises(ValueError, match="attention_sites must name some of encoder, cross, decoder, got"):
+        attention_sites(argparse.Namespace(attention_sites=sites))
+
+
 def test_an_unknown_site_is_named():
     with pytest.raises(ValueError, match="unknown attention site 'encodr'; choose from encoder, cross, decoder"):
         build("--attention-sites", "encoder,encodr")
@@ -211,6 +217,14 @@ def test_differential_constant_and_switch():
     assert not isinstance(build("--differential", "false"), Differential)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "0.8"])
+def test_differential_constant_is_a_finite_number(value):
+    args = parse("--attention", "lot", "--differential")
+    args.differential_lambda_init = value
+    with pytest.raises(ValueError, match="differential_lambda_init must be a finite number, got"):
+        build_site_mechanism(args, site="encoder", layer=0, num_heads=2, head_dim=4, dropout=0.0)
+
+
 @pytest.mark.parametrize("words", [(), ("--differential",)])
 def test_prior_over_positions_stands_within_one_sentence_only(words):
     options = ("--attention", "softmax", "--softmax-prior", "alibi", *words)
@@ -264,6 +278,8 @@ def test_spelling_out_writes_the_options_of_the_chosen_mechanism(name):
 def test_spelling_out_refuses_a_wrong_value():
     with pytest.raises(ValueError, match="lot attention: epsilon"):
         spell_out(parse("--attention", "lot", "--lot-epsilon", "0"))
+    with pytest.raises(ValueError, match="differential must be true or false, got 'false'"):
+        spell_out(argparse.Namespace(attention="lot", differential="false"))  # a word, from --model-overrides
 
 
 def test_spelling_out_writes_what_a_default_depends_on():

@@ -1,10 +1,14 @@
 """fairseq's encoder and decoder with pluggable attention: masks and weights are made where somebody reads them."""
 
 import copy
+from argparse import Namespace
 
 import pytest
 import torch
 
+from fairseq_lot.attention.options import SITES
+from fairseq_lot.attention.registry import MECHANISMS as REGISTERED
+from fairseq_lot.modules.sites import attentions
 from tests.conftest import close, softmax_in_its_own_dtype
 from tests.plug_and_play.in_memory import LAYERS, load
 
@@ -22,12 +26,49 @@ def sentences(lengths, **options):
 def test_every_layer_knows_its_place(differential):
     """It decides the initial values, and the λ that a differential layer starts from."""
     model = load(attention="lot", differential=differential, **EVERYWHERE).model
-    for attentions in (
+    for places in (
         [layer.self_attn for layer in model.encoder.layers],
         [layer.self_attn for layer in model.decoder.layers],
         [layer.encoder_attn for layer in model.decoder.layers],
     ):
-        assert [attention.mechanism.layer for attention in attentions] == list(range(LAYERS))
+        assert [attention.mechanism.layer for attention in places] == list(range(LAYERS))
+
+
+def test_a_model_in_training_with_layerdrop_has_all_its_attentions():
+    model = load(attention="lot", encoder_layerdrop=0.9, decoder_layerdrop=0.9, **EVERYWHERE).model.train()
+    found = [(site, layer) for site, layer, _ in attentions(model)]
+    assert found == [(site, layer) for site in SITES for layer in range(LAYERS)]
+
+
+def test_layers_that_are_kept_keep_their_attention():
+    """``--encoder-layers-to-keep``: the second layer becomes the first, with what its attention has learnt."""
+    trained = load(attention="lot", **EVERYWHERE).model
+    pruned = load(attention="lot", **EVERYWHERE, encoder_layers_to_keep="1", decoder_layers_to_keep="0,1").model
+    kept = Namespace(arch="lot_transformer", encoder_layers_to_keep="1", decoder_layers_to_keep="0,1")
+    pruned.load_state_dict(trained.state_dict(), model_cfg=kept)
+    mechanism = pruned.encoder.layers[0].self_attn.mechanism
+    assert torch.equal(mechanism.pivots, trained.encoder.layers[1].self_attn.mechanism.pivots)
+
+
+@pytest.mark.parametrize(
+    ("attention", "sites"),
+    [(name, "encoder,cross,decoder" if name in ("softmax", "lot", "near_far") else "encoder") for name in REGISTERED],
+)
+@pytest.mark.parametrize("modules", [None, ["MultiheadAttention"], ["TransformerEncoderLayer"]], ids=str)
+@torch.no_grad()
+def test_dropout_of_the_attention_can_be_retained(attention, sites, modules):
+    """In encoder and decoder, step by step."""
+    model, batch = sentences(
+        (5, 4), attention=attention, attention_sites=sites, attention_dropout=0.5, differential=True
+    )
+    model.make_generation_fast_(retain_dropout=True, retain_dropout_modules=modules)
+    model.eval()
+    drops = modules is None or "MultiheadAttention" in modules
+    first, second = (encode(model, batch) for _ in range(2))
+    assert torch.equal(first["encoder_out"][0], second["encoder_out"][0]) != drops
+    if sites != "encoder":
+        found = [steps(model, batch, first)[0] for _ in range(2)]
+        assert torch.equal(*found) != drops
 
 
 def encode(model, batch):

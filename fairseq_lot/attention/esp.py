@@ -28,7 +28,7 @@ class EspOptions(Options):
         1e-8, "annealing stops here: in float32 the gradients of colder sorts are rounding errors", minimum=1e-30
     )
     slice_inverse_temperature: float = option(
-        10.0, "τ: how strongly cheaper slices are preferred; 0 is the mean of all slices", minimum=0
+        10.0, "τ: how strongly cheaper slices are preferred; 0 is the mean of all slices", minimum=0, maximum=1e30
     )
     hard: bool = option(
         False, "sort exactly: doubly stochastic, O(n log n); gradients through v and the slice weights, none to slices"
@@ -38,7 +38,7 @@ class EspOptions(Options):
         "axis", "directions: coordinate axes, frozen random or learnable", choices=("axis", "frozen", "learnable")
     )
     num_slices: int | None = option(None, "number of slices L; default: head_dim", minimum=1)
-    seed: int = option(0, "seed of the initial frozen or learnable slices", minimum=0)
+    seed: int = option(0, "seed of the initial frozen or learnable slices", minimum=0, maximum=2**53)
 
 
 class Esp(Mechanism):

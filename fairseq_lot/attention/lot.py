@@ -25,7 +25,7 @@ class LotOptions(Options):
     """Defaults are those of the released plug-in for translation: r = 32, T = 5 half-updates, ε = 1 [LOTFormer]."""
 
     num_pivots: int = option(32, "pivots per head, r in the paper: the rank of A", minimum=1)
-    epsilon: float = option(1.0, "entropic regularisation, in the unit of the scores", above=0)
+    epsilon: float = option(1.0, "entropic regularisation, in the unit of the scores", above=1e-30)
     num_updates: int = option(5, "half-updates of either plan, T in the paper", minimum=1)
     query_updates: int | None = option(
         None,
@@ -33,12 +33,15 @@ class LotOptions(Options):
         minimum=1,
     )
     pivot_std: float | None = option(
-        None, "standard deviation of the initial pivots; default: head_dim^(1/4); released code: 0.02", minimum=0
+        None,
+        "standard deviation of the initial pivots; default: head_dim^(1/4); released code: 0.02",
+        minimum=0,
+        maximum=1e6,
     )
-    seed: int = option(0, "seed of the initial pivots", minimum=0)
+    seed: int = option(0, "seed of the initial pivots", minimum=0, maximum=2**53)
     learn_pivots: bool = option(True, "learn the pivots; false: they stay as they were drawn")
     learn_masses: bool = option(True, "learn the masses of the pivots; false: they stay equal")
-    mass_temperature: float = option(1.0, "masses are softmax(logits / this)", above=0)
+    mass_temperature: float = option(1.0, "masses are softmax(logits / this)", above=1e-30)
     conv_kernel: int | None = option(
         None, "odd width of a depthwise convolution of V over tokens, encoder only; default: none", minimum=1
     )

@@ -18,15 +18,17 @@ class SetOptions(Options):
     """The sizes are those of LOT; the position factor is off unless its temperature is given [SeTformer]."""
 
     num_pivots: int = option(32, "pivots per head: the rank of A", minimum=1)
-    epsilon: float = option(1.0, "entropic regularisation, in the unit of the scores", above=0)
+    epsilon: float = option(1.0, "entropic regularisation, in the unit of the scores", above=1e-30)
     num_updates: int = option(5, "half-updates of either plan", minimum=1)
     positional_temperature: float | None = option(
-        None, "τ: tokens prefer pivots at the same fraction, exp(-(i/n - t/r)²/τ²); default: no such factor", above=0
+        None,
+        "τ: tokens prefer pivots at the same fraction, exp(-(i/n - t/r)²/τ²); default: no such factor",
+        above=1e-30,
     )
     pivot_std: float | None = option(
         None, "standard deviation of the initial pivots; default: head_dim^(1/4)", minimum=0
     )
-    seed: int = option(0, "seed of the initial pivots", minimum=0)
+    seed: int = option(0, "seed of the initial pivots", minimum=0, maximum=2**53)
 
 
 class Set(Mechanism):

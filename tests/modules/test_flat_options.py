@@ -50,7 +50,7 @@ def other_value(field):
     elif "int" in str(field.type):
         value = (field.default or 0) + 3
     elif field.metadata["maximum"] is not None:
-        value = field.default / 2
+        value = (field.default or 1.0) / 2
     else:
         value = (field.default or 0.0) + 0.5
     return str(value), value

@@ -58,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         InputError: an option, a translation or a reference is not as it must be, or --out holds other rows.
     """
+    if Path(args.out).suffix != ".jsonl":  # the counts' name comes from it
+        raise InputError(f"--out {args.out} must end in .jsonl")
     label = _label(args)
     if Path(args.out).exists() and any(row.key != label.key for row in read_rows([args.out])):
         raise InputError(f"{args.out} holds rows of other systems; give another --out")
@@ -78,7 +80,7 @@ def _label(args: argparse.Namespace) -> Label:
     if args.seconds is not None and not (math.isfinite(args.seconds) and args.seconds >= 0):
         raise InputError(f"--seconds must be a number of seconds, not {args.seconds}")
     try:
-        json.dumps([args.label, args.device, args.made_with], ensure_ascii=False).encode("utf-8")
+        json.dumps([args.label, args.device, args.made_with, args.commit], ensure_ascii=False).encode("utf-8")
         return parse(Label, args.label, "label")
     except UnicodeEncodeError as error:
         around = error.object[max(0, error.start - 20) : error.end]
@@ -144,7 +146,10 @@ def read_hypotheses(path: str | Path, sentences: int) -> list[str]:
             raise InputError(f"{place}: sentence {sentence} has several H- lines; generate it once, with --nbest 1")
         if "\u2581" in match[2]:
             raise InputError(f"{place}: still has sentencepiece pieces; generate with --remove-bpe sentencepiece")
-        hypotheses[sentence] = " ".join(match[2].split())
+        words = match[2].split()
+        if any(word.endswith("@@") and word != "@@" for word in words):
+            raise InputError(f"{place}: still has subword-nmt pieces; generate with --remove-bpe")
+        hypotheses[sentence] = " ".join(words)
     if not hypotheses:
         raise InputError(f"{path}: no H- line; it must be the output of fairseq-generate, without --quiet")
     if max(hypotheses) >= sentences:

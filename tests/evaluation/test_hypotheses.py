@@ -35,7 +35,7 @@ def test_corpus_order_whatever_the_order_of_the_lines(write_generated, read):
 
 
 def test_h_lines_alone_an_empty_hypothesis_and_spaces(read):
-    assert read("H-1\t-0.5\t\nH-0\t-inf\t a  b\u2028c \n") == ["a b c", ""]
+    assert read("H-1\t-0.5\t\nH-0\t-inf\t a  b\u2028c @@ \n") == ["a b c @@", ""]
 
 
 @pytest.mark.parametrize(
@@ -49,6 +49,7 @@ def test_h_lines_alone_an_empty_hypothesis_and_spaces(read):
         ("H-999999999\t-1\tc\n", "has a sentence 999999999, but the reference has 2 lines"),
         ("H-0\t-1\ta\nD-0\t-1\ta\nH-0\t-2\tb\n", "line 3: sentence 0 has several H- lines; generate it once"),
         ("H-0\t-1\t\u2581a b\n", "line 1: still has sentencepiece pieces; generate with --remove-bpe sentencepiece"),
+        ("H-0\t-1\ta@@ b\n", "line 1: still has subword-nmt pieces; generate with --remove-bpe"),
         (b"H-0\t-1\ta\nH-1\t-1\t\xff\n", "line 2: not valid UTF-8"),
     ],
 )

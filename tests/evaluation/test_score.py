@@ -221,7 +221,10 @@ def test_bad_options(arguments, capsys, tmp_path):
         ({"label": "{"}, ["--label '{'", "Invalid JSON"]),
         ({"device": "\udcff"}, ["not valid UTF-8"]),
         ({"target_lang": "../x"}, ["--target-lang", "../x"]),
+        ({"commit": "\udcff"}, ["not valid UTF-8"]),
         ({"out": tmp_path}, [tmp_path]),
+        ({"out": tmp_path / "lot.seed1"}, [tmp_path / "lot.seed1", ".jsonl"]),
+        ({"out": "/dev/stdout"}, ["/dev/stdout", ".jsonl"]),
         ({"out": tmp_path / "good.txt" / "results.jsonl"}, ["good.txt"]),
     ):
         refused(capsys, arguments(**changes), *words)

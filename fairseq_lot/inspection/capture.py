@@ -12,6 +12,7 @@ from fairseq_lot.attention.base import Mechanism
 from fairseq_lot.attention.differential import Differential
 from fairseq_lot.attention.registry import DEFAULT, MECHANISMS, build_mechanism
 from fairseq_lot.attention.sinkhorn import Sinkhorn
+from fairseq_lot.errors import InputError
 from fairseq_lot.modules.sites import attentions, inner
 
 
@@ -74,6 +75,12 @@ class Captured:
     def values(self) -> torch.Tensor:
         """What ``weights`` multiply, ``(bsz, heads, src_len, ...)``: of a pair of heads both, side by side."""
         return self.v.unflatten(1, (-1, 2)).transpose(2, 3).flatten(3) if self.signed else self.v
+
+    def check_finite(self, path: object) -> None:
+        """Refuse NaN and infinities, which no measure has a meaning for; ``path`` names the checkpoint."""
+        if not (self.weights.isfinite().all() and self.v.isfinite().all()):
+            where = f"{self.site}, layer {self.layer}"
+            raise InputError(f"{path}: the attention at {where} is not finite; the weights are damaged")
 
 
 def _softmax(q, k, key_padding_mask, *, causal):

@@ -24,7 +24,7 @@ def bleu_bars(rows: Sequence[Row]) -> Figure:
         axes.barh(line, score.score, xerr=around, color=f"C{STAGES.index(row.stage)}", capsize=3)
         parts = [row.backbone, row.system, row.stage]
         labels.append(" · ".join([*parts, *(f"{name} {getattr(row, name)}" for name in several)]))
-    axes.set_yticks(range(len(rows)), labels)
+    axes.set_yticks(range(len(rows)), labels, parse_math=False)
     axes.invert_yaxis()
     axes.set_xlabel("tokenised BLEU (%), bars: 95 % bootstrap interval")
     return figure
@@ -38,28 +38,33 @@ def loss_curves(trainings: dict[str, Curves]) -> Figure:
         for points, dash, what in ((curves.train, ":", "training"), (curves.valid, "-", "validation")):
             if points:
                 marker = "o" if what == "validation" else None
-                label = f"{name}, {what}"
+                label = f"{what}, {name}"  # matplotlib leaves out labels that begin with "_"
                 axes.plot(*zip(*sorted(points.items()), strict=True), dash, marker=marker, color=f"C{i}", label=label)
     axes.set_xlabel("updates")
     axes.set_ylabel("loss (bits per target token)")
-    axes.legend(fontsize="small")
+    for text in axes.legend(fontsize="small").get_texts():
+        text.set_parse_math(False)
     return figure
 
 
 def map_grid(maps: dict, sentence: int, site: str, layer: int) -> Figure:
     """All heads of one layer, a row of panels per model, on one scale."""
     shown = maps["sentences"][sentence]
-    rows = [[one for one in heads if (one["site"], one["layer"]) == (site, layer)] for heads in shown["maps"]]
+    of_models = {
+        name: [one for one in heads if (one["site"], one["layer"]) == (site, layer)]
+        for name, heads in zip(maps["models"], shown["maps"], strict=True)
+    }
+    rows = {name: heads for name, heads in of_models.items() if heads}  # some models may have fewer layers
     source, target = shown["source"], shown["target"]
     queries, keys = {"encoder": (source, source), "cross": (target, source), "decoder": (target, target)}[site]
-    scale = _scale([head["map"] for heads in rows for head in heads])
+    scale = _scale([head["map"] for heads in rows.values() for head in heads])
 
-    columns = max(map(len, rows))
+    columns = max(map(len, rows.values()))
     figure = Figure(figsize=(2.4 * columns + 1.5, 2.6 * len(rows) + 0.6), layout="constrained")
     panels = figure.subplots(len(rows), columns, squeeze=False)
     for axes in panels.flat:
         axes.set_axis_off()
-    for name, heads, row in zip(maps["models"], rows, panels, strict=True):
+    for (name, heads), row in zip(rows.items(), panels, strict=True):
         for head, axes in zip(heads, row[: len(heads)], strict=True):
             axes.set_axis_on()
             axes.imshow(restore(head["map"]), norm=scale, aspect="auto", interpolation="nearest")
@@ -67,8 +72,8 @@ def map_grid(maps: dict, sentence: int, site: str, layer: int) -> Figure:
             axes.set(xticks=[], yticks=[])
             axes.tick_params(length=0)
         _name(row[0].set_yticks, queries)
-        row[0].set_ylabel(f"{name} ({heads[0]['attention']})\nquery", fontsize=7)
-    for axes in panels[-1][: len(rows[-1])]:
+        row[0].set_ylabel(f"{name} ({heads[0]['attention']})\nquery", fontsize=7, parse_math=False)
+    for axes in panels[-1][: len(heads)]:
         _name(axes.set_xticks, keys, rotation=90)
         axes.set_xlabel("key", fontsize=7)
     figure.colorbar(ScalarMappable(scale), ax=panels, label="A (share of the query's attention)", shrink=0.6)
@@ -85,4 +90,4 @@ def _name(set_ticks, tokens, **style):
     """Name the tokens along an axis; of more than 60 only every second, third, ..., so that no name is below 2.5 pt."""
     step = -(-len(tokens) // 60)
     named = range(0, len(tokens), step)
-    set_ticks(named, tokens[::step], fontsize=min(6, 150 / len(named)), **style)
+    set_ticks(named, tokens[::step], fontsize=min(6, 150 / len(named)), parse_math=False, **style)

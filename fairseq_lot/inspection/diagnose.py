@@ -8,7 +8,7 @@ from statistics import fmean
 import torch
 from tqdm import tqdm
 
-from fairseq_lot.errors import InputError, check_least
+from fairseq_lot.errors import check_least
 from fairseq_lot.inspection.capture import capture
 from fairseq_lot.inspection.per_head import (
     CERTIFICATES,
@@ -87,7 +87,7 @@ def diagnose(loaded: Loaded, *, sentences: int, batch: int, perturbations: int, 
             loaded.model(**sample["net_input"])
             pads = {side: sample["net_input"][name].eq(loaded.pad) for side, name in _SIDES.items()}
             for attention in seen:
-                _check_finite(attention, loaded.path)
+                attention.check_finite(loaded.path)
                 queries, keys = (pads[side] for side in _SIDES_OF[attention.site])
                 where = (attention.site, attention.layer, attention.name, attention.signed)
                 measured.setdefault(where, []).append(measure(attention, queries, keys))
@@ -112,13 +112,6 @@ def encoder_balance(loaded: Loaded, sentences: int = 64, seed: int = 1) -> dict[
     rows = diagnose(loaded, sentences=sentences, batch=16, perturbations=0, seed=seed)["rows"]
     of_encoder = [row for row in rows if row["site"] == "encoder"]
     return {measure: fmean(row[measure] for row in of_encoder) for measure in BALANCE}
-
-
-def _check_finite(attention, path):
-    """Refuse NaN and infinities, which no measure has a meaning for."""
-    if not (attention.weights.isfinite().all() and attention.v.isfinite().all()):
-        where = f"{attention.site}, layer {attention.layer}"
-        raise InputError(f"{path}: the attention at {where} is not finite; the weights are damaged")
 
 
 def render(report: dict, *, title: str) -> str:

@@ -30,7 +30,8 @@ def sentence_maps(models: Mapping[str, Translator], sentences: Sequence[Sequence
         ``maps``: for each model one dictionary per site, layer and head.
 
     Raises:
-        InputError: the models have different vocabularies, or a sentence is blank or too long.
+        InputError: the models have different vocabularies, or a sentence is blank or too long, or
+            an attention is not finite.
     """
     first_name, first = next(iter(models.items()))
     for name, model in models.items():
@@ -42,6 +43,7 @@ def sentence_maps(models: Mapping[str, Translator], sentences: Sequence[Sequence
         if not pieces:
             raise InputError(f"sentence {number} is blank; remove the line")
         source = first.symbols(pieces, f"sentence {number}")
+        _maps_of(first, source, source[-1:], sites)  # fairseq's search would not end without finite scores
         target = first.search([source])[0]
         before = torch.cat([target[-1:], target[:-1]])  # fairseq's decoder starts with the end of sentence
         shown.append(
@@ -62,7 +64,9 @@ def _maps_of(model, source, before, sites):
         device = model.loaded.device
         inputs = source[None], torch.tensor([len(source)]), before[None]
         model.loaded.model(*(x.to(device) for x in inputs))
-        kept = [attention for attention in seen if attention.site in sites]
+    for attention in seen:
+        attention.check_finite(model.loaded.path)
+    kept = [attention for attention in seen if attention.site in sites]
     return [map_ for attention in kept for map_ in _heads(attention)]
 
 

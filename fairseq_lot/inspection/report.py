@@ -101,7 +101,7 @@ def page(rows: Sequence[Row], figures: dict[str, Figure], maps: dict | None) -> 
         charts=[image for name, image in images.items() if name in CHARTS],
         stills=[image for name, image in images.items() if name not in CHARTS],
         maps=maps,
-        data=base64.b64encode(zlib.compress(json.dumps(maps).encode("utf-8"), 9)).decode("ascii"),
+        data=base64.b64encode(zlib.compress(json.dumps(maps, allow_nan=False).encode("utf-8"), 9)).decode("ascii"),
     )
 
 

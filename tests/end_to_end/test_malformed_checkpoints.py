@@ -152,6 +152,14 @@ def test_models_that_cannot_be_built(name, command, data, stock_checkpoint, tmp_
     refuse_file(capsys, command, data, path)
 
 
+@pytest.mark.parametrize("command", ("diagnose", "report"))
+def test_weights_that_are_no_numbers(command, data, stock_checkpoint, tmp_path, capsys):
+    path = tmp_path / "wrong.pt"
+    name = "encoder.layers.1.self_attn.q_proj.bias"
+    spoil(stock_checkpoint, path, lambda state: state["model"][name].fill_(torch.nan))
+    refuse_file(capsys, command, data, path, naming=[path, "encoder, layer 1", "is not finite"])
+
+
 class Attack:
     """Unpickled, it calls a function."""
 

@@ -5,9 +5,11 @@ import pytest
 import torch
 
 from fairseq_lot.attention.registry import MECHANISMS, build_mechanism
-from fairseq_lot.inspection.charts import map_grid
+from fairseq_lot.inspection.charts import loss_curves, map_grid
 from fairseq_lot.inspection.maps import clusterings, quantise, restore
 from fairseq_lot.inspection.report import page
+from fairseq_lot.inspection.training_log import Curves
+from fairseq_lot.output.figures import as_bytes
 
 
 @pytest.mark.parametrize("signed", [False, True])
@@ -87,3 +89,24 @@ def test_tokens_of_long_sentences_stay_legible(length):
         names = axis.get_ticklabels()
         assert [tokens[round(at)] for at in axis.get_ticklocs()] == [name.get_text() for name in names]
         assert len(names) <= 60 and all(name.get_fontsize() >= 2.5 for name in names)
+
+
+def test_models_that_lack_the_layer_are_left_out():
+    map_ = {"site": "encoder", "head": 0, "attention": "lot", "imbalance": 0.1, "map": quantise(torch.eye(2))}
+    deep, flat = [{**map_, "layer": 0}, {**map_, "layer": 1}], [{**map_, "layer": 0}]
+    for maps in ([deep, flat], [flat, deep]):
+        sentence = {"source": ["a", "b"], "target": [], "maps": maps}
+        panel, _ = map_grid({"models": ["one", "two"], "sentences": [sentence]}, 0, "encoder", 1).axes
+        assert panel.get_ylabel().startswith("one" if maps[0] is deep else "two") and panel.get_xlabel() == "key"
+
+
+def test_names_are_no_formulas():
+    odd = "_$x_{$"
+    map_ = {"site": "encoder", "layer": 0, "head": 0, "attention": "lot", "imbalance": 0.1}
+    sentence = {"source": [odd] * 2, "target": [], "maps": [[{**map_, "map": quantise(torch.eye(2))}]]}
+    figures = (
+        map_grid({"models": [odd], "sentences": [sentence]}, 0, "encoder", 0),
+        loss_curves({odd: Curves({1: 2.0}, {})}),
+    )
+    for figure in figures:
+        assert odd in as_bytes(figure, "svg").decode("utf-8")

@@ -60,7 +60,7 @@ def run(args: Namespace) -> None:
         rows = read_rows(args.results)
         maps = _maps(args)
         paths = [Path(path).parent / "train.log" for path in (args.path, *args.compare) if path is not None]
-        logs = args.logs or [str(log) for log in dict.fromkeys(paths) if log.is_file()]
+        logs = args.logs or [str(log) for log in dict.fromkeys(paths) if _has_curves(log)]
         figures: dict[str, Figure] = {}
         if rows:
             figures["bleu"] = bleu_bars(rows)
@@ -79,6 +79,15 @@ def run(args: Namespace) -> None:
                 for form in ("svg", "png"):
                     write_figure(figure, Path(args.figures, f"{name}.{form}"))
     print(f"{args.out}: {len(data) / 1e6:.2f} MB", file=sys.stderr)
+
+
+def _has_curves(log: Path) -> bool:
+    """Say whether a log is there and its training has come to its first loss."""
+    try:
+        read_curves(log)
+    except InputError:
+        return False
+    return True
 
 
 def page(rows: Sequence[Row], figures: dict[str, Figure], maps: dict | None) -> str:

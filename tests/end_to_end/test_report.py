@@ -127,6 +127,14 @@ def test_figures_are_files_too(maps, stock_checkpoint, report, tmp_path):
     }
 
 
+def test_a_training_without_a_loss_yet_has_no_curve(stock_checkpoint, report, tmp_path):
+    shutil.copy(stock_checkpoint, tmp_path / "new.pt")
+    (tmp_path / "train.log").write_text("num. shared model params: 1\n")
+    words = ("--path", tmp_path / "new.pt", "--sentences", report / "lines.de", "--out", tmp_path / "report.html")
+    fairseq_lot("report", *words)
+    assert "Training and validation loss" not in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
 def test_wrong_options_are_refused(data, stock_checkpoint, report, tmp_path, capsys):
     out, model = ("--out", tmp_path / "out.html"), ("--path", stock_checkpoint)
     lines = ("--sentences", report / "lines.de")

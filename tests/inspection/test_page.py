@@ -1,8 +1,12 @@
 """The page of the report travels with the package, and its script as it is written."""
 
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from fairseq_lot.inspection import report
 
@@ -27,3 +31,11 @@ def test_script_and_style_come_through_the_template_unchanged():
 
 def test_a_page_without_maps_has_no_explorer():
     assert "<script" not in report.page([], {}, None)
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no node: apt-get install nodejs")
+@pytest.mark.parametrize("pieces", [["▁das", "▁i", "st", "</s>"], ["das", "i@@", "st", "</s>"], ["das", "ist", "</s>"]])
+def test_the_menu_spells_the_words_of_a_sentence(pieces):
+    spell = re.search(r"function spell.*?\n}\n", (FOLDER / "explorer.js").read_text(encoding="utf-8"), re.DOTALL)[0]
+    done = subprocess.run(["node", "-p", f"{spell}; spell({pieces})"], capture_output=True, text=True, check=True)
+    assert done.stdout == "das ist\n"

@@ -65,7 +65,7 @@ function draw(packed, shade, left, below, leftTitle, belowTitle, sums, mass) {
   if (sums) bars(root, sums, (i, size) => ({x: x0 + width + 4, y: i * CELL + 2, width: size, height: CELL - 4}), "row sum");
   if (mass) {
     bars(root, mass, (i, size) => ({x: x0 + i * CELL + 2, y: height + 4, width: CELL - 4, height: size}), "receiver mass");
-    const fair = height + 4 + BAR / Math.max(2, ...mass) - 2;
+    const fair = height + 4 + BAR / Math.max(2, ...mass);
     root.append(svg("line", {class: "rule", x1: x0, x2: x0 + width, y1: fair, y2: fair}));
   }
   const frame = document.createElement("div");
@@ -151,7 +151,14 @@ for (const kind of ["pointerover", "pointerdown"]) {
 byId("full").addEventListener("change", (event) => byId("panels").classList.toggle("full", event.target.checked));
 for (const name in controls) controls[name].addEventListener("change", show);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
-fill(controls.sentence, maps.sentences.map((sentence, i) => [i, `${i + 1}: ${sentence.source.join("").replaceAll("▁", " ").replace("</s>", "").trim().slice(0, 40)}`]));
+
+function spell(pieces) {
+  const ofSentencepiece = pieces.some((piece) => piece.includes("▁"));
+  const text = ofSentencepiece ? pieces.join("").replaceAll("▁", " ") : pieces.join(" ").replaceAll("@@ ", "");
+  return text.replace("</s>", "").trim().slice(0, 40);
+}
+
+fill(controls.sentence, maps.sentences.map((sentence, i) => [i, `${i + 1}: ${spell(sentence.source)}`]));
 byId("explorer").hidden = false;
 show();
 })();

@@ -294,5 +294,8 @@ def test_commit_of_a_checkout(tmp_path):
     (tmp_path / "results.jsonl").write_text("{}\n")
     assert current_commit(tmp_path) == commit
     assert current_commit(package) == "unknown"
+    (tmp_path / "fairseq_lot_compat.pth").write_text("import fairseq_lot_compat\n")
+    assert current_commit(tmp_path) == f"{commit}-dirty"
+    (tmp_path / "fairseq_lot_compat.pth").unlink()
     (package / "code.py").write_text("a = 2\n")
     assert current_commit(tmp_path) == f"{commit}-dirty"

@@ -161,7 +161,11 @@ def _with_whole_splits(module, execute):
     execute(module)
     original = module.batch_by_size
 
+    import numpy as np
+
     def batch_by_size(indices, *args, **kwargs):
+        if not isinstance(indices, np.ndarray):
+            indices = np.fromiter(indices, dtype=np.int64, count=-1)  # as fairseq itself does
         batches = original(indices, *args, **kwargs)
         batched = sum(map(len, batches))
         # batches follow one another in the order of the indices

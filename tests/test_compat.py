@@ -139,6 +139,7 @@ class TestBatches:
     def test_no_sentence_is_lost(self, keep, number):
         indices = np.arange(number)[::-1]
         batches = self.mended(keep)(indices)
+        assert all(map(np.array_equal, batches, self.mended(keep)(int(i) for i in indices)))
         assert np.array_equal(np.concatenate(batches), indices)
         assert [len(batch) for batch in batches] == {8: [8], 16: [8, 8], 20: [8, 8, 4]}[number]
 

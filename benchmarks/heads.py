@@ -62,8 +62,10 @@ def main() -> None:
     rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     for path in args.path:
         base = read_base(path)
-        if any(row["epoch"] == base.epoch for row in rows):
+        if any((row["base"], row["sentences"]) == (base.sum, args.sentences) for row in rows):
             continue
+        if any(row["epoch"] == base.epoch or row["sentences"] != args.sentences for row in rows):
+            raise InputError(f"{file} has other --sentences, or another base of epoch {base.epoch}; give another --out")
         settings = {"epoch": base.epoch, "base": base.sum, "sentences": args.sentences, "commit": current_commit()}
         rows += [settings | row for row in measure(path, args.data, args.sentences)]
         args.out.mkdir(parents=True, exist_ok=True)
@@ -159,4 +161,5 @@ if __name__ == "__main__":
     try:
         main()
     except InputError as error:
-        sys.exit(f"python -m benchmarks.heads: {error}")
+        print(f"python -m benchmarks.heads: error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -43,6 +43,8 @@ def main():
     parser.add_argument("--out", default=Path(__file__).with_suffix(".svg"), type=Path)
     args = parser.parse_args()
     points = [point for point in read_points(args.folder / "sweep.jsonl") if point.bleu and point.balance]
+    if not points:
+        parser.error(f"{args.folder} has no point with BLEU and balance; give the folder of a sweep")
     write_figure(draw(points), args.out)
 
 

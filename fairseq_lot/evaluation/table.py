@@ -104,19 +104,25 @@ class _Systems:
         """Scores of a system at a stage, by seed."""
         return {seed: getattr(row, self.metric) for seed, row in at_stage(self.rows.get(key, []), stage).items()}
 
-    def control(self, backbone: str, stage: str) -> dict[int, MetricScore]:
-        """The same of softmax without options: the base, and the base fine-tuned for as long."""
+    def control(self, backbone: str) -> tuple[str, str]:
+        """The key of softmax without options: the base, and the base fine-tuned for as long; none: two empty words."""
         plain = (key for key, own in self.rows.items() if own[0].settings == {"attention": "softmax"})
-        return self.scores(next((key for key in plain if key[0] == backbone), ("", "")), stage)
+        return next((key for key in plain if key[0] == backbone), ("", ""))
+
+    def differences(self, key: tuple[str, str], stage: str) -> list[float]:
+        """To the control's scores, seed by seed; none for the control itself."""
+        control = self.control(key[0])
+        theirs = {} if key == control else self.scores(control, stage)
+        return [_minus(score, theirs[seed]) for seed, score in self.scores(key, stage).items() if seed in theirs]
 
     def median(self, key: tuple[str, str], stage: str) -> str:
         """The median of a system's scores and the median of their differences to the control's, seed by seed."""
-        scores, control = self.scores(key, stage), self.control(key[0], stage)
+        scores, control = self.scores(key, stage), self.scores(self.control(key[0]), stage)
         if not scores:
             return MISSING
         text = f"{median(metric.score for metric in scores.values()):.2f}"
-        differences = [_minus(score, control[seed]) for seed, score in scores.items() if seed in control]
-        if scores == control or not differences:
+        differences = self.differences(key, stage)
+        if not differences:
             return text
         lacking = "" if scores.keys() >= control.keys() else f", {len(scores)} of {len(control)} seeds"
         return f"{text} ({median(differences):+.2f}{lacking})"
@@ -138,7 +144,8 @@ def _full(systems: _Systems, heading: str) -> Table:
             scores = list(systems.scores(key, stage).values())
             cells += [_score(scores), MISSING if is_base else _difference(scores)]
         if FINE_TUNED in systems.stages:
-            cells.append(_to_control(systems.scores(key, FINE_TUNED), systems.control(key[0], FINE_TUNED)))
+            differences = systems.differences(key, FINE_TUNED)
+            cells.append(_middle(differences) if differences else MISSING)
         lines.append(cells)
     columns = (title for stage in systems.stages for title in (stage.capitalize(), "Δ vs. base"))
     head = ["Backbone", "System", *columns, *["Δ vs. control"] * (FINE_TUNED in systems.stages)]
@@ -164,12 +171,6 @@ def _difference(found: list[MetricScore]) -> str:
     return _middle(deltas, f"p = {ps[0]:.4f}" if len(compared) == 1 else tests, star)
 
 
-def _to_control(found: dict[int, MetricScore], control: dict[int, MetricScore]) -> str:
-    """The median difference of seeds that both have, and its range; the control itself has none."""
-    differences = [found[seed].score - control[seed].score for seed in found if seed in control]
-    return MISSING if not differences or found == control else _middle(differences)
-
-
 def _middle(differences: Sequence[float], more: str = "", star: str = "") -> str:
     """The median, in brackets the range of several and what else is to be said."""
     several = f"{min(differences):+.2f} to {max(differences):+.2f}" if len(differences) > 1 else ""
@@ -186,12 +187,15 @@ def _notes(systems: _Systems) -> list[str]:
         "Several seeds: median [lowest, highest bound of the seeds' intervals]; median Δ (lowest to highest), "
         f"* where p < {LEVEL} for every seed, in the same direction."
     )
+    of_softmax = ["plug-and-play is the base itself"] * (PLUG_AND_PLAY in systems.stages)
+    to_control = ""
+    if FINE_TUNED in systems.stages:
+        of_softmax.append("fine-tuned the control, the base fine-tuned for the same epochs")
+        to_control = " Δ vs. control: to the control of the same seed, not tested here (fairseq-lot compare does)."
     return [
         f"[low, high]: 95 % bootstrap interval. p: paired bootstrap test against the base, * where p < {LEVEL}. "
         f"{resamples}.",
-        "softmax: plug-and-play is the base itself, fine-tuned the control, "
-        "the base fine-tuned for the same epochs. Δ vs. control: to the control of the same seed, not tested here "
-        "(fairseq-lot compare does).",
+        *([f"softmax: {', '.join(of_softmax)}.{to_control}"] if of_softmax else []),
         *([several] if len({row.seed for row in rows}) > 1 else []),
         f"Systems: {_valued({row.system: row.settings for row in rows})}",
         f"Training: {_valued({row.backbone: row.training for row in rows})}",

@@ -12,7 +12,7 @@ from fairseq_lot.output.files import read_lines
 _FIGURE = re.compile(r"""\b(valid_)?(nll_loss|loss|num_updates)"?[ =:] ?"?(-?[\d.]+(?:e[-+]?\d+)?)(?=[,| "]|$)""")
 # the lines of the means since the entry before, and of those over the validation set
 _ENTRY = re.compile(r"epoch \d+: +\d+ / \d+ |\{.*\}$")
-_VALID = re.compile(r"\| valid on '[^']*' subset \|")
+_VALID = re.compile(r"\| valid on '([^']*)' subset \|")
 
 
 @dataclass
@@ -21,7 +21,7 @@ class Curves:
 
     Attributes:
         train: means since the entry before.
-        valid: means over the validation set.
+        valid: means over the validation set, the first one of several.
     """
 
     train: dict[int, float] = field(default_factory=dict)
@@ -37,9 +37,11 @@ def read_curves(path: str | Path) -> Curves:
     Raises:
         InputError: it is missing or holds no curve.
     """
-    curves = Curves()
+    curves, subset = Curves(), None
     for line in read_lines(path):
-        of_valid = bool(_VALID.search(line))
+        of_valid = _VALID.search(line)
+        if of_valid and of_valid[1] != (subset := subset or of_valid[1]):
+            continue
         if not of_valid and not _ENTRY.search(line):
             continue
         figures = {name: (prefix, float(number)) for prefix, name, number in _FIGURE.findall(line)}

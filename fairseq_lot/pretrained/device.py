@@ -21,7 +21,7 @@ def choose_device(name: str | torch.device | None = None) -> torch.device:
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        torch.empty(0, device=name)
+        torch.zeros((), device=name).item()
     except Exception as error:  # of a kind for each device
         way_out = "give cpu, cuda or cuda:NUMBER"
         raise InputError(f"--device {name!r} cannot be used here: {first_line(error)}; {way_out}") from error

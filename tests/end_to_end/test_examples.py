@@ -24,6 +24,7 @@ def test_near_far(data, stock_checkpoint, capsys):
     same, all_ = map(int, re.fullmatch(r"(\d+) of (\d+) translations .* the same", first).groups())
     assert 0 <= same <= all_ == 60
     assert [line.split(":")[0].strip() for line in costs] == ["near_far", "softmax"]
+    assert all(int(re.search(r"(\d+) MiB", line)[1]) > 0 for line in costs)
 
 
 def test_ten_lines_of_the_readme(data, stock_checkpoint, capsys, monkeypatch):

@@ -101,6 +101,12 @@ def test_the_control_is_that_of_the_same_seed(make_row):
     assert "| LOT | 31.00 [30.00, 32.00] (3 seeds) | – | -1.50 (-2.00 to -1.00) |" in render([*tuned, *rows])
 
 
+def test_a_system_that_scores_as_the_control_is_not_the_control(make_row):
+    text = render([make_row(stage="fine-tuned"), make_row("LOT", stage="fine-tuned")])
+    assert "| softmax | 30.00 [29.00, 31.00] | – | – |" in text
+    assert "| LOT | 30.00 [29.00, 31.00] | – | +0.00 |" in text
+
+
 def test_experiments_and_datasets_have_tables_of_their_own(make_row):
     rows = [make_row(), make_row(dataset="another | one"), make_row(experiment="long"), make_row("LOT", seed=2)]
     found = result_tables(rows)
@@ -113,6 +119,7 @@ def test_experiments_and_datasets_have_tables_of_their_own(make_row):
 def test_models_trained_from_scratch_stand_beside_the_base(make_row):
     scratch = {"attention": "lot", "from-scratch": True}
     rows = [make_row(), make_row("LOT from scratch", settings=scratch, stage="from scratch", delta=-2.0, p=0.001)]
+    assert "control" not in render(rows)
     assert render(rows).splitlines()[2:6] == [
         "| Backbone | System | From scratch | Δ vs. base |",
         "| --- | --- | --- | --- |",

@@ -22,6 +22,12 @@ def test_plain_lines(tmp_path):
     assert read_curves(tmp_path / "train.log") == Curves({100: 10.791, 200: 8.961}, {529: 6.634})
 
 
+def test_of_several_validation_sets_the_first_counts(tmp_path):
+    other = "epoch 001 | valid on 'test' subset | loss 9.9 | nll_loss 9.9 | ppl 955.4 | num_updates 529"
+    (tmp_path / "train.log").write_text(SIMPLE + other + "\n")
+    assert read_curves(tmp_path / "train.log").valid == {529: 6.634}
+
+
 def test_json_lines(tmp_path):
     entries = [
         {"epoch": 1, "update": 0.2, "loss": "10.983", "nll_loss": "10.791", "num_updates": "100"},

@@ -93,7 +93,7 @@ def test_a_tokenised_folder_becomes_a_data_folder_once(text, tmp_path):
 def test_sentences_become_documents(text, tmp_path):
     run = prepare("prepare_iwslt14.sh", tmp_path, TOKENISED=text, VOCAB_SIZE=50, DOCUMENTS="yes")
     assert run.returncode == 0, run.stderr
-    data, usual = tmp_path / "data", {*BINARIES, *OTHERS, "sentencepiece.bpe.model"}
+    data, usual = tmp_path / "data", {*BINARIES, *OTHERS, "sentencepiece.bpe.model", "documents.txt"}
     of_test = {name for name in usual if Path(name).name.startswith("test.")}
     assert names_in(data) == usual | {name.replace("test.", f"test{n}.") for name in of_test for n in (1, 2)}
     counts = [len((data / "text" / f"{test}.en").read_text().splitlines()) for test in ("test", "test1", "test2")]

@@ -84,9 +84,22 @@ def run(build: Callable[[], ArgumentParser], argv: Sequence[str], name: str = "f
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
         return 130
+    except UnicodeEncodeError as error:  # names of files may be any bytes, which Python holds as surrogates
+        around = error.object[max(0, error.start - 20) : error.end + 20]
+        print(f"{name}: error: {around!r} is not valid UTF-8; rename it", file=sys.stderr)
+        return 2
     except BrokenPipeError:  # whoever reads the output, such as head, has had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        _forget_output()
         return 141
+    except OSError as error:  # files have messages of their own: this is standard output
+        _forget_output()
+        print(f"{name}: error: {error}", file=sys.stderr)
+        return 2
+
+
+def _forget_output() -> None:
+    """Let the flush at exit, which would fail again, go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

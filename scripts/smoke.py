@@ -20,6 +20,7 @@ from fairseq_lot.attention.registry import MECHANISMS, build_mechanism
 from fairseq_lot.errors import InputError
 from fairseq_lot.kernels import choice, naive
 from fairseq_lot.output.tables import Table
+from fairseq_lot.pretrained.device import add_device_argument, choose_device
 
 Tensors = Sequence[torch.Tensor]
 Function = Callable[..., Any]
@@ -118,8 +119,11 @@ def compare(kernel: Function, twin: Function, inputs: Tensors, device: torch.dev
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print everything; return 1 if something failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(parser.parse_args(arguments).device)
+    add_device_argument(parser)
+    try:
+        device = choose_device(parser.parse_args(arguments).device)
+    except InputError as error:
+        parser.error(str(error))
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     print(f"# Smoke test on {where}, torch {torch.__version__}\n")
     head = ["", "precision", "error of the values", "of the gradients"]

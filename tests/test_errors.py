@@ -1,7 +1,13 @@
 """An error knows which option it is about."""
 
+import subprocess
+import sys
+from argparse import ArgumentParser
+from pathlib import Path
+
 import pytest
 
+from fairseq_lot import cli
 from fairseq_lot.errors import InputError, first_line
 from fairseq_lot.plug_and_play.calibrate import FitOptions
 
@@ -27,3 +33,18 @@ def test_options_name_the_field_that_is_wrong(options):
     with pytest.raises(InputError) as caught:
         FitOptions(**options)
     assert [caught.value.field] == list(options)
+
+
+def test_an_output_that_takes_nothing_is_one_line():
+    words = [sys.executable, "-m", "fairseq_lot.cli", "table", "results/quickstart.jsonl"]
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1])
+    assert (ran.returncode, len(ran.stderr.splitlines())) == (2, 1)
+    assert "No space left" in ran.stderr
+
+
+def test_a_name_that_is_not_utf8_is_one_line(capsys):
+    parser = ArgumentParser()
+    parser.set_defaults(run=lambda args: "caf\udce9.pt".encode())
+    assert cli.run(lambda: parser, []) == 2
+    assert capsys.readouterr().err == "fairseq-lot: error: 'caf\\udce9.pt' is not valid UTF-8; rename it\n"

@@ -3,8 +3,8 @@
 python docs/notes/heads.py results/iwslt14-65k.small.heads/*.json >results/iwslt14-65k.small.heads/heads.md
 """
 
+import argparse
 import json
-import sys
 from pathlib import Path
 from statistics import fmean
 
@@ -39,4 +39,6 @@ def table(paths):
 
 
 if __name__ == "__main__":
-    print(table(sys.argv[1:]))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("paths", nargs="+", metavar="FILE.json")
+    print(table(parser.parse_args().paths))

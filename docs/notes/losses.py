@@ -3,17 +3,22 @@
 python docs/notes/losses.py 'softmax=BASE/train.log' 'LOT=checkpoints/from-scratch/.../train.log' >FILE.md
 """
 
+import argparse
 import math
-import sys
 
 from fairseq_lot.inspection.training_log import read_curves
 from fairseq_lot.output.tables import MISSING, Table
 
 
+def named(training):
+    """``NAME=LOG`` as two."""
+    name, log = training.split("=", 1)
+    return name, log
+
+
 def table(trainings):
-    """A line for each training, given as NAME=LOG, and a column for each update that the first one was validated at."""
-    named = (training.split("=", 1) for training in trainings)
-    curves = {name: read_curves(log).valid for name, log in named}
+    """A line for each training (name, log) and a column for each update that the first one was validated at."""
+    curves = {name: read_curves(log).valid for name, log in trainings}
     updates = next(iter(curves.values()))
     rows = [
         [name, *(f"{valid[at] * math.log(2):.4f}" if at in valid else MISSING for at in updates)]
@@ -23,4 +28,6 @@ def table(trainings):
 
 
 if __name__ == "__main__":
-    print(table(sys.argv[1:]))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("trainings", nargs="+", type=named, metavar="NAME=LOG")
+    print(table(parser.parse_args().trainings))

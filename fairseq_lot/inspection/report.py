@@ -43,7 +43,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--sentences", metavar="FILE", help="source sentences, one per line; this or --split is needed with --path")
     split = f"look at the first {FIRST} sentences of this split of the data: train, valid or test"
     add("--split", metavar="NAME", help=split)
-    add("--sites", default="encoder", metavar="SITES", help=f"of {','.join(SITES)} (default: %(default)s)")
+    add("--sites", metavar="SITES", help=f"of {','.join(SITES)} (default: encoder)")
     logs = "logs of fairseq-train; default: train.log beside the checkpoints"
     add("--logs", nargs="+", default=[], metavar="LOG", help=logs)
     add("--data", metavar="DATA", help="data folder; default: that of the training")
@@ -123,28 +123,28 @@ def _image(name: str, figure: Figure) -> dict[str, str]:
 
 def _maps(args: Namespace) -> dict | None:
     """The maps that were asked for."""
+    text, languages = text_options(args), typed_pair(args)
     if args.path is None:
-        if args.sentences or args.split or args.compare:
-            raise InputError("--sentences, --split and --compare go with --path; name a checkpoint there")
+        needing = ("sentences", "split", "compare", "sites", "data", "device", "source_lang", *text)
+        given = [f"--{name.replace('_', '-')}" for name in needing if getattr(args, name)]
+        if given:
+            raise InputError(f"{', '.join(given)} cannot be used without --path; name a checkpoint there")
         return None
     if (args.sentences is None) == (args.split is None):
         raise InputError("--path needs either --sentences FILE or --split NAME, the sentences to look at")
-    sites = attention_sites(Namespace(attention_sites=args.sites))
+    sites = attention_sites(Namespace(attention_sites=args.sites or "encoder"))
     paths = [args.path, *args.compare]
     names = _short_names(paths)
     if len(names) < len(paths):
         raise InputError(f"a checkpoint is named twice: {', '.join(paths)}")
-    shared: dict[str, Any] = {"device": choose_device(args.device), "languages": typed_pair(args)}
-    if args.split is not None:
-        models = {name: Translator(path, args.data, split=args.split, **shared) for name, path in names.items()}
-        first = next(iter(models.values()))
-        return sentence_maps(models, _first_of_split(first.loaded), sites)
-    sentences = read_lines(args.sentences)
-    if not sentences:
+    sentences = None if args.sentences is None else read_lines(args.sentences)
+    if sentences == []:
         raise InputError(f"{args.sentences} is empty; put one sentence on each line")
-    shared |= text_options(args)
-    translators = {name: Translator(path, args.data, **shared) for name, path in names.items()}
-    return sentence_maps(translators, next(iter(translators.values())).text.encode(sentences), sites)
+    how: dict[str, Any] = {"split": args.split, "device": choose_device(args.device), "languages": languages, **text}
+    models = {name: Translator(path, args.data, **how) for name, path in names.items()}
+    first = next(iter(models.values()))
+    pieces = _first_of_split(first.loaded) if sentences is None else first.text.encode(sentences)
+    return sentence_maps(models, pieces, sites)
 
 
 def _first_of_split(loaded: Loaded) -> list[list[str]]:

@@ -55,6 +55,9 @@ class Translator:
     ) -> None:
         if beam < 1:
             raise InputError(f"--beam must be at least 1, got {beam}")
+        told = [f"--{name.replace('_', '-')}" for name, value in text.items() if value]
+        if split is not None and told:
+            raise InputError(f"{', '.join(told)}: the sentences of a split are in pieces already; leave it out")
         self.loaded = load(checkpoint, data, split, needs_target=False, device=device, pair=languages)
         self.text = Text.of(self.loaded, **text) if split is None else Text.in_pieces(self.loaded)
         self._beam = beam

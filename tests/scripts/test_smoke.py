@@ -51,3 +51,9 @@ def test_the_smoke_test_sees_a_fault(smoke, monkeypatch, capsys):
     assert smoke.main(["--device", "cpu"]) == 1
     (line,) = (line for line in capsys.readouterr().out.splitlines() if "FAILED" in line)
     assert [cell.strip() for cell in line.split("|")[1:3]] == ["softmax", "fp32"]
+
+
+def test_a_device_that_is_not_here_is_one_line(smoke, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        smoke.main(["--device", "toaster"])
+    assert "--device 'toaster' cannot be used here" in capsys.readouterr().err

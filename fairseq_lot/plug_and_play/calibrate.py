@@ -110,7 +110,7 @@ def run(args: Namespace) -> int:
     # both are opened first: an unwritable path fails at once
     with nullcontext() if args.json is None else atomic_write(args.json) as errors:
         with atomic_write(args.out, "wb") as file:
-            done = calibrate(args.path, args.data, interruptible=True, **how)
+            done = calibrate(args.path, args.data, **how)
             file.write(serialised(done.state))
         if errors is not None:
             json.dump({"path": str(args.path), "data": args.data, **as_dict(done)}, errors, indent=1)
@@ -130,8 +130,7 @@ class Calibrated:
         matched: the attentions that were fitted.
         before, after: relative squared error of every head on held-out sentences, ``(attentions, num_heads)``.
         fits: on the heads, on the output of the encoder (or of the decoder), and if asked once more with the
-            projections (of the encoder: to its output; of the decoder: to what is predicted); Ctrl-C may have ended
-            them early.
+            projections (of the encoder: to its output; of the decoder: to what is predicted).
     """
 
     state: dict
@@ -148,7 +147,6 @@ def calibrate(
     *,
     device: str | torch.device | None = None,
     languages: tuple[str, str] | None = None,
-    interruptible: bool = False,
     **options: Any,
 ) -> Calibrated:
     """Fit the parameters that a mechanism has added; the teacher is the same model with softmax in its place.
@@ -168,7 +166,6 @@ def calibrate(
             Where there are no targets, the decoder reads the teacher's translations.
         device: to run on; None: a GPU when there is one.
         languages: source and target, where neither checkpoint nor data folder tells.
-        interruptible: Ctrl-C ends the fit, and what is best so far is returned; else it interrupts, as it always does.
         **options: of :class:`FitOptions`.
 
     Raises:
@@ -189,13 +186,11 @@ def calibrate(
     fits: list[Fit] = []
 
     def fit_to(title: str, errors: Callable, steps: int, *fitted: tuple[list[nn.Parameter], float]) -> None:
-        """One fit more; of no step if Ctrl-C ended one before."""
+        """One fit more."""
         for parameters, _ in fitted:
             for parameter in parameters:
                 parameter.requires_grad_(True)
-        steps = 0 if any(one.interrupted for one in fits) else steps
-        how: dict[str, Any] = {"steps": steps, "title": title, "interruptible": interruptible}
-        fits.append(fit(list(fitted), errors, samples, held_out, **how))
+        fits.append(fit(list(fitted), errors, samples, held_out, steps=steps, title=title))
 
     fit_to("error per layer", both.head_errors, fitting.steps, (both.added, fitting.learning_rate))
     together = both.added, fitting.learning_rate / 4  # at a higher one near_far gets no better than its heads alone
@@ -207,12 +202,11 @@ def calibrate(
         errors = both.output_error if both.in_encoder else both.output_divergence
         title = "error of the output" if both.in_encoder else "divergence of the predictions in nats"
         fit_to(title, errors, fitting.distill_steps, *fitted)
-    steps = [one.steps for one in fits]
-    description = f"calibrated on {sentences.description} ({' + '.join(map(str, steps))} steps, seed {fitting.seed})"
-    was_distilled = sum(steps[2:]) > 0
-    if was_distilled:
+    steps = " + ".join(str(one.steps) for one in fits)
+    description = f"calibrated on {sentences.description} ({steps} steps, seed {fitting.seed})"
+    if fitting.distill_steps:
         description += ", projections included"
-    state = _write_back(state, path, student, description, distilled=was_distilled)
+    state = _write_back(state, path, student, description, distilled=fitting.distill_steps > 0)
     return Calibrated(state, description, both.matched, fits[0].before, after, fits)
 
 
@@ -280,7 +274,6 @@ def render(done: Calibrated) -> str:
     notes += [
         f"{one.title}, in {one.steps} more steps with the projections: {one.before.item():.4f} → {one.after.item():.4f}"
         for one in distilled
-        if one.steps
     ]
     return Table(
         ["site", "layer", *(f"head {head}" for head in range(num_heads))],

@@ -144,9 +144,8 @@ class Fit:
     Attributes:
         title: what its errors are.
         before, after: the errors on held-out sentences.
-        steps: how many were made; fewer than asked when it was interrupted.
+        steps: how many were made.
         best_step: the one whose parameters were kept; 0 when none was better than the start.
-        interrupted: Ctrl-C ended it.
     """
 
     title: str
@@ -154,7 +153,6 @@ class Fit:
     after: torch.Tensor
     steps: int
     best_step: int
-    interrupted: bool
 
 
 def fit(
@@ -165,7 +163,6 @@ def fit(
     *,
     steps: int,
     title: str = "error",
-    interruptible: bool = False,
 ) -> Fit:
     """Minimise errors by Adam, the rate falling to 0 along a cosine; keep the parameters with the least held-out ones.
 
@@ -176,7 +173,6 @@ def fit(
         held_out: what is not fitted to; measured some 20 times.
         steps: number of updates.
         title: what the errors are, for the progress bar.
-        interruptible: Ctrl-C ends the fit.
     """
     parameters = [parameter for some, _ in fitted for parameter in some]
 
@@ -188,26 +184,20 @@ def fit(
         return [parameter.detach().clone() for parameter in parameters]
 
     before = best = measured()
-    kept, best_step, done, interrupted = copies(), 0, 0, False
+    kept, best_step = copies(), 0
     optimizer = torch.optim.Adam([{"params": some, "lr": rate} for some, rate in fitted])
     schedule = LambdaLR(optimizer, lambda step: (1 + math.cos(math.pi * step / max(1, steps))) / 2)
-    try:
-        for step in (bar := tqdm(range(steps), title, unit="step", disable=None if steps else True)):
-            optimizer.zero_grad()
-            errors(next(samples)).sum().backward()
-            optimizer.step()
-            schedule.step()
-            done = step + 1
-            if done % max(1, steps // 20) == 0 or done == steps:
-                latest = measured()
-                bar.set_postfix_str(" ".join(f"{error:.3f}" for error in latest.mean(-1, keepdim=True).flatten()))
-                if latest.sum() < best.sum():
-                    best, kept, best_step = latest, copies(), done
-    except KeyboardInterrupt:
-        if not interruptible:
-            raise
-        interrupted = True
+    for step in (bar := tqdm(range(1, steps + 1), title, unit="step", disable=None if steps else True)):
+        optimizer.zero_grad()
+        errors(next(samples)).sum().backward()
+        optimizer.step()
+        schedule.step()
+        if step % max(1, steps // 20) == 0 or step == steps:
+            latest = measured()
+            bar.set_postfix_str(" ".join(f"{error:.3f}" for error in latest.mean(-1, keepdim=True).flatten()))
+            if latest.sum() < best.sum():
+                best, kept, best_step = latest, copies(), step
     with torch.no_grad():
         for parameter, value in zip(parameters, kept, strict=True):
             parameter.copy_(value)
-    return Fit(title, before, best, done, best_step, interrupted)
+    return Fit(title, before, best, steps, best_step)

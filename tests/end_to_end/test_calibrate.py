@@ -166,25 +166,19 @@ def interrupt_at(call, monkeypatch):
     monkeypatch.setattr(Distillation, "head_errors", head_errors)
 
 
-def test_ctrl_c_ends_calibrate_early(data, lot_checkpoint, tmp_path, monkeypatch, capsys, foreground):
-    interrupt_at(5, monkeypatch)
-    fairseq_lot("calibrate", data / "bin", "--path", lot_checkpoint, "--out", tmp_path / "lot.pt", *FIT)
-    assert "after 2 steps on the heads and 0 on the output" in capsys.readouterr().out
-    assert "(2 + 0 steps, seed 1)" in model_args(load_checkpoint(tmp_path / "lot.pt"), "lot.pt").calibration
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-@pytest.mark.parametrize("command", ["swap", "sweep"])
+@pytest.mark.parametrize("command", ["swap", "calibrate", "sweep"])
 def test_ctrl_c_leaves_nothing_that_scripts_would_take_for_finished(
-    command, data, stock_checkpoint, tmp_path, monkeypatch, foreground
+    command, data, stock_checkpoint, lot_checkpoint, tmp_path, monkeypatch, foreground
 ):
     interrupt_at(5, monkeypatch)
     words = {
         "swap": ("swap", "--attention", "lot", "--calibrate", data / "bin"),
+        "calibrate": ("calibrate", data / "bin"),
         "sweep": ("sweep", data / "bin", "--try", "lot", "--text", "--no-bleu"),
     }[command]
-    assert cli.main([str(word) for word in (*words, "--path", stock_checkpoint, "--out", tmp_path / "o", *FIT)]) == 130
-    if command == "swap":
+    path = lot_checkpoint if command == "calibrate" else stock_checkpoint
+    assert cli.main([str(word) for word in (*words, "--path", path, "--out", tmp_path / "o", *FIT)]) == 130
+    if command != "sweep":
         assert list(tmp_path.iterdir()) == []
     else:
         assert '"calibrated_on": "text"' not in (tmp_path / "o" / "sweep.jsonl").read_text()

@@ -1,15 +1,13 @@
 """``fairseq-lot score``: score the output of fairseq-generate, as one JSON line."""
 
 import argparse
-import json
-import math
 import re
 from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 
-from fairseq_lot.errors import InputError
+from fairseq_lot.errors import InputError, check_least
 from fairseq_lot.evaluation.bleu import (
     SACREBLEU,
     TOKENISED,
@@ -60,33 +58,22 @@ def run(args: argparse.Namespace) -> int:
     """
     if Path(args.out).suffix != ".jsonl":  # the counts' name comes from it
         raise InputError(f"--out {args.out} must end in .jsonl")
-    label = _label(args)
+    check_least(args, seconds=0)
+    try:
+        label = parse(Label, args.label, "label")
+    except ValueError as error:
+        raise InputError(f"--label {args.label!r}: {error}") from error
     if Path(args.out).exists() and any(row.key != label.key for row in read_rows([args.out])):
         raise InputError(f"{args.out} holds rows of other systems; give another --out")
     row, statistics = score(args, label)
-    with atomic_write(path_of(args.out)) as counts:
-        counts.write(format_statistics(row, statistics) + "\n")
-    with atomic_write(args.out) as rows:
+    with atomic_write(args.out) as rows, atomic_write(path_of(args.out)) as counts:
         rows.write(format_row(row) + "\n")
+        counts.write(format_statistics(row, statistics) + "\n")
     print(
         f"{row.backbone}, {row.system}, {row.stage}, seed {row.seed}, {row.sentences} sentences: "
         f"tokenised BLEU {_describe(row.tokenised)}, sacreBLEU {_describe(row.sacrebleu)}"
     )
     return 0
-
-
-def _label(args: argparse.Namespace) -> Label:
-    """What the row is about; InputError when an option of the row is not as it must be."""
-    if args.seconds is not None and not (math.isfinite(args.seconds) and args.seconds >= 0):
-        raise InputError(f"--seconds must be a number of seconds, not {args.seconds}")
-    try:
-        json.dumps([args.label, args.device, args.made_with, args.commit], ensure_ascii=False).encode("utf-8")
-        return parse(Label, args.label, "label")
-    except UnicodeEncodeError as error:
-        around = error.object[max(0, error.start - 20) : error.end]
-        raise InputError(f"an option is not valid UTF-8: {around!r}") from error
-    except ValueError as error:
-        raise InputError(f"--label {args.label!r}: {error}") from error
 
 
 def score(args: argparse.Namespace, label: Label) -> tuple[Row, np.ndarray]:
@@ -135,34 +122,22 @@ def read_hypotheses(path: str | Path, sentences: int) -> list[str]:
     """
     raw = read_bytes(path)
     hypotheses: dict[int, str] = {}
-    for number, line in enumerate(split_lines(raw, path), start=1):
-        if not line.startswith("H-"):
-            continue
+    for number, line in enumerate(split_lines(raw[: raw.rfind(b"\n") + 1], path), start=1):  # whole lines
         match, place = _HYPOTHESIS.fullmatch(line), f"{path}, line {number}"
         if match is None:
-            raise InputError(f"{place}: broken line {line[:40]!r}; run fairseq-generate again")
-        sentence = int(match[1])
+            continue
+        sentence, words = int(match[1]), match[2].split()
         if sentence in hypotheses:
             raise InputError(f"{place}: sentence {sentence} has several H- lines; generate it once, with --nbest 1")
-        if "\u2581" in match[2]:
-            raise InputError(f"{place}: still has sentencepiece pieces; generate with --remove-bpe sentencepiece")
-        words = match[2].split()
-        if any(word.endswith("@@") and word != "@@" for word in words):
-            raise InputError(f"{place}: still has subword-nmt pieces; generate with --remove-bpe")
+        if "\u2581" in match[2] or any(word.endswith("@@") and word != "@@" for word in words):
+            raise InputError(f"{place}: still has pieces; generate with --remove-bpe sentencepiece or subword_nmt")
         hypotheses[sentence] = " ".join(words)
-    if not hypotheses:
-        raise InputError(f"{path}: no H- line; it must be the output of fairseq-generate, without --quiet")
-    if max(hypotheses) >= sentences:
+    if hypotheses.keys() != set(range(sentences)):
+        found = f"{len(hypotheses)} whole H- lines, the last of sentence {max(hypotheses, default=0)}"
         raise InputError(
-            f"{path} has a sentence {max(hypotheses)}, but the reference has {sentences} lines: it belongs to another "
-            "test set, or the reference is the wrong one"
+            f"{path} has {found}, but the reference has {sentences} lines: it is cut off, or of another test set; run "
+            "fairseq-generate again, without --quiet"
         )
-    missing = [sentence for sentence in range(sentences) if sentence not in hypotheses]
-    if missing or not raw.endswith(b"\n"):
-        without = (
-            f"{len(missing)} of {sentences} sentences have no H- line" if missing else "its last line is not whole"
-        )
-        raise InputError(f"{path} is cut off, {without}; run fairseq-generate again")
     return [hypotheses[sentence] for sentence in range(sentences)]
 
 

@@ -238,11 +238,11 @@ def test_bad_files(arguments, capsys, tmp_path, write_generated, corpus):
     raw = tmp_path / "raw.txt"
     raw.write_text("one line\n", encoding="utf-8")
     for changes, words in (
-        ({"generated": short}, [short, "is cut off, 1 of 151 sentences"]),
+        ({"generated": short}, [short, "150 whole H- lines", "is cut off"]),
         ({"generated": long}, [long, "sentence 151", "151 lines", "another test set"]),
         ({"baseline_generated": short}, [short]),
         ({"baseline_generated": tmp_path / "absent"}, ["cannot read", "absent"]),
-        ({"generated": tmp_path / "reference.en"}, ["no H- line"]),
+        ({"generated": tmp_path / "reference.en"}, ["0 whole H- lines"]),
         ({"tokenised_reference": tmp_path / "absent.en"}, ["cannot read", "absent"]),
         ({"raw_reference": raw}, ["unequal line counts", "1 in", "151 in"]),
     ):

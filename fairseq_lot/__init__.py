@@ -6,7 +6,7 @@ The names in ``__all__`` are imported when they are first used, so that ``import
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fairseq_lot.errors import FAIRSEQ_IS_MISSING
+from fairseq_lot.errors import MISSING
 
 if TYPE_CHECKING:
     from fairseq_lot.attention.registry import build_mechanism
@@ -33,7 +33,7 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != "fairseq":
             raise
-        raise ModuleNotFoundError(FAIRSEQ_IS_MISSING, name="fairseq") from None
+        raise ModuleNotFoundError(MISSING["fairseq"], name="fairseq") from None
 
 
 def __dir__() -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from fairseq_lot import __version__
-from fairseq_lot.errors import FAIRSEQ_IS_MISSING, InputError, is_out_of_memory
+from fairseq_lot.errors import MISSING, InputError, is_out_of_memory
 
 # name: (module with add_arguments(parser) and run(args), one line for --help)
 COMMANDS = {
@@ -72,9 +72,9 @@ def run(build: Callable[[], ArgumentParser], argv: Sequence[str], name: str = "f
         print(f"{name}: error: {' '.join(str(error).splitlines())}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
-        if error.name != "fairseq":
+        if error.name not in MISSING:
             raise
-        print(f"fairseq-lot: error: {FAIRSEQ_IS_MISSING}", file=sys.stderr)
+        print(f"{name}: error: {MISSING[error.name]}", file=sys.stderr)
         return 2
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):

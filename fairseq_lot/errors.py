@@ -2,7 +2,11 @@
 
 from argparse import Namespace
 
-FAIRSEQ_IS_MISSING = "fairseq is not installed; run 'pip install --no-deps fairseq==0.12.2'"
+# packages that are no requirements of this one: how to get them
+MISSING = {
+    "fairseq": "fairseq is not installed; run 'pip install --no-deps fairseq==0.12.2'",
+    "subword_nmt": "subword-nmt is not installed; run 'pip install subword-nmt'",
+}
 
 
 class InputError(ValueError):

@@ -9,7 +9,6 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 import sentencepiece
 from tqdm import tqdm
@@ -19,7 +18,6 @@ from fairseq_lot.errors import InputError, check_least
 from fairseq_lot.output.files import read_lines
 
 MODEL_NAME = "sentencepiece.bpe.model"
-CHUNK = 2000  # lines per call into sentencepiece, so that the progress bar moves
 SPACE = "\u2581"  # what sentencepiece writes for a space
 
 
@@ -51,39 +49,15 @@ def learn_bpe(lines: Iterable[str], vocab_size: int) -> bytes:
             minloglevel=3,
         )
     except (RuntimeError, OSError, ValueError) as error:
-        raise InputError(_explain(vocab_size, str(error))) from None
+        reason = " ".join(str(error).split()).rpartition("] ")[2]
+        raise InputError(f"--vocab-size {vocab_size} does not fit this text: {reason}") from None
     return model.getvalue()
-
-
-def _explain(vocab_size: int, message: str) -> str:
-    """Return the one-line form of an error of sentencepiece's trainer."""
-    too_high = re.search(r"value <= (\d+)", message)
-    if too_high:
-        return f"--vocab-size {vocab_size} is too large for this text; give at most {too_high.group(1)}"
-    too_low = re.search(r"required_chars\D*\d+ vs (\d+)", message)
-    if too_low:
-        return f"--vocab-size {vocab_size} is too small for this text's alphabet; give at least {too_low.group(1)}"
-    return f"sentencepiece cannot learn --vocab-size {vocab_size} from this text: {' '.join(message.split())}"
 
 
 def encode_lines(model: bytes, lines: Sequence[str], threads: int = 1) -> list[str]:
     """Return each line as its pieces, separated by single spaces."""
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-    chunks = [list(lines[start : start + CHUNK]) for start in range(0, len(lines), CHUNK)]
-    shown = tqdm(chunks, "encoding", unit=" lines", unit_scale=CHUNK, disable=None, leave=False)
-    encoded = (processor.encode(chunk, out_type=str, num_threads=threads) for chunk in shown)
-    return [" ".join(pieces) for of_chunk in encoded for pieces in of_chunk]
-
-
-def _subword_nmt() -> tuple[ModuleType, ModuleType]:
-    """The two halves of the package; InputError when it is not installed."""
-    try:
-        from subword_nmt import apply_bpe, learn_bpe
-    except ImportError:
-        raise InputError(
-            "BPE by subword_nmt needs the package subword-nmt, which is not installed; run 'pip install subword-nmt'"
-        ) from None
-    return learn_bpe, apply_bpe
+    return [" ".join(pieces) for pieces in processor.encode(list(lines), out_type=str, num_threads=threads)]
 
 
 def learn_codes(lines: Iterable[str], merges: int) -> bytes:
@@ -94,9 +68,10 @@ def learn_codes(lines: Iterable[str], merges: int) -> bytes:
         merges: how often two pieces become one, not counting single characters.
 
     Raises:
-        InputError: the text does not have so many pairs that occur twice, or subword-nmt is not installed.
+        InputError: the text does not have so many pairs that occur twice.
     """
-    learner, _ = _subword_nmt()
+    from subword_nmt import learn_bpe as learner
+
     codes = io.StringIO()
     # on a terminal its progress bar is welcome; otherwise stderr is for errors
     quiet = contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO())
@@ -110,8 +85,9 @@ def learn_codes(lines: Iterable[str], merges: int) -> bytes:
 
 def segment_lines(codes: bytes, lines: Sequence[str], threads: int = 1) -> list[str]:
     """Return each line as its pieces, separated by single spaces, with ``@@`` where a word goes on."""
-    _, applier = _subword_nmt()
-    segment = applier.BPE(io.StringIO(codes.decode())).segment
+    from subword_nmt.apply_bpe import BPE
+
+    segment = BPE(io.StringIO(codes.decode())).segment
     return [segment(line) for line in tqdm(lines, "encoding", unit=" lines", disable=None, leave=False)]
 
 

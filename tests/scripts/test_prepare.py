@@ -105,7 +105,7 @@ def test_sentences_become_documents(text, tmp_path):
     [
         ({"TOKENISED": "no/such/folder"}, "no/such/folder is not a folder"),
         ({"ARCHIVE": "no/such/archive.tgz"}, "no/such/archive.tgz is not a file"),
-        ({"TOKENISED": "{text}"}, "--vocab-size 10000 is too large"),
+        ({"TOKENISED": "{text}"}, "--vocab-size 10000 does not fit this text"),
         ({"TOKENISED": "{text}", "JOINED": "maybe"}, "JOINED=maybe is neither yes nor no"),
         ({"TOKENISED": "{text}", "OUT": "{text}/train.de/data"}, "cannot write in"),
         ({"TOKENISED": "{text}", "OUT": "{text}"}, "exists and was not made by prepare_*.sh"),

@@ -137,10 +137,7 @@ def read_points(file: Path) -> list[Point]:
 def check_settings(folder: Path, settings: dict) -> None:
     """Raise InputError where the points of a folder were made with other settings than these, as JSON has them."""
     file = folder / "settings.json"
-    try:
-        before = dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else settings
-    except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"{file} cannot be read ({error}); remove it if the points are of this base") from error
+    before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else settings
     others = {name: before.get(name) for name, value in settings.items() if before.get(name) != value}
     if others:
         different = " and ".join(f"another {name}, {value}" for name, value in others.items())
@@ -150,10 +147,7 @@ def check_settings(folder: Path, settings: dict) -> None:
 def add_point(folder: Path, settings: dict, point: Point) -> list[Point]:
     """Add a point to those that are in a folder by now, perhaps of another sweep; returns all of them.
 
-    Args:
-        folder: is made when missing.
-        settings: what its points share.
-        point: takes the place of one of the same base and way.
+    It takes the place of one of the same base and way.
 
     Raises:
         InputError: the folder got points with other settings, or cannot be written.

@@ -60,8 +60,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--out",
         required=True,
         metavar="FOLDER",
-        help="sweep.jsonl, sweep.md, balance.md, sweep.svg, and settings.json, which says what all calls must share; "
-        "call again to go on",
+        help="sweep.jsonl, sweep.md, balance.md, with several bases sweep.svg, and settings.json, which says what all "
+        "calls must share; call again to go on",
     )
     add(
         "--try",
@@ -96,7 +96,7 @@ class Base:
 
 
 def run(args: Namespace) -> None:
-    """Measure what is missing, then write the tables and the figure."""
+    """Measure what is missing, then write the tables, and of several bases the figure."""
     check_least(args, sentences=1, beam=1)
     if args.split != FitOptions.split and not args.text:
         raise InputError(f"--split {args.split} is of the text that --text calibrates on; add --text or leave it out")
@@ -125,16 +125,12 @@ def run(args: Namespace) -> None:
             with atomic_write(folder / name) as file:
                 file.write(table + "\n")
             print(table)
-    write_figure(draw(points), folder / "sweep.svg")
+    if len({point.base for point in points}) > 1:
+        write_figure(draw(points), folder / "sweep.svg")
 
 
 def ways_to_try(tries: Iterable[str], path: str, *, calibrate: bool, text: bool) -> list[Way]:
     """Softmax, the ways of ``--try``, and those with something to fit once more, calibrated; all are known to work.
-
-    Args:
-        tries: mechanisms with options, as :func:`~fairseq_lot.plug_and_play.points.expand` takes them.
-        path: a checkpoint to try them with.
-        calibrate, text: on random pieces; on text, too.
 
     Raises:
         InputError: a way is wrong, or the model was trained with another attention than softmax.
@@ -171,18 +167,14 @@ def read_base(path: str) -> Base:
 
 def check_epochs(bases: Iterable[Base]) -> None:
     """Raise InputError unless different checkpoints are of different epochs, by which the table tells them apart."""
-    different = {base.sum: base for base in bases}
-    found: dict[int, Base] = {}
-    for base in different.values() if len(different) > 1 else ():
-        if base.epoch is None:
-            raise InputError(
-                f"{base.path} does not say that it was saved at the end of an epoch, by which several checkpoints are "
-                "told apart; give it an --out of its own"
-            )
-        other = found.setdefault(base.epoch, base)
-        if other is not base:
-            both = f"{other.path} and {base.path} are both of epoch {base.epoch} and differ"
-            raise InputError(f"{both}; give checkpoints of one training, or another --out")
+    different = {base.sum: base for base in bases}.values()
+    epochs = {base.epoch for base in different}
+    if len(different) > 1 and (None in epochs or len(epochs) < len(different)):
+        found = ", ".join(f"{base.path} (epoch {base.epoch or 'unknown'})" for base in different)
+        raise InputError(
+            f"several checkpoints must each be saved at the end of another epoch, unlike {found}; give checkpoints of "
+            "one training, or another --out"
+        )
 
 
 def measured(

@@ -1,25 +1,20 @@
-"""What ``fairseq-lot sweep`` shows: a table and a figure, of one base or against the epochs of several."""
-
-from typing import Any
+"""What ``fairseq-lot sweep`` shows: a table of one base, or a table and a figure against the epochs of several."""
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from fairseq_lot.attention.registry import DEFAULT, mechanism_class
+from fairseq_lot.attention.registry import DEFAULT
 from fairseq_lot.evaluation.bleu import LEVEL
 from fairseq_lot.inspection.diagnose import BALANCE
 from fairseq_lot.inspection.per_head import MEASURES
 from fairseq_lot.output.tables import MISSING, Table
-from fairseq_lot.plug_and_play.points import CALIBRATIONS, DRAWN, LENGTHS, PIECES, TEXT, Point, spelt
+from fairseq_lot.plug_and_play.points import CALIBRATIONS, DRAWN, LENGTHS, PIECES, TEXT, Point
 
 _CALIBRATED = {DRAWN: MISSING, PIECES: "without data", TEXT: "on text"}
 _NOTE = {DRAWN: "", PIECES: "(calibrated without data)", TEXT: "(calibrated)"}
 _MEANS = "means over the heads of the encoder, 64 sentences."
-_ADDED = "what the swap adds (nats per token)"
 # of one way, its points by the sums of their bases
 Line = dict[str, Point]
-# of a figure: the points of each curve by the title of the panel and the name of the curve
-Panels = dict[str, dict[tuple[str, bool], list[tuple[Any, float]]]]
 
 
 def _lines(points: list[Point]) -> list[Line]:
@@ -153,63 +148,28 @@ def _notes(points: list[Point], several: bool) -> list[str]:
 
 
 def draw(points: list[Point]) -> Figure:
-    """Of one base loss and BLEU against the number of pivots, of several what swaps add against the epochs."""
-    epochs = _epochs(points)
-    several = len(epochs) > 1
-    panels = _against_epochs(points, epochs) if several else _against_pivots(points)
-    figure = Figure(figsize=(5.5 * len(panels) + 2, 4.5), layout="constrained")
-    names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
-    for axes, (title, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
-        for name, line in curves.items():
-            label, calibrated = name
-            style = {"color": f"C{names.index(name) % 10}", "label": label}
-            if line[0][0] is None:
-                axes.axhline(line[0][1], linestyle="-" if label == DEFAULT else ":", **style)
-            else:
-                dash = "-" if calibrated or label == DEFAULT else "--"
-                axes.plot(*zip(*sorted(line), strict=True), marker="o", linestyle=dash, **style)
-                axes.set_xscale("log", base=2)
-        axes.set_ylabel(title)
-        axes.set_xlabel("epochs of pretraining" if several else "number of pivots r")
-        if several:
-            axes.set_xticks(list(epochs.values()), [str(epoch) for epoch in epochs.values()])
-            axes.xaxis.set_minor_locator(NullLocator())
-            if title == _ADDED:
-                axes.axhline(0, color="0.7", linewidth=0.8)
-    shown = {name: line for axes in figure.axes for line, name in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(shown.values(), shown, loc="outside right center", fontsize="small", frameon=False)
+    """Softmax's loss, and what each swap adds to it, against the epochs of the bases."""
+    lines, epochs = _lines(points), _epochs(points)
+    softmax = _softmax(lines)
+    figure = Figure(figsize=(13, 4.5), layout="constrained")
+    of_base, of_swaps = figure.subplots(1, 2)
+    of_base.set_ylabel("validation loss of softmax (nats per token)")
+    of_swaps.set_ylabel("what the swap adds (nats per token)")
+    of_swaps.axhline(0, color="0.7", linewidth=0.8)
+    for number, line in enumerate(lines):
+        way = next(iter(line.values()))
+        losses = [point.loss - (0 if line is softmax else softmax[base].loss) for base, point in line.items()]
+        (of_base if line is softmax else of_swaps).plot(
+            [point.epoch or 0 for point in line.values()],
+            losses,
+            "o-" if way.calibrated_on or line is softmax else "o--",
+            color=f"C{number % 10}",
+            label=" ".join(filter(None, [way.attention, way.flags, _NOTE[way.calibrated_on]])),
+        )
+    for axes in (of_base, of_swaps):
+        axes.set_xlabel("epochs of pretraining")
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(list(epochs.values()), [str(epoch) for epoch in epochs.values()])
+        axes.xaxis.set_minor_locator(NullLocator())
+    figure.legend(loc="outside right center", fontsize="small", frameon=False)
     return figure
-
-
-def _name(point: Point, options: dict) -> tuple[str, bool]:
-    """What the legend calls a curve, and whether it is of calibrated models."""
-    label = " ".join(filter(None, [point.attention, spelt(options), _NOTE[point.calibrated_on]]))
-    return label, bool(point.calibrated_on)
-
-
-def _against_pivots(points: list[Point]) -> Panels:
-    """A curve for each way whose points differ in the number of pivots; ways without pivots go across."""
-    panels: Panels = {}
-    for point in points:
-        rest = dict(point.options)
-        default = getattr(mechanism_class(point.attention).options_class, "num_pivots", None)
-        pivots = rest.pop(f"{point.attention}_num_pivots", default)
-        measures = {"validation loss (nats per token)": point.loss}
-        if point.bleu:
-            measures["BLEU (tokenised, test set)"] = point.bleu.score
-        for title, value in measures.items():
-            panels.setdefault(title, {}).setdefault(_name(point, rest), []).append((pivots, value))
-    return panels
-
-
-def _against_epochs(points: list[Point], epochs: dict[str, int | None]) -> Panels:
-    """Softmax's loss, and what swaps add to it."""
-    lines = _lines(points)
-    softmax, panels = _softmax(lines), Panels()
-    for line in lines:
-        for base, point in line.items():
-            title = "validation loss of softmax (nats per token)" if line is softmax else _ADDED
-            loss = point.loss - (0 if line is softmax else softmax[base].loss)
-            curves = panels.setdefault(title, {})
-            curves.setdefault(_name(point, point.options), []).append((epochs[base], loss))
-    return panels

@@ -17,19 +17,17 @@ class InputError(ValueError):
     Args:
         message: where ``field`` is given, it goes on from that name: "must be at least 1, got 0".
         field: the option that is wrong, by its name in Python.
-        way_out: what to do, after a semicolon, where a caller may know better.
     """
 
-    def __init__(self, message: str, field: str | None = None, way_out: str | None = None):
-        line = message if field is None else f"{field} {message}"
-        super().__init__(line if way_out is None else f"{line}; {way_out}")
-        self.message, self.field, self.way_out = message, field, way_out
+    def __init__(self, message: str, field: str | None = None):
+        super().__init__(message if field is None else f"{field} {message}")
+        self.message, self.field = message, field
 
     def on_command_line(self) -> "InputError":
         """The same with the option's flag in place of its name."""
         if self.field is None:
             return self
-        return InputError(f"--{self.field.replace('_', '-')} {self.message}", way_out=self.way_out)
+        return InputError(f"--{self.field.replace('_', '-')} {self.message}")
 
 
 def check_least(args: Namespace, **least: int) -> None:

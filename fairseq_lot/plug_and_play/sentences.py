@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from fairseq_lot.errors import InputError
 from fairseq_lot.output.files import read_lines
-from fairseq_lot.pretrained.checkpoint import saved_encoder
+from fairseq_lot.pretrained.checkpoint import saved_encoders
 from fairseq_lot.pretrained.loading import Loaded, load_data, on_device
 from fairseq_lot.pretrained.text import Text
 
@@ -37,17 +37,14 @@ class Sentences:
 
 
 def from_text(loaded: Loaded, name: str, *, max_tokens: int, held_out: int, seed: int) -> Sentences:
-    """Sentences of one split of a data folder, or of a file.
+    """Sentences of one split of a data folder, or of a file, that the model has positions for.
 
     Args:
-        loaded: a model with these sentences; those that it has no positions for are left out.
-        name: of the folder or the file.
-        max_tokens: pieces in a batch; a sentence that has more is a batch.
-        held_out: sentences to measure errors on.
-        seed: of what is drawn.
+        max_tokens: source pieces in a batch; a sentence that has more is a batch.
+        held_out: how many sentences to measure errors on.
 
     Raises:
-        InputError: the split is smaller than twice ``held_out``.
+        InputError: there are fewer than twice ``held_out``.
     """
     if not len(loaded.sentences):
         raise InputError(f"{name} has no sentence; give text that has some")
@@ -78,15 +75,8 @@ def encoded(state: dict, path: str | Path, file: str | Path, model: TransformerM
         InputError: the file cannot be read, or what made the pieces of the model's text is not here.
     """
     lines = read_lines(file)
-    try:
-        task, _ = load_data(state, path, None, None)
-    except InputError as error:
-        raise InputError(
-            f"{file} is plain text, of which pieces are made as those of the model's text were: {error.message}; run "
-            "this where that folder can be found, or give a folder made by fairseq-preprocess"
-        ) from None
-    encoders = {kind: saved_encoder(state, kind) for kind in ("bpe", "tokenizer")}
-    loaded = Loaded(model, task, None, str(path), encoders)
+    task, _ = load_data(state, path, None, None)
+    loaded = Loaded(model, task, None, str(path), saved_encoders(state))
     pieces = filter(None, Text.of(loaded).encode(tqdm(lines, desc=Path(file).name, leave=False, disable=None)))
     return loaded.with_sources([loaded.source(sentence) for sentence in pieces])
 
@@ -100,11 +90,9 @@ def random_pieces(
     what the model has positions for; pieces are independent of each other. There is no target side.
 
     Args:
-        model: whose pieces they are.
         counted: dictionary to draw by its counts; None: every piece is equally likely.
         max_tokens: source pieces in a batch.
-        held_out: sequences to measure errors on.
-        seed: of everything that is drawn.
+        held_out: how many sequences to measure errors on.
     """
     symbols, device = model.encoder.dictionary, next(model.parameters()).device
     likely = np.ones(len(symbols)) if counted is None else np.asarray(counted.count, float).clip(min=0)

@@ -66,13 +66,7 @@ def read(checkpoint: Checkpoint) -> tuple[dict, str]:
 
 
 def load_checkpoint(path: str | Path) -> dict:
-    """Load a fairseq checkpoint of a Transformer onto the CPU.
-
-    Args:
-        path: written by fairseq-train or ``fairseq-lot swap``.
-
-    Returns:
-        fairseq's own dictionary: ``cfg`` or ``args``, ``model``, ``extra_state``, ...
+    """A fairseq checkpoint of a Transformer as fairseq's own dictionary: ``cfg`` or ``args``, ``model``, ...
 
     Raises:
         InputError: missing, truncated, foreign, not a Transformer, or holding anything but data.
@@ -136,20 +130,20 @@ def saved_task(state: dict, path: str | Path) -> dict:
     return task
 
 
-def saved_encoder(state: dict, kind: str) -> dict:
-    """What the training was told about its text, for fairseq's encoders; empty if it was told nothing.
-
-    Args:
-        state: a checkpoint.
-        kind: ``bpe`` or ``tokenizer``, as fairseq's options are called.
+def saved_encoders(state: dict) -> dict[str, dict]:
+    """What the training was told about its text, for fairseq's encoders.
 
     Returns:
-        The encoder's options by their names, its own name as ``_name``.
+        For ``bpe`` and ``tokenizer`` the encoder's options by their names, its own name as ``_name``; empty if the
+        training was told nothing.
     """
-    options = settings(state, kind)
-    if isinstance(options, Namespace):
-        options = vars(options) | {"_name": getattr(options, kind, None)}
-    return options if isinstance(options, dict) and isinstance(options.get("_name"), str) else {}
+    encoders = {}
+    for kind in ("bpe", "tokenizer"):
+        options = settings(state, kind)
+        if isinstance(options, Namespace):
+            options = vars(options) | {"_name": getattr(options, kind, None)}
+        encoders[kind] = options if isinstance(options, dict) and isinstance(options.get("_name"), str) else {}
+    return encoders
 
 
 def serialised(state: dict) -> memoryview:

@@ -18,7 +18,7 @@ from fairseq.utils import apply_to_sample
 
 from fairseq_lot.errors import InputError, first_line
 from fairseq_lot.models.pluggable_transformer import base_architecture
-from fairseq_lot.pretrained.checkpoint import Checkpoint, model_args, read, saved_encoder, saved_task
+from fairseq_lot.pretrained.checkpoint import Checkpoint, model_args, read, saved_encoders, saved_task
 from fairseq_lot.pretrained.data_folder import check_data, check_embeddings, read_dictionary
 from fairseq_lot.pretrained.device import choose_device
 from fairseq_lot.pretrained.languages import Pair, languages, with_languages
@@ -43,7 +43,7 @@ class Loaded:
     Attributes:
         sentences: the split, a ``LanguagePairDataset``.
         encoders: what its training was told about ``bpe`` and ``tokenizer``, see
-            :func:`~fairseq_lot.pretrained.checkpoint.saved_encoder`.
+            :func:`~fairseq_lot.pretrained.checkpoint.saved_encoders`.
     """
 
     model: TransformerModel
@@ -105,16 +105,11 @@ def build(
 ) -> TransformerModel:
     """The model of a checkpoint, in eval mode and without what only trainings need, such as checkpointed activations.
 
-    No data is needed: its dictionaries hold numbers for symbols.
-
-    Args:
-        state: a checkpoint of :func:`~fairseq_lot.pretrained.checkpoint.load_checkpoint`.
-        path: where it came from, for messages.
-        device: where the model is to be.
-        **overrides: arguments of the model that differ from the saved ones.
+    No data is needed: its dictionaries hold numbers for symbols. ``overrides`` are arguments of the model that differ
+    from the saved ones.
 
     Raises:
-        InputError: its weights do not fit its arguments.
+        InputError: its weights do not fit its arguments; ``path`` is where they came from.
     """
     args = copy.deepcopy(model_args(state, path))
     for name, value in {**_WITHOUT_TRAINING, **overrides}.items():
@@ -155,11 +150,10 @@ def load(
     """Load a model and a split of its data.
 
     Args:
-        checkpoint: its path, or what :func:`~fairseq_lot.pretrained.checkpoint.load_checkpoint` returned.
         data: folder made by fairseq-preprocess; None: the one that the checkpoint was trained on.
         split: train, valid or test; None: the dictionaries alone.
         needs_target: refuse a split that has its source side alone.
-        device: where the model is to be; None: a GPU when there is one.
+        device: None: a GPU when there is one.
         pair: source and target language; None: those of the checkpoint, else those in the names of the data's files.
 
     Raises:
@@ -169,7 +163,7 @@ def load(
     state = with_languages(state, path, pair)
     task, dataset = load_data(state, path, data, split, needs_target=needs_target)
     model = build(state, path, device=choose_device(device))
-    return Loaded(model, task, dataset, path, {kind: saved_encoder(state, kind) for kind in ("bpe", "tokenizer")})
+    return Loaded(model, task, dataset, path, saved_encoders(state))
 
 
 def load_data(
@@ -184,8 +178,7 @@ def load_data(
     if data is None:
         data = saved.get("data")
         if not isinstance(data, str) or not Path(data).is_dir():
-            message = f"{path} was trained on {data}, which is not here"
-            raise InputError(message, way_out="name its folder with --data")
+            raise InputError(f"{path} was trained on {data}, which is not here; give its data folder")
     source, target = languages(saved, data, path)
     if split is not None:
         check_data(data, split=split, source=source, target=target, needs_target=needs_target)

@@ -11,7 +11,7 @@ from sacremoses import MosesDetokenizer
 from fairseq_lot.corpus.encode import MODEL_NAME, encode_lines, learn_bpe
 from fairseq_lot.corpus.tokenise import tokenise_lines
 from fairseq_lot.errors import InputError
-from fairseq_lot.pretrained.checkpoint import saved_encoder
+from fairseq_lot.pretrained.checkpoint import saved_encoders
 from fairseq_lot.pretrained.text import Text, piece_kind
 
 RAW = [
@@ -211,9 +211,8 @@ def test_bad_encoders_are_refused_with_one_line(sentencepiece, subwords, tmp_pat
 
 def test_settings_of_a_training():
     bpe = {"_name": "subword_nmt", "bpe_codes": "code"}
-    assert saved_encoder({"cfg": {"bpe": bpe, "tokenizer": None}}, "bpe") == bpe
-    assert saved_encoder({"cfg": {"bpe": bpe, "tokenizer": None}}, "tokenizer") == {}
-    assert saved_encoder({"cfg": {"bpe": {"_name": None}}}, "bpe") == {}
+    assert saved_encoders({"cfg": {"bpe": bpe, "tokenizer": None}}) == {"bpe": bpe, "tokenizer": {}}
+    assert saved_encoders({"cfg": {"bpe": {"_name": None}}}) == {"bpe": {}, "tokenizer": {}}
     early = {"args": Namespace(bpe="subword_nmt", bpe_codes="code")}
-    assert saved_encoder(early, "bpe") == {"_name": "subword_nmt", "bpe": "subword_nmt", "bpe_codes": "code"}
-    assert saved_encoder(early, "tokenizer") == {}
+    named = {"_name": "subword_nmt", "bpe": "subword_nmt", "bpe_codes": "code"}
+    assert saved_encoders(early) == {"bpe": named, "tokenizer": {}}

@@ -25,11 +25,8 @@ def learn_bpe(lines: Iterable[str], vocab_size: int) -> bytes:
     """Learn a BPE model that reproduces its text exactly (identity normalisation, every character kept).
 
     Args:
-        lines: sentences of all languages.
+        lines: sentences of all languages; the same ones give the same bytes.
         vocab_size: number of pieces, with sentencepiece's own three.
-
-    Returns:
-        the serialised model; the same lines give the same bytes.
 
     Raises:
         InputError: the vocabulary is smaller than the alphabet or larger than the text allows.
@@ -62,10 +59,6 @@ def encode_lines(model: bytes, lines: Sequence[str], threads: int = 1) -> list[s
 
 def learn_codes(lines: Iterable[str], merges: int) -> bytes:
     """Learn the codes of subword-nmt's BPE, as in fairseq's own recipes; the same lines give the same bytes.
-
-    Args:
-        lines: sentences of all languages.
-        merges: how often two pieces become one, not counting single characters.
 
     Raises:
         InputError: the text does not have so many pairs that occur twice.

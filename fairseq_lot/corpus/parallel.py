@@ -49,7 +49,6 @@ def read_splits(
     Args:
         sources: a folder, or a prefix for each split. A number in place of the second or third: so many pairs of the
             first, evenly spread, which are not trained on.
-        languages: source and target, the endings of the file names.
         out: what will be written, which must be another folder.
         allow_empty: splits whose empty lines are kept.
 
@@ -98,11 +97,7 @@ def read_parallel(prefix: str | Path, languages: Sequence[str], *, allow_empty: 
 
     Args:
         prefix: the files are ``{prefix}.{language}``, or compressed, ``{prefix}.{language}.xz``.
-        languages: source and target.
         allow_empty: keep empty lines, for a caller that drops such pairs.
-
-    Returns:
-        one list of lines per language, all of the same length.
 
     Raises:
         InputError: a file is missing or without lines, a line is not UTF-8, binary or empty, counts differ.

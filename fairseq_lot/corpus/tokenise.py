@@ -51,11 +51,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    """Tokenise all splits, clean train and valid; the untouched test set goes to ``out/raw``, line by line the same.
-
-    Raises:
-        InputError: bad text, or an output that cannot be written.
-    """
+    """Tokenise all splits, clean train and valid; the untouched test set goes to ``out/raw``, line by line the same."""
     check_least(args, max_ratio=1, max_tokens=1)
     languages, cleaned = (args.source, args.target), () if args.no_clean else ("train", "valid")
     texts = read_splits(args.raw, languages, out=args.out, allow_empty=cleaned)

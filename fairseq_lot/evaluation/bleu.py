@@ -72,12 +72,9 @@ def measure(
     """Score a system, and compare it with the base when there is one.
 
     Args:
-        hypotheses: the system's sentences.
-        references: as many reference sentences.
         metric: keyword arguments of sacreBLEU's BLEU: SACREBLEU or TOKENISED.
         base: the base's translations of the same sentences.
-        samples: bootstrap resamples of the test set.
-        seed: seed of the resampling; the same seed gives the same interval and p-value.
+        samples, seed: of the bootstrap; the same seed gives the same interval and p-value.
 
     Returns:
         Scores rounded to two decimals, the p-value to four.
@@ -158,8 +155,8 @@ def paired_p_value(differences: np.ndarray, difference: float) -> float:
     they get 1.
 
     Args:
-        differences: score differences on the resamples.
-        difference: score difference on the test set.
+        differences: on the resamples.
+        difference: on the test set.
     """
     reached = np.abs(differences - differences.mean()) >= abs(difference)
     return (np.count_nonzero(reached) + 1) / (len(differences) + 1)

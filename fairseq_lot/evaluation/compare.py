@@ -31,11 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a table for each experiment and backbone.
-
-    Raises:
-        InputError: an option or a results file is not as it must be, or no two systems have counts.
-    """
+    """Print a table for each experiment and backbone."""
     resampling = bleu.bootstrap_settings(args)
     rows = read_rows([args.results])
     statistics = read_statistics(args.results, rows)
@@ -73,10 +69,7 @@ def compare(
 
     Args:
         systems: for each system and seed the statistics of the same sentences; a pair is compared on common seeds.
-        signature: of sacreBLEU.
-        samples: bootstrap resamples.
-        seed: of the resampling.
-        heading: the line above the table.
+        samples, seed: of the bootstrap.
     """
     runs = [(name, number) for name, by_seed in systems.items() for number in by_seed]
     statistics = [systems[name][number] for name, number in runs]

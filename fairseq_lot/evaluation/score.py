@@ -51,11 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Score, write the row, print one line.
-
-    Raises:
-        InputError: an option, a translation or a reference is not as it must be, or --out holds other rows.
-    """
+    """Score, write the row, print one line."""
     if Path(args.out).suffix != ".jsonl":  # the counts' name comes from it
         raise InputError(f"--out {args.out} must end in .jsonl")
     check_least(args, seconds=0)
@@ -112,10 +108,6 @@ def read_hypotheses(path: str | Path, sentences: int) -> list[str]:
     """Return the 1-best tokenised hypotheses of a ``fairseq-generate`` output in corpus order.
 
     The output lists the sentences by length, not in the order of the corpus, between lines of its log.
-
-    Args:
-        path: what ``fairseq-generate --remove-bpe sentencepiece`` printed, or at least its H- lines.
-        sentences: of the test set.
 
     Raises:
         InputError: the file is missing or cut off, a sentence is missing or doubled, or there are others.

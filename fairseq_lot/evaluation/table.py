@@ -51,11 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table, one for each experiment and test set.
-
-    Raises:
-        InputError: a results file is missing or broken, or there is nothing to show.
-    """
+    """Print the table, one for each experiment and test set."""
     if args.papers and args.metric != "tokenised":
         raise InputError(f"the papers report tokenised BLEU; leave out --metric {args.metric} or --papers")
     rows = read_rows(args.results)
@@ -72,7 +68,6 @@ def result_tables(
     """The tables, one for each experiment and test set.
 
     Args:
-        rows: scored systems.
         metric: ``tokenised`` or ``sacrebleu``.
         papers: medians of tokenised BLEU beside the papers' instead.
         medians: medians of both backbones side by side instead.

@@ -33,10 +33,6 @@ class Distillation:
     Samples are fairseq's. Where attentions of the decoder are fitted, it reads the targets of the sample; where there
     are none, see :meth:`readable`.
 
-    Args:
-        student: with the swapped attention.
-        teacher: with softmax in its place.
-
     Attributes:
         matched: the attentions that have added parameters.
         added: the parameters that they have added.
@@ -171,8 +167,6 @@ def fit(
         errors: of a sample; their sum is what counts.
         samples: what is fitted to, one a step.
         held_out: what is not fitted to; measured some 20 times.
-        steps: number of updates.
-        title: what the errors are, for the progress bar.
     """
     parameters = [parameter for some, _ in fitted for parameter in some]
 

@@ -15,13 +15,7 @@ _WAY_OUT = "make it with fairseq-preprocess, see scripts/prepare_*.sh"
 
 
 def check_data(data: str | Path, *, split: str, source: str, target: str, needs_target: bool = True) -> np.ndarray:
-    """Check that a split is complete and readable.
-
-    Args:
-        data: folder made by fairseq-preprocess.
-        split: train, valid or test.
-        source, target: languages.
-        needs_target: refuse a split that has its source side alone.
+    """Check that a split is complete and readable, or its source side where it has no other and needs none.
 
     Returns:
         Source lengths in pieces, the end of sentence included.

@@ -39,15 +39,10 @@ def with_languages(state: dict, path: str | Path, pair: Pair | None) -> dict:
 
 
 def languages(saved: dict, data: str | Path, path: str | Path | None) -> Pair:
-    """Source and target language: those of the checkpoint, else those in the names of the files in a data folder.
-
-    Args:
-        saved: what :func:`~fairseq_lot.pretrained.checkpoint.saved_task` returned; empty: there is no checkpoint.
-        data: folder made by fairseq-preprocess.
-        path: where the checkpoint came from, for messages.
+    """Source and target language: those of the checkpoint's task, else those in the names of the data folder's files.
 
     Raises:
-        InputError: neither says, or the folder holds several pairs.
+        InputError: neither says, or the folder holds several pairs; ``path`` is where the checkpoint came from.
     """
     source, target = saved.get("source_lang"), saved.get("target_lang")
     if isinstance(source, str) and isinstance(target, str):

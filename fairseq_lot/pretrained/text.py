@@ -111,12 +111,11 @@ class Text:
         tokenizer: str | None = None,
         tokenised: bool = False,
     ) -> "Text":
-        """The encoding of a model's text, found as this module says.
+        """The encoding of a model's text; what is None is found as this module says.
 
         Args:
-            loaded: the model with its data folder.
-            bpe, tokenizer: names of fairseq's encoders; None: to be found out.
-            bpe_codes: codes or model of the BPE; None: to be found.
+            bpe, tokenizer: names of fairseq's encoders.
+            bpe_codes: codes or model of the BPE.
             tokenised: sentences are tokens already.
 
         Raises:

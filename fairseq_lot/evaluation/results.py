@@ -41,15 +41,6 @@ System = TypedDict(
 )
 
 
-class Training(TypedDict, total=False):
-    """How the systems of an experiment are trained: size, flags of the backbone and of both trainings."""
-
-    size: str
-    backbone: Flags
-    pretrain: Flags
-    finetune: Flags
-
-
 @dataclass(frozen=True, kw_only=True)
 class Label:
     """Which system a row is about.
@@ -57,7 +48,7 @@ class Label:
     Attributes:
         dataset, experiment, system: the names that people read.
         settings: what that system is.
-        training: how the systems of the experiment are trained.
+        training: how the systems of the experiment are trained: size, flags of the backbone and of both trainings.
         seed: of the training.
         precision: of the translations.
     """
@@ -67,7 +58,7 @@ class Label:
     backbone: Name = "transformer"
     system: Name
     settings: System
-    training: Training = dataclasses.field(default_factory=Training)
+    training: dict[str, str | Flags] = dataclasses.field(default_factory=dict)
     stage: Stage
     seed: int = 1
     precision: Precision = "unknown"

@@ -23,15 +23,13 @@ def sentence_maps(models: Mapping[str, Translator], sentences: Sequence[Sequence
     Args:
         models: by the name that the page shows.
         sentences: the pieces of each, without an end of sentence.
-        sites: of ``encoder``, ``cross`` and ``decoder``.
 
     Returns:
         ``models`` (names) and ``sentences``, each with ``source`` and ``target`` (pieces), ``translation`` and
         ``maps``: for each model one dictionary per site, layer and head.
 
     Raises:
-        InputError: the models have different vocabularies, or a sentence is blank or too long, or
-            an attention is not finite.
+        InputError: vocabularies differ, a sentence is blank or too long, or an attention is not finite.
     """
     first_name, first = next(iter(models.items()))
     for name, model in models.items():

@@ -6,6 +6,7 @@ import sys
 import zlib
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +61,15 @@ def run(args: Namespace) -> None:
         rows = read_rows(args.results)
         maps = _maps(args)
         paths = [Path(path).parent / "train.log" for path in (args.path, *args.compare) if path is not None]
-        logs = args.logs or [str(log) for log in dict.fromkeys(paths) if _has_curves(log)]
+        trainings = {}
+        for log in args.logs or map(str, paths):
+            with nullcontext() if args.logs else suppress(InputError):  # a training may not have come to its first loss
+                trainings[log] = read_curves(log)
         figures: dict[str, Figure] = {}
         if rows:
             figures["bleu"] = bleu_bars(rows)
-        if logs:
-            figures["loss"] = loss_curves({name: read_curves(log) for name, log in _short_names(logs).items()})
+        if trainings:
+            figures["loss"] = loss_curves({name: trainings[log] for name, log in _short_names([*trainings]).items()})
         if maps:  # those of the first sentence
             of_all = (one for of_model in maps["sentences"][0]["maps"] for one in of_model)
             for site, layer in dict.fromkeys((one["site"], one["layer"]) for one in of_all):
@@ -79,15 +83,6 @@ def run(args: Namespace) -> None:
                 for form in ("svg", "png"):
                     write_figure(figure, Path(args.figures, f"{name}.{form}"))
     print(f"{args.out}: {len(data) / 1e6:.2f} MB", file=sys.stderr)
-
-
-def _has_curves(log: Path) -> bool:
-    """Say whether a log is there and its training has come to its first loss."""
-    try:
-        read_curves(log)
-    except InputError:
-        return False
-    return True
 
 
 def page(rows: Sequence[Row], figures: dict[str, Figure], maps: dict | None) -> str:

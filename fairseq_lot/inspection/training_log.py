@@ -29,10 +29,7 @@ class Curves:
 
 
 def read_curves(path: str | Path) -> Curves:
-    """Read the curves of one training.
-
-    Args:
-        path: a log of fairseq-train in ``--log-format`` simple or json (of tqdm the validation alone).
+    """The curves in a log of fairseq-train in ``--log-format`` simple or json (of tqdm the validation alone).
 
     Raises:
         InputError: it is missing or holds no curve.

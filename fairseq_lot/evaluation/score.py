@@ -1,13 +1,14 @@
 """``fairseq-lot score``: score the output of fairseq-generate, as one JSON line."""
 
 import argparse
+import math
 import re
 from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 
-from fairseq_lot.errors import InputError, check_least
+from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation.bleu import (
     SACREBLEU,
     TOKENISED,
@@ -54,7 +55,8 @@ def run(args: argparse.Namespace) -> int:
     """Score, write the row, print one line."""
     if Path(args.out).suffix != ".jsonl":  # the counts' name comes from it
         raise InputError(f"--out {args.out} must end in .jsonl")
-    check_least(args, seconds=0)
+    if not 0 <= (args.seconds or 0) < math.inf:
+        raise InputError(f"--seconds must be a number of seconds, not {args.seconds}")
     try:
         label = parse(Label, args.label, "label")
     except ValueError as error:

@@ -189,7 +189,9 @@ def plug(args: Namespace, attention: str, **flat_options: Any) -> None:
         if name in vars(args) and not name.startswith("differential"):
             delattr(args, name)
     sites = flat_options.get("attention_sites", DEFAULTS["attention_sites"])
-    sites = ",".join(map(str, sites)) if isinstance(sites, (list, tuple)) else sites  # checked where they are built
+    if not isinstance(sites, (str, list, tuple)) or not sites:
+        raise InputError(f"attention_sites must name some of {', '.join(SITES)}, not {sites!r}")
+    sites = sites if isinstance(sites, str) else ",".join(map(str, sites))
     vars(args).update({**flat_options, "attention": attention, "attention_sites": sites})
     spell_out(args)
     if args.arch.startswith("transformer"):

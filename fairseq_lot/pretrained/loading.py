@@ -178,7 +178,9 @@ def load_data(
     if data is None:
         data = saved.get("data")
         if not isinstance(data, str) or not Path(data).is_dir():
-            raise InputError(f"{path} was trained on {data}, which is not here; give its data folder")
+            raise InputError(
+                f"{path} was trained on {data}, which is not here; give its folder (translate and report: with --data)"
+            )
     source, target = languages(saved, data, path)
     if split is not None:
         check_data(data, split=split, source=source, target=target, needs_target=needs_target)

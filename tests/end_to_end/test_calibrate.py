@@ -309,7 +309,7 @@ def test_a_plain_text_file_is_fitted_to_in_the_pieces_of_the_model(data, stock_c
     state = load_checkpoint(stock_checkpoint)
     (incomplete := tmp_path / "incomplete").mkdir()
     for there, way_out in (
-        (tmp_path / "gone", "which is not here; give its data folder"),
+        (tmp_path / "gone", "which is not here; give its folder"),
         (incomplete, "make it with fairseq-"),
     ):
         state["cfg"]["task"]["data"] = str(there)

@@ -4,7 +4,7 @@ import hashlib
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from fairseq_lot.inspection.diagnose import encoder_balance
 from fairseq_lot.output.figures import write_figure
 from fairseq_lot.output.files import atomic_write, read_lines
 from fairseq_lot.output.provenance import current_commit
-from fairseq_lot.plug_and_play.calibrate import FitOptions, add_fit_arguments, calibrate, trained_attention
+from fairseq_lot.plug_and_play.calibrate import add_fit_arguments, calibrate, how_to_fit, trained_attention
 from fairseq_lot.plug_and_play.points import (
     DRAWN,
     LENGTHS,
@@ -36,8 +36,8 @@ from fairseq_lot.plug_and_play.sentences import in_batches
 from fairseq_lot.plug_and_play.swap import swap, why_not_calibrated
 from fairseq_lot.plug_and_play.sweep_table import draw, render, render_balance
 from fairseq_lot.pretrained.checkpoint import load_checkpoint
-from fairseq_lot.pretrained.device import add_device_argument, choose_device
-from fairseq_lot.pretrained.languages import add_language_arguments, typed_pair, with_languages
+from fairseq_lot.pretrained.device import add_device_argument
+from fairseq_lot.pretrained.languages import add_language_arguments, with_languages
 from fairseq_lot.pretrained.loading import Loaded, load
 from fairseq_lot.pretrained.translate import references, translate_split
 
@@ -98,12 +98,11 @@ class Base:
 def run(args: Namespace) -> None:
     """Measure what is missing, then write the tables, and of several bases the figure."""
     check_least(args, sentences=1, beam=1)
-    if args.split != FitOptions.split and not args.text:
-        raise InputError(f"--split {args.split} is of the text that --text calibrates on; add --text or leave it out")
-    folder, fitting, languages = Path(args.out), FitOptions.of(args), typed_pair(args)
+    folder, fitting = Path(args.out), how_to_fit(args, args.data if args.text else None)
+    device, languages = fitting.pop("device"), fitting.pop("languages")
     test = {"data": args.data, "sentences": args.sentences, "beam": args.beam}
-    settings = {**test, "languages": languages and list(languages), **asdict(fitting)}
-    how: dict[str, Any] = {**test, "fitting": fitting, "device": choose_device(args.device)}
+    settings = {**test, "languages": languages and list(languages), **fitting}
+    how: dict[str, Any] = {**test, "fitting": fitting, "device": device}
     bases = sorted(dict.fromkeys(map(read_base, args.paths)), key=lambda base: base.epoch or 0)
     points = read_points(folder / "sweep.jsonl")
     check_settings(folder, settings)
@@ -185,7 +184,7 @@ def measured(
     data: str,
     sentences: int | None,
     beam: int,
-    fitting: FitOptions,
+    fitting: dict[str, Any],
     device: torch.device,
     translations: Path | None,
 ) -> Point:
@@ -194,7 +193,7 @@ def measured(
     if way.calibrated_on != DRAWN:
         started = time.perf_counter()
         text = data if way.calibrated_on == TEXT else None
-        swapped = calibrate(swapped, text, device=device, **asdict(fitting)).state
+        swapped = calibrate(swapped, text, device=device, **fitting).state
         seconds = round(time.perf_counter() - started, 1)
     bleu = None
     if translations is not None:
@@ -217,7 +216,7 @@ def measured(
         loss=whole.mean,
         tokens=whole.tokens,
         bleu=bleu,
-        seed=fitting.seed,
+        seed=fitting["seed"],
         commit=current_commit(),
         threads=torch.get_num_threads(),
         device="CPU" if device.type == "cpu" else torch.cuda.get_device_name(device),

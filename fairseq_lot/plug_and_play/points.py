@@ -137,7 +137,10 @@ def read_points(file: Path) -> list[Point]:
 def check_settings(folder: Path, settings: dict) -> None:
     """Raise InputError where the points of a folder were made with other settings than these, as JSON has them."""
     file = folder / "settings.json"
-    before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else settings
+    try:
+        before = dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else settings
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{file} cannot be read ({error}); remove it if the points are of this base") from error
     others = {name: before.get(name) for name, value in settings.items() if before.get(name) != value}
     if others:
         different = " and ".join(f"another {name}, {value}" for name, value in others.items())

@@ -8,6 +8,8 @@ from fairseq import utils
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fairseq_lot import cli
+
 torch.set_num_threads(1)
 
 
@@ -24,6 +26,21 @@ def pytest_collection_modifyitems(items):
 def same_random_numbers():
     """Every test draws the same numbers, alone or among others."""
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def refused(capfd):
+    """A function that runs fairseq-lot, which must refuse in one line that holds these words; it returns the line."""
+
+    def refused(argv, *words):
+        capfd.readouterr()
+        code = cli.main([str(word) for word in argv])
+        out, err = capfd.readouterr()
+        assert (code, out, err.count("\n")) == (2, "", 1) and err.startswith("fairseq-lot: error: "), err
+        assert all(str(word) in err for word in words), err
+        return err
+
+    return refused
 
 
 def random(*shape, seed=1, dtype=torch.float64):

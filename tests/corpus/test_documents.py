@@ -6,6 +6,7 @@ from fairseq_lot.cli import main
 from fairseq_lot.corpus import documents
 
 SPLITS = {"train": 300, "valid": 40, "test": 21}
+COMMAND = ["documents", "--source", "de", "--target", "en"]
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def folder(tmp_path):
 
 
 def join(folder, *words):
-    return main(["documents", str(folder), "--source", "de", "--target", "en", *words])
+    return main([*COMMAND, str(folder), *words])
 
 
 def sentences(path):
@@ -72,17 +73,15 @@ def test_the_seed_decides(folder):
 
 
 @pytest.mark.parametrize("words", [[], ["--tests", "4"]])
-def test_documents_are_not_joined_again(folder, capsys, words):
+def test_documents_are_not_joined_again(folder, refused, words):
     assert join(folder, *words) == 0
     before = {path: path.read_bytes() for path in folder.rglob("*.*")}
-    assert join(folder, *words) == 2
-    assert "documents.txt is there: these sentences are joined already" in capsys.readouterr().err
+    refused([*COMMAND, folder, *words], "documents.txt is there: these sentences are joined already")
     assert {path: path.read_bytes() for path in folder.rglob("*.*")} == before
 
 
 @pytest.mark.parametrize("words", [["--tests", "0"], ["--seed", "-1"]])
-def test_bad_numbers_are_one_line_and_nothing_changes(folder, words, capsys):
+def test_bad_numbers_are_one_line_and_nothing_changes(folder, words, refused):
     before = {path: path.read_bytes() for path in folder.rglob("*.*")}
-    assert join(folder, *words) == 2
-    assert f"{words[0]} must be at least" in capsys.readouterr().err
+    refused([*COMMAND, folder, *words], f"{words[0]} must be at least")
     assert {path: path.read_bytes() for path in folder.rglob("*.*")} == before

@@ -1,5 +1,6 @@
 """The joint BPE: exact round trip, determinism, and one clear line for every bad input."""
 
+import re
 import sys
 from itertools import pairwise
 
@@ -13,7 +14,6 @@ from fairseq_lot.corpus.parallel import read_splits
 from fairseq_lot.errors import InputError
 
 LANGUAGES = ("de", "en")
-IN_GERMAN_AND_ENGLISH = ("--source", "de", "--target", "en")
 LINES = {
     "de": [
         "ich habe &quot; gut &quot; gesagt , d&apos; accord ?",
@@ -28,6 +28,7 @@ LINES = {
         "nice that you &apos;re coming at 10 : 05 ...",
     ],
 }
+BY_SUBWORD_NMT = ("--bpe", "subword_nmt")
 
 
 @pytest.fixture
@@ -41,31 +42,33 @@ def folder(tmp_path):
     return path
 
 
-def encode(folder, out, threads=1):
-    words = ["--text", str(folder), "--out", str(out), "--vocab-size", "120", "--threads", str(threads)]
-    return main(["encode", *words, *IN_GERMAN_AND_ENGLISH])
+@pytest.fixture
+def words(folder, tmp_path):
+    """The command with what it needs; options that follow take the place of these."""
+    pair = ["--source", "de", "--target", "en"]
+    return ["encode", "--text", str(folder), "--out", str(tmp_path / "out"), "--vocab-size", "120", *pair]
 
 
-def run_encode(folder, out, capsys, *options):
-    """Return the exit code and the lines on stderr."""
-    code = main(
-        ["encode", "--text", str(folder), "--out", str(out), "--vocab-size", "120", *IN_GERMAN_AND_ENGLISH, *options]
-    )
-    return code, capsys.readouterr().err.splitlines()
-
-
-def test_decoding_gives_back_the_tokens(folder, tmp_path):
-    out = tmp_path / "out"
-    assert encode(folder, out) == 0
-    for split in ("train", "valid", "test"):
-        for language, lines in LINES.items():
-            pieces = (out / f"{split}.{language}").read_text(encoding="utf-8").removesuffix("\n").split("\n")
-            assert [post_process(line, "sentencepiece") for line in pieces] == [" ".join(s.split()) for s in lines]
+@pytest.mark.parametrize(
+    ("options", "kind"), [((), "sentencepiece"), ((*BY_SUBWORD_NMT, "--vocab-size", "20"), "subword_nmt")]
+)
+def test_decoding_gives_back_the_tokens_and_nothing_is_said(options, kind, words, tmp_path, capfd):
+    assert main([*words, *options]) == 0
+    assert capfd.readouterr() == ("", "")
     for language, lines in LINES.items():
-        expected = "".join(" ".join(line.split()) + "\n" for line in lines)
-        assert (out / "text" / f"test.{language}").read_text(encoding="utf-8") == expected
-    processor = sentencepiece.SentencePieceProcessor(model_file=str(out / MODEL_NAME))
-    assert processor.get_piece_size() == 120
+        expected = [" ".join(line.split()) for line in lines]
+        for split in ("train", "valid", "test"):
+            path = tmp_path / "out" / f"{split}.{language}"
+            pieces = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+            assert [post_process(line, kind) for line in pieces] == expected
+            assert any("@@ " in line for line in pieces) == (kind == "subword_nmt")
+        tokens = (tmp_path / "out" / "text" / f"test.{language}").read_text(encoding="utf-8")
+        assert tokens == "".join(f"{line}\n" for line in expected)
+    if kind == "subword_nmt":
+        assert (tmp_path / "out" / "code").read_text().startswith("#version")
+    else:
+        processor = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "out" / MODEL_NAME))
+        assert processor.get_piece_size() == 120
 
 
 def test_characters_outside_the_alphabet_survive_encoding():
@@ -79,51 +82,22 @@ def test_escape_and_its_suffix_can_be_one_piece():
     assert "\u2581&apos;s" in pieces.split()
 
 
-def test_same_text_gives_the_same_bytes(folder, tmp_path):
-    for name, threads in (("a", 1), ("b", 2)):
-        assert encode(folder, tmp_path / name, threads) == 0
+def test_same_text_gives_the_same_bytes(words, tmp_path):
+    for name, threads in (("a", "1"), ("b", "2")):
+        assert main([*words, "--out", str(tmp_path / name), "--threads", threads]) == 0
     for file in (tmp_path / "a").glob("*.*"):
         assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes()
 
 
-def test_other_languages_and_quiet_output(folder, tmp_path, capfd):
-    for split in ("train", "valid", "test"):
-        (folder / f"{split}.de").rename(folder / f"{split}.fr")
-    command = ["encode", "--text", str(folder), "--out", str(tmp_path / "out"), "--vocab-size", "120"]
-    assert main([*command, "--source", "fr", "--target", "en"]) == 0
-    assert (tmp_path / "out" / "test.fr").is_file()
-    captured = capfd.readouterr()
-    assert captured.out == "" and captured.err == ""
-
-
-def test_subword_nmt_gives_back_the_tokens_too_and_says_nothing(folder, tmp_path, capsys):
-    code, lines = run_encode(folder, tmp_path / "out", capsys, "--bpe", "subword_nmt", "--vocab-size", "20")
-    assert code == 0 and lines == []
-    assert (tmp_path / "out" / "code").read_text().startswith("#version")
-    for language, wanted in LINES.items():
-        pieces = (tmp_path / "out" / f"test.{language}").read_text(encoding="utf-8").removesuffix("\n").split("\n")
-        assert any("@@ " in line for line in pieces)
-        assert [post_process(line, "subword_nmt") for line in pieces] == [" ".join(line.split()) for line in wanted]
-
-
 @pytest.mark.parametrize("line", ["a@@ b", "b @@"])
-def test_subword_nmt_refuses_its_own_mark(line, folder, tmp_path, capsys):
+def test_subword_nmt_refuses_its_own_mark(line, folder, words, refused):
     (folder / "valid.en").write_text(f"good\n{line}\ngood\ngood\n")
-    code, lines = run_encode(folder, tmp_path / "out", capsys, "--bpe", "subword_nmt")
-    assert code == 2 and len(lines) == 1 and "valid.en, line 2: holds '@@'" in lines[0]
+    refused([*words, *BY_SUBWORD_NMT], "valid.en, line 2: holds '@@'")
 
 
-def test_subword_nmt_says_how_many_merges_there_are(folder, tmp_path, capsys):
-    code, lines = run_encode(folder, tmp_path / "out", capsys, "--bpe", "subword_nmt", "--vocab-size", "1000")
-    assert code == 2 and len(lines) == 1 and "--vocab-size 1000 is too large for this text; give at most " in lines[0]
-    most = lines[0].split()[-1]
-    assert run_encode(folder, tmp_path / "out", capsys, "--bpe", "subword_nmt", "--vocab-size", most) == (0, [])
-
-
-def test_without_the_package_there_is_one_line_with_the_command(folder, tmp_path, capsys, monkeypatch):
+def test_without_the_package_there_is_one_line_with_the_command(words, refused, monkeypatch):
     monkeypatch.setitem(sys.modules, "subword_nmt", None)
-    code, lines = run_encode(folder, tmp_path / "out", capsys, "--bpe", "subword_nmt")
-    assert code == 2 and len(lines) == 1 and "run 'pip install subword-nmt'" in lines[0]
+    refused([*words, *BY_SUBWORD_NMT], "run 'pip install subword-nmt'")
 
 
 def test_prefixes_and_held_out_pairs(tmp_path):
@@ -147,91 +121,75 @@ def test_too_many_held_out_pairs_are_refused(count, tmp_path):
         read_splits([tmp_path / "all", count, "1"], LANGUAGES, allow_empty={"train"})
 
 
-def test_existing_folder_keeps_its_other_files(folder, tmp_path):
+def test_existing_folder_keeps_its_other_files(words, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     (out / "notes").write_text("mine")
     (out / "train.de").write_text("half a li")
-    assert encode(folder, out) == 0
+    assert main(words) == 0
     assert (out / "notes").read_text() == "mine"
     assert len((out / "train.de").read_text(encoding="utf-8").splitlines()) >= 4
 
 
-# what a file holds instead, and what the error says; None: the file is gone
+# files, what they hold instead, and what the error says; None: they are gone
 DAMAGES = {
-    "missing": ("valid.en", None, "valid.en is missing"),
-    "counts": ("test.de", "eine\n" * 5, "test.de has 5 lines but"),
-    "encoding": ("train.de", b"gut\nsch\xf6n\ngut\ngut\n", "train.de, line 2: not valid UTF-8"),
-    "source": ("test.de", "gut\ngut\n \u00a0\ngut\n", "test.de, line 3: empty line"),
-    "target": ("train.en", "\ngood\ngood\ngood\n", "train.en, line 1: empty line"),
-    "reserved": ("train.en", "good\na \u2581 b\ngood\ngood\n", "train.en, line 2: holds '▁'"),
-    "reference": ("raw/test.en", "One line.\n", "raw/test.en has 1 lines but the test set has 4"),
+    "missing": (["valid.en"], None, "valid.en is missing"),
+    "empty": (["valid.de", "valid.en"], "", "valid.de has no lines"),
+    "counts": (["test.de"], "eine\n" * 5, "test.de has 5 lines but"),
+    "encoding": (["train.de"], b"gut\nsch\xf6n\ngut\ngut\n", "train.de, line 2: not valid UTF-8"),
+    "source": (["test.de"], "gut\ngut\n \u00a0\ngut\n", "test.de, line 3: empty line"),
+    "target": (["train.en"], "\ngood\ngood\ngood\n", "train.en, line 1: empty line"),
+    "reserved": (["train.en"], "good\na \u2581 b\ngood\ngood\n", "train.en, line 2: holds '▁'"),
+    "reference": (["raw/test.en"], "One line.\n", "raw/test.en has 1 lines but the test set has 4"),
 }
 
 
-def damage(folder, name, content):
-    file = folder / name
-    file.parent.mkdir(exist_ok=True)
-    if content is None:
-        file.unlink()
-    else:
-        file.write_bytes(content if isinstance(content, bytes) else content.encode())
-
-
-@pytest.mark.parametrize(("name", "content", "expected"), DAMAGES.values(), ids=DAMAGES)
-def test_bad_text_is_one_line(name, content, expected, folder, tmp_path, capsys):
-    damage(folder, name, content)
-    code, lines = run_encode(folder, tmp_path / "out", capsys)
-    assert code == 2 and len(lines) == 1
-    assert expected in lines[0]
+@pytest.mark.parametrize(("names", "content", "expected"), DAMAGES.values(), ids=DAMAGES)
+def test_bad_text_is_one_line(names, content, expected, folder, words, tmp_path, refused):
+    (folder / "raw").mkdir()
+    for name in names:
+        if content is None:
+            (folder / name).unlink()
+        else:
+            (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    refused(words, expected)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["text"]
 
 
-def test_text_without_lines_is_one_line(folder, tmp_path, capsys):
-    for language in LINES:
-        damage(folder, f"valid.{language}", "")
-    code, lines = run_encode(folder, tmp_path / "out", capsys)
-    assert code == 2 and len(lines) == 1 and "valid.de has no lines" in lines[0]
-
-
-@pytest.mark.parametrize(
-    "size, expected",
-    [
-        ("0", "--vocab-size must be at least 1, got 0"),
-        ("-3", "--vocab-size must be at least 1, got -3"),
-        ("10", "--vocab-size 10 does not fit this text: Vocabulary size is smaller than required_chars. 10 vs "),
-        (
-            "100000",
-            "--vocab-size 100000 does not fit this text: Vocabulary size too high (100000). Please set it ",
-        ),
-    ],
-)
-def test_bad_vocabulary_is_one_line(size, expected, folder, tmp_path, capfd):
-    command = ["encode", "--text", str(folder), "--out", str(tmp_path / "out"), "--vocab-size", size]
-    code = main([*command, *IN_GERMAN_AND_ENGLISH])
-    lines = capfd.readouterr().err.splitlines()
-    assert code == 2 and len(lines) == 1 and expected in lines[0]
+@pytest.mark.parametrize("size", ["0", "-3"])
+def test_a_vocabulary_has_a_piece(size, words, tmp_path, refused):
+    refused([*words, "--vocab-size", size], f"--vocab-size must be at least 1, got {size}")
     assert not (tmp_path / "out").exists()
 
 
-def test_bad_folders_are_one_line(folder, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("options", "size", "expected"),
+    [
+        ((), "10", "does not fit this text: Vocabulary size is smaller than required_chars. 10 vs "),
+        ((), "100000", "does not fit this text: Vocabulary size too high (100000). Please set it to a value <= "),
+        (BY_SUBWORD_NMT, "1000", "is too large for this text; give at most "),
+    ],
+)
+def test_the_size_that_the_message_gives_works(options, size, expected, words, tmp_path, refused):
+    line = refused([*words, *options, "--vocab-size", size], f"--vocab-size {size} {expected}")
+    assert not (tmp_path / "out").exists()
+    fitting = re.match(r"\d+", line.partition(expected)[2])[0]
+    assert main([*words, *options, "--vocab-size", fitting]) == 0
+
+
+def test_bad_folders_are_one_line(folder, words, tmp_path, refused):
     (tmp_path / "file").write_text("")
-    for text, out, expected in (
-        (tmp_path / "nowhere", tmp_path / "out", "is not a folder"),
-        (folder, folder, "is the folder that is read"),
-        (folder, tmp_path / "file", "cannot write"),
-        (folder, tmp_path / "file" / "out", "cannot write"),
-    ):
-        code, lines = run_encode(text, out, capsys)
-        assert code == 2 and len(lines) == 1 and expected in lines[0]
+    refused([*words, "--text", tmp_path / "nowhere"], "is not a folder")
+    refused([*words, "--out", folder], "is the folder that is read")
+    refused([*words, "--out", tmp_path / "file"], "cannot write")
+    refused([*words, "--out", tmp_path / "file" / "out"], "cannot write")
 
 
-def test_a_failed_write_leaves_nothing(folder, tmp_path, monkeypatch, capsys):
+def test_a_failed_write_leaves_nothing(words, tmp_path, monkeypatch, refused):
     def full_disk(folder, *_):
         (folder / "train.de").write_text("half")
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("fairseq_lot.corpus.encode.write_splits", full_disk)
-    assert encode(folder, tmp_path / "out") == 2
-    assert "No space left on device" in capsys.readouterr().err
+    refused(words, "No space left on device")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["text"]

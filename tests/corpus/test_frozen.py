@@ -16,11 +16,5 @@ SHA256 = {
 
 
 def test_the_text_is_the_one_that_results_were_made_from():
-    found = {path.stem: lzma.decompress(path.read_bytes()) for path in FOLDER.glob("*.xz")}
-    assert {name: hashlib.sha256(text).hexdigest() for name, text in found.items()} == SHA256
-    counts = {name: len(text.decode().splitlines()) for name, text in found.items()}
-    assert counts == {
-        f"{split}.{side}": 6000 if split == "train" else 300
-        for split in ("train", "valid", "test")
-        for side in ("de", "en")
-    }
+    found = {path.stem: hashlib.sha256(lzma.decompress(path.read_bytes())) for path in FOLDER.glob("*.xz")}
+    assert {name: text.hexdigest() for name, text in found.items()} == SHA256

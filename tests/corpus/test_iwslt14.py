@@ -6,10 +6,10 @@ import tarfile
 import pytest
 
 from fairseq_lot.cli import main
-from fairseq_lot.corpus.iwslt14 import LANGUAGES, TEST, split_archive, test_lines, train_lines
+from fairseq_lot.corpus import iwslt14
+from fairseq_lot.corpus.iwslt14 import LANGUAGES, TEST, split_archive
 from fairseq_lot.errors import InputError
 
-test_lines.__test__ = False  # a function of the package, not a test
 TALK = "<url>http://x</url>\n<keywords>a, b</keywords>\n<speaker>X</speaker>\n<talkid>1</talkid>\n"
 
 
@@ -22,19 +22,16 @@ def train_file(language):
     return TALK + "\n".join(lines) + "\n"
 
 
-def test_file(name, language):
+def file_of_test(name, language):
     body = f'<seg id="1"> It’s {name} {language} </seg>\n<seg id="2">Two &amp; more.</seg>\n'
     return f'<?xml version="1.0"?>\n<doc docid="1">\n<title>no</title>\n{body}</doc>\n'
-
-
-test_file.__test__ = False
 
 
 def files():
     """The members of a well-formed archive."""
     content = {f"de-en/train.tags.de-en.{language}": train_file(language) for language in LANGUAGES}
     for name in TEST:
-        content.update({f"de-en/{name}.{language}.xml": test_file(name, language) for language in LANGUAGES})
+        content.update({f"de-en/{name}.{language}.xml": file_of_test(name, language) for language in LANGUAGES})
     content["de-en/README"] = "about"
     return content
 
@@ -71,11 +68,9 @@ def test_splits(archive):
 
 
 def test_metadata_and_segments():
-    assert train_lines(["<url>x</url>", "a <talkid>1</talkid>", "<doc id='1'>", "A <b> c", "<title> T </title>"]) == [
-        "A <b> c",
-        "T",
-    ]
-    assert test_lines(["<hl>", '<seg id="12">  Don’t  </seg>  ']) == ["Don't"]
+    lines = ["<url>x</url>", "a <talkid>1</talkid>", "<doc id='1'>", "A <b> c", "<title> T </title>"]
+    assert iwslt14.train_lines(lines) == ["A <b> c", "T"]
+    assert iwslt14.test_lines(["<hl>", '<seg id="12">  Don’t  </seg>  ']) == ["Don't"]
 
 
 def test_command_writes_the_folder(archive, tmp_path, capsys):
@@ -89,12 +84,9 @@ def test_command_writes_the_folder(archive, tmp_path, capsys):
 
 
 def test_the_nested_archive_gives_the_same(archive, tmp_path):
-    outer = tmp_path / "2014-01.tgz"
-    content = {
-        "2014-01/texts/en/de/en-de.tgz": b"another one",
-        "2014-01/texts/de/en/de-en.tgz": archive.read_bytes(),
-    }
-    outer.write_bytes(pack(content))
+    outer, texts = tmp_path / "2014-01.tgz", "2014-01/texts"
+    inner = {f"{texts}/en/de/en-de.tgz": b"another one", f"{texts}/de/en/de-en.tgz": archive.read_bytes()}
+    outer.write_bytes(pack(inner))
     assert split_archive(outer) == split_archive(archive)
 
 
@@ -115,10 +107,10 @@ def test_every_truncation_is_refused(tenths, archive):
         split_archive(archive)
 
 
-def damaged(change):
-    content = files()
-    change(content)
-    return pack(content)
+def damaged(name, content=None):
+    """An archive of which one file holds something else, or is missing."""
+    others = {key: value for key, value in files().items() if key != f"de-en/{name}"}
+    return pack(others if content is None else {**others, f"de-en/{name}": content})
 
 
 @pytest.mark.parametrize(
@@ -128,17 +120,15 @@ def damaged(change):
         (b"<html>not found</html>", "truncated or not a .tgz archive"),
         (pack({"hello.txt": "hello"}), "does not hold train.tags.de-en.de"),
         (pack({"texts/de/en/de-en.tgz": b"short"}), "truncated or not a .tgz archive"),
-        (damaged(lambda c: c.pop(f"de-en/{TEST[1]}.en.xml")), f"does not hold {TEST[1]}.en.xml"),
-        (damaged(lambda c: c.update({"de-en/train.tags.de-en.de": "Eins.\n"})), "1 German and 52 English lines"),
-        (damaged(lambda c: c.update({f"de-en/{TEST[0]}.de.xml": "<doc>"})), "0 German and 2 English lines"),
-        (damaged(lambda c: c.update({"de-en/train.tags.de-en.de": b"gut\n\xf6\n"})), "line 2: not valid UTF-8"),
+        (damaged(f"{TEST[1]}.en.xml"), f"does not hold {TEST[1]}.en.xml"),
+        (damaged("train.tags.de-en.de", "Eins.\n"), "1 German and 52 English lines"),
+        (damaged(f"{TEST[0]}.de.xml", "<doc>"), "0 German and 2 English lines"),
+        (damaged("train.tags.de-en.de", b"gut\n\xf6\n"), "line 2: not valid UTF-8"),
     ],
 )
-def test_bad_archive_is_one_line(data, expected, tmp_path, capsys):
+def test_bad_archive_is_one_line(data, expected, tmp_path, refused):
     path = tmp_path / "archive.tgz"
     if data is not None:
         path.write_bytes(data)
-    assert main(["iwslt14", "--archive", str(path), "--out", str(tmp_path / "raw")]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1 and expected in lines[0]
+    refused(["iwslt14", "--archive", path, "--out", tmp_path / "raw"], expected)
     assert not (tmp_path / "raw").exists()

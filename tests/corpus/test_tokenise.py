@@ -25,8 +25,10 @@ def lines_of(path):
     return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
 
 
-def run_tokenise(folder, out, *options):
-    return main(["tokenise", "--raw", str(folder), "--out", str(out), "--source", "de", "--target", "en", *options])
+@pytest.fixture
+def words(folder, tmp_path):
+    """The command with what it needs."""
+    return ["tokenise", "--raw", str(folder), "--out", str(tmp_path / "out"), "--source", "de", "--target", "en"]
 
 
 def test_moses_tokens_in_lower_case():
@@ -45,34 +47,29 @@ def test_cleaning_rules():
     assert clean_indices(["a b", "a b c"], ["a b c d", "a b c"], max_ratio=2, max_tokens=3) == [1]
 
 
-def test_cleaning_leaves_the_test_set_alone(folder, tmp_path, capsys):
+def test_cleaning_leaves_the_test_set_alone(words, tmp_path, capfd):
     out = tmp_path / "out"
-    assert run_tokenise(folder, out) == 0
-    error = capsys.readouterr().err.splitlines()
-    assert error == ["cleaning dropped 1 pairs of train", "cleaning dropped 1 pairs of valid"]
+    assert main(words) == 0
+    assert capfd.readouterr().err == "cleaning dropped 1 pairs of train\ncleaning dropped 1 pairs of valid\n"
     assert len(lines_of(out / "train.de")) == len(lines_of(out / "valid.en")) == 3
     assert len(lines_of(out / "test.de")) == len(lines_of(out / "test.en")) == 4
     assert lines_of(out / "raw" / "test.en") == ENGLISH
     assert lines_of(out / "raw" / "test.de") == GERMAN
 
 
-def test_no_clean_keeps_every_pair(folder, tmp_path, capsys):
-    assert run_tokenise(folder, tmp_path / "out", "--no-clean") == 0
-    assert capsys.readouterr().err == ""
+def test_no_clean_keeps_every_pair(words, tmp_path, capfd):
+    assert main([*words, "--no-clean"]) == 0
+    assert capfd.readouterr().err == ""
     assert len(lines_of(tmp_path / "out" / "train.de")) == 4
 
 
-def test_an_empty_side_is_cleaned_in_train_and_refused_elsewhere(folder, tmp_path, capsys):
+def test_an_empty_side_is_cleaned_in_train_and_refused_elsewhere(folder, words, tmp_path, refused):
     (folder / "train.de").write_text("\n".join(["", *GERMAN[1:]]) + "\n", encoding="utf-8")
-    assert run_tokenise(folder, tmp_path / "clean") == 0
+    assert main([*words, "--out", str(tmp_path / "clean")]) == 0
     assert len(lines_of(tmp_path / "clean" / "train.de")) == 2
-    capsys.readouterr()
-    assert run_tokenise(folder, tmp_path / "out", "--no-clean") == 2
-    assert "train.de, line 1: empty line" in capsys.readouterr().err
+    refused([*words, "--no-clean"], "train.de, line 1: empty line")
     (folder / "test.en").write_text("\n".join([*ENGLISH[:3], " "]) + "\n", encoding="utf-8")
-    assert run_tokenise(folder, tmp_path / "out") == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1 and "test.en, line 4: empty line" in lines[0]
+    refused(words, "test.en, line 4: empty line")
     assert not (tmp_path / "out").exists()
 
 
@@ -80,15 +77,15 @@ def test_an_empty_side_is_cleaned_in_train_and_refused_elsewhere(folder, tmp_pat
 @pytest.mark.parametrize(
     "prefixes", [("train", "valid", "test"), ("../all", "1", "../raw text/test"), ("../all", "1", "raw/test")]
 )
-def test_text_that_would_be_replaced_is_refused(command, prefixes, folder, capsys, monkeypatch):
+def test_text_that_would_be_replaced_is_refused(command, prefixes, folder, refused, monkeypatch):
     monkeypatch.chdir(folder)
     for side in ("de", "en"):
         for path in (f"../all.{side}", f"raw/test.{side}"):
             Path(path).parent.mkdir(exist_ok=True)
             Path(path).write_bytes(Path(f"test.{side}").read_bytes())
     before = {path: path.read_bytes() for path in folder.rglob("*.*")}
-    assert main([*command, *prefixes, "--out", str(folder), "--source", "de", "--target", "en"]) == 2
-    assert "is the folder that is read" in capsys.readouterr().err
+    words = [*command, *prefixes, "--out", folder, "--source", "de", "--target", "en"]
+    refused(words, "is the folder that is read")
     assert {path: path.read_bytes() for path in folder.rglob("*.*")} == before
 
 
@@ -105,11 +102,9 @@ def test_text_that_would_be_replaced_is_refused(command, prefixes, folder, capsy
         ("train.de", b"a\n" * 4, ("--max-tokens", "0"), "--max-tokens must be at least 1, got 0"),
     ],
 )
-def test_bad_input_is_one_line(name, content, options, expected, folder, tmp_path, capsys):
+def test_bad_input_is_one_line(name, content, options, expected, folder, words, tmp_path, refused):
     (folder / name).unlink()
     if content is not None:
         (folder / name).write_bytes(content)
-    assert run_tokenise(folder, tmp_path / "out", *options) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1 and expected in lines[0]
+    refused([*words, *options], expected)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["raw text"]

@@ -5,37 +5,30 @@ import random
 import pytest
 
 from fairseq_lot.evaluation.bleu import MetricScore
-from fairseq_lot.evaluation.results import Row
-
-
-def generate_output(hypotheses, *, seed=1):
-    """Return what fairseq-generate prints for these hypotheses, in an order unlike the corpus."""
-    order = list(range(len(hypotheses)))
-    random.Random(seed).shuffle(order)
-    lines = ["2024-01-01 00:00:00 | INFO | fairseq_cli.generate | {'_name': None}"]
-    for sentence in order:
-        text = hypotheses[sentence]
-        lines += [
-            f"S-{sentence}\tein satz",
-            f"T-{sentence}\ta sentence",
-            f"H-{sentence}\t-0.5\t{text}",
-            f"D-{sentence}\t-0.5\t{text}",
-            f"P-{sentence}\t-0.1 -0.9",
-        ]
-    lines.append("Generate test with beam=5: BLEU4 = 20.00, 50.0/30.0/20.0/10.0 (BP=1.000)")
-    return "\n".join(lines) + "\n"
+from fairseq_lot.evaluation.results import Row, format_row
 
 
 @pytest.fixture
 def write_generated(tmp_path):
-    """A function that writes generated output into a file and returns its path."""
+    """A function that writes what fairseq-generate prints for hypotheses, in an order unlike the corpus, to a file."""
 
     def write(name, hypotheses):
+        lines = ["2024-01-01 00:00:00 | INFO | fairseq_cli.generate | {'_name': None}"]
+        for number, text in random.Random(1).sample(list(enumerate(hypotheses)), len(hypotheses)):
+            lines += [f"S-{number}\tein satz", f"T-{number}\ta sentence", f"H-{number}\t-0.5\t{text}"]
+            lines += [f"D-{number}\t-0.5\t{text}", f"P-{number}\t-0.1 -0.9"]
+        lines.append("Generate test with beam=5: BLEU4 = 20.00, 50.0/30.0/20.0/10.0 (BP=1.000)")
         path = tmp_path / name
-        path.write_text(generate_output(hypotheses), encoding="utf-8")
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
         return path
 
     return write
+
+
+def write_rows(path, *rows):
+    """A results file, whose path is returned."""
+    path.write_text("".join(format_row(row) + "\n" for row in rows), encoding="utf-8")
+    return path
 
 
 @pytest.fixture

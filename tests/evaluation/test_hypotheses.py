@@ -1,17 +1,11 @@
 """Reading the output of fairseq-generate."""
 
-import contextlib
 import lzma
 
 import pytest
 
 from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation.score import read_hypotheses
-
-TWO = "".join(
-    f"S-{sentence}\tein\nT-{sentence}\tone\nH-{sentence}\t-0.5\t{text}\nD-{sentence}\t-0.5\t{text}\nP-{sentence}\t-0.5\n"
-    for sentence, text in ((1, "one two"), (0, "zero"))
-)
 
 
 @pytest.fixture
@@ -60,25 +54,22 @@ def test_what_is_wrong_is_one_line(read, tmp_path, text, message):
     assert "\n" not in str(caught.value)
 
 
-def test_compressed_output(tmp_path):
+def test_compressed_output(write_generated, tmp_path):
     path = tmp_path / "generated.txt.xz"
-    path.write_bytes(lzma.compress(TWO.encode()))
+    path.write_bytes(lzma.compress(write_generated("two.txt", ["zero", "one two"]).read_bytes()))
     assert read_hypotheses(path, 2) == ["zero", "one two"]
     path.write_bytes(lzma.compress(b"H-0\t-1\ta\nH-1\t-1\tb"))
     with pytest.raises(InputError, match="is cut off"):
         read_hypotheses(path, 2)
 
 
-def test_missing_file(tmp_path):
-    with pytest.raises(InputError, match="cannot read .*absent.txt"):
-        read_hypotheses(tmp_path / "absent.txt", 1)
-
-
-def test_cut_off_anywhere_it_is_refused_or_has_all_translations(read):
+def test_cut_off_anywhere_it_is_refused_or_has_all_translations(write_generated, read):
+    hypotheses = ["zero", "one two"]
+    text = write_generated("two.txt", hypotheses).read_text(encoding="utf-8")
     refused = 0
-    for length in range(len(TWO) + 1):
-        with contextlib.suppress(InputError):
-            assert read(TWO[:length]) == ["zero", "one two"]
-            continue
-        refused += 1
-    assert refused > TWO.index("zero")
+    for length in range(len(text) + 1):
+        try:
+            assert read(text[:length]) == hypotheses
+        except InputError:
+            refused += 1
+    assert refused > max(map(text.index, hypotheses))

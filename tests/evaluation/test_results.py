@@ -2,18 +2,13 @@
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 
 import pytest
 
 from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation.results import Row, format_row, parse, read_rows
-
-
-def written(path, *rows):
-    path.write_text("".join(format_row(row) + "\n" for row in rows), encoding="utf-8")
-    return path
+from tests.evaluation.conftest import write_rows
 
 
 def test_round_trip_and_order_of_the_fields(make_row):
@@ -25,17 +20,16 @@ def test_round_trip_and_order_of_the_fields(make_row):
     assert [type(value) for value in options.values()] == [bool, int, float, str]
     assert list(json.loads(line)) == [field.name for field in dataclasses.fields(row)]
     assert row.key == ("toy", "short", "transformer", "LOT", "base", 1)
+    whole = format_row(make_row(seconds=2.0)).replace('"seconds": 2.0', '"seconds": 2')
+    assert parse(Row, whole, "row").seconds == 2.0
 
 
 BROKEN = [
     ("{", "JSON"),
     ("[" * 100_000, "JSON"),
     ("[]", "the row is wrong: "),
-    ("null", "the row is wrong: "),
-    ("\x00\x01", "JSON"),
     ({"seed": "1"}, "at seed: Input should be a valid integer"),
     ({"seed": True}, "at seed: "),
-    ({"seed": None}, "at seed: "),
     ({"dataset": 3}, "at dataset: Input should be a valid string"),
     ({"system": " "}, "at system: "),
     ({"seconds": float("nan")}, "at seconds: Input should be a finite number"),
@@ -59,7 +53,6 @@ def test_broken_line_names_file_and_line(tmp_path, make_row, broken, words):
         read_rows([path])
     message = str(caught.value)
     assert message.startswith(f"{path}, line 3: ") and words in message and "\n" not in message
-    assert os.listdir(tmp_path) == ["results.jsonl"]
 
 
 @pytest.mark.parametrize(
@@ -73,13 +66,13 @@ def test_broken_line_names_file_and_line(tmp_path, make_row, broken, words):
 def test_one_name_stands_for_one_thing(tmp_path, make_row, changes, words):
     """Systems and trainings of an experiment, and rows, also in several files."""
     row = {"stage": "plug-and-play", "settings": {"attention": "lot"}}
-    one = written(tmp_path / "one.jsonl", make_row("LOT", **row))
-    other = written(tmp_path / "other.jsonl", make_row("LOT", **row | changes))
+    one = write_rows(tmp_path / "one.jsonl", make_row("LOT", **row))
+    other = write_rows(tmp_path / "other.jsonl", make_row("LOT", **row | changes))
     with pytest.raises(InputError) as caught:
         read_rows([one, other])
     assert f"{one}, line 1 and {other}, line 1 have different values of {words}" in str(caught.value)
     assert len(read_rows([one, one])) == 1
-    written(other, make_row("LOT", **row | changes | {"experiment": "long"}))
+    write_rows(other, make_row("LOT", **row | changes | {"experiment": "long"}))
     assert len(read_rows([one, other])) == 2
 
 
@@ -87,8 +80,3 @@ def test_one_name_stands_for_one_thing(tmp_path, make_row, changes, words):
 def test_stored_results_are_read(path):
     lines = path.read_text(encoding="utf-8").splitlines()
     assert [format_row(row) for row in read_rows([path])] == lines
-
-
-def test_whole_numbers_are_read_as_numbers(make_row):
-    line = format_row(make_row()).replace('"seconds": 2.5', '"seconds": 2')
-    assert parse(Row, line, "row").seconds == 2.0

@@ -3,8 +3,8 @@
 import pytest
 
 from fairseq_lot.cli import main
-from fairseq_lot.evaluation.results import format_row
 from fairseq_lot.evaluation.table import result_tables
+from tests.evaluation.conftest import write_rows
 
 EXPECTED = """\
 **toy**, short, 500 sentences, tokenised BLEU
@@ -54,14 +54,8 @@ def render(rows, **options):
     return "\n\n".join(table.markdown() for table in result_tables(rows, **options))
 
 
-def write(path, *rows):
-    path.write_text("".join(format_row(row) + "\n" for row in rows))
-
-
 def test_exact_markdown(rows, tmp_path, capsys):
-    one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
-    for path, part in ((one, rows[:5]), (two, rows[3:])):
-        write(path, *part)
+    one, two = write_rows(tmp_path / "one.jsonl", *rows[:5]), write_rows(tmp_path / "two.jsonl", *rows[3:])
     assert main(["table", str(one), str(two)]) == 0
     assert capsys.readouterr().out == EXPECTED
 
@@ -73,24 +67,22 @@ def test_sacrebleu(rows):
 
 
 def test_several_seeds_give_the_median(make_row):
-    deltas = ((1, 0.9, 0.01), (2, 0.2, 0.3), (3, 1.4, 0.01), (4, 1.0, 0.02))
-    rows = [make_row(seed=seed, score=30.0 + seed) for seed, _, _ in deltas]
-    rows += [
-        make_row("LOT", stage="fine-tuned", seed=seed, score=30.0 + seed + delta, delta=delta, p=p)
-        for seed, delta, p in deltas
-    ]
-    rows += [make_row("ESP", stage="fine-tuned", seed=s, score=40.0, delta=9.0, p=0.001) for s in (1, 2)]
-    rows += [
-        make_row("Sinkhorn", stage="fine-tuned", seed=s, score=40.0, delta=delta, p=0.001)
-        for s, delta in ((1, 2.0), (2, -1.0))
-    ]
+    rows = [make_row(seed=seed, score=30.0 + seed) for seed in (1, 2, 3, 4)]
+    for system, of_seeds in {
+        "LOT": [(30.9, 0.9, 0.01), (31.2, 0.2, 0.3), (34.4, 1.4, 0.01), (35.0, 1.0, 0.02)],
+        "ESP": [(40.0, 9.0, 0.001)] * 2,
+        "Sinkhorn": [(40.0, 2.0, 0.001), (40.0, -1.0, 0.001)],
+    }.items():
+        for seed, (score, delta, p) in enumerate(of_seeds, start=1):
+            rows.append(make_row(system, stage="fine-tuned", seed=seed, score=score, delta=delta, p=p))
     text = render(rows)
-    assert "| transformer | softmax | 32.50 [30.00, 35.00] (4 seeds) | – | – | – | – |\n" in text
-    assert "| LOT | – | – | 33.30 [30.90, 36.00] (4 seeds) | +0.95 (+0.20 to +1.40; p < 0.05 in 3 of 4) | – |\n" in text
-    assert (
-        "| ESP | – | – | 40.00 [39.00, 41.00] (2 seeds) | +9.00* (+9.00 to +9.00; p < 0.05 in 2 of 2) | – |\n" in text
-    )
-    assert "| Sinkhorn | – | – | 40.00 [39.00, 41.00] (2 seeds) | +0.50 (-1.00 to +2.00; p < 0.05 in 2 of 2) |" in text
+    for line in (
+        "| softmax | 32.50 [30.00, 35.00] (4 seeds) | – | – | – | – |",
+        "| LOT | – | – | 32.80 [29.90, 36.00] (4 seeds) | +0.95 (+0.20 to +1.40; p < 0.05 in 3 of 4) | – |",
+        "| ESP | – | – | 40.00 [39.00, 41.00] (2 seeds) | +9.00* (+9.00 to +9.00; p < 0.05 in 2 of 2) | – |",
+        "| Sinkhorn | – | – | 40.00 [39.00, 41.00] (2 seeds) | +0.50 (-1.00 to +2.00; p < 0.05 in 2 of 2) | – |",
+    ):
+        assert f"{line}\n" in text
     assert "- Several seeds: median [lowest, highest bound" in text
     assert text.endswith("- Seeds: 1, 2, 3, 4")
 
@@ -110,9 +102,8 @@ def test_a_system_that_scores_as_the_control_is_not_the_control(make_row):
 def test_experiments_and_datasets_have_tables_of_their_own(make_row):
     rows = [make_row(), make_row(dataset="another | one"), make_row(experiment="long"), make_row("LOT", seed=2)]
     found = result_tables(rows)
-    assert [table.heading.split(", 500")[0] for table in found] == [
-        "**toy**, short", "**another | one**, short", "**toy**, long"
-    ]  # fmt: skip
+    headings = [table.heading.split(", 500")[0] for table in found]
+    assert headings == ["**toy**, short", "**another | one**, short", "**toy**, long"]
     assert [len(table.rows) for table in found] == [2, 1, 1]
 
 
@@ -128,20 +119,11 @@ def test_models_trained_from_scratch_stand_beside_the_base(make_row):
     ]
 
 
-def test_errors_are_one_line(make_row, tmp_path, capsys):
-    full, other, empty, broken = (tmp_path / f"{name}.jsonl" for name in ("full", "other", "empty", "broken"))
-    write(full, make_row())
-    write(other, make_row(score=31.0))
-    empty.write_text("")
+def test_errors_are_one_line(make_row, tmp_path, refused):
+    full, other = (write_rows(tmp_path / f"{score}.jsonl", make_row(score=score)) for score in (30.0, 31.0))
+    empty, broken = write_rows(tmp_path / "empty.jsonl"), tmp_path / "broken.jsonl"
     broken.write_text("{}\n")
-    for argv, words in (
-        ([empty], ["no row in", empty]),
-        ([tmp_path / "absent.jsonl"], ["cannot read", "absent.jsonl"]),
-        ([broken], [f"{broken}, line 1", "Field required"]),
-        ([full, other], [full, other, "different values"]),
-    ):
-        assert main(["table", *map(str, argv)]) == 2
-        out, err = capsys.readouterr()
-        assert out == "" and err.startswith("fairseq-lot: error: ") and err.count("\n") == 1
-        for word in words:
-            assert str(word) in err
+    refused(["table", empty], "no row in", empty)
+    refused(["table", tmp_path / "absent.jsonl"], "cannot read", "absent.jsonl")
+    refused(["table", broken], f"{broken}, line 1", "Field required")
+    refused(["table", full, other], full, other, "different values")

@@ -15,8 +15,8 @@ OPTIONS = {"sentences": 6, "batch": 3, "perturbations": 2, "seed": 1}
 BALANCED = {"sinkhorn_epsilon": 1.0, "sinkhorn_num_updates": 401}
 
 
-def sites(loaded, site):
-    return [row for row in diagnose(loaded, **OPTIONS)["rows"] if row["site"] == site]
+def encoder_rows(loaded):
+    return [row for row in diagnose(loaded, **OPTIONS)["rows"] if row["site"] == "encoder"]
 
 
 ATTENTIONS = [(name, differential) for name in MECHANISMS for differential in (False, True)]
@@ -25,13 +25,13 @@ ATTENTIONS = [(name, differential) for name in MECHANISMS for differential in (F
 @pytest.mark.parametrize("name, differential", ATTENTIONS)
 def test_every_mechanism_has_a_row_per_site_layer_and_head(name, differential):
     report = diagnose(load(attention=name, differential=differential), **OPTIONS)
-    heads = HEADS // 2 if differential else HEADS
+    heads, kind = (HEADS // 2, "differential ") if differential else (HEADS, "")
     places = [(row["site"], row["layer"], row["head"]) for row in report["rows"]]
     expected = [(s, x, h) for s in ("encoder", "cross", "decoder") for x in range(LAYERS) for h in range(heads)]
     assert places == expected and report["sentences"] == len(LENGTHS)
     for row in report["rows"]:
         listed = name if row["site"] == "encoder" else "softmax"
-        assert row["attention"] == ("differential " if differential else "") + listed
+        assert row["attention"] == kind + listed
         assert row["signed"] == differential
         assert all(np.isfinite(row[measure]) for measure in MEASURES)
         if not differential:
@@ -43,15 +43,19 @@ def test_every_mechanism_has_a_row_per_site_layer_and_head(name, differential):
     couplings = report["coupling_certificates"]
     assert [row["layer"] for row in couplings] == (list(range(LAYERS)) if name == "lot" else [])
     for row in report["certificates"] + couplings:
-        assert row["attention"] == ("differential " if differential else "") + name
+        assert row["attention"] == kind + name
         ratios = [value for key, value in row.items() if key.endswith("_ratio")]
         assert len(ratios) == 3 and all(0 < ratio <= 1 for ratio in ratios)
+    text = render(report, title="")
+    assert (f"not certificates of what attends here, {kind}{name}." in text) == (kind + name != "sinkhorn")
+    assert ("The two plans of lot" in text) == (name == "lot")
+    assert ("is signed" in text) == differential
 
 
 def test_softmax_is_not_balanced_and_sinkhorn_is():
-    for row in sites(load("transformer"), "encoder"):
+    for row in encoder_rows(load("transformer")):
         assert row["marginal_error"] > 0.05 and row["imbalance"] > 0.05 and row["mean_shift"] > 1e-3
-    for row in sites(load(attention="sinkhorn", **BALANCED), "encoder"):
+    for row in encoder_rows(load(attention="sinkhorn", **BALANCED)):
         assert row["marginal_error"] < 1e-4 and row["imbalance"] < 1e-3 and row["mean_shift"] < 1e-4
         assert row["softmax_distance"] > 0.01
 
@@ -117,18 +121,6 @@ def test_every_head_is_certified_at_its_own_temperature():
 def test_no_perturbations_no_certificates():
     report = diagnose(load(), **{**OPTIONS, "perturbations": 0})
     assert report["certificates"] == report["coupling_certificates"] == [] and "(31)" not in render(report, title="")
-
-
-@pytest.mark.parametrize("name", MECHANISMS)
-def test_the_table_says_whose_certificate_it_is(name):
-    text = render(diagnose(load(attention=name), **OPTIONS), title="")
-    assert (f"not certificates of what attends here, {name}." in text) == (name != "sinkhorn")
-    assert ("The two plans of lot" in text) == (name == "lot")
-
-
-def test_the_table_says_that_differential_attention_is_signed():
-    assert "signed" in render(diagnose(load(attention="lot", differential=True), **OPTIONS), title="")
-    assert "signed" not in render(diagnose(load(), **OPTIONS), title="")
 
 
 def test_damaged_weights_are_an_error():

@@ -12,6 +12,17 @@ from fairseq_lot.inspection.training_log import Curves
 from fairseq_lot.output.figures import as_bytes
 
 
+def map_of(matrix, layer=0):
+    """The map of one head, as the page has it."""
+    return {"site": "encoder", "layer": layer, "head": 0, "attention": "lot", "imbalance": 0.1, "map": quantise(matrix)}
+
+
+def grid(models, tokens, maps, layer=0):
+    """The figure of one layer: the maps of each model on a sentence."""
+    sentence = {"source": tokens, "target": [], "maps": maps}
+    return map_grid({"models": models, "sentences": [sentence]}, 0, "encoder", layer)
+
+
 @pytest.mark.parametrize("signed", [False, True])
 def test_eight_bits_are_near(signed):
     matrix = torch.rand(7, 5, generator=torch.Generator().manual_seed(1)) - 0.5 * signed
@@ -62,29 +73,26 @@ def test_ten_sentences_of_six_layers_and_four_heads_fit_into_five_megabytes():
     random = torch.Generator().manual_seed(1)
     n, r = 35, 32
 
-    def map_of(layer, head):
+    def one(layer):
         noise = [torch.rand(shape, generator=random) for shape in ((n, n), (n, r), (n, r))]  # does not compress
         sums = [round(x, 3) for x in torch.rand(n, generator=random).tolist()]
-        return {
-            "site": "encoder", "layer": layer, "head": head, "attention": "lot", "map": quantise(noise[0]),
-            "row_sums": sums, "receiver_mass": sums, "imbalance": 0.1, "pivots": [quantise(x) for x in noise[1:]],
-        }  # fmt: skip
+        more = {"row_sums": sums, "receiver_mass": sums, "pivots": [quantise(x) for x in noise[1:]]}
+        return map_of(noise[0], layer) | more
 
-    maps = [[map_of(layer, head) for layer in range(6) for head in range(4)] for _ in range(2)]
+    maps = [[one(layer) for layer in range(6) for _ in range(4)] for _ in range(2)]
     tokens = [f"token{i}" for i in range(n)]
-    sentences = [{"source": tokens, "target": tokens, "translation": "", "maps": maps} for _ in range(1)]
-    one = len(page([], {}, {"models": ["a", "b"], "sentences": sentences}).encode())
-    none = len(page([], {}, {"models": ["a", "b"], "sentences": [{**sentences[0], "maps": []}]}).encode())
-    assert none + 10 * (one - none) < 5e6
+
+    def size(maps):
+        sentence = {"source": tokens, "target": tokens, "translation": "", "maps": maps}
+        return len(page([], {}, {"models": ["a", "b"], "sentences": [sentence]}).encode())
+
+    assert size([]) + 10 * (size(maps) - size([])) < 5e6
 
 
 @pytest.mark.parametrize("length", [1, 60, 61, 300])
 def test_tokens_of_long_sentences_stay_legible(length):
     tokens = [f"token{i}" for i in range(length)]
-    map_ = {"site": "encoder", "layer": 0, "head": 0, "attention": "lot", "imbalance": 0.1}
-    map_["map"] = quantise(torch.eye(length))
-    sentence = {"source": tokens, "target": tokens, "maps": [[map_]]}
-    panel = map_grid({"models": ["a"], "sentences": [sentence]}, 0, "encoder", 0).axes[0]
+    panel = grid(["a"], tokens, [[map_of(torch.eye(length))]]).axes[0]
     for axis in (panel.xaxis, panel.yaxis):
         names = axis.get_ticklabels()
         assert [tokens[round(at)] for at in axis.get_ticklocs()] == [name.get_text() for name in names]
@@ -92,21 +100,13 @@ def test_tokens_of_long_sentences_stay_legible(length):
 
 
 def test_models_that_lack_the_layer_are_left_out():
-    map_ = {"site": "encoder", "head": 0, "attention": "lot", "imbalance": 0.1, "map": quantise(torch.eye(2))}
-    deep, flat = [{**map_, "layer": 0}, {**map_, "layer": 1}], [{**map_, "layer": 0}]
+    deep, flat = [map_of(torch.eye(2), layer) for layer in (0, 1)], [map_of(torch.eye(2))]
     for maps in ([deep, flat], [flat, deep]):
-        sentence = {"source": ["a", "b"], "target": [], "maps": maps}
-        panel, _ = map_grid({"models": ["one", "two"], "sentences": [sentence]}, 0, "encoder", 1).axes
+        panel, _ = grid(["one", "two"], ["a", "b"], maps, layer=1).axes
         assert panel.get_ylabel().startswith("one" if maps[0] is deep else "two") and panel.get_xlabel() == "key"
 
 
 def test_names_are_no_formulas():
     odd = "_$x_{$"
-    map_ = {"site": "encoder", "layer": 0, "head": 0, "attention": "lot", "imbalance": 0.1}
-    sentence = {"source": [odd] * 2, "target": [], "maps": [[{**map_, "map": quantise(torch.eye(2))}]]}
-    figures = (
-        map_grid({"models": [odd], "sentences": [sentence]}, 0, "encoder", 0),
-        loss_curves({odd: Curves({1: 2.0}, {})}),
-    )
-    for figure in figures:
+    for figure in (grid([odd], [odd] * 2, [[map_of(torch.eye(2))]]), loss_curves({odd: Curves({1: 2.0}, {})})):
         assert odd in as_bytes(figure, "svg").decode("utf-8")

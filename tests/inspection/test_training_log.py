@@ -1,7 +1,5 @@
 """Curves from the logs of fairseq-train."""
 
-import json
-
 import pytest
 
 from fairseq_lot.errors import InputError
@@ -17,35 +15,33 @@ epoch 001 | loss 8.98 | nll_loss 8.451 | ppl 349.9 | num_updates 529 | lr 0.0019
 """
 
 
-def test_plain_lines(tmp_path):
-    (tmp_path / "train.log").write_text(SIMPLE)
-    assert read_curves(tmp_path / "train.log") == Curves({100: 10.791, 200: 8.961}, {529: 6.634})
+JSON = """\
+2026-01-01 | INFO | train | {"epoch": 1, "update": 0.2, "loss": "10.983", "nll_loss": "10.791", "num_updates": "100"}
+2026-01-01 | INFO | train | {"epoch": 1, "valid_loss": "7.429", "valid_nll_loss": "6.634", "valid_num_updates": "529"}
+2026-01-01 | INFO | train | {"epoch": 1, "train_loss": "8.98", "train_nll_loss": "8.451", "train_num_updates": "529"}
+2026-01-01 | INFO | train | {"epoch": 2, "loss": "nan", "nll_loss": "nan", "num_updates": "600"}
+{broken}
+"""
+SECOND_SET = "epoch 001 | valid on 'test' subset | loss 9.9 | nll_loss 9.9 | ppl 955.4 | num_updates 529\n"
+CROSS_ENTROPY = """\
+x | INFO | train_inner | {"epoch": 1, "loss": "9.5", "num_updates": "10"}
+epoch 001 | valid on 'valid' subset | loss 8.5 | ppl 99.33 | num_updates 20
+"""
 
 
-def test_of_several_validation_sets_the_first_counts(tmp_path):
-    other = "epoch 001 | valid on 'test' subset | loss 9.9 | nll_loss 9.9 | ppl 955.4 | num_updates 529"
-    (tmp_path / "train.log").write_text(SIMPLE + other + "\n")
-    assert read_curves(tmp_path / "train.log").valid == {529: 6.634}
-
-
-def test_json_lines(tmp_path):
-    entries = [
-        {"epoch": 1, "update": 0.2, "loss": "10.983", "nll_loss": "10.791", "num_updates": "100"},
-        {"epoch": 1, "valid_loss": "7.429", "valid_nll_loss": "6.634", "valid_num_updates": "529"},
-        {"epoch": 1, "train_loss": "8.98", "train_nll_loss": "8.451", "train_num_updates": "529"},
-        {"epoch": 2, "loss": "nan", "nll_loss": "nan", "num_updates": "600"},
-    ]
-    lines = [f"2026-01-01 | INFO | train | {json.dumps(entry)}" for entry in entries]
-    (tmp_path / "train.log").write_text("\n".join([*lines, "{broken}"]))
-    assert read_curves(tmp_path / "train.log") == Curves({100: 10.791}, {529: 6.634})
-
-
-def test_cross_entropy_logs_its_loss_alone(tmp_path):
-    (tmp_path / "train.log").write_text(
-        'x | INFO | train_inner | {"epoch": 1, "loss": "9.5", "num_updates": "10"}\n'
-        "epoch 001 | valid on 'valid' subset | loss 8.5 | ppl 99.33 | num_updates 20\n"
-    )
-    assert read_curves(tmp_path / "train.log") == Curves({10: 9.5}, {20: 8.5})
+@pytest.mark.parametrize(
+    ("log", "train", "valid"),
+    [
+        (SIMPLE, {100: 10.791, 200: 8.961}, {529: 6.634}),
+        (SIMPLE + SECOND_SET, {100: 10.791, 200: 8.961}, {529: 6.634}),
+        (JSON, {100: 10.791}, {529: 6.634}),
+        (CROSS_ENTROPY, {10: 9.5}, {20: 8.5}),
+    ],
+    ids=["simple", "first-of-two-sets", "json", "loss-alone"],
+)
+def test_curves(log, train, valid, tmp_path):
+    (tmp_path / "train.log").write_text(log)
+    assert read_curves(tmp_path / "train.log") == Curves(train, valid)
 
 
 def test_what_is_no_log_is_refused(tmp_path):

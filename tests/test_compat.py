@@ -20,7 +20,7 @@ from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from omegaconf import OmegaConf
 
 import fairseq_lot_compat
-from fairseq_lot.errors import InputError
+from fairseq_lot.errors import FAIRSEQ_IS_MISSING, InputError
 from tests.conftest import close
 from tests.plug_and_play import in_memory
 
@@ -49,18 +49,15 @@ class TestStart:
 
     def test_interpreter_starts_with_the_hook_and_nothing_heavy(self, tmp_path):
         """fairseq would skip the models of ``--user-dir fairseq_lot`` if the package were imported already."""
-        loaded = python("import sys; print(*sys.modules)", tmp_path).stdout.split()
-        assert "fairseq_lot_compat" in loaded
-        assert not {"fairseq", "fairseq_lot", "numpy", "torch"} & set(loaded)
+        code = "import importlib.util, sys; print(*sys.modules); print(importlib.util.find_spec('fairseq').name)"
+        start, found = python(f"{code}; print(*sys.modules)", tmp_path).stdout.split("\nfairseq\n")
+        assert "fairseq_lot_compat" in start.split()
+        assert not {"fairseq", "fairseq_lot", "numpy", "torch"} & {*start.split(), *found.split()}
 
     def test_hook_imports_no_other_module(self, tmp_path):
         code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); before = set(sys.modules)"
         result = python(f"{code}; import fairseq_lot_compat; print(*set(sys.modules) - before)", tmp_path, "-S")
         assert result.stdout.split() == ["fairseq_lot_compat"]
-
-    def test_looking_for_fairseq_does_not_import_torch(self, tmp_path):
-        code = "import importlib.util, sys; print(importlib.util.find_spec('fairseq').name, 'torch' in sys.modules)"
-        assert python(code, tmp_path).stdout == "fairseq False\n"
 
 
 # What a program finds changed after it has imported everything: warning filters, hook, a logger's level, figures, bf16.
@@ -89,7 +86,6 @@ from argparse import Namespace
 from fairseq.utils import import_user_module
 import_user_module(Namespace(user_dir="fairseq_lot"))
 """
-PROGRAMS = [f"fairseq-{name}" for name in ("train", "generate", "interactive", "preprocess", "score", "hydra-train")]
 
 
 class TestOwnCommands:
@@ -108,40 +104,32 @@ class TestOwnCommands:
         assert "the strict flag of something else" in result.stderr
         assert (result.returncode == 0) == ours and ("FileNotFoundError" in result.stderr) == (not ours)
 
-    @pytest.mark.parametrize("program", [*PROGRAMS, "fairseq-lot", "fairseq_cli/train.py", "fairseq_lot/cli.py"])
-    def test_commands(self, program, monkeypatch):
-        monkeypatch.setattr(sys, "argv", [f"/some/where/{program}", "data"])
-        assert fairseq_lot_compat.in_command()
-
-    @pytest.mark.parametrize(
-        "argv", [[], ["-c"], [""], ["train.py"], ["my/fairseq-train.py"], ["ipykernel_launcher.py"]]
-    )
-    def test_other_programs(self, argv, monkeypatch):
-        monkeypatch.setattr(sys, "argv", argv)
-        assert not fairseq_lot_compat.in_command()
+    def test_programs(self, monkeypatch):
+        commands = ("train", "generate", "interactive", "preprocess", "score", "hydra-train")
+        own = [*(f"fairseq-{name}" for name in commands), "fairseq-lot", "fairseq_cli/train.py", "fairseq_lot/cli.py"]
+        for program in own:
+            monkeypatch.setattr(sys, "argv", [f"/some/where/{program}", "data"])
+            assert fairseq_lot_compat.in_command(), program
+        for argv in ([], ["-c"], [""], ["train.py"], ["my/fairseq-train.py"], ["ipykernel_launcher.py"]):
+            monkeypatch.setattr(sys, "argv", argv)
+            assert not fairseq_lot_compat.in_command(), argv
 
 
 class TestBatches:
     """fairseq's main branch drops the last batch of a split unless its size fits; here with that rule by hand."""
 
-    @staticmethod
-    def mended(keep):
+    @pytest.mark.parametrize("keep", [True, False])
+    @pytest.mark.parametrize("number, sizes", [(8, [8]), (16, [8, 8]), (20, [8, 8, 4])])
+    def test_no_sentence_is_lost(self, keep, number, sizes):
         def batch_by_size(indices, fixed_shapes=None, **_):
             batches = np.split(indices, range(8, len(indices), 8))
             return batches if keep or len(batches[-1]) % 8 == 0 else batches[:-1]
 
-        module = Namespace()
+        module, indices = Namespace(), np.arange(number)[::-1]
         fairseq_lot_compat._with_whole_splits(module, lambda module: setattr(module, "batch_by_size", batch_by_size))
-        return module.batch_by_size
-
-    @pytest.mark.parametrize("keep", [True, False])
-    @pytest.mark.parametrize("number", [8, 16, 20])
-    def test_no_sentence_is_lost(self, keep, number):
-        indices = np.arange(number)[::-1]
-        batches = self.mended(keep)(indices)
-        assert all(map(np.array_equal, batches, self.mended(keep)(int(i) for i in indices)))
-        assert np.array_equal(np.concatenate(batches), indices)
-        assert [len(batch) for batch in batches] == {8: [8], 16: [8, 8], 20: [8, 8, 4]}[number]
+        for given in (indices, (int(i) for i in indices)):
+            batches = module.batch_by_size(given)
+            assert np.array_equal(np.concatenate(batches), indices) and [len(batch) for batch in batches] == sizes
 
     def test_fairseq_itself_is_mended(self):
         """The wrapper stands where fairseq's data sets look for the function."""
@@ -151,14 +139,11 @@ class TestBatches:
 class TestScripting:
     """torch.jit.script, as fairseq's own test of exports calls it."""
 
-    @pytest.fixture
-    def task(self):
+    def test_stock_model_is_scripted(self, tmp_path):
         dictionary = Dictionary()
         for number in range(40):
             dictionary.add_symbol(str(number))
-        return Namespace(source_dictionary=dictionary, target_dictionary=dictionary)
-
-    def test_stock_model_is_scripted(self, task, tmp_path):
+        task = Namespace(source_dictionary=dictionary, target_dictionary=dictionary)
         args = Namespace(encoder_layers=2, decoder_layers=2, encoder_embed_dim=8, decoder_embed_dim=8)
         model = TransformerModel.build_model(args, task).eval()
         torch.jit.script(model).save(tmp_path / "model.pt")
@@ -190,32 +175,27 @@ class TestCommands:
         assert "lot_transformer_small" in result.stderr and "Traceback" not in result.stderr
 
 
-class TestWithoutFairseq:
-    """As in an environment that has the wheel alone."""
-
-    HIDDEN = """
+# As in an environment that has the wheel alone.
+WITHOUT_FAIRSEQ = """
 import sys
 class Hidden:
     def find_spec(name, path=None, target=None):
         if name == "fairseq":
             raise ModuleNotFoundError("No module named 'fairseq'", name=name)
 sys.meta_path.insert(0, Hidden)
-"""
-    MESSAGE = "fairseq is not installed; run 'pip install --no-deps fairseq==0.12.2'"
-
-    def test_what_needs_no_fairseq_works_and_the_rest_says_in_one_line_what_is_missing(self, tmp_path):
-        words = [["swap", "--path=a", "--out=b"], ["translate", "--path=a"], ["diagnose", "a"]]
-        code = f"""{self.HIDDEN}
 import fairseq_lot
 from fairseq_lot.cli import main
 fairseq_lot.build_mechanism("lot", num_heads=2, head_dim=4)
-print([main(words) for words in {words}])
+print(*(main(words) for words in (["swap", "--path=a", "--out=b"], ["translate", "--path=a"], ["diagnose", "a"])))
 fairseq_lot.swap
 """
-        result = run(sys.executable, "-c", code, cwd=tmp_path)
-        *errors, last = result.stderr.splitlines()
-        assert result.stdout == "[2, 2, 2]\n" and errors[:3] == 3 * [f"fairseq-lot: error: {self.MESSAGE}"]
-        assert last == f"ModuleNotFoundError: {self.MESSAGE}"
+
+
+def test_without_fairseq_some_things_work_and_the_rest_says_in_one_line_what_is_missing(tmp_path):
+    result = run(sys.executable, "-c", WITHOUT_FAIRSEQ, cwd=tmp_path)
+    *errors, last = result.stderr.splitlines()
+    assert result.stdout == "2 2 2\n" and errors[:3] == 3 * [f"fairseq-lot: error: {FAIRSEQ_IS_MISSING}"]
+    assert last == f"ModuleNotFoundError: {FAIRSEQ_IS_MISSING}"
 
 
 class TestConfigs:
@@ -270,13 +250,13 @@ class TestEncoderLayer:
 
 
 class Malicious:
-    """Runs a shell command when it is unpickled without care."""
+    """Makes a file when it is unpickled without care."""
 
-    def __init__(self, command):
-        self.command = command
+    def __init__(self, path):
+        self.path = path
 
     def __reduce__(self):
-        return os.system, (self.command,)
+        return os.system, (f"touch {self.path}",)
 
 
 class TestCheckpoints:
@@ -319,7 +299,7 @@ class TestCheckpoints:
 
     def test_malicious_checkpoint_is_refused(self, tmp_path):
         path, proof = tmp_path / "checkpoint.pt", tmp_path / "proof"
-        torch.save({"model": {}, "args": Malicious(f"touch {proof}")}, path)
+        torch.save({"model": {}, "args": Malicious(proof)}, path)
         with pytest.raises(pickle.UnpicklingError, match="system"):
             torch.load(path, weights_only=True)
         with pytest.raises(pickle.UnpicklingError, match="system"):

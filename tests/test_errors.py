@@ -20,10 +20,8 @@ def test_the_flag_takes_the_place_of_the_field():
 
 
 def test_a_first_line_that_promises_more_brings_it():
-    assert (
-        first_line(RuntimeError("Errors in loading:\n\tMissing key x.\n\tMore.")) == "Errors in loading: Missing key x."
-    )
-    assert [first_line(error) for error in (KeyError(), ValueError("one\ntwo"))] == ["KeyError", "one"]
+    errors = RuntimeError("Errors in loading:\n\tMissing key x.\n\tMore."), KeyError(), ValueError("one\ntwo")
+    assert [first_line(error) for error in errors] == ["Errors in loading: Missing key x.", "KeyError", "one"]
 
 
 @pytest.mark.parametrize(

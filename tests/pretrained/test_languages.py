@@ -71,9 +71,5 @@ def test_typed_languages_win_and_the_checkpoint_is_not_changed(form):
 
 def test_early_versions_of_fairseq():
     args = Namespace(data=["data-bin/a"], left_pad_source="True", left_pad_target="False", source_lang="de")
-    assert saved_task({"args": args}, "c.pt") == {
-        "data": "data-bin/a",
-        "left_pad_source": True,
-        "left_pad_target": False,
-        "source_lang": "de",
-    }
+    pads = {"left_pad_source": True, "left_pad_target": False}
+    assert saved_task({"args": args}, "c.pt") == {"data": "data-bin/a", "source_lang": "de"} | pads

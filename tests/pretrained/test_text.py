@@ -32,6 +32,10 @@ def dictionary_of(lines):
     return dictionary
 
 
+def encoded(text, lines):
+    return [" ".join(pieces) for pieces in text.encode(lines)]
+
+
 def model(data, lines, targets=None, **encoders):
     """A model of this text as far as its text goes."""
     source = dictionary_of(lines)
@@ -62,12 +66,12 @@ def subwords():
 def test_our_own_folders(sentencepiece, tmp_path):
     (tmp_path / MODEL_NAME).write_bytes(sentencepiece[0])
     text = Text.of(model(tmp_path, sentencepiece[1]))
-    assert [" ".join(pieces) for pieces in text.encode(RAW)] == sentencepiece[1], "as the corpus was made"
+    assert encoded(text, RAW) == sentencepiece[1], "as the corpus was made"
     english = MosesDetokenizer("en")
     assert [text.decode(line) for line in sentencepiece[1]] == [english.detokenize(line.split()) for line in TOKENS]
     assert text.encode(["", "  "]) == [[], []]
     tokenised = Text.of(model(tmp_path, sentencepiece[1]), tokenised=True)
-    assert [" ".join(pieces) for pieces in tokenised.encode(TOKENS)] == sentencepiece[1]
+    assert encoded(tokenised, TOKENS) == sentencepiece[1]
     assert [tokenised.decode(line) for line in sentencepiece[1]] == TOKENS
 
 
@@ -76,13 +80,13 @@ def test_subword_nmt_with_its_codes_in_the_folder(name, subwords, tmp_path):
     (tmp_path / name).write_text(subwords[0], encoding="utf-8")
     text = Text.of(model(tmp_path, subwords[1]))
     assert any("@@ " in line for line in subwords[1])
-    assert [" ".join(pieces) for pieces in text.encode(RAW)] == subwords[1]
+    assert encoded(text, RAW) == subwords[1]
     assert text.decode(subwords[1][0]) == "der alte mann liest ein gutes buch."
 
 
 def test_whole_words_need_no_file(tmp_path):
     text = Text.of(model(tmp_path, TOKENS, ["the@@ re", "a house"]))
-    assert [" ".join(pieces) for pieces in text.encode(RAW)] == TOKENS
+    assert encoded(text, RAW) == TOKENS
     assert text.decode("hou@@ se .") == "house.", "the target side may be another"
 
 
@@ -94,51 +98,40 @@ def test_an_option_comes_before_the_checkpoint_and_that_before_the_folder(subwor
     (elsewhere / "mine").write_text(codes, encoding="utf-8")
     saved = {"_name": "subword_nmt", "bpe_codes": str(elsewhere / "mine"), "bpe_separator": "@@"}
     (data / "code").write_text("#version: 0.2\nq q\n", encoding="utf-8")  # letters
-    by_folder, by_checkpoint, by_option = (
-        [" ".join(pieces) for pieces in text.encode(TOKENS)]
-        for text in (
-            Text.of(model(data, lines), tokenised=True),
-            Text.of(model(data, lines, bpe=saved), tokenised=True),
-            Text.of(model(data, lines), bpe_codes=elsewhere / "mine", tokenised=True),
-        )
-    )
+    by_folder = encoded(Text.of(model(data, lines), tokenised=True), TOKENS)
+    by_checkpoint = encoded(Text.of(model(data, lines, bpe=saved), tokenised=True), TOKENS)
+    by_option = encoded(Text.of(model(data, lines), bpe_codes=elsewhere / "mine", tokenised=True), TOKENS)
     assert by_checkpoint == by_option == lines and by_folder[0].startswith("d@@ e@@ r ")
     # the checkpoint's file was moved into the folder
     (elsewhere / "mine").rename(data / "mine")
-    assert [" ".join(x) for x in Text.of(model(data, lines, bpe=saved), tokenised=True).encode(TOKENS)] == lines
+    assert encoded(Text.of(model(data, lines, bpe=saved), tokenised=True), TOKENS) == lines
     model_file = tmp_path / "spm"
     model_file.write_bytes(sentencepiece[0])
     sampled = {"_name": "sentencepiece", "sentencepiece_model": str(model_file)}
     sampled |= {"sentencepiece_enable_sampling": True, "sentencepiece_alpha": 0.5}
     text = Text.of(model(data, sentencepiece[1], bpe=sampled), tokenised=True)
-    assert [" ".join(pieces) for pieces in text.encode(TOKENS)] == sentencepiece[1], "sampling is for training"
+    assert encoded(text, TOKENS) == sentencepiece[1], "sampling is for training"
     # an option names another encoder than the checkpoint
     (data / MODEL_NAME).write_bytes(sentencepiece[0])
     text = Text.of(model(data, sentencepiece[1], bpe=saved), bpe="sentencepiece")
-    assert [" ".join(pieces) for pieces in text.encode(RAW)] == sentencepiece[1]
+    assert encoded(text, RAW) == sentencepiece[1]
 
 
 def test_tokenizers(sentencepiece, tmp_path):
     (tmp_path / MODEL_NAME).write_bytes(sentencepiece[0])
-    lines, sentence = sentencepiece[1], "Buch-buch."
-    spell = {
-        "moses": "buch-buch .",
-        "dashes": "buch @-@ buch .",
-        "none": "buch-buch.",
-    }
-    dashes = {"_name": "moses", "moses_no_dash_splits": False}
+    lines, moses, dashes, none = sentencepiece[1], "buch-buch .", "buch @-@ buch .", "buch-buch."
+    with_dashes = {"_name": "moses", "moses_no_dash_splits": False}
     bpe = {"_name": "sentencepiece", "sentencepiece_model": str(tmp_path / MODEL_NAME)}
-
-    def spelt(text):
-        (pieces,) = text.encode([sentence])
-        return "".join(pieces).replace("\u2581", " ").strip()
-
-    assert spelt(Text.of(model(tmp_path, lines))) == spell["moses"]
-    assert spelt(Text.of(model(tmp_path, lines, tokenizer=dashes))) == spell["dashes"]
-    assert spelt(Text.of(model(tmp_path, lines, tokenizer=dashes), tokenizer="space")) == spell["none"]
-    assert spelt(Text.of(model(tmp_path, lines, bpe=bpe))) == spell["none"], "it was told of a BPE alone"
-    assert spelt(Text.of(model(tmp_path, lines, bpe=bpe, tokenizer=dashes))) == spell["dashes"]
-    assert spelt(Text.of(model(tmp_path, lines, bpe=bpe), bpe="sentencepiece")) == spell["moses"]
+    for saved, options, expected in (
+        ({}, {}, moses),
+        ({"tokenizer": with_dashes}, {}, dashes),
+        ({"tokenizer": with_dashes}, {"tokenizer": "space"}, none),
+        ({"bpe": bpe}, {}, none),  # it was told of a BPE alone
+        ({"bpe": bpe, "tokenizer": with_dashes}, {}, dashes),
+        ({"bpe": bpe}, {"bpe": "sentencepiece"}, moses),
+    ):
+        (pieces,) = Text.of(model(tmp_path, lines, **saved), **options).encode(["Buch-buch."])
+        assert "".join(pieces).replace("\u2581", " ").strip() == expected, (saved, options)
 
 
 @pytest.mark.parametrize(
@@ -177,15 +170,11 @@ def test_the_look_of_pieces(lines, kind):
 def test_bad_encoders_are_refused_with_one_line(sentencepiece, subwords, tmp_path, monkeypatch, capsys):
     data = tmp_path / "data"
     data.mkdir()
-    files = {
-        "codes": subwords[0].encode(),
-        "counts": b"e r 12\nd er 3\n",
-        "three": b"#version: 0.2\na b c\n",
-        "garbage": b"\xff\xfe\x00",
-    }
-    paths = {name: tmp_path / name for name in files}
-    for name, content in files.items():
-        paths[name].write_bytes(content)
+    paths = {name: tmp_path / name for name in ("codes", "counts", "three", "garbage")}
+    paths["codes"].write_text(subwords[0])
+    paths["counts"].write_bytes(b"e r 12\nd er 3\n")
+    paths["three"].write_bytes(b"#version: 0.2\na b c\n")
+    paths["garbage"].write_bytes(b"\xff\xfe\x00")
     of_models, of_codes = sentencepiece[1], subwords[1]
     monkeypatch.setitem(sys.modules, "fastBPE", None)
     for lines, options, words in [

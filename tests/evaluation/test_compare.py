@@ -59,7 +59,6 @@ def test_several_seeds_narrow_no_interval_by_being_the_same(corpus, compared):
     once = compared(good=[good], bad=[bad])
     twice = compared(good=[good] * 2, bad=[bad] * 2)
     assert row(once, "good", "bad")[4] == row(twice, "good", "bad")[4]
-    assert np.isfinite(float(row(twice, "good", "bad")[6]))
 
 
 @pytest.fixture

@@ -80,16 +80,6 @@ def test_row_agrees_with_sacrebleu(arguments, corpus, tmp_path, capsys):
     assert out.count("\n") == 1 and f"tokenised BLEU {row.tokenised.score:.2f}" in out
 
 
-def test_tokenised_bleu_by_hand():
-    # n-grams that match: 5 of 6, 3 of 5, 2 of 4, 1 of 3; equal lengths.
-    by_hand = 100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25
-    found = measure(["the cat sat on the mat"], ["the cat sat on a mat"], metric=TOKENISED, samples=10)
-    assert found.score == found.low == found.high == round(by_hand, 2) == 53.73
-    # All n-grams match, with 8 tokens of 10: only the brevity penalty is left.
-    found = measure(["a b c d"] * 2, ["a b c d e"] * 2, metric=TOKENISED, samples=10)
-    assert found.score == round(100 * np.exp(1 - 10 / 8), 2) == 77.88
-
-
 @pytest.mark.parametrize("options", [TOKENISED, SACREBLEU])
 def test_interval_and_resamples_are_those_of_sacrebleu(corpus, options, monkeypatch):
     monkeypatch.setenv("SACREBLEU_SEED", "99")
@@ -125,27 +115,18 @@ def test_resampled_scores_by_loops(corpus):
         assert scores[sample] == pytest.approx(BLEU(**TOKENISED).corpus_score(lines[0], [lines[1]]).score)
 
 
-def test_p_value_is_two_sided():
-    """A normal difference of 1.8 standard deviations has p = 0.072, whatever its sign."""
-    differences = np.random.default_rng(1).normal(1.8, 1.0, 100_000)
-    assert paired_p_value(differences, 1.8) == pytest.approx(0.072, abs=0.003)
-    assert paired_p_value(-differences, -1.8) == paired_p_value(differences, 1.8)
-
-
-def test_p_value_counts_ties():
+def test_p_value_counts_ties_and_both_sides():
+    differences = np.array([1.0, 3.0, 1.0, 3.0])
     assert paired_p_value(np.zeros(999), 0.0) == 1.0
-    assert paired_p_value(np.array([1.0, 3.0, 1.0, 3.0]), 1.0) == 1.0
-    assert paired_p_value(np.array([1.0, 3.0, 1.0, 3.0]), 1.5) == 1 / 5
+    assert paired_p_value(differences, 1.0) == paired_p_value(-differences, -1.0) == 1.0
+    assert paired_p_value(differences, 1.5) == paired_p_value(-differences, -1.5) == 1 / 5
 
 
-def test_the_base_against_itself(arguments, tmp_path, capsys):
+def test_the_base_against_itself(arguments, tmp_path):
     assert main(arguments({"stage": "plug-and-play"}, generated=tmp_path / "bad.txt")) == 0
     (row,) = read_rows([tmp_path / "lot.jsonl"])
     for metric in (row.tokenised, row.sacrebleu):
-        assert (metric.delta, metric.p) == (0.0, 1.0)
-        assert metric.base == metric.score
-    assert main(["table", str(tmp_path / "lot.jsonl")]) == 0
-    assert "+0.00 (p = 1.0000)" in capsys.readouterr().out
+        assert (metric.delta, metric.p, metric.base) == (0.0, 1.0, metric.score)
 
 
 def test_without_a_base_and_with_raw_references(arguments, corpus, tmp_path):

@@ -45,29 +45,21 @@ def imports(path):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def own(path):
-    """Rooms of the package that a file imports from."""
-    parts = [name.split(".") for name in imports(path)]
-    return {name[1] for name in parts if name[0] == "fairseq_lot" and len(name) > 1} - {"__version__"}
-
-
-def foreign(path):
-    return {name.split(".")[0] for name in imports(path)} - {"fairseq_lot"}
-
-
 def room(path):
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_go_downwards(path):
-    name = room(path)
-    above = own(path) - SEES[name] - {name}
+    name, parts = room(path), [imported.split(".") for imported in imports(path)]
+    rooms = {one[1] for one in parts if one[0] == "fairseq_lot" and len(one) > 1} - {"__version__"}
+    above = rooms - SEES[name] - {name}
     assert not above, f"{name} must not import {', '.join(sorted(above))}"
+    foreign = {one[0] for one in parts} - {"fairseq_lot"}
     if name in ("transport", "attention"):
-        assert not foreign(path) - set(sys.stdlib_module_names) - {"torch"}
-    assert name not in WITHOUT_FAIRSEQ or "fairseq" not in foreign(path)
-    assert name not in WITHOUT_TORCH or "torch" not in foreign(path)
+        assert not foreign - set(sys.stdlib_module_names) - {"torch"}
+    assert name not in WITHOUT_FAIRSEQ or "fairseq" not in foreign
+    assert name not in WITHOUT_TORCH or "torch" not in foreign
 
 
 def test_imports_go_in_no_circle():

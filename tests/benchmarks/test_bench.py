@@ -24,15 +24,6 @@ MODEL = ["--model", "lot_transformer_small"]
 EVERYWHERE = "--attention-sites encoder,cross,decoder"
 
 
-def results(**times):
-    """Results at lengths 1, 2, 4, ...; all measures have the same number."""
-    measures, rows = layer.LayerBench.measures, {}
-    for name, row in times.items():
-        for i, x in enumerate(row):
-            rows[name, 2**i] = None if x is None else {measure.key: x for measure in measures}
-    return Results("", "sdpa", measures, rows)
-
-
 def table_of(folder):
     """The header and the rows of a CSV."""
     header, *lines = (folder / "bench.csv").read_text().splitlines()
@@ -163,10 +154,15 @@ def test_every_mechanism_is_there_and_those_with_pivots_once_for_every_rank():
 
 
 def test_the_table_says_how_many_times_better_than_the_base():
-    table = results(sdpa=[1, 2, 4, 8], late=[2, 1, 5, 7], stopped=[2, 1], large=[0.5, None])
-    assert "| late | 2000 (0.5) | 1000 (2) | 5000 (0.8) | 7000 (1.1) |" in render(table)
-    assert "| stopped | 2000 (0.5) | 1000 (2) | – | – |" in render(table)
-    assert "| large | 500 (2) | out of memory | – | – |" in render(table)
+    measures, rows = layer.LayerBench.measures, {}
+    times = {"sdpa": [1, 2, 4, 8], "late": [2, 1, 5, 7], "stopped": [2, 1], "large": [0.5, None]}
+    for name, row in times.items():
+        for i, x in enumerate(row):
+            rows[name, 2**i] = None if x is None else {measure.key: x for measure in measures}
+    text = render(Results("", "sdpa", measures, rows))
+    assert "| late | 2000 (0.5) | 1000 (2) | 5000 (0.8) | 7000 (1.1) |" in text
+    assert "| stopped | 2000 (0.5) | 1000 (2) | – | – |" in text
+    assert "| large | 500 (2) | out of memory | – | – |" in text
 
 
 def test_more_words_per_second_are_better():

@@ -1,14 +1,12 @@
 """The compare command: differences over seeds against single paired tests, and its errors."""
 
-import json
-
 import numpy as np
 import pytest
 
 from fairseq_lot.cli import main
-from fairseq_lot.evaluation.bleu import TOKENISED, measure, sentence_statistics
+from fairseq_lot.evaluation.bleu import TOKENISED, corpus_score, measure, sentence_statistics
 from fairseq_lot.evaluation.compare import compare
-from fairseq_lot.evaluation.results import decode, encode
+from fairseq_lot.evaluation.results import decode, encode, format_row, format_statistics
 
 
 @pytest.fixture
@@ -61,33 +59,30 @@ def test_several_seeds_narrow_no_interval_by_being_the_same(corpus, compared):
     assert row(once, "good", "bad")[4] == row(twice, "good", "bad")[4]
 
 
-@pytest.fixture
-def scored(tmp_path, write_generated, corpus):
-    """A function that scores a system and adds it to results.jsonl, which comes back."""
-    references = corpus[0]
-    reference = tmp_path / "reference.txt"
-    reference.write_text("\n".join(references) + "\n", encoding="utf-8")
+def test_systems_without_a_common_seed_are_no_pair(corpus):
+    statistics = sentence_statistics(corpus[1], corpus[0], metric=TOKENISED)
+    assert compare({"LOT": {1: statistics}, "ESP": {2: statistics}}, "signature", samples=2, seed=1).rows == []
 
-    def score(system, sentences, *, seed=1, stage="fine-tuned", backbone="transformer"):
-        label = {"dataset": "toy", "experiment": "short", "backbone": backbone, "system": system, "stage": stage,
-                 "settings": {"attention": system.split()[0].lower()}, "seed": seed}  # fmt: skip
-        one = tmp_path / "one.jsonl"
-        one.unlink(missing_ok=True)
-        code = main([
-            "score", f"--generated={write_generated('generated.txt', sentences)}", f"--tokenised-reference={reference}",
-            f"--out={one}", f"--label={json.dumps(label)}", "--bootstrap-samples=2", "--commit=abc1234",
-            "--target-lang=en",
-        ])  # fmt: skip
-        assert code == 0
-        for ending in (".jsonl", ".sentences.tsv"):
-            with open(tmp_path / f"results{ending}", "a", encoding="utf-8") as file:
-                file.write((tmp_path / f"one{ending}").read_text(encoding="utf-8"))
+
+@pytest.fixture
+def scored(tmp_path, make_row, corpus):
+    """A function that adds a scored system to results.jsonl and its counts beside it; returns the path."""
+
+    def score(system, sentences, *, references=corpus[0], stage="fine-tuned", **values):
+        statistics = sentence_statistics(sentences, references, metric=TOKENISED)
+        row = make_row(system, stage=stage, score=round(corpus_score(statistics), 2), **values)
+        for name, line in (
+            ("results.jsonl", format_row(row)),
+            ("results.sentences.tsv", format_statistics(row, statistics)),
+        ):
+            with open(tmp_path / name, "a", encoding="utf-8") as file:
+                file.write(line + "\n")
         return tmp_path / "results.jsonl"
 
     return score
 
 
-def test_stored_counts_give_the_table_of_the_translations(scored, corpus, compared, capsys):
+def test_stored_counts_give_the_table_of_the_translations(scored, corpus, compared, capfd):
     _, good, bad = corpus
     worse = ["no .", *bad[1:]]
     for seed, sentences in ((1, good), (2, bad)):
@@ -96,18 +91,14 @@ def test_stored_counts_give_the_table_of_the_translations(scored, corpus, compar
     results = scored("ESP", worse, seed=2)
     scored("ESP", worse, backbone="diff_transformer")
     scored("Sinkhorn", worse, stage="plug-and-play")
-    capsys.readouterr()
     assert main(["compare", str(results), "--bootstrap-samples=100"]) == 0
-    shown = capsys.readouterr().out
-    (pair,) = compared(samples=100, seed=12345, **{"softmax": [bad] * 2, "LOT r=16": [good, bad]}).rows
-    heading, _, *lines = shown.splitlines()
+    heading, _, *lines = capfd.readouterr().out.splitlines()
     assert heading == "**toy**, short, transformer, fine-tuned"
-    assert "- Tokenised BLEU, 151 sentences, `nrefs:1|" in shown and f"| {' | '.join(pair)} |" in lines
-    assert [line.split(" | ")[:2] for line in lines[2:5]] == [
-        ["| softmax", "ESP"], ["| softmax", "LOT r=16"], ["| ESP", "LOT r=16"]
-    ]  # fmt: skip
-    by_seed = lines[2].split(" | ")[5]
-    assert by_seed.endswith(" (seed 2)") and by_seed.count(",") == 0
+    assert "- Tokenised BLEU, 151 sentences, `tok:none`." in lines
+    (pair,) = compared(samples=100, seed=12345, **{"softmax": [bad] * 2, "LOT r=16": [good, bad]}).rows
+    first, second, third = (line.strip("| ").split(" | ") for line in lines[2:5])
+    assert (first[:2], second, third[:2]) == (["softmax", "ESP"], pair, ["ESP", "LOT r=16"])
+    assert first[5].endswith(" (seed 2)") and first[5].count(",") == 0
 
 
 def test_counts_must_be_there_and_belong_to_their_rows(scored, corpus, refused):
@@ -130,12 +121,11 @@ def test_counts_must_be_there_and_belong_to_their_rows(scored, corpus, refused):
     refused(["compare", "missing.jsonl"], "missing.jsonl")
 
 
-def test_systems_on_other_references_are_not_compared(scored, corpus, tmp_path, refused):
+def test_systems_on_other_references_are_not_compared(scored, corpus, refused):
     references, good, bad = corpus
     scored("LOT", good)
-    reference = tmp_path / "reference.txt"
-    reference.write_text("\n".join(["another one", *references[1:]]) + "\n", encoding="utf-8")
-    refused(["compare", scored("softmax", bad)], "softmax, LOT were scored on different references")
+    results = scored("softmax", bad, references=["another one", *references[1:]])
+    refused(["compare", results], "softmax, LOT were scored on different references")
 
 
 def test_counts_are_kept_exactly(corpus):

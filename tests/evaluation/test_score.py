@@ -23,7 +23,7 @@ from fairseq_lot.evaluation.bleu import (
     resampled_scores,
     sentence_statistics,
 )
-from fairseq_lot.evaluation.results import read_rows
+from fairseq_lot.evaluation.results import read_rows, read_statistics
 from fairseq_lot.evaluation.score import target_language
 from fairseq_lot.output.provenance import current_commit
 
@@ -59,6 +59,8 @@ def test_row_agrees_with_sacrebleu(arguments, corpus, tmp_path, capsys):
     labels = {"precision": "bf16", "settings": settings, "seed": 2, "training": {"size": "small"}}
     assert main(arguments(labels, seconds=3.5, device="cpu")) == 0
     (row,) = read_rows([tmp_path / "lot.jsonl"])
+    (counts,) = read_statistics(tmp_path / "lot.jsonl", [row]).values()
+    assert np.array_equal(counts, sentence_statistics(good, references, metric=TOKENISED))
     moses = MosesDetokenizer(lang="en")
     plain = [[moses.detokenize(line.split()) for line in lines] for lines in (good, references, bad)]
     for found, metric, (system, reference, base) in (

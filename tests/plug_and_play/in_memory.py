@@ -13,7 +13,7 @@ from fairseq_lot.pretrained.loading import Loaded, untrained
 LAYERS, HEADS, LENGTHS = 2, 4, (3, 9, 5, 7, 4, 8)
 
 
-def load(arch="lot_transformer", *, lengths=LENGTHS, spread=2.0, source_only=False, **options):
+def load(arch="lot_transformer", *, lengths=LENGTHS, source_only=False, **options):
     """A model of two layers and four heads, its queries and keys made larger, and a few sentences."""
     sizes = {"encoder_layers": LAYERS, "decoder_layers": LAYERS, "dropout": 0.0}
     for side in ("encoder", "decoder"):
@@ -27,7 +27,7 @@ def load(arch="lot_transformer", *, lengths=LENGTHS, spread=2.0, source_only=Fal
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith(("q_proj.weight", "k_proj.weight")):
-                parameter *= spread
+                parameter *= 2
     random = np.random.default_rng(5)
 
     def sentences():
@@ -35,13 +35,6 @@ def load(arch="lot_transformer", *, lengths=LENGTHS, spread=2.0, source_only=Fal
         return [torch.tensor([*ids, dictionary.eos()]) for ids in words]
 
     source, target = sentences(), sentences()[::-1]
-    pairs = LanguagePairDataset(
-        source,
-        list(map(len, source)),
-        dictionary,
-        None if source_only else target,
-        None if source_only else list(map(len, target)),
-        dictionary,
-        shuffle=False,
-    )
+    targets = (None, None) if source_only else (target, list(map(len, target)))
+    pairs = LanguagePairDataset(source, list(map(len, source)), dictionary, *targets, dictionary, shuffle=False)
     return Loaded(model, task, pairs, "model.pt")

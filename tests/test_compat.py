@@ -20,7 +20,7 @@ from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from omegaconf import OmegaConf
 
 import fairseq_lot_compat
-from fairseq_lot.errors import FAIRSEQ_IS_MISSING, InputError
+from fairseq_lot.errors import MISSING, InputError
 from tests.conftest import close
 from tests.plug_and_play import in_memory
 
@@ -194,8 +194,8 @@ fairseq_lot.swap
 def test_without_fairseq_some_things_work_and_the_rest_says_in_one_line_what_is_missing(tmp_path):
     result = run(sys.executable, "-c", WITHOUT_FAIRSEQ, cwd=tmp_path)
     *errors, last = result.stderr.splitlines()
-    assert result.stdout == "2 2 2\n" and errors[:3] == 3 * [f"fairseq-lot: error: {FAIRSEQ_IS_MISSING}"]
-    assert last == f"ModuleNotFoundError: {FAIRSEQ_IS_MISSING}"
+    assert result.stdout == "2 2 2\n" and errors[:3] == 3 * [f"fairseq-lot: error: {MISSING['fairseq']}"]
+    assert last == f"ModuleNotFoundError: {MISSING['fairseq']}"
 
 
 class TestConfigs:

@@ -49,8 +49,14 @@ def random(*shape, seed=1, dtype=torch.float64):
 
 
 def close(actual, expected, tolerance=1e-12, *, relative=0.0):
-    """The same dtype, and no entry further away than the tolerance."""
+    """The same dtype, and no entry further away than the tolerance; of two tensors or of two sequences of them."""
     torch.testing.assert_close(actual, expected, atol=tolerance, rtol=relative)
+
+
+def gradients(values, leaves):
+    """Gradients of a fixed weighted sum of the values; zero where a leaf plays no part."""
+    weights = random(*values.shape, seed=3, dtype=values.dtype)
+    return torch.autograd.grad((values * weights).sum(), leaves, allow_unused=True, materialize_grads=True)
 
 
 class Sizes(TorchDispatchMode):

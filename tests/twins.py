@@ -3,12 +3,7 @@
 import torch
 
 from fairseq_lot.attention import reference
-from tests.variants import NUM_HEADS
-
-
-def inner(mechanism):
-    """The mechanism that makes the plans."""
-    return getattr(mechanism, "inner", mechanism)
+from tests.variants import NUM_HEADS, inner
 
 
 def mixed(mechanism, v):

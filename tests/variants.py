@@ -17,7 +17,7 @@ VARIANTS = {
     "esp": {
         "default": {},
         "smooth": {"sort_temperature": 0.3, "slice_inverse_temperature": 1.0},
-        "hard": {"hard": True, "slice_inverse_temperature": 0.5},
+        "hard": {"hard": True, "slice_inverse_temperature": 0.5, "num_slices": 3},
         "frozen": {"slicer": "frozen", "num_slices": 5, "sort_temperature": 0.3},
         "learnable": {"slicer": "learnable", "num_slices": 3, "sort_temperature": 0.3},
         "hard-frozen": {"hard": True, "slicer": "frozen", "num_slices": 5},
@@ -28,7 +28,7 @@ VARIANTS = {
         "one-pivot": {"num_pivots": 1},
         "fixed": {"num_pivots": 6, "learn_pivots": False, "learn_masses": False},
         "tempered": {"num_pivots": 6, "mass_temperature": 0.3},
-        "convolution": {"num_pivots": 6, "conv_kernel": 3},
+        "convolution": {"num_pivots": 6, "conv_kernel": 3, "query_updates": 1},
         **{f"updates-{n}": {"num_pivots": 6, "num_updates": n, "epsilon": 0.5} for n in (1, 5)},
     },
     "near_far": {
@@ -59,6 +59,11 @@ VARIANTS = {
         "alibi": {"prior": "alibi"},
     },
 }
+
+
+def inner(mechanism):
+    """The mechanism that makes the plans, inside the differential wrapper too."""
+    return getattr(mechanism, "inner", mechanism)
 
 
 @dataclass(frozen=True)
@@ -126,6 +131,7 @@ def wrapped():
 
 
 CASES = PLAIN_CASES + wrapped()
+CAUSAL_CASES = [case for case in CASES if inner(case.build()).supports_causal]
 
 
 def draw(bsz=3, tgt_len=5, src_len=6, *, num_heads=NUM_HEADS, head_dim=HEAD_DIM, dtype=torch.float64, seed=1):

@@ -7,28 +7,17 @@ import pytest
 import torch
 
 from fairseq_lot.attention.registry import build_options
-from tests.conftest import close
-from tests.twins import has_a_twin, inner, twin
-from tests.variants import CASES, HEAD_DIM, NUM_HEADS, PLAIN_CASES, draw, padding_mask
+from tests.conftest import close, gradients
+from tests.twins import has_a_twin, twin
+from tests.variants import CASES, CAUSAL_CASES, HEAD_DIM, NUM_HEADS, PLAIN_CASES, draw, inner, padding_mask
 
 QUERY_LENGTHS, KEY_LENGTHS = (5, 3, 1), (4, 6, 2)
 
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
-every_case_without_positions = pytest.mark.parametrize(
-    "case", [case for case in CASES if "cross" in case.kinds and not case.flag("mixes_values")], ids=str
-)
-every_case_without_slots = pytest.mark.parametrize(
-    "case",
-    [case for case in CASES if "cross" in case.kinds and not (case.flag("mixes_values") or case.flag("counts_slots"))],
-    ids=str,
-)
 # queries and keys of one sentence are what the default of each mechanism is tested with, too; ESP counts them
 KINDS = [(case, kind) for case in CASES for kind in case.kinds
          if kind == case.kinds[-1] or case.variant == "default" or case.name == "esp"]  # fmt: skip
 every_case_and_kind = pytest.mark.parametrize(("case", "kind"), KINDS, ids=str)
-
-
-CAUSAL_CASES = [case for case in CASES if inner(case.build()).supports_causal]
 
 
 def masks_of(kind, layout):
@@ -37,7 +26,7 @@ def masks_of(kind, layout):
         mask = padding_mask(QUERY_LENGTHS, 5, layout)
         return mask, mask
     if kind == "square":  # as in "cross", but padded to the same size
-        return padding_mask(QUERY_LENGTHS, 5, layout), padding_mask((4, 5, 2), 5, layout)
+        return padding_mask(QUERY_LENGTHS, 5, layout), padding_mask((4, 3, 2), 5, layout)
     return padding_mask(QUERY_LENGTHS, 5, layout), padding_mask(KEY_LENGTHS, 6, layout)
 
 
@@ -51,16 +40,6 @@ def truncated(inputs, query_mask, key_mask, sentence):
     """One sentence of q, k and v without its pads."""
     masks = (query_mask, key_mask, key_mask)
     return [x[sentence : sentence + 1][:, :, ~mask[sentence]] for x, mask in zip(inputs, masks, strict=True)]
-
-
-def gradients(values, inputs, mechanism):
-    """Gradients of a fixed weighted sum of the values w.r.t. inputs and parameters; zero where unused."""
-    weights = torch.randn(values.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    return gradients_of((values * weights.to(values.dtype)).sum(), inputs, mechanism)
-
-
-def gradients_of(loss, inputs, mechanism):
-    return torch.autograd.grad(loss, [*inputs, *mechanism.parameters()], allow_unused=True, materialize_grads=True)
 
 
 @pytest.mark.fast_if(lambda case, dtype, **_: dtype == torch.float16 or case.variant == "default")
@@ -85,12 +64,11 @@ def test_shape_dtype_and_precision(case, dtype, tolerance):
 def test_autocast_does_not_lower_the_precision(case):
     mechanism = case.build(torch.float32)
     inputs = [x.requires_grad_() for x in draw(src_len=5, dtype=torch.float32)]
-    weights = torch.randn(inputs[2].shape)
     found = []
     for enabled in (False, True):
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
             values = mechanism(*inputs).values
-        found.append([values, *gradients_of((values * weights).sum(), inputs, mechanism)])
+        found.append([values, *gradients(values, [*inputs, *mechanism.parameters()])])
     for plain, autocast in zip(*found, strict=True):
         assert torch.equal(plain, autocast)
 
@@ -164,14 +142,14 @@ def test_padding_is_truncation(case, kind, layout):
     inputs = [x.requires_grad_() for x in inputs]
     values = mechanism(*inputs, query_mask, key_mask).values
     assert values[query_mask[:, None].expand(-1, NUM_HEADS, -1)].eq(0).all()
-    loss = values.square().sum()
-    expected_loss = 0.0
+    expected = torch.zeros_like(values)
     for sentence in range(3):
         alone = mechanism(*truncated(inputs, query_mask, key_mask, sentence)).values
-        expected_loss = expected_loss + alone.square().sum() + alone.sum()
-        close(values[sentence][:, ~query_mask[sentence]], alone[0], 1e-9)
-    actual = gradients_of(loss + values.sum(), inputs, mechanism)
-    close(actual, gradients_of(expected_loss, inputs, mechanism), 1e-8)
+        expected[sentence, :, ~query_mask[sentence]] = alone[0]
+    close(values, expected, 1e-9)
+    leaves = [*inputs, *mechanism.parameters()]
+    actual = gradients(values, leaves)
+    close(actual, gradients(expected, leaves), 1e-8)
     for gradient, mask in zip(actual, (query_mask, key_mask, key_mask), strict=False):
         assert gradient[mask[:, None].expand(-1, NUM_HEADS, -1)].eq(0).all()
 
@@ -186,57 +164,47 @@ def test_batch_is_one_by_one(case):
         close(together.weights[sentence], alone.weights[0], 1e-10)
 
 
-@pytest.mark.fast_if(lambda case, kind: kind == "cross")
-@every_case_without_slots
-@pytest.mark.parametrize("kind", ["self", "cross"])
-def test_order_of_keys_does_not_matter(case, kind):
-    query_mask, key_mask = masks_of(kind, "scattered")
-    q, k, v = draw(src_len=key_mask.size(1))
-    order = torch.randperm(k.size(2))
-    mechanism = case.build()
-    output = mechanism(q, k, v, query_mask, key_mask, need_weights=True)
-    permuted = mechanism(q, k[:, :, order], v[:, :, order], query_mask, key_mask[:, order], need_weights=True)
-    close(permuted.values, output.values, 1e-10)
-    close(permuted.weights, output.weights[..., order], 1e-10)
-
-
-@pytest.mark.fast_if(lambda case, kind: kind == "cross")
-@every_case_without_positions
-@pytest.mark.parametrize("kind", ["self", "cross"])
-def test_order_of_queries_is_order_of_rows(case, kind):
-    query_mask, key_mask = masks_of(kind, "scattered")
-    q, k, v = draw(src_len=key_mask.size(1))
-    order = torch.tensor([3, 0, 4, 2, 1])
-    mechanism = case.build()
-    output = mechanism(q, k, v, query_mask, key_mask, need_weights=True)
-    permuted = mechanism(q[:, :, order], k, v, query_mask[:, order], key_mask, need_weights=True)
-    close(permuted.values, output.values[:, :, order], 1e-10)
-    close(permuted.weights, output.weights[:, :, order], 1e-10)
+def unordered(case, kind):
+    """The order of the tokens does not matter."""
+    slots_matter = kind == "self" and case.flag("counts_slots")
+    return not (case.flag("positional") or case.flag("mixes_values") or slots_matter)
 
 
 @pytest.mark.parametrize(
-    "case", [case for case in CASES if not any(map(case.flag, ("positional", "mixes_values", "counts_slots")))], ids=str
+    ("case", "kind"), [(case, kind) for case in CASES for kind in case.kinds if unordered(case, kind)], ids=str
 )
-def test_order_of_tokens_is_order_of_rows_and_columns(case):
-    mask, _ = masks_of("self", "scattered")
-    inputs = draw(tgt_len=5, src_len=5)
-    order = torch.tensor([3, 0, 4, 2, 1])
+def test_order_of_tokens_is_order_of_rows_and_columns(case, kind):
+    """Of one sentence, or of queries and keys in orders of their own; where slots are counted, of queries alone."""
+    query_mask, key_mask = masks_of(kind, "scattered")
+    q, k, v = draw(src_len=key_mask.size(1))
+    rows = columns = torch.tensor([3, 0, 4, 2, 1])
+    if kind == "cross":
+        columns = torch.arange(6) if case.flag("counts_slots") else torch.tensor([4, 2, 5, 0, 1, 3])
+        masks = query_mask[:, rows], key_mask[:, columns]
+    else:
+        masks = (query_mask[:, rows],) * 2
     mechanism = case.build()
-    output = mechanism(*inputs, mask, mask, need_weights=True)
-    masks = (mask[:, order],) * 2
-    permuted = mechanism(*(x[:, :, order] for x in inputs), *masks, need_weights=True)
-    close(permuted.values, output.values[:, :, order], 1e-10)
-    close(permuted.weights, output.weights[:, :, order][..., order], 1e-10)
+    output = mechanism(q, k, v, query_mask, key_mask, need_weights=True)
+    permuted = mechanism(q[:, :, rows], k[:, :, columns], v[:, :, columns], *masks, need_weights=True)
+    close(permuted.values, output.values[:, :, rows], 1e-10)
+    close(permuted.weights, output.weights[:, :, rows][..., columns], 1e-10)
 
 
-@every_case
-def test_gradcheck(case):
+@pytest.mark.parametrize(
+    ("case", "causal"), [(case, False) for case in CASES] + [(case, True) for case in CAUSAL_CASES], ids=str
+)
+def test_gradcheck(case, causal):
     mechanism = case.build()
-    inputs = [x.requires_grad_() for x in case.draw(1, 3, 4)]
-    mask = torch.tensor([[False, True, False, False]])[:, : inputs[1].size(2)]
+    if causal:
+        inputs, query_mask = draw(1, 4, 4), torch.tensor([[True, False, False, True]])
+        key_mask = query_mask
+    else:
+        inputs, query_mask = case.draw(1, 3, 4), None
+        key_mask = torch.tensor([[False, True, False, False]])[:, : inputs[1].size(2)]
+    inputs = [x.requires_grad_() for x in inputs]
 
     def values(q, k, v, *parameters):
-        return mechanism(q, k, v, None, mask).values
+        return mechanism(q, k, v, query_mask, key_mask, causal=causal).values
 
     assert torch.autograd.gradcheck(values, (*inputs, *mechanism.parameters()), fast_mode=True)
 
@@ -269,32 +237,13 @@ def test_flag_says_whether_queries_are_coupled(case):
     moved = q + torch.randn(q.shape, dtype=q.dtype)
     moved[:, :, 1] = q[:, :, 1]
     change = (mechanism(moved, k, v).values - mechanism(q, k, v).values)[:, :, 1].abs().max()
-    if not mechanism.couples_queries:
-        assert change < 1e-12
-        return
-    assert change > 1e-3
+    assert change > 1e-3 if mechanism.couples_queries else change < 1e-12
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case not in CAUSAL_CASES], ids=str)
 def test_what_is_not_causal_refuses_to_be(case):
     with pytest.raises(ValueError, match="causal"):
         case.build()(*draw(tgt_len=6), causal=True)
-
-
-@pytest.mark.parametrize("case", CAUSAL_CASES, ids=str)
-@pytest.mark.parametrize("need_weights", [False, True])
-def test_causal_is_step_by_step(case, need_weights):
-    mechanism = case.build()
-    assert not mechanism.couples_queries
-    q, k, v = draw(tgt_len=6)
-    mask = padding_mask(KEY_LENGTHS, 6, "right")
-    values = mechanism(q, k, v, None, mask, need_weights=need_weights, causal=True).values
-    for i in range(6):
-        seen = slice(i + 1)
-        step = (q[:, :, i : i + 1], k[:, :, seen], v[:, :, seen], None, mask[:, seen])
-        close(mechanism(*step, need_weights=need_weights, causal=True).values, values[:, :, i : i + 1], 1e-12)
-        if not inner(mechanism).summarises:  # the causal form through pivots has one marginal only
-            close(mechanism(*step).values, values[:, :, i : i + 1], 1e-12)
 
 
 @pytest.mark.parametrize("case", CAUSAL_CASES, ids=str)
@@ -308,7 +257,7 @@ def test_causal_rows_that_see_nothing_but_pads_are_finite(case, need_weights):
         alone = mechanism(*truncated(inputs, mask, mask, sentence), causal=True).values
         close(output.values[sentence][:, ~mask[sentence]], alone[0], 1e-12)
     assert output.values.isfinite().all()
-    assert all(x.isfinite().all() for x in gradients(output.values, inputs, mechanism))
+    assert all(x.isfinite().all() for x in gradients(output.values, [*inputs, *mechanism.parameters()]))
 
 
 def soft_sort_rounding(mechanism, dtype):
@@ -344,8 +293,8 @@ def test_agrees_with_slow_twin(case, dtype, tolerance, kind):
         close(output.values[sentence][:, queries].double(), values, tolerance, relative=tolerance)
         close(output.weights[sentence][:, queries][..., keys].double(), plan, tolerance, relative=tolerance)
 
-    actual = gradients(output.values, inputs, mechanism)
-    for gradient, expected in zip(actual, gradients(exact_values, exact_inputs, exact), strict=True):
+    actual = gradients(output.values, [*inputs, *mechanism.parameters()])
+    for gradient, expected in zip(actual, gradients(exact_values, [*exact_inputs, *exact.parameters()]), strict=True):
         scale = expected.abs().max().clamp(min=1)
         close(gradient.double() / scale, expected / scale, max(10 * tolerance, soft_sort_rounding(mechanism, dtype)))
 
@@ -380,7 +329,7 @@ def test_sentence_of_pads_alone_gives_finite_values(case, empty):
         assert output.values.isfinite().all()
         assert output.weights is None or output.weights.isfinite().all()
         close(output.values[1:], expected, 1e-10)
-        assert all(x.isfinite().all() for x in gradients(output.values, inputs, mechanism))
+        assert all(x.isfinite().all() for x in gradients(output.values, [*inputs, *mechanism.parameters()]))
 
 
 @pytest.mark.fast_if(lambda case, **_: case.variant == "default")

@@ -4,26 +4,23 @@ import pytest
 import torch
 
 from fairseq_lot.attention import reference
-from tests.conftest import close
-from tests.variants import CASES, HEAD_DIM, NUM_HEADS, draw, padding_mask
+from fairseq_lot.attention.registry import build_mechanism
+from tests.conftest import close, gradients
+from tests.variants import CASES, CAUSAL_CASES, HEAD_DIM, NUM_HEADS, draw, inner, padding_mask
 
 UNCOUPLED = [case for case in CASES if not case.build().couples_queries]
-CAUSAL = [case for case in UNCOUPLED if getattr(case.build(), "inner", case.build()).supports_causal]
-every_causal_case = pytest.mark.parametrize("case", CAUSAL, ids=str)
+every_causal_case = pytest.mark.parametrize("case", CAUSAL_CASES, ids=str)
 both_dtypes = pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.float16, 5e-3)], ids=str
 )
 LENGTHS, SIZE, BSZ = (6, 4, 2), 6, 3
+LONG = 20
 ORDER = torch.tensor([2, 0, 0])
 
 
 def reorder(tensors):
     """What a beam does to everything that is kept."""
     return {name: x.index_select(0, ORDER) for name, x in tensors.items()}
-
-
-def sizes(tensors):
-    return {name: x.shape for name, x in tensors.items()}
 
 
 @pytest.mark.fast_if(lambda case, dtype, **_: dtype == torch.float64 or case.variant == "default")
@@ -57,11 +54,11 @@ def test_summary_is_attention(case, dtype, tolerance, layout, need_weights):
 def test_causal_steps_are_causal_attention(case, dtype, tolerance, layout, need_weights):
     """``late``: only the later steps bring a mask, as in a batch whose short sentences end first."""
     mechanism = case.build(dtype)
-    q, k, v = draw(tgt_len=SIZE, dtype=dtype)
-    mask = None if layout is None else padding_mask(LENGTHS, SIZE, "right")
+    q, k, v = draw(3, LONG, LONG, dtype=dtype)
+    mask = None if layout is None else padding_mask(LENGTHS, LONG, "right")
     expected = mechanism(q, k, v, None, mask, need_weights, causal=True)
     state, rows = None, torch.arange(BSZ)
-    for start, stop in ((0, 1), (1, 2), (2, 4), (4, 5), (5, 6)):
+    for start, stop in ((0, 1), (1, 2), (2, 4), (4, 5), (5, 18), (18, 19), (19, 20)):
         if start == 2:
             state, rows = reorder(state), ORDER
         new = (slice(None), slice(None), slice(start, stop))
@@ -74,41 +71,6 @@ def test_causal_steps_are_causal_attention(case, dtype, tolerance, layout, need_
             close(output.weights, expected.weights[rows][new][..., :stop], tolerance, relative=tolerance)
 
 
-@pytest.mark.parametrize("case", [case for case in UNCOUPLED if case.name == "lot"], ids=str)
-def test_what_lot_keeps_does_not_grow(case):
-    mechanism = case.build()
-    q, k, v = draw(tgt_len=40, src_len=40)
-    short, long = (mechanism.summarise(k[:, :, :n], v[:, :, :n]) for n in (2, 40))
-    assert sizes(short) == sizes(long)
-    state, seen = None, []
-    for i in range(40):
-        step = (x[:, :, i : i + 1] for x in (q, k, v))
-        _, state = mechanism.causal_step(*step, state=state)
-        seen.append(sizes(state))
-    assert all(size == seen[0] for size in seen)
-    assert sum(x.numel() for x in state.values()) <= BSZ * NUM_HEADS * 32 * (2 * HEAD_DIM + 2)
-
-
-@every_causal_case
-@pytest.mark.parametrize("need_weights", [False, True])
-def test_a_first_step_may_have_keys_before_its_query(case, need_weights):
-    """With --cross-self-attention they are those of the source."""
-    mechanism, early = case.build(), SIZE // 2
-    q, k, v = draw(tgt_len=SIZE)
-    mask = padding_mask((6, 5, 4), SIZE, "left")
-    late = q[:, :, early:]
-    expected = mechanism(late, k, v, None, mask, need_weights, causal=True)
-    state = None
-    for start, stop in ((0, early + 1), *((i, i + 1) for i in range(early + 1, SIZE))):
-        new, query = slice(start, stop), slice(stop - 1, stop)
-        step = q[:, :, query], k[:, :, new], v[:, :, new], mask[:, new], state, need_weights
-        output, state = mechanism.causal_step(*step)
-        at = slice(stop - 1 - early, stop - early)
-        close(output.values, expected.values[:, :, at], 1e-12, relative=1e-12)
-        if need_weights:
-            close(output.weights, expected.weights[:, :, at, :stop], 1e-12, relative=1e-12)
-
-
 @every_causal_case
 def test_causal_queries_without_a_key_are_refused(case):
     q, k, v = draw(tgt_len=SIZE)
@@ -116,17 +78,65 @@ def test_causal_queries_without_a_key_are_refused(case):
         case.build()(q, k[:, :, :4], v[:, :, :4], causal=True)
 
 
-@pytest.mark.parametrize("case", [case for case in UNCOUPLED if case.name == "softmax"], ids=str)
-def test_what_softmax_keeps_is_keys_and_values_once(case):
-    mechanism = case.build()
-    q, k, v = draw(tgt_len=SIZE)
-    state = None
-    for i in range(SIZE):
-        _, state = mechanism.causal_step(*(x[:, :, i : i + 1] for x in (q, k, v)), state=state)
-    assert torch.equal(state["key"], k) and torch.equal(state["value"], v)
+@every_causal_case
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_late_queries_and_a_first_step_with_keys_before_its_query(case, need_weights):
+    """With --cross-self-attention these keys are those of the source."""
+    mechanism, early = case.build(), LONG // 2
+    q, k, v = draw(3, LONG, LONG)
+    mask = padding_mask((LONG, 15, 12), LONG, "left")
+    expected = mechanism(q, k, v, None, mask, need_weights, causal=True)
+    late = mechanism(q[:, :, early:], k, v, None, mask, need_weights, causal=True)
+    close(late.values, expected.values[:, :, early:])
+    state = {}  # fairseq's attention hands over what it has kept, which at first is an empty dictionary
+    for start, stop in ((0, early + 1), *((i, i + 1) for i in range(early + 1, LONG))):
+        new, query = slice(start, stop), slice(stop - 1, stop)
+        step = q[:, :, query], k[:, :, new], v[:, :, new], mask[:, new], state, need_weights
+        output, state = mechanism.causal_step(*step)
+        close(output.values, expected.values[:, :, query])
+        if need_weights:
+            close(late.weights[:, :, stop - 1 - early], expected.weights[:, :, stop - 1])
+            close(output.weights, expected.weights[:, :, query, :stop])
+        if not inner(mechanism).summarises:  # the causal form through pivots has one marginal only
+            last = mechanism(q[:, :, query], k[:, :, :stop], v[:, :, :stop], None, mask[:, :stop])
+            close(last.values, expected.values[:, :, query])
 
 
-@pytest.mark.parametrize("case", [case for case in UNCOUPLED if case.name == "lot"], ids=str)
+TOKEN = 2 * HEAD_DIM  # a key and a value
+SUMS = 6 * (HEAD_DIM + 1)  # of six pivots or features
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sizes"),
+    [
+        ("softmax", {}, [n * TOKEN for n in range(1, LONG + 1)]),
+        ("near_far", {"num_features": 0, "window": 3}, [n * TOKEN for n in range(1, LONG + 1)]),
+        (
+            "near_far",
+            {"num_features": 6, "window": 3},
+            [TOKEN, 2 * TOKEN, 3 * TOKEN, 4 * TOKEN, *[4 * TOKEN + SUMS] * 16],
+        ),
+        ("lot", {"num_pivots": 6, "query_updates": 1}, [SUMS] * LONG),
+    ],
+)
+def test_what_decoding_keeps(name, options, sizes):
+    """Keys and values once; or those within the window of later tokens and sums; or sums alone."""
+    mechanism = build_mechanism(name, num_heads=NUM_HEADS, head_dim=HEAD_DIM, **options).double()
+    inputs = draw(3, LONG, LONG)
+    state, found = None, []
+    for i in range(LONG):
+        _, state = mechanism.causal_step(*(x[:, :, i : i + 1] for x in inputs), state=state)
+        found.append(sum(x[0, 0].numel() for x in state.values()))
+    assert found == sizes
+
+
+def test_a_summary_of_lot_does_not_grow():
+    mechanism = build_mechanism("lot", num_heads=NUM_HEADS, head_dim=HEAD_DIM, query_updates=1).double()
+    short, long = (mechanism.summarise(*draw(src_len=n)[1:]) for n in (2, 40))
+    assert {name: x.shape for name, x in short.items()} == {name: x.shape for name, x in long.items()}
+
+
+@pytest.mark.parametrize("case", [case for case in CAUSAL_CASES if case.name == "lot"], ids=str)
 def test_a_plan_that_was_not_asked_for_in_time_is_none(case):
     mechanism = case.build()
     q, k, v = draw(tgt_len=SIZE)
@@ -151,52 +161,15 @@ def causal_lot_plan(q, k, pivots, epsilon):
     return reference.matrix(rows)
 
 
-@pytest.mark.parametrize("case", [c for c in UNCOUPLED if c.name == "lot" and not c.differential], ids=str)
+@pytest.mark.parametrize("case", [c for c in CAUSAL_CASES if c.name == "lot" and not c.differential], ids=str)
 def test_causal_lot_agrees_with_slow_twin(case):
     mechanism = case.build()
     inputs = [x.requires_grad_() for x in draw(bsz=1, tgt_len=5, src_len=5)]
     output = mechanism(*inputs, need_weights=True, causal=True)
     q, k, v = (x[0] for x in inputs)
     epsilon = mechanism.options.epsilon
-    plans = [causal_lot_plan(q[h], k[h], mechanism.pivots[h], epsilon) for h in range(NUM_HEADS)]
-    plan = torch.stack(plans)
+    plan = torch.stack([causal_lot_plan(q[h], k[h], mechanism.pivots[h], epsilon) for h in range(NUM_HEADS)])
     close(output.weights[0], plan, 1e-10)
     close(output.values[0], plan @ v, 1e-10)
-    probe, leaves = torch.randn_like(v), [*inputs, mechanism.pivots]
-    actual = torch.autograd.grad((output.values[0] * probe).sum(), leaves)
-    for found, expected in zip(actual, torch.autograd.grad((plan @ v * probe).sum(), leaves), strict=True):
-        close(found, expected, 1e-10)
-
-
-@every_causal_case
-def test_no_look_ahead(case):
-    mechanism = case.build()
-    q, k, v = draw(tgt_len=20, src_len=20)
-    expected = mechanism(q, k, v, causal=True).values
-    for now in (0, 3, 15, 16, 18):
-        later = torch.arange(20)[:, None] > now
-        changed = [torch.where(later, 5 * torch.randn_like(x), x) for x in (q, k, v)]
-        values = mechanism(*changed, causal=True).values
-        close(values[:, :, : now + 1], expected[:, :, : now + 1], 1e-12)
-        assert (values - expected)[:, :, now + 1 :].abs().max() > 1e-3
-
-
-@every_causal_case
-def test_causal_gradcheck_with_leading_pads(case):
-    mechanism = case.build()
-    inputs = [x.requires_grad_() for x in draw(bsz=1, tgt_len=4, src_len=4)]
-    mask = torch.tensor([[True, False, False, True]])
-
-    def values(q, k, v, *parameters):
-        return mechanism(q, k, v, mask, mask, causal=True).values
-
-    assert torch.autograd.gradcheck(values, (*inputs, *mechanism.parameters()), fast_mode=True)
-
-
-@every_causal_case
-def test_a_cache_that_is_empty_is_a_start(case):
-    """fairseq's attention hands over what it has kept, which at first is an empty dictionary."""
-    mechanism, token = case.build(), draw(tgt_len=1, src_len=1)
-    (expected, kept), (output, state) = (mechanism.causal_step(*token, state=start) for start in (None, {}))
-    close(output.values, expected.values, 0)
-    assert kept.keys() == state.keys()
+    leaves = [*inputs, mechanism.pivots]
+    close(gradients(output.values[0], leaves), gradients(plan @ v, leaves), 1e-10)

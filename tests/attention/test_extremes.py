@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fairseq_lot.attention.registry import MECHANISMS
-from tests.twins import has_a_twin, inner, twin
-from tests.variants import CASES, HEAD_DIM, PLAIN_CASES, Case, draw
+from tests.twins import has_a_twin, twin
+from tests.variants import CASES, HEAD_DIM, PLAIN_CASES, Case, draw, inner
 
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 DEFAULTS = [str(case) for case in PLAIN_CASES if case.variant == "default"]

@@ -21,7 +21,7 @@ from fairseq_lot.attention.sinkhorn import SinkhornOptions
 from fairseq_lot.modules.multihead_attention import PluggableMultiheadAttention
 from fairseq_lot.transport.sinkhorn import sinkhorn
 from tests.attention.test_contract import KINDS
-from tests.variants import CASES, HEAD_DIM, NUM_HEADS
+from tests.variants import CASES, CAUSAL_CASES, HEAD_DIM, NUM_HEADS
 
 BSZ, LENGTH, MORE = 3, 5, 6
 WAITING = [case for case in CASES if "tolerance" in case.options]
@@ -125,8 +125,7 @@ def test_training_stays_on_its_device(case, padded, need_weights, foreign):
         assert sum(x is not None for x in found) >= 3
 
 
-CAUSAL = [case for case in QUIET if case.build().supports_causal and not case.build().couples_queries]
-CAUSAL = [case for case in CAUSAL if getattr(case.build(), "inner", case.build()).supports_causal]
+CAUSAL = [case for case in QUIET if case in CAUSAL_CASES]
 
 
 @pytest.mark.fast_if(lambda case, **_: not case.differential)

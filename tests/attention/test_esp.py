@@ -1,4 +1,4 @@
-"""What ESP promises beyond the contract: its limits, its slicers, ties, and exact sorts at inference."""
+"""What ESP promises beyond the contract: its limits, its slicers, ties, exact sorts at inference, and annealing."""
 
 import pytest
 import torch
@@ -6,43 +6,20 @@ import torch
 from fairseq_lot.attention import reference
 from fairseq_lot.attention.differential import build_differential
 from fairseq_lot.attention.registry import build_mechanism
-from tests.conftest import close
+from tests.conftest import close, gradients
 from tests.variants import draw, padding_mask
 
 HEADS, DIM = 2, 4
+LIKE = torch.zeros(1, dtype=torch.float64)
 KINDS = {"soft": {}, "hard": {"hard": True}}
 SLICERS = [{}, {"slicer": "frozen", "num_slices": 5}, {"slicer": "learnable", "num_slices": 3}]
-every_kind = pytest.mark.parametrize("kind", KINDS)
+
 every_slicer = pytest.mark.parametrize("slicer", SLICERS, ids=lambda x: x.get("slicer", "axis"))
 both_sizes = pytest.mark.parametrize("src_len", [5, 6])
 
 
 def esp(kind="soft", dtype=torch.float64, **options):
     return build_mechanism("esp", num_heads=HEADS, head_dim=DIM, **KINDS[kind], **options).to(dtype)
-
-
-def slices_alone(mechanism, q, k):
-    """``n·U_l`` and ``D_l`` of every slice, ``(L, heads, n, m)`` and ``(L, heads)``, of one sentence."""
-    plans, costs = [], []
-    for head, slices in enumerate(mechanism.directions(q)):
-        x, y = (mechanism.scaling * x[0, head] for x in (q, k))
-        temperature = mechanism.options.sort_temperature
-        u, d = reference.sliced_plans(x, y, slices, sort_temperature=temperature, hard=mechanism.options.hard)
-        plans.append(len(x) * torch.stack(u))
-        costs.append(torch.stack(d))
-    return torch.stack(plans, 1), torch.stack(costs, 1)
-
-
-@every_kind
-@every_slicer
-@both_sizes
-def test_the_inverse_temperature_leads_from_the_mean_to_the_best_slice(kind, slicer, src_len):
-    options, (q, k, v) = {**slicer, "sort_temperature": 0.1}, draw(1, src_len=src_len)
-    mean, best = (esp(kind, slice_inverse_temperature=x, **options) for x in (0.0, 1e7))
-    plans, costs = slices_alone(mean, q, k)
-    close(mean(q, k, v, need_weights=True).weights[0], plans.mean(0))
-    for head, plan in enumerate(best(q, k, v, need_weights=True).weights[0]):
-        close(plan, plans[costs[:, head].argmin(), head])
 
 
 @both_sizes
@@ -89,15 +66,6 @@ def test_hard_inference_is_soft_in_training_and_hard_outside(slicer, src_len, wr
     assert mechanism.state_dict().keys() == build().state_dict().keys()
 
 
-def gradients(mechanism, inputs):
-    """Values, and gradients of q, k, v and all parameters."""
-    inputs = [x.clone().requires_grad_() for x in inputs]
-    values = mechanism(*inputs).values
-    leaves = [*inputs, *mechanism.parameters()]
-    weights = torch.linspace(-1, 1, values.numel(), dtype=values.dtype).view(values.shape)
-    return values.detach(), torch.autograd.grad((weights * values).sum(), leaves)
-
-
 @every_slicer
 def test_equal_tokens_keep_their_order_when_hard(slicer):
     q, k, v = (x[:, :, :1].expand(-1, -1, 6, -1) for x in draw())
@@ -107,7 +75,7 @@ def test_equal_tokens_keep_their_order_when_hard(slicer):
     close(plan, 4 * reference.overlap_plan(4, 6).expand_as(plan))
 
 
-@every_kind
+@pytest.mark.parametrize("kind", KINDS)
 @every_slicer
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_ties_do_not_depend_on_the_batch(kind, slicer, dtype):
@@ -121,59 +89,87 @@ def test_ties_do_not_depend_on_the_batch(kind, slicer, dtype):
     mechanism = esp(kind, dtype, **slicer, sort_temperature=temperature)
     kinds = torch.tensor([0, 1, 2, 1, 0, 0, 2, 1, 0, 1, 2])
     equal = (kinds[:, None] == kinds).to(dtype)
-    alone = [x[:1, :, kinds] for x in draw(dtype=dtype)]
-    values, of_leaves = gradients(mechanism, alone)
+    alone = [x[:1, :, kinds].requires_grad_() for x in draw(dtype=dtype)]
+    values = mechanism(*alone).values
+    of_leaves = gradients(values, alone)
     # A soft sort of lines x has the gradients 2 Σ_j pull_j (place - x_j)/t, differences of numbers up to |x|/t < 2.5/t
-    # times a pull, which is at most the gradient of an entry of A, |w·v| < 6; there are 11 tokens. An exact sort has
+    # times a pull, which is at most the gradient of an entry of A, |w·v| < 6.5; there are 11 tokens. An exact sort has
     # those of the costs: sums over the tokens of squared distances up to 10 times |w·v|.
-    rounding = torch.finfo(dtype).eps * 11 * 6 * (10 if kind == "hard" else 2 * 2.5 / temperature)
+    rounding = torch.finfo(dtype).eps * 11 * 6.5 * (10 if kind == "hard" else 2 * 2.5 / temperature)
     for bsz, length, first in ((2, 11, 0), (3, 19, 0), (5, 40, 29), (7, 67, 13)):
         batch = draw(bsz, length, length, dtype=dtype, seed=9)
         for x, real in zip(batch, alone, strict=True):
-            x[1, :, first : first + 11] = real[0]
+            x[1, :, first : first + 11] = real[0].detach()
         mask = torch.zeros(bsz, length, dtype=torch.bool)
         mask[1, :first] = mask[1, first + 11 :] = True
         inputs = [x.requires_grad_() for x in batch]
-        together = mechanism(*inputs, mask, mask).values[1, :, first : first + 11]
-        close(together, values[0], 1e-10 if dtype == torch.float64 else 1e-5)
-        weights = torch.linspace(-1, 1, values.numel(), dtype=dtype).view(values.shape)[0]
-        of_inputs = torch.autograd.grad((weights * together).sum(), inputs)
-        for gradient, expected in zip(of_inputs, of_leaves, strict=False):
+        together = mechanism(*inputs, mask, mask).values[1:2, :, first : first + 11]
+        close(together, values, 1e-10 if dtype == torch.float64 else 1e-5)
+        for gradient, expected in zip(gradients(together, inputs), of_leaves, strict=True):
             close(equal @ gradient[1, :, first : first + 11], equal @ expected[0], rounding)
-
-
-def test_learnable_slices_learn_from_soft_sorts():
-    _, of_leaves = gradients(esp(slicer="learnable", sort_temperature=0.1), draw())
-    assert of_leaves[-1].abs().amax((0, 2)).gt(1e-4).all()
-
-
-def test_hard_sorts_teach_q_and_k_through_the_slice_weights():
-    inputs = draw()
-    *_, v, of_slices = gradients(esp("hard", slicer="learnable", slice_inverse_temperature=1.0), inputs)[1]
-    assert v.abs().max() > 1e-3
-    # exact sorts are piecewise constant in the slices; their gradient is 0 and not missing
-    assert of_slices.shape == (HEADS, DIM, DIM) and of_slices.eq(0).all()
-    q, k, *_ = gradients(esp("hard", slicer="learnable", slice_inverse_temperature=1.0), inputs)[1]
-    assert q.abs().max() > 1e-3 and k.abs().max() > 1e-3
-    q, k, *_ = gradients(esp("hard", slice_inverse_temperature=0.0), inputs)[1]
-    assert q.eq(0).all() and k.eq(0).all()
-
-
-def test_frozen_slices_are_saved_and_not_trained():
-    mechanism = esp(slicer="frozen", num_slices=5, seed=3)
-    assert not list(mechanism.parameters())
-    assert mechanism.state_dict()["slices"].shape == (HEADS, 5, DIM)
-    other = esp(slicer="frozen", num_slices=5, seed=4)
-    expected = mechanism(*draw()).values
-    assert (other(*draw()).values - expected).abs().max() > 1e-3
-    other.load_state_dict(mechanism.state_dict())
-    assert torch.equal(other(*draw()).values, expected)
 
 
 @pytest.mark.parametrize("option", ["sort_temperature", "min_sort_temperature"])
 def test_temperatures_that_no_float32_can_be_divided_by_are_refused(option):
-    inputs = draw(dtype=torch.float32)
-    values, of_leaves = gradients(esp(dtype=torch.float32, **{option: 1e-30}), inputs)
-    assert values.isfinite().all() and all(x.isfinite().all() for x in of_leaves)
+    inputs = [x.requires_grad_() for x in draw(dtype=torch.float32)]
+    values = esp(dtype=torch.float32, **{option: 1e-30})(*inputs).values
+    assert values.isfinite().all() and all(x.isfinite().all() for x in gradients(values, inputs))
     with pytest.raises(ValueError, match=f"esp attention: {option} must be at least 1e-30, got 1e-80"):
         esp(**{option: 1e-80})
+
+
+@pytest.mark.parametrize(("inverse", "teaches"), [(0.0, False), (1.0, True)])
+def test_hard_sorts_teach_q_and_k_through_the_slice_weights_and_no_slice(inverse, teaches):
+    mechanism = esp("hard", slicer="learnable", slice_inverse_temperature=inverse)
+    inputs = [x.requires_grad_() for x in draw()]
+    q, k, v, slices = torch.autograd.grad(mechanism(*inputs).values.square().sum(), [*inputs, mechanism.slices])
+    assert v.abs().max() > 1e-3
+    assert all(x.abs().max() > 1e-3 if teaches else x.eq(0).all() for x in (q, k))
+    assert slices.eq(0).all()  # exact sorts are piecewise constant in the slices; their gradient is not missing
+
+
+ANNEALED = [
+    ({"anneal": 0.8}, (), 1e-3),
+    ({"anneal": 0.8, "sort_temperature": 0.1}, (2,), 0.08),
+    ({"anneal": 0.5, "sort_temperature": 0.1}, (2, 3), 0.025),
+    ({"anneal": 0.8}, (7, 7, 3, 7), 1e-3 * 0.8**6),
+    ({"anneal": 0.5}, (1_000,), 1e-8),
+    ({"anneal": 0.5, "sort_temperature": 1e-9}, (9,), 1e-9),  # below the minimum already
+    ({}, (50,), 1e-3),
+]
+
+
+@pytest.mark.parametrize(("options", "epochs", "expected"), ANNEALED)
+def test_temperature_is_multiplied_once_per_epoch_and_stays_above_its_minimum(options, epochs, expected):
+    mechanism = esp(**options)
+    for epoch in epochs:
+        mechanism.set_epoch(epoch)
+    assert float(mechanism.sort_temperature(LIKE)) == pytest.approx(expected)
+    assert mechanism.state_dict().keys() == ({"epoch"} if "anneal" in options else set())
+
+
+def test_annealed_sort_is_the_sort_at_that_temperature():
+    mechanism = esp(anneal=0.5, sort_temperature=0.8)
+    mechanism.set_epoch(4)
+    output, expected = (x(*draw(), need_weights=True) for x in (mechanism, esp(sort_temperature=0.1)))
+    close([output.values, output.weights], [expected.values, expected.weights])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_annealing_stops_before_gradients_are_rounding_errors(dtype):
+    mechanism = esp(anneal=0.5)
+    mechanism.set_epoch(1_000)
+    assert mechanism.sort_temperature(LIKE.to(dtype)).item() == pytest.approx(1e-8)
+    inputs = [x.requires_grad_() for x in draw(dtype=dtype)]
+    values = mechanism(*inputs).values
+    assert values.isfinite().all() and all(x.isfinite().all() for x in gradients(values, inputs))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_the_epoch_is_in_the_checkpoint(dtype):
+    trained = esp(anneal=0.8).to(dtype)
+    trained.set_epoch(30)
+    loaded = esp(anneal=0.8)
+    loaded.load_state_dict(trained.state_dict())
+    assert loaded.sort_temperature(LIKE).item() == pytest.approx(1e-3 * 0.8**29)
+    assert torch.equal(loaded(*draw()).values, trained.double()(*draw()).values)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fairseq_lot.attention.registry import MECHANISMS
+from tests.conftest import close
 from tests.twins import has_a_twin, twin
 from tests.variants import CASES, HEAD_DIM, PLAIN_CASES, Case, draw, inner
 
@@ -43,9 +44,8 @@ def check_with_twin(case, mechanism, *inputs, tolerance):
     """The same, and A is the slow twin's."""
     plan = check(case, mechanism, *inputs).weights.double()
     exact = copy.deepcopy(mechanism).double()
-    for sentence in range(len(plan)):
-        _, expected = twin(case, exact, *(x[sentence].double() for x in inputs))
-        torch.testing.assert_close(plan[sentence], expected, atol=tolerance, rtol=0)
+    twins = [twin(case, exact, *(x[sentence].double() for x in inputs))[1] for sentence in range(len(plan))]
+    close(plan, torch.stack(twins), tolerance)
 
 
 def of_size(size, case, dtype):
@@ -78,11 +78,11 @@ def test_temperatures(name, size, epsilon, differential):
     check(case, *of_size(size, case, torch.float32))
 
 
-@pytest.mark.parametrize("temperature", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("sort", [{"sort_temperature": x} for x in (1e-3, 1.0, 1e3)] + [{"hard": True}], ids=str)
 @pytest.mark.parametrize("inverse", [0.0, 1.0, 1e4])
 @pytest.mark.parametrize("size", [1.0, 1e4])
-def test_temperatures_of_slices(size, temperature, inverse):
-    case = Case("esp", "slices", {"sort_temperature": temperature, "slice_inverse_temperature": inverse})
+def test_temperatures_of_slices(size, sort, inverse):
+    case = Case("esp", "slices", {"slice_inverse_temperature": inverse, **sort})
     check_with_twin(case, *of_size(size, case, torch.float64), tolerance=1e-7)
     check(case, *of_size(size, case, torch.float32))
 
@@ -94,7 +94,7 @@ def test_sentences_of_one_token(case, dtype):
     q, k, v = draw(3, 1, 1, dtype=dtype)
     output = check(case, case.build(dtype), q, k, v)
     if not (case.differential or case.flag("mixes_values")):
-        torch.testing.assert_close(output.values, v, atol=MISSING[dtype], rtol=MISSING[dtype])
+        close(output.values, v, MISSING[dtype], relative=MISSING[dtype])
 
 
 @pytest.mark.parametrize("name", WITH_PIVOTS)
@@ -110,7 +110,7 @@ def test_equal_tokens_get_equal_rows(case):
     q, k, v = (x[:, :, :1].expand(-1, -1, 7, -1) for x in draw(2, 1, 1, dtype=torch.float32))
     output = check(case, case.build(torch.float32), q, k, v)
     if not (case.differential or case.flag("positional") or case.flag("mixes_values")) and case.rows_exact:
-        torch.testing.assert_close(output.values, v, atol=1e-5, rtol=1e-5)
+        close(output.values, v, 1e-5, relative=1e-5)
 
 
 @pytest.mark.fast_if(lambda case, dtype: dtype == torch.float32 and str(case) in DEFAULTS)

@@ -10,7 +10,7 @@ from fairseq_lot.attention import near_far as near_far_file
 from fairseq_lot.attention.reference import near_far_plan
 from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.transport.near_far import feature_logs
-from tests.conftest import close, random
+from tests.conftest import close, gradients, random
 from tests.variants import padding_mask
 
 FORMS = {
@@ -75,28 +75,24 @@ def test_a_feature_exceeds_the_kernel_by_no_more_than_its_own_size():
         close(excess[:, :, 0, 20 + t, t], bound[:, t].expand(2, -1), 1e-9)
 
 
-@pytest.mark.parametrize(("band", "causal"), [("diagonal", False), ("diagonal", True), ("expected", False)])
+WIDE = [
+    ({}, {}, "softmax", {}),
+    ({}, {"causal": True}, "softmax", {}),
+    ({"band": "expected"}, {}, "softmax", {}),
+    *[({"num_updates": n}, {}, "sinkhorn", {"epsilon": 1.0, "num_updates": n}) for n in (1, 2, 3, 4, 15)],
+]
+
+
+@pytest.mark.parametrize(("options", "how", "name", "others"), WIDE)
 @pytest.mark.parametrize("layout", [None, "right", "left"])
-def test_a_window_over_the_sentence_is_softmax(band, causal, layout):
+def test_a_window_over_the_sentence_is_softmax_or_sinkhorn_at_its_temperature(options, how, name, others, layout):
     mask = None if layout is None else padding_mask((9, 4), 9, layout)
     leaves = [x.requires_grad_() for x in inputs(9)]
-    ours = build(window=8, band=band)(*leaves, mask, mask, True, causal=causal)
-    softmax = build("softmax")(*leaves, mask, mask, True, causal=causal)
-    close(ours.weights, softmax.weights, 1e-10)
-    close(ours.values, softmax.values, 1e-10)
-    probe = random(*ours.values.shape, seed=5)
-    close(*(torch.autograd.grad((x.values * probe).sum(), leaves) for x in (ours, softmax)), 1e-10)
-
-
-@pytest.mark.parametrize("num_updates", [1, 2, 3, 4, 15])
-@pytest.mark.parametrize("layout", [None, "right"])
-def test_a_window_over_the_sentence_is_sinkhorn_at_softmax_temperature(num_updates, layout):
-    mask = None if layout is None else padding_mask((9, 4), 9, layout)
-    q, k, v = inputs(9)
-    ours = build(window=8, num_updates=num_updates)(q, k, v, mask, mask, need_weights=True)
-    sinkhorn = build("sinkhorn", epsilon=1.0, num_updates=num_updates)(q, k, v, mask, mask, need_weights=True)
-    close(ours.weights, sinkhorn.weights, 1e-10)
-    close(ours.values, sinkhorn.values, 1e-10)
+    found = []
+    for mechanism in (build(window=8, **options), build(name, **others)):
+        output = mechanism(*leaves, mask, mask, need_weights=True, **how)
+        found.append([output.weights, output.values, *gradients(output.values, leaves)])
+    close(*found, 1e-10)
 
 
 def test_columns_approach_their_share_while_rows_are_exact():
@@ -111,22 +107,6 @@ def test_columns_approach_their_share_while_rows_are_exact():
     assert errors[0] > 1 and errors[-1] < 1e-9
 
 
-@pytest.mark.parametrize("num_features", [6, 0])
-def test_what_decoding_keeps(num_features):
-    """W + 1 keys and values, and r log sums and means once a key has left; without features all keys and values."""
-    window, head_dim = 3, 8
-    mechanism, (q, k, v) = build(window=window, num_features=num_features), inputs(20)
-    state, sizes = None, []
-    for i in range(20):
-        _, state = mechanism.causal_step(*(x[:, :, i : i + 1] for x in (q, k, v)), state=state)
-        sizes.append(sum(x[0, 0].numel() for x in state.values()))
-    if num_features:
-        near, far = 2 * head_dim, num_features * (head_dim + 1)
-        assert sizes == [n * near for n in range(1, window + 2)] + [(window + 1) * near + far] * (19 - window)
-    else:
-        assert sizes == [n * 2 * head_dim for n in range(1, 21)]
-
-
 @every_form
 @pytest.mark.parametrize("n", [5, 150])
 def test_norms_of_ten_thousand_are_finite(options, how, n):
@@ -136,8 +116,8 @@ def test_norms_of_ten_thousand_are_finite(options, how, n):
     assert output.values.isfinite().all() and output.weights.isfinite().all()
     close(output.weights.sum(-1), torch.ones(2, 2, n), 1e-5)
     loss = output.values.square().sum() + output.weights.square().sum()
-    gradients = torch.autograd.grad(loss, [*leaves, *mechanism.parameters()])
-    assert all(gradient.isfinite().all() for gradient in gradients)
+    found = torch.autograd.grad(loss, [*leaves, *mechanism.parameters()])
+    assert all(gradient.isfinite().all() for gradient in found)
 
 
 @every_form
@@ -157,12 +137,12 @@ def test_float32_is_float64_at_six_times_the_usual_norms(options, how, n):
     close(values.double(), output, (1 + exact.options.num_updates) * 2 * size * 2**-24 * v.abs().max().item())
 
 
-def beside_its_feature(size, n=100):
+def beside_its_feature(size, n=100, **options):
     """One feature z, ``s‖z‖²/2 = size``, keys of 0 but for the last one, which is z, and queries of 0.
 
     Scores are 0 everywhere, so is ``log φψ`` of a key of 0; that of the last key is ``size``.
     """
-    mechanism = build(num_features=1, window=2)
+    mechanism = build(num_features=1, window=2, **options)
     z = torch.full((8,), math.sqrt(2 * size / mechanism.scaling / 8), dtype=torch.float64)
     with torch.no_grad():
         mechanism.features.copy_(z)
@@ -193,8 +173,8 @@ def test_features_of_any_size_are_finite(size, n):
     mechanism, *leaves = beside_its_feature(size, n)
     leaves = [x.float().requires_grad_() for x in leaves]
     values = mechanism.float()(*leaves).values
-    gradients = torch.autograd.grad(100 * values.sum(), [*leaves, *mechanism.parameters()])
-    assert values.isfinite().all() and all(gradient.isfinite().all() for gradient in gradients)
+    found = torch.autograd.grad(100 * values.sum(), [*leaves, *mechanism.parameters()])
+    assert values.isfinite().all() and all(gradient.isfinite().all() for gradient in found)
 
 
 def test_the_causal_form_has_no_such_bound():
@@ -213,22 +193,17 @@ def test_both_causal_forms_are_the_same(layout, monkeypatch):
     for limit in (60.0, 0.0):
         monkeypatch.setattr(near_far_file, "_MODERATE", limit)
         values = mechanism(*leaves, mask, mask, causal=True).values
-        probe = random(*values.shape, seed=5)
-        found.append([values, *torch.autograd.grad((values * probe).sum(), [*leaves, *mechanism.parameters()])])
+        found.append([values, *gradients(values, [*leaves, *mechanism.parameters()])])
     close(*found, 1e-10)
 
 
 @pytest.mark.parametrize(("size", "kept"), [(3.0, True), (25.0, False)])
 def test_at_cross_a_rest_below_rounding_counts_as_nothing(size, kept):
     """The features give the band all but 1e-5 of their mass: the band is all that is left, in float64, too."""
-    n, (mechanism, q, k, v) = 20, beside_its_feature(size, 20)
-    mechanism = build(num_features=1, window=2, band="expected")
-    with torch.no_grad():
-        mechanism.features.copy_(k[0, :, -1:])
+    n, (mechanism, q, k, v) = 20, beside_its_feature(size, 20, band="expected")
     weights = mechanism(q, k, v, need_weights=True).weights
-    plan = n * near_far_plan(
-        q[0, 0], k[0, 0], mechanism.features[0], mechanism.feature_bias[0], window=2, band="expected"
-    )
+    held = mechanism.features[0], mechanism.feature_bias[0]
+    plan = n * near_far_plan(q[0, 0], k[0, 0], *held, window=2, band="expected")
     centre = sum(j * math.exp(size if j == n - 1 else 0) for j in range(n)) / (n - 1 + math.exp(size))
     left = sum(1 for j in range(n) if abs(j - round(centre)) > 2) / (n - 1 + math.exp(size))
     assert (left > 1e-5) == kept
@@ -238,19 +213,3 @@ def test_at_cross_a_rest_below_rounding_counts_as_nothing(size, kept):
     else:
         close(weights[0, 0], (band / band.sum()).double().expand(n, -1), 1e-6)
         assert plan[:, ~band].min() > 0.04
-
-
-def test_the_band_at_cross_jumps_where_the_expected_position_is_half_way():
-    """Two keys share the features' mass: a change of 1e-9 moves the band from slot 1 to slot 2."""
-    mechanism = build(num_features=1, window=0, band="expected")
-    z = mechanism.features[:, 0].detach()
-    q, v = random(1, 2, 1, 8), random(1, 2, 4, 8)
-    positions, weights = [], []
-    for change in (-1e-9, 1e-9):
-        k = torch.stack([x * z for x in (20, 0.5, 1.5 - change, 20)], 1).unsqueeze(0)  # ψ is symmetric around z
-        summary = mechanism.summarise(k, v)
-        positions.append(summary["positions"].squeeze(-1))
-        weights.append(mechanism(q, k, v, need_weights=True).weights)
-    assert (positions[0] < 1.5).all() and (positions[1] > 1.5).all()
-    assert (positions[0] - positions[1]).abs().max() < 1e-6
-    assert ((weights[0] - weights[1]).abs().amax(-1) > 1e-3).all()

@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 
-from fairseq_lot.transport.near_far import FarSummary, near_far, near_far_at_expected, summarise_far
-from tests.conftest import Sizes, close, random
+from fairseq_lot.transport.near_far import near_far
+from tests.conftest import Sizes, close, gradients, random
 
 
 def dense(q, k, v, query_logs, key_logs, mass, *, window, causal=False):
@@ -53,12 +53,11 @@ def test_values_sums_and_gradients_are_those_of_the_matrix(n, m, window, r, mass
     expected = dense(*inputs, window=window, causal=causal)
     actual = near_far(*inputs, window=window, causal=causal, with_log_sums=True)
     close(actual, expected, 1e-11)
-    probes, leaves = [random(*x.shape, seed=5) for x in expected], [x for x in inputs if x is not None]
-    gradients = [
-        torch.autograd.grad(sum((x * p).sum() for x, p in zip(out, probes, strict=True)), leaves)
-        for out in (actual, expected)
-    ]
-    close(gradients[0], [x.nan_to_num() for x in gradients[1]], 1e-10)
+    leaves = [x for x in inputs if x is not None]
+    of_actual, of_expected = (
+        gradients(torch.cat([x, sums.unsqueeze(-1)], -1), leaves) for x, sums in (actual, expected)
+    )
+    close(of_actual, [x.nan_to_num() for x in of_expected], 1e-10)
 
 
 @pytest.mark.parametrize("size", [24, 200])
@@ -67,8 +66,8 @@ def test_a_row_without_mass_is_zero(size):
     mass = torch.full_like(mass, -torch.inf).requires_grad_()
     values, log_sums = near_far(q, k, v, *logs, mass, window=2, with_log_sums=True)
     assert values.eq(0).all() and log_sums.eq(torch.finfo(torch.float64).min).all()
-    gradients = torch.autograd.grad(values.sum() + log_sums.sum(), [q, k, v, *logs, mass])
-    assert all(gradient.isfinite().all() for gradient in gradients)
+    found = torch.autograd.grad(values.sum() + log_sums.sum(), [q, k, v, *logs, mass])
+    assert all(gradient.isfinite().all() for gradient in found)
 
 
 @pytest.mark.parametrize("n", [40, 160])
@@ -89,54 +88,15 @@ def test_a_feature_of_the_band_takes_no_precision_from_what_is_far(n, size):
     close(values.double(), exact, 2e-5)
 
 
-def test_no_tensor_grows_faster_than_the_sentence():
-    largest = []
+def test_no_tensor_grows_faster_than_the_sentence_nor_what_is_kept_for_the_gradients():
+    largest, kept = [], []
     for n in (512, 1024, 2048):
-        inputs = draw(n, n, masses=1, dtype=torch.float32)
+        inputs, sizes = draw(n, n, masses=1, dtype=torch.float32), []
         with Sizes() as seen:
-            values, log_sums = near_far(*inputs, window=4, with_log_sums=True)
+            with torch.autograd.graph.saved_tensors_hooks(lambda x, s=sizes: s.append(x.numel()) or x, lambda x: x):
+                values, log_sums = near_far(*inputs, window=4, with_log_sums=True)
             torch.autograd.grad(values.sum() + log_sums.sum(), inputs)
         largest.append(seen.largest / n)
-    assert max(largest) <= 1.1 * min(largest)
-
-
-def test_what_is_kept_for_the_gradients_grows_with_the_sentence():
-    kept = []
-    for n in (512, 1024, 2048):
-        sizes = []
-
-        def keep(x, sizes=sizes):
-            sizes.append(x.numel())
-            return x
-
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-            near_far(*draw(n, n, dtype=torch.float32), window=4)
         kept.append(sum(sizes) / n)
+    assert max(largest) <= 1.1 * min(largest)
     assert kept[0] > 0 and max(kept) <= 1.1 * min(kept)
-
-
-def expected_inputs(*, pads=0):
-    q, k, v, query_logs, key_logs, _ = draw(6, 9)
-    mask = torch.zeros(2, 9, dtype=torch.bool)
-    mask[1, 9 - pads :] = pads > 0
-    return q, k, v, query_logs, key_logs, mask if pads else None
-
-
-@pytest.mark.parametrize("pads", [0, 3])
-def test_a_wide_band_at_the_expected_position_is_softmax(pads):
-    q, k, v, query_logs, key_logs, mask = expected_inputs(pads=pads)
-    summary = summarise_far(key_logs, v, mask)
-    values, weights = near_far_at_expected(q, k, v, query_logs, summary, mask, window=9, need_weights=True)
-    scores = q @ k.mT if mask is None else (q @ k.mT).masked_fill(mask[:, None, None], -torch.inf)
-    close(weights, torch.softmax(scores, -1), 1e-10)
-    close(values, weights @ v, 1e-10)
-
-
-def test_the_position_is_the_mean_slot_under_the_features():
-    _, _, v, query_logs, key_logs, _ = expected_inputs()
-    summary = summarise_far(key_logs, v, None)
-    assert isinstance(summary, FarSummary)
-    shares = torch.softmax(torch.logsumexp(query_logs[:, :, :, None] + key_logs[:, :, None], -1), -1)
-    through = torch.softmax(query_logs + summary.log_sums.unsqueeze(2), -1)
-    close((through @ summary.positions.unsqueeze(-1)).squeeze(-1), shares @ torch.arange(9.0).double(), 1e-12)
-    close(through @ summary.means, shares @ v, 1e-12)

@@ -8,7 +8,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from fairseq_lot.attention import reference
 from fairseq_lot.transport.pivots import pivot_coupling, pivot_scores
-from tests.conftest import Sizes, random
+from tests.conftest import Sizes, close, gradients, random
 
 
 def masses(*shape, seed=2):
@@ -33,10 +33,12 @@ def couple(n=7, m=9, r=3, *, query_updates=5, key_updates=5, size=1.0, seed=1):
 )
 def test_exact_sides_are_exact_for_any_updates(query_updates, key_updates, r, size, seed):
     coupling, a, _, sigma = couple(r=r, query_updates=query_updates, key_updates=key_updates, size=size, seed=seed)
-    torch.testing.assert_close(coupling.from_queries.plan.sum(-1), a, atol=1e-14, rtol=0)
-    torch.testing.assert_close(coupling.to_keys.plan.sum(-1), sigma.expand(2, r), atol=1e-14, rtol=0)
-    torch.testing.assert_close(coupling.conditional.sum(-1), torch.ones_like(a), atol=1e-13, rtol=0)
+    close(coupling.from_queries.plan.sum(-1), a, 1e-14)
+    close(coupling.to_keys.plan.sum(-1), sigma.expand(2, r), 1e-14)
+    close(coupling.conditional.sum(-1), torch.ones_like(a), 1e-13)
     assert coupling.conditional.ge(0).all()
+    v = random(2, 9, 4, seed=8)
+    close(coupling.apply(v), coupling.conditional @ v, 1e-13)
 
 
 def test_coupling_is_two_plans_over_the_masses():
@@ -48,18 +50,7 @@ def test_coupling_is_two_plans_over_the_masses():
         first = reference.entropic_plan(query_scores[sentence], a[sentence], sigma, 3)
         second = reference.entropic_plan(key_scores[sentence].T, sigma, b[sentence], 4)
         expected = first @ torch.diag(1 / sigma) @ second
-        torch.testing.assert_close(plan[sentence], expected, atol=1e-14, rtol=0)
-
-
-def test_one_query_update_is_softmax_over_the_pivots():
-    coupling, *_ = couple(query_updates=1)
-    torch.testing.assert_close(coupling.from_queries.conditional, torch.softmax(random(2, 7, 3), -1))
-
-
-def test_apply_is_the_product_with_the_plan():
-    coupling, *_ = couple()
-    v = random(2, 9, 4, seed=8)
-    torch.testing.assert_close(coupling.apply(v), coupling.conditional @ v, atol=1e-13, rtol=0)
+        close(plan[sentence], expected, 1e-14)
 
 
 def test_apply_builds_nothing_of_size_n_by_m():
@@ -73,16 +64,11 @@ def test_apply_builds_nothing_of_size_n_by_m():
     assert seen.largest >= n * m
 
 
-def test_large_scores_stay_finite():
-    coupling, *_ = couple(size=1e4)
-    assert coupling.conditional.isfinite().all() and coupling.apply(random(2, 9, 4)).isfinite().all()
-
-
 @pytest.mark.parametrize("bsz", [1, 3])
 @pytest.mark.parametrize("n", [1, 5])
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (2, 0, 1, 3), (0, 2, 1, 3)], ids=["bhnd", "nbhd", "bnhd"])
 def test_scores_do_not_depend_on_how_the_tokens_lie_in_memory(bsz, n, order):
-    pivots, probe = random(2, 7, 4).requires_grad_(), random(bsz, 2, n, 7, seed=3)
+    pivots = random(2, 7, 4).requires_grad_()
     back = [order.index(axis) for axis in range(4)]
     x = random(bsz, 2, n, 4, seed=2).permute(order).contiguous().permute(back).requires_grad_()
     saved = []
@@ -90,7 +76,6 @@ def test_scores_do_not_depend_on_how_the_tokens_lie_in_memory(bsz, n, order):
         scores = pivot_scores(x, pivots)
     assert order == (0, 2, 1, 3) or x.data_ptr() in saved, "the tokens were copied"
     expected = torch.einsum("bhnd,hrd->bhnr", x, pivots)
-    torch.testing.assert_close(scores, expected, atol=1e-14, rtol=0)
+    close(scores, expected, 1e-14)
     assert scores.is_contiguous()
-    ours, others = (torch.autograd.grad((y * probe).sum(), (x, pivots)) for y in (scores, expected))
-    torch.testing.assert_close(ours, others, atol=1e-13, rtol=0)
+    close(gradients(scores, (x, pivots)), gradients(expected, (x, pivots)), 1e-13)

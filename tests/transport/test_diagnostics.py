@@ -8,7 +8,7 @@ import torch
 from fairseq_lot.transport import diagnostics
 from fairseq_lot.transport.certificates import perturbation_certificate
 from fairseq_lot.transport.marginals import marginal_error
-from tests.conftest import random
+from tests.conftest import close, random
 
 MATRIX_MEASURES = [
     diagnostics.attention_marginal_error,
@@ -54,32 +54,36 @@ SIGNED = table((1, -0.5), (-0.5, 1))
 )
 def test_values_by_hand(measure, matrix, expected):
     expected = torch.tensor(expected, dtype=torch.float64)
-    torch.testing.assert_close(measure(matrix.double()), expected, atol=1e-14, rtol=1e-12)
+    close(measure(matrix.double()), expected, 1e-14, relative=1e-12)
+
+
+V = table((2, 0), (0, 0))  # mean (1, 0), mean of A V (1.5, 0), root mean square norm √2
+
+
+@pytest.mark.parametrize(
+    "measure, first, second, expected",
+    [
+        (diagnostics.row_distance, A, torch.eye(2).double(), 0.5),
+        (diagnostics.row_distance, A, A.flip(-1), 1.0),
+        (diagnostics.row_distance, torch.eye(2).double(), torch.eye(2).double().flip(-1), 2.0),
+        (diagnostics.mean_shift, A, V, 0.5 / 2**0.5),
+        (diagnostics.mean_shift, torch.eye(2).double(), V, 0.0),
+        (diagnostics.mean_shift, WIDE, random(4, 3), 0.0),
+        (diagnostics.mean_shift, A, torch.zeros(2, 2).double(), 0.0),
+    ],
+)
+def test_values_of_two_matrices_by_hand(measure, first, second, expected):
+    close(measure(first, second).item(), expected, 1e-15)
 
 
 def test_extremes_are_those_of_the_receiver_mass():
     assert [x.item() for x in diagnostics.receiver_extremes(A)] == [0.5, 1.5]
 
 
-def test_row_distance_by_hand():
-    assert diagnostics.row_distance(A, torch.eye(2).double()).item() == 0.5
-    assert diagnostics.row_distance(A, A.flip(-1)).item() == 1.0
-    assert diagnostics.row_distance(torch.eye(2), torch.eye(2).flip(-1)).item() == 2.0
-
-
-def test_mean_shift_by_hand():
-    v = table((2, 0), (0, 0))  # mean (1, 0), mean of A V (1.5, 0), root mean square norm √2
-    torch.testing.assert_close(diagnostics.mean_shift(A, v).item(), 0.5 / 2**0.5)
-    assert diagnostics.mean_shift(torch.eye(2).double(), v).item() == 0
-    assert diagnostics.mean_shift(WIDE, random(4, 3)).item() < 1e-15
-    assert diagnostics.mean_shift(A, torch.zeros(2, 2).double()).item() == 0
-
-
 def test_marginal_error_is_that_of_the_plan():
     attention = random(3, 2, 5, 7).abs()
     a, b = torch.full((5,), 1 / 5).double(), torch.full((7,), 1 / 7).double()
-    expected = marginal_error(attention / 5, a, b)
-    torch.testing.assert_close(diagnostics.attention_marginal_error(attention), expected)
+    close(diagnostics.attention_marginal_error(attention), marginal_error(attention / 5, a, b))
 
 
 @pytest.mark.parametrize("measure", [*MATRIX_MEASURES, diagnostics.row_distance, diagnostics.mean_shift])
@@ -95,11 +99,10 @@ def test_pads_never_count(measure, garbage):
         full[..., rows[:, None], columns] = part
         return full
 
-    parts = [torch.softmax(random(2, 3, 3, 4), -1)]
-    fulls = [with_pads(parts[0])]
-    if measure is diagnostics.row_distance:
-        parts.append(torch.softmax(random(2, 3, 3, 4, seed=2), -1))
-        fulls.append(with_pads(parts[1]))
+    parts = [torch.softmax(random(2, 3, 3, 4, seed=seed), -1) for seed in (1, 2)]
+    if measure is not diagnostics.row_distance:
+        parts.pop()
+    fulls = [with_pads(part) for part in parts]
     if measure is diagnostics.mean_shift:
         parts.append(random(2, 3, 4, 3))
         fulls.append(torch.full((2, 3, 6, 3), garbage, dtype=torch.float64))
@@ -109,8 +112,8 @@ def test_pads_never_count(measure, garbage):
         assert found[..., [0, 3]].eq(0).all()
         found = found[..., columns]
         extremes = diagnostics.receiver_extremes(fulls[0], query_pads, key_pads)
-        torch.testing.assert_close(torch.stack(extremes), torch.stack([expected.amin(-1), expected.amax(-1)]))
-    torch.testing.assert_close(found, expected)
+        close(torch.stack(extremes), torch.stack([expected.amin(-1), expected.amax(-1)]))
+    close(found, expected, 1e-7)
 
 
 @pytest.mark.parametrize("measure", MATRIX_MEASURES)
@@ -127,9 +130,9 @@ def test_certificate_measures_a_plain_change():
     found = perturbation_certificate(scores, v, noise, epsilon=epsilon)
     moved = 1 / (1 + math.exp(-2 * delta / epsilon)) - 0.5
     bound = 2 / epsilon * delta
-    torch.testing.assert_close(found.plan_ratio.item(), 4 * moved / bound)
+    assert found.plan_ratio.item() == pytest.approx(4 * moved / bound, rel=1e-7)
     # both rows of the output move by moved·(v_1 - v_2); the radius is half the distance of the two values
-    torch.testing.assert_close(found.output_ratio.item(), 2 * moved * 10**0.5 / (bound * 10**0.5 / 2))
+    assert found.output_ratio.item() == pytest.approx(2 * moved * 10**0.5 / (bound * 10**0.5 / 2), rel=1e-7)
     assert found.marginal_error.item() < 1e-10
 
 
@@ -140,8 +143,8 @@ def test_certificate_may_have_a_temperature_for_every_plan():
     found = perturbation_certificate(scores, v, noise, epsilon=epsilons, **exact)
     for head, epsilon in enumerate(temperatures):
         alone = perturbation_certificate(scores[head], v[head], noise[:, head], epsilon=epsilon, **exact)
-        torch.testing.assert_close(found.plan_ratio[:, head], alone.plan_ratio, atol=1e-9, rtol=1e-9)
-        torch.testing.assert_close(found.output_ratio[:, head], alone.output_ratio, atol=1e-9, rtol=1e-9)
+        close(found.plan_ratio[:, head], alone.plan_ratio, 1e-9, relative=1e-9)
+        close(found.output_ratio[:, head], alone.output_ratio, 1e-9, relative=1e-9)
 
 
 def test_certificate_sees_no_change_where_there_is_none():

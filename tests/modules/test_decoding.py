@@ -1,6 +1,5 @@
 """The pluggable attention while decoding, and what it caches, at every decoder site."""
 
-import copy
 import dataclasses
 
 import pytest
@@ -10,6 +9,7 @@ from fairseq.modules import MultiheadAttention
 from fairseq_lot.attention.differential import build_differential
 from fairseq_lot.attention.registry import build_mechanism, build_options
 from fairseq_lot.modules.multihead_attention import PluggableMultiheadAttention
+from tests.conftest import close
 from tests.variants import padding_mask
 
 WIDTH, HEADS, BSZ, TGT_LEN, SRC_LEN = 8, 2, 3, 7, 5
@@ -51,22 +51,14 @@ def teacher_forced(attention, query, key, mask, need_weights=False):
 
 
 def step(attention, state, query, key, mask, i, rows, need_weights=False):
-    token = query[i : i + 1, rows]
+    others = token = query[i : i + 1, rows]
+    pads = None if mask is None else mask[rows]
+    options = {"incremental_state": state, "static_kv": attention.site == "cross", "need_weights": need_weights}
     if attention.site == "cross":
-        pads = None if mask is None else mask[rows]
-        others, static = key[:, rows], True
-    else:
-        pads = None if mask is None else mask[rows, i : i + 1]
-        others, static = token, False
-    return attention(
-        token,
-        others,
-        others,
-        key_padding_mask=pads,
-        incremental_state=state,
-        static_kv=static,
-        need_weights=need_weights,
-    )
+        others = None if key is None else key[:, rows]
+    elif mask is not None:
+        pads = pads[:, i : i + 1]
+    return attention(token, others, others, key_padding_mask=pads, **options)
 
 
 def inputs_of(site, layout=None):
@@ -74,10 +66,6 @@ def inputs_of(site, layout=None):
     key = torch.randn(SRC_LEN, BSZ, WIDTH) if site == "cross" else query
     mask = padding_mask((4, 5, 2) if site == "cross" else (4, 7, 3), len(key), layout) if layout else None
     return query, key, mask
-
-
-def kept(attention, state):
-    return attention._kept(state)
 
 
 @pytest.mark.parametrize(("site", "name", "options"), SITES_AND_MECHANISMS)
@@ -95,11 +83,10 @@ def test_steps_with_a_beam_that_moves_are_teacher_forcing(site, name, options, d
             attention.reorder_incremental_state(state, order)
             rows = rows[order]
         values, plan = step(attention, state, query, key, mask, i, rows, need_weights)
-        torch.testing.assert_close(values[0], expected[i, rows], atol=1e-6, rtol=1e-5)
+        close(values[0], expected[i, rows], 1e-6, relative=1e-5)
         assert (plan is not None) == need_weights
         if need_weights:
-            seen = plan.size(-1)
-            torch.testing.assert_close(plan[:, 0], plans[rows, i, :seen], atol=1e-6, rtol=1e-5)
+            close(plan[:, 0], plans[rows, i, : plan.size(-1)], 1e-6, relative=1e-5)
 
 
 @MECHANISMS
@@ -108,19 +95,9 @@ def test_static_keys_are_read_once(name, options, differential):
     attention = attention_at("cross", name, options, differential)
     query, key, mask = inputs_of("cross", "right")
     expected, _ = teacher_forced(attention, query, key, mask)
-    state = {}
-    for i in range(TGT_LEN):
-        now = key if i == 0 else None
-        values, _ = attention(
-            query[i : i + 1],
-            now,
-            now,
-            key_padding_mask=mask,
-            incremental_state=state,
-            static_kv=True,
-            need_weights=False,
-        )
-        torch.testing.assert_close(values[0], expected[i], atol=1e-6, rtol=1e-5)
+    state, rows = {}, torch.arange(BSZ)
+    steps = [step(attention, state, query, key if i == 0 else None, mask, i, rows)[0] for i in range(TGT_LEN)]
+    close(torch.cat(steps), expected, 1e-6, relative=1e-5)
 
 
 def test_a_plan_may_be_asked_for_later_on_while_the_keys_are_at_hand():
@@ -130,8 +107,8 @@ def test_a_plan_may_be_asked_for_later_on_while_the_keys_are_at_hand():
     state, rows = {}, torch.arange(BSZ)
     assert step(attention, state, query, key, mask, 0, rows)[1] is None
     values, plan = step(attention, state, query, key, mask, 1, rows, need_weights=True)
-    torch.testing.assert_close(values[0], expected[1], atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(plan[:, 0], plans[:, 1], atol=1e-6, rtol=1e-5)
+    close(values[0], expected[1], 1e-6, relative=1e-5)
+    close(plan[:, 0], plans[:, 1], 1e-6, relative=1e-5)
 
 
 @EVERYWHERE
@@ -153,33 +130,12 @@ def test_what_is_kept_of_the_source_is_reordered_only_when_sentences_leave(name,
     query, key, mask = inputs_of("cross", "right")
     state = {}
     step(attention, state, query, key, mask, 0, torch.arange(BSZ))
-    before = kept(attention, state)
+    before = attention._kept(state)
     attention.reorder_incremental_state(state, torch.tensor([0, 1, 2]))
-    after = kept(attention, state)
-    assert all(after[name] is x for name, x in before.items())
+    assert all(attention._kept(state)[name] is x for name, x in before.items())
     attention.reorder_incremental_state(state, torch.tensor([2, 1]))
-    for name, x in kept(attention, state).items():
+    for name, x in attention._kept(state).items():
         assert torch.equal(x, before[name][[2, 1]])
-
-
-@EVERYWHERE
-@MECHANISMS
-def test_the_beam_size_changes_nothing(site, name, options):
-    attention = attention_at(site, name, options)
-    query, key, mask = inputs_of(site, "right")
-    other = copy.deepcopy(attention)
-    for module in other.modules():
-        if hasattr(module, "set_beam_size"):
-            module.set_beam_size(BSZ)
-    states, rows = ({}, {}), torch.arange(BSZ)
-    for i in range(3):
-        for each, state in zip((attention, other), states, strict=True):
-            each.reorder_incremental_state(state, torch.tensor(ORDERS["decoder"][0]))
-        first, second = (
-            step(each, state, query, key, mask, i, rows)[0]
-            for each, state in zip((attention, other), states, strict=True)
-        )
-        assert torch.equal(first, second)
 
 
 @EVERYWHERE
@@ -204,4 +160,4 @@ def test_autocast_stops_at_the_mechanism(site, name, options, differential, monk
         steps = [step(attention, state, query, key, mask, i, rows)[0] for i in range(TGT_LEN)]
     assert set(called) == {(torch.bfloat16, False)}
     real = slice(None) if site == "cross" else ~mask.T
-    torch.testing.assert_close(torch.cat(steps)[real], expected[real], atol=2e-2, rtol=2e-2)
+    close(torch.cat(steps)[real], expected[real], 2e-2, relative=2e-2)

@@ -110,12 +110,10 @@ def test_ties_do_not_depend_on_the_batch(kind, slicer, dtype):
 
 
 @pytest.mark.parametrize("option", ["sort_temperature", "min_sort_temperature"])
-def test_temperatures_that_no_float32_can_be_divided_by_are_refused(option):
+def test_the_smallest_temperatures_can_be_divided_by_in_float32(option):
     inputs = [x.requires_grad_() for x in draw(dtype=torch.float32)]
     values = esp(dtype=torch.float32, **{option: 1e-30})(*inputs).values
     assert values.isfinite().all() and all(x.isfinite().all() for x in gradients(values, inputs))
-    with pytest.raises(ValueError, match=f"esp attention: {option} must be at least 1e-30, got 1e-80"):
-        esp(**{option: 1e-80})
 
 
 @pytest.mark.parametrize(("inverse", "teaches"), [(0.0, False), (1.0, True)])

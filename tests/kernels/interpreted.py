@@ -10,7 +10,6 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_lot.attention import reference
 from fairseq_lot.attention.registry import build_mechanism
@@ -19,6 +18,7 @@ from fairseq_lot.kernels import choice, launch, naive, tiles
 from fairseq_lot.kernels import lot as lot_kernels
 from fairseq_lot.kernels import sinkhorn as sinkhorn_kernels
 from fairseq_lot.kernels.naive import LotInputs, LotSettings
+from tests.conftest import Sizes, close
 
 assert os.environ["TRITON_INTERPRET"] == "1"
 
@@ -132,23 +132,23 @@ def check_lot(T, Tq, n, m, r, d, query_pads=None, key_pads=None, *, expected=twi
     check(results, exact, plain, LOT_NAMES, scores=scores, updates=T + Tq, dtypes=dtypes)
 
 
-def test_values_and_gradients():
-    check_lot(5, 5, 5, 6, 6, 16, pads(5, (3, 5), (0, 0)), pads(6, (0, 0), (0, 2)))
-
-
-def test_even_and_few_updates():
-    check_lot(2, 4, 4, 3, 3, 16)
-    check_lot(1, 1, 3, 4, 3, 16)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (5, 5, 5, 6, 6, 16, pads(5, (3, 5), (0, 0)), pads(6, (0, 0), (0, 2))),
+        (2, 4, 4, 3, 3, 16),  # even and few updates
+        (1, 1, 3, 4, 3, 16),
+        (5, 5, 4, 4, 3, 16, pads(4, (0, 4), (0, 1)), pads(4, (0, 1), (0, 0))),  # a sentence of pads alone
+        (4, 5, 4, 4, 3, 16, pads(4, (0, 0), (0, 1)), pads(4, (0, 1), (0, 4))),
+    ],
+)
+def test_values_and_gradients(arguments):
+    check_lot(*arguments)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_half_precision(dtype):
     check_lot(3, 5, 4, 3, 3, 16, pads(4, (3, 4), (0, 0)), dtype=dtype)
-
-
-def test_a_sentence_of_pads_alone():
-    check_lot(5, 5, 4, 4, 3, 16, pads(4, (0, 4), (0, 1)), pads(4, (0, 1), (0, 0)))
-    check_lot(4, 5, 4, 4, 3, 16, pads(4, (0, 0), (0, 1)), pads(4, (0, 1), (0, 4)))
 
 
 @pytest.mark.slow
@@ -211,12 +211,11 @@ def test_what_stands_in_pads_is_never_read():
         for value, masks in ((value, (query_pads, key_pads, key_pads)) for value in (0.0, torch.nan))
     )
     weights = torch.randn(2, 1, 5, 16)
-    results = [
+    first, second = (
         with_gradients(lambda *x: lot_kernels.lot(LotInputs(*x, query_pads, key_pads), SETTINGS), inputs, weights)
         for inputs in (clean, dirty)
-    ]
-    for first, second in zip(*results, strict=True):
-        assert torch.equal(first, second)
+    )
+    assert all(map(torch.equal, first, second))
 
 
 @triton.jit
@@ -272,20 +271,6 @@ class Counted:
         return self.kernel[grid]
 
 
-class Sizes(TorchDispatchMode):
-    """Remembers the bytes of the largest tensor that an operation returned."""
-
-    def __init__(self):
-        super().__init__()
-        self.largest = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        if torch.is_tensor(result):
-            self.largest = max(self.largest, result.numel() * result.element_size())
-        return result
-
-
 def test_two_launches_each_and_no_matrix_of_tokens_and_pivots(monkeypatch):
     names = ["key_forward", "query_forward", "query_backward", "key_backward"]
     for name in names:
@@ -295,7 +280,7 @@ def test_two_launches_each_and_no_matrix_of_tokens_and_pivots(monkeypatch):
         values = lot_kernels.lot(LotInputs(*inputs), LotSettings(0.25, 5, 5))
         values.sum().backward()
     assert [getattr(lot_kernels, name).launches for name in names] == [1, 1, 1, 1]
-    assert 0 < sizes.largest < 2 * 40 * 32 * torch.float32.itemsize
+    assert 0 < sizes.largest < 2 * 40 * 32
 
 
 @pytest.mark.slow
@@ -387,8 +372,7 @@ def test_mechanisms_give_the_same_through_kernels(name, monkeypatch):
         learnt = [leaf, *mechanism.parameters()]
         results.append([values, *torch.autograd.grad(values.square().sum(), learnt, allow_unused=True)])
         used.append(type(values.grad_fn).__name__)
-    for plain, fused in zip(*results, strict=True):
-        torch.testing.assert_close(fused, plain, atol=1e-5, rtol=1e-4)
+    close(*results, 1e-5, relative=1e-4)
     kinds = {key[0] for key, failure in choice._tested.items() if failure is None}
     assert name.split("-")[0] in kinds or "sinkhorn" in kinds
 

@@ -28,12 +28,11 @@ ROOT = Path(__file__).parents[2]
 
 def command(*words, check=True, **options):
     """Run a console script of this environment; return the finished process with its text output."""
+    words = [str(BIN / words[0]), *map(str, words[1:])]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [str(BIN / words[0]), *map(str, words[1:])], capture_output=True, text=True, env=environment, **options
-    )
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, **options)
     if check:
-        assert done.returncode == 0, f"{' '.join(map(str, words))}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+        assert done.returncode == 0, f"{words}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return done
 
 
@@ -44,7 +43,6 @@ def fairseq_lot(*words):
 
 def refuse(capsys, *words, naming=()):
     """Run fairseq-lot in this process; it must refuse with one line, which is returned."""
-    code = None
     try:
         code = cli.main([str(word) for word in words])
     except SystemExit as stop:  # argparse
@@ -95,6 +93,21 @@ def weights_of(checkpoint):
     """The weights by name, without a buffer that fairseq never fills: it holds whatever was in memory."""
     weights = load_checkpoint(checkpoint)["model"]
     return {name: value for name, value in weights.items() if not name.endswith("._float_tensor")}
+
+
+def differing(one, other):
+    """The names of the weights that differ between two checkpoints, which have the same ones in the same order."""
+    one, other = weights_of(one), weights_of(other)
+    assert list(one) == list(other)
+    return {name for name, value in one.items() if not torch.equal(value, other[name])}
+
+
+@contextlib.contextmanager
+def edited(checkpoint, out):
+    """What is in a checkpoint, to be changed; then it is saved to ``out``."""
+    state = torch.load(checkpoint, weights_only=True)
+    yield state
+    torch.save(state, out)
 
 
 def generate(data, checkpoint, *flags):

@@ -10,15 +10,28 @@ import signal
 from itertools import pairwise
 
 import pytest
-import torch
 
 from fairseq_lot import cli
 from fairseq_lot.plug_and_play import calibrate as calibration
 from fairseq_lot.plug_and_play.distillation import Distillation
 from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
-from tests.end_to_end.conftest import contents, fairseq_lot, generate, hypotheses, refuse, swapped
+from tests.end_to_end.conftest import (
+    contents,
+    differing,
+    edited,
+    fairseq_lot,
+    generate,
+    hypotheses,
+    refuse,
+    swapped,
+)
 
 FIT = ("--steps", 12, "--joint-steps", 4, "--held-out", 16, "--max-tokens", 300)
+
+
+def calibration_of(checkpoint):
+    """How it was calibrated, as its arguments say."""
+    return model_args(load_checkpoint(checkpoint), checkpoint).calibration
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +45,7 @@ def calibrated(data, lot_checkpoint, tmp_path_factory):
 
 def test_only_what_was_added_changes_and_the_errors_fall(lot_checkpoint, calibrated):
     folder, told = calibrated
-    before, after = load_checkpoint(lot_checkpoint)["model"], load_checkpoint(folder / "lot.pt")["model"]
-    assert list(before) == list(after)
-    changed = {key for key in before if not torch.equal(before[key], after[key])}
+    changed = differing(lot_checkpoint, folder / "lot.pt")
     assert changed and all(key.endswith(("mechanism.pivots", "mechanism.mass_logits")) for key in changed)
     report = json.loads((folder / "errors.json").read_text())
     heads = report["heads"]
@@ -72,11 +83,10 @@ def test_distillation_fits_the_projections_and_leaves_softmax_behind(
     drawn = swapped(stock_checkpoint, tmp_path / "drawn.pt", "lot", "--attention-sites", sites)
     words = "calibrate", *([data / "bin"] if text else []), "--path", drawn, "--json", tmp_path / "errors.json"
     fairseq_lot(*words, "--out", out, *FIT, "--distill-steps", 12)
-    before, after = load_checkpoint(drawn), load_checkpoint(out)
-    changed = {key for key, value in before["model"].items() if not torch.equal(value, after["model"][key])}
+    changed, after = differing(drawn, out), load_checkpoint(out)
     blocks = r"encoder\.layers\.\d\.self_attn" + (r"|decoder\.layers\.\d\.encoder_attn" if "cross" in sites else "")
     assert all(re.match(rf"({blocks})\.(mechanism|[qkv]_proj|out_proj)\.", key) for key in changed)
-    weights = {key for key in before["model"] if re.match(rf"({blocks})\.v_proj\.weight", key)}
+    weights = {key for key in after["model"] if re.match(rf"({blocks})\.v_proj\.weight", key)}
     assert weights and weights <= changed
     assert json.loads((tmp_path / "errors.json").read_text())["steps"] == [12, 4, 12]
     told = re.search(rf"{measure}, in 12 more steps.*: ([\d.]+) → ([\d.]+)", capsys.readouterr().out)
@@ -107,17 +117,13 @@ def test_a_split_of_no_folder_is_refused(data, stock_checkpoint, lot_checkpoint,
 
 
 def test_swap_can_calibrate_at_once(data, stock_checkpoint, calibrated, tmp_path):
-    folder, _ = calibrated
-    ours = swap_to(tmp_path / "lot.pt", stock_checkpoint, "--calibrate", data / "bin", *FIT)["model"]
-    expected = load_checkpoint(folder / "lot.pt")["model"]
-    assert list(ours) == list(expected)
-    assert all(torch.equal(ours[key], expected[key]) for key in ours)
+    out = swap_to(tmp_path / "lot.pt", stock_checkpoint, "--calibrate", data / "bin", *FIT)
+    assert not differing(out, calibrated[0] / "lot.pt")
 
 
 def test_languages_that_neither_checkpoint_nor_folder_tells_can_be_typed(data, stock_checkpoint, tmp_path, capsys):
-    state = torch.load(stock_checkpoint, weights_only=True)
-    state["cfg"]["task"].update(source_lang=None, target_lang=None)
-    torch.save(state, tmp_path / "classic.pt")
+    with edited(stock_checkpoint, tmp_path / "classic.pt") as state:
+        state["cfg"]["task"].update(source_lang=None, target_lang=None)
     shutil.copytree(data / "bin", tmp_path / "bin")
     (tmp_path / "bin" / "train.de-fr.de.idx").touch()
     words = "swap", "--path", tmp_path / "classic.pt", "--attention", "lot", "--calibrate", tmp_path / "bin", *FIT
@@ -125,7 +131,7 @@ def test_languages_that_neither_checkpoint_nor_folder_tells_can_be_typed(data, s
     refuse(capsys, *words, "--out", out, naming=["holds de-en and de-fr; name the languages with --source-lang"])
     assert not out.exists()
     fairseq_lot(*words, "--out", out, "--source-lang", "de", "--target-lang", "en")
-    assert "calibrated on" in model_args(load_checkpoint(out), out).calibration
+    assert "calibrated on" in calibration_of(out)
 
 
 def test_nothing_to_calibrate_is_said(data, stock_checkpoint, tmp_path, capsys):
@@ -142,7 +148,7 @@ def test_what_was_fitted_stays_when_nobody_reads_the_output(stock_checkpoint, tm
     monkeypatch.setattr("sys.stdout.write", closed)
     words = ("swap", "--path", stock_checkpoint, "--attention", "lot", "--out", tmp_path / "lot.pt", *FIT)
     assert cli.main([str(word) for word in words]) == 141
-    assert "calibrated on" in model_args(load_checkpoint(tmp_path / "lot.pt"), "lot.pt").calibration
+    assert "calibrated on" in calibration_of(tmp_path / "lot.pt")
 
 
 @pytest.fixture
@@ -187,11 +193,9 @@ def test_ctrl_c_leaves_nothing_that_scripts_would_take_for_finished(
 def test_what_was_not_trained_with_softmax_is_not_fitted_to_it(data, stock_checkpoint, tmp_path, capsys):
     """The checkpoint knows with what it was trained, however often it is swapped."""
     for number, change in enumerate(({"attention": "sinkhorn"}, {"softmax_prior": "alibi"})):
-        state = torch.load(stock_checkpoint, weights_only=True)
-        for name, value in {"arch": "lot_transformer", "attention": "softmax", **change}.items():
-            setattr(state["cfg"]["model"], name, value)
         paths = [tmp_path / f"{number}.{name}.pt" for name in ("base", "lot", "again")]
-        torch.save(state, paths[0])
+        with edited(stock_checkpoint, paths[0]) as state:
+            vars(state["cfg"]["model"]).update({"arch": "lot_transformer", "attention": "softmax"} | change)
         for path, out in pairwise(paths):
             swapped(path, out, "lot", "--lot-num-pivots", 4)
         named = ["was trained with", *change.values()]
@@ -201,28 +205,25 @@ def test_what_was_not_trained_with_softmax_is_not_fitted_to_it(data, stock_check
 
 def swap_to(out, checkpoint, *options):
     fairseq_lot("swap", "--path", checkpoint, "--attention", "lot", "--lot-num-pivots", 6, "--out", out, *options)
-    return load_checkpoint(out)
+    return out
 
 
 def test_swap_calibrates_by_itself_without_data(stock_checkpoint, lot_checkpoint, tmp_path, capsys):
     """By the counts of the dictionaries that the checkpoint knows of, or uniformly where they are gone."""
     quick = FIT[:6]
-    state = swap_to(tmp_path / "lot.pt", stock_checkpoint, *quick)
+    out = swap_to(tmp_path / "lot.pt", stock_checkpoint, *quick)
     said = capsys.readouterr().out
-    assert model_args(state, "lot.pt").calibration in said
+    assert calibration_of(out) in said
     assert "calibrated on random pieces, by the dictionary's counts (12 + 4 steps, seed 1)" in said
-    drawn = load_checkpoint(lot_checkpoint)["model"]
-    changed = {key for key in drawn if not torch.equal(drawn[key], state["model"][key])}
+    changed = differing(lot_checkpoint, out)
     assert changed and all(key.endswith(("mechanism.pivots", "mechanism.mass_logits")) for key in changed)
-    again = swap_to(tmp_path / "again.pt", stock_checkpoint, *quick)["model"]
-    assert all(torch.equal(again[key], value) for key, value in state["model"].items())
+    assert not differing(out, swap_to(tmp_path / "again.pt", stock_checkpoint, *quick))
 
-    moved = torch.load(stock_checkpoint, weights_only=True)
-    moved["cfg"]["task"]["data"] = str(tmp_path / "gone")
-    torch.save(moved, tmp_path / "moved.pt")
+    with edited(stock_checkpoint, tmp_path / "moved.pt") as state:
+        state["cfg"]["task"]["data"] = str(tmp_path / "gone")
     uniform = swap_to(tmp_path / "uniform.pt", tmp_path / "moved.pt", *quick)
-    assert "random pieces, all equally likely" in model_args(uniform, "uniform.pt").calibration
-    assert not all(torch.equal(uniform["model"][key], state["model"][key]) for key in changed)
+    assert "random pieces, all equally likely" in calibration_of(uniform)
+    assert differing(out, uniform)
 
 
 def test_temperatures_of_sinkhorn_are_calibrated_by_the_swap_itself(data, stock_checkpoint, tmp_path, capsys):
@@ -234,38 +235,30 @@ def test_temperatures_of_sinkhorn_are_calibrated_by_the_swap_itself(data, stock_
     assert "calibrated on random pieces" in said and "sinkhorn attention at encoder" in said
     before, after = zip(*re.findall(r"([0-9.]+) → ([0-9.]+) +\|", said), strict=True)
     assert sum(map(float, after)) < 0.9 * sum(map(float, before))
-    drawn, fitted = (load_checkpoint(path)["model"] for path in paths)
-    args = model_args(load_checkpoint(paths[1]), paths[1])
+    args, drawn = model_args(load_checkpoint(paths[1]), paths[1]), load_checkpoint(paths[0])["model"]
     assert args.sinkhorn_epsilon == 0.3 and args.sinkhorn_learn_epsilon is True
-    changed = {key for key in drawn if not torch.equal(drawn[key], fitted[key])}
     names = [f"encoder.layers.{layer}.self_attn.mechanism.log_epsilon" for layer in range(args.encoder_layers)]
-    assert changed == set(names)
+    assert differing(*paths) == set(names)
     assert all(drawn[name].exp().sub(0.3).abs().max() < 1e-6 for name in names)
-    translations = [hypotheses(generate(data / "bin", path)) for path in paths]
-    assert translations[0] != translations[1]
+    drawn, fitted = (hypotheses(generate(data / "bin", path)) for path in paths)
+    assert drawn != fitted
 
 
-def test_what_is_not_calibrated_says_why(stock_checkpoint, tmp_path, capsys):
-    for number, (options, reason) in enumerate(
-        {
-            ("--attention", "lot", "--no-calibrate"): "as drawn",
-            ("--attention", "sinkhorn"): "no parameters of its own",
-            ("--attention", "softmax"): "no parameters of its own",
-        }.items()
-    ):
-        out = tmp_path / f"{number}.pt"
-        fairseq_lot("swap", "--path", stock_checkpoint, "--out", out, *options)
-        said = capsys.readouterr().out
-        assert "not calibrated" in said and reason in said
-    before, after = (load_checkpoint(path)["model"] for path in (stock_checkpoint, tmp_path / "2.pt"))
-    assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [(("lot", "--no-calibrate"), "as drawn"), *(((x,), "no parameters of its own") for x in ("sinkhorn", "softmax"))],
+)
+def test_what_is_not_calibrated_says_why(options, reason, stock_checkpoint, tmp_path, capsys):
+    fairseq_lot("swap", "--path", stock_checkpoint, "--out", tmp_path / "out.pt", "--attention", *options)
+    said = capsys.readouterr().out
+    assert "not calibrated" in said and reason in said
+    assert "lot" in options or not differing(stock_checkpoint, tmp_path / "out.pt")
 
 
 def test_decoder_sites_are_calibrated_without_data_too(stock_checkpoint, everywhere, tmp_path):
-    sites, drawn = ("--attention-sites", "encoder,cross,decoder"), load_checkpoint(everywhere)["model"]
-    state = swap_to(tmp_path / "lot.pt", stock_checkpoint, *FIT, "--steps", 3, "--joint-steps", 1, *sites)
+    few = ("--steps", 3, "--joint-steps", 1, "--attention-sites", "encoder,cross,decoder")
+    changed = differing(everywhere, swap_to(tmp_path / "lot.pt", stock_checkpoint, *FIT, *few))
     stacks = ["encoder.*self_attn", "decoder.*encoder_attn", "decoder.*self_attn"]
-    changed = [key for key in drawn if not torch.equal(drawn[key], state["model"][key])]
     assert all(any(re.match(stack, key) for key in changed) for stack in stacks)
     assert all(any(re.match(stack, key) for stack in stacks) for key in changed)
 
@@ -296,24 +289,17 @@ def test_a_plain_text_file_is_fitted_to_in_the_pieces_of_the_model(data, stock_c
     for source, file in zip((raw, folder), out, strict=True):
         fairseq_lot(*words, source, "--out", file)
     assert f"calibrated on text of {raw} (12 + 4 steps" in capsys.readouterr().out
-    weights = [load_checkpoint(file)["model"] for file in out]
-    assert all(torch.equal(value, weights[1][key]) for key, value in weights[0].items())
-    few = tmp_path / "few.de"
-    for text, message in (
-        ("\n".join(lines[:20]) + "\n", "20 sentences"),
-        ("", "no sentence"),
-        ("\n \n", "no sentence"),
-    ):
+    assert not differing(*out)
+
+    few, refused = tmp_path / "few.de", tmp_path / "refused.pt"
+    twenty = "\n".join(lines[:20]) + "\n"
+    for text, message in ((twenty, "20 sentences"), ("", "no sentence"), ("\n \n", "no sentence")):
         few.write_text(text, encoding="utf-8")
-        refuse(capsys, *words, few, "--out", tmp_path / "few.pt", naming=[few, message])
-    state = load_checkpoint(stock_checkpoint)
-    (incomplete := tmp_path / "incomplete").mkdir()
-    for there, way_out in (
-        (tmp_path / "gone", "which is not here; give its folder"),
-        (incomplete, "make it with fairseq-"),
-    ):
-        state["cfg"]["task"]["data"] = str(there)
-        torch.save(state, tmp_path / "moved.pt")
-        moved = ("swap", "--path", tmp_path / "moved.pt", "--calibrate", raw, "--out", tmp_path / "x.pt")
-        refuse(capsys, *moved, naming=[there, way_out])
-    assert not (tmp_path / "x.pt").exists() and not (tmp_path / "few.pt").exists()
+        refuse(capsys, *words, few, "--out", refused, naming=[few, message])
+    (tmp_path / "incomplete").mkdir()
+    for name, way_out in (("gone", "which is not here; give its folder"), ("incomplete", "make it with fairseq-")):
+        with edited(stock_checkpoint, tmp_path / "moved.pt") as state:
+            state["cfg"]["task"]["data"] = str(tmp_path / name)
+        moved = ("swap", "--path", tmp_path / "moved.pt", "--calibrate", raw, "--out", refused)
+        refuse(capsys, *moved, naming=[tmp_path / name, way_out])
+    assert not refused.exists()

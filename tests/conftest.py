@@ -1,6 +1,8 @@
 """What every test runs under, and what many of them use: random numbers, and fairseq in float64."""
 
 import contextlib
+import importlib.util
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from fairseq_lot import cli
 
+ROOT = Path(__file__).resolve().parents[1]
 torch.set_num_threads(1)
 
 
@@ -41,6 +44,14 @@ def refused(capfd):
         return err
 
     return refused
+
+
+def program(path):
+    """A file of examples/ or scripts/ as a module."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def random(*shape, seed=1, dtype=torch.float64):

@@ -1,11 +1,9 @@
 """The pages say what the tracked results say, name every folder, and point at what is there."""
 
-import importlib.util
 import re
 import subprocess
 import sys
 import tokenize
-from pathlib import Path
 
 import pytest
 
@@ -13,10 +11,9 @@ from fairseq_lot.evaluation.results import path_of, read_rows, read_statistics
 from fairseq_lot.evaluation.table import result_tables
 from fairseq_lot.output.files import read_lines
 from fairseq_lot.plug_and_play.points import read_points
-from fairseq_lot.plug_and_play.sweep_table import render as render_sweep
-from fairseq_lot.plug_and_play.sweep_table import render_balance
+from fairseq_lot.plug_and_play.sweep_table import render, render_balance
+from tests.conftest import ROOT, program
 
-ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 RESULTS_PAGE = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 RESULTS = sorted((ROOT / "results").glob("*.jsonl"))
@@ -26,23 +23,16 @@ PACKAGE = ROOT / "fairseq_lot"
 assert len(RESULTS) >= 2 and len(PAGES) >= 8
 
 
-def render_results():
-    """scripts/render_results.py as a module."""
-    spec = importlib.util.spec_from_file_location("render_results", ROOT / "scripts" / "render_results.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_tables_are_as_their_commands_print_them(monkeypatch):
     monkeypatch.chdir(ROOT)
-    for page in (path.read_text(encoding="utf-8") for path in render_results().PAGES):
-        assert render_results().BLOCK.search(page) and render_results().rendered(page) == page
+    script = program("scripts/render_results.py")
+    for page in (path.read_text(encoding="utf-8") for path in script.PAGES):
+        assert script.BLOCK.search(page) and script.rendered(page) == page
 
 
 def test_no_table_stands_outside_of_what_commands_print():
     kept = re.compile(r"^<!-- of commit [0-9a-f]{7} -->$.*?^<!-- / -->$", re.MULTILINE | re.DOTALL)
-    page, blocks = kept.sub("", RESULTS_PAGE), render_results().BLOCK
+    page, blocks = kept.sub("", RESULTS_PAGE), program("scripts/render_results.py").BLOCK
     assert page != RESULTS_PAGE and len(blocks.findall(page)) >= 5
     assert "| --- |" in page and "| --- |" not in blocks.sub("", page)
 
@@ -58,7 +48,7 @@ def test_sweeps_are_those_of_their_points():
     assert len(sweeps) > 8
     for path in sweeps:
         points, balance = read_points(path), path.with_name("balance.md")
-        assert path.with_suffix(".md").read_text(encoding="utf-8") == render_sweep(points) + "\n"
+        assert path.with_suffix(".md").read_text(encoding="utf-8") == render(points) + "\n"
         assert not balance.exists() or balance.read_text(encoding="utf-8") == render_balance(points) + "\n"
 
 

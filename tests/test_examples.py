@@ -1,26 +1,17 @@
 """What people copy: the public names, the examples in docstrings, and attention in plain PyTorch."""
 
 import doctest
-import importlib
-import importlib.util
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 import fairseq_lot
-
-ROOT = Path(__file__).resolve().parents[1]
-
-
-def program(name):
-    """A file of examples/ as a module."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from fairseq_lot.attention.registry import build_mechanism
+from fairseq_lot.transport.pivots import pivot_coupling
+from fairseq_lot.transport.sinkhorn import sinkhorn
+from tests.conftest import ROOT, program
 
 
 def test_public_names_come_when_they_are_used():
@@ -40,24 +31,15 @@ def test_types_are_promised():
     assert (ROOT / "fairseq_lot" / "py.typed").is_file() and '"py.typed"' in (ROOT / "setup.py").read_text()
 
 
-@pytest.mark.parametrize(
-    "name, function",
-    [
-        ("transport.sinkhorn", "sinkhorn"),
-        ("transport.pivots", "pivot_coupling"),
-        ("attention.registry", "build_mechanism"),
-    ],
-)
-def test_examples_in_docstrings(name, function):
-    module = importlib.import_module(f"fairseq_lot.{name}")
-    example = doctest.DocTestFinder(recurse=False).find(getattr(module, function), globs=vars(module).copy())[0]
-    example.globs["torch"] = torch
+@pytest.mark.parametrize("function", [sinkhorn, pivot_coupling, build_mechanism])
+def test_examples_in_docstrings(function):
+    (example,) = doctest.DocTestFinder(recurse=False).find(function, globs=function.__globals__ | {"torch": torch})
     result = doctest.DocTestRunner().run(example)
     assert result.attempted >= 3 and result.failed == 0
 
 
 def test_lot_in_plain_pytorch(capsys):
-    plain = program("plain_pytorch")
+    plain = program("examples/plain_pytorch.py")
     losses, weights = plain.main()
     assert sum(losses[-5:]) / 5 < 0.2 * losses[0]
     n = weights.size(-1)
@@ -66,7 +48,7 @@ def test_lot_in_plain_pytorch(capsys):
 
 
 def test_pads_of_the_plain_model_change_nothing():
-    plain = program("plain_pytorch")
+    plain = program("examples/plain_pytorch.py")
     model, tokens = plain.Model(num_pivots=4), plain.sentences(1)
     n = int((tokens != plain.PAD).sum())
     assert n < tokens.size(1)

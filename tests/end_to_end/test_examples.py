@@ -4,12 +4,11 @@ import re
 from functools import partial
 
 import fairseq_lot
-from tests.end_to_end.conftest import ROOT
-from tests.test_examples import program
+from tests.conftest import ROOT, program
 
 
 def test_plug_and_play(data, stock_checkpoint, capsys):
-    program("plug_and_play").main([str(stock_checkpoint), str(data / "bin"), "--steps", "2"])
+    program("examples/plug_and_play.py").main([str(stock_checkpoint), str(data / "bin"), "--steps", "2"])
     lines = capsys.readouterr().out.splitlines()
     names = [line.split(": ")[0] for line in lines if not line.startswith("  ")]
     assert names == ["softmax", "near_far", "near_far, calibrated"]
@@ -19,7 +18,7 @@ def test_plug_and_play(data, stock_checkpoint, capsys):
 
 
 def test_near_far(data, stock_checkpoint, capsys):
-    program("near_far").main([str(stock_checkpoint), str(data / "bin"), "--steps", "2", "--tokens", "600"])
+    program("examples/near_far.py").main([str(stock_checkpoint), str(data / "bin"), "--steps", "2", "--tokens", "600"])
     first, _, *costs = capsys.readouterr().out.splitlines()
     same, all_ = map(int, re.fullmatch(r"(\d+) of (\d+) translations .* the same", first).groups())
     assert 0 <= same <= all_ == 60

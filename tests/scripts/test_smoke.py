@@ -1,24 +1,19 @@
 """The smoke test of a GPU machine, on the CPU."""
 
-import importlib.util
 import re
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from fairseq_lot.attention.registry import MECHANISMS
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.conftest import program
 
 
 @pytest.fixture(scope="module")
 def smoke():
-    spec = importlib.util.spec_from_file_location("smoke", ROOT / "scripts" / "smoke.py")
-    module = importlib.util.module_from_spec(spec)
     path = sys.path[:]
-    spec.loader.exec_module(module)
+    module = program("scripts/smoke.py")
     sys.path[:] = path
     return module
 

@@ -18,12 +18,12 @@ from fairseq_cli.train import cli_main as fairseq_train
 
 from fairseq_lot import cli
 from fairseq_lot.pretrained.checkpoint import load_checkpoint
+from tests.conftest import ROOT
 
 # the sizes of transformer_tiny for architectures of ours
 TINY = ("--encoder-embed-dim", 64, "--encoder-ffn-embed-dim", 64, "--encoder-layers", 2, "--decoder-layers", 2)
 TINY += ("--encoder-attention-heads", 2, "--decoder-attention-heads", 2, "--share-decoder-input-output-embed")
 BIN = Path(sys.executable).parent
-ROOT = Path(__file__).parents[2]
 
 
 def command(*words, check=True, **options):
@@ -57,6 +57,13 @@ def refuse(capsys, *words, naming=()):
 def contents(folder):
     """Every file below a folder with its bytes."""
     return {path: path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()}
+
+
+def refuse_and_keep(capsys, folder, *words, naming=()):
+    """Refused with one line, and no file in the folder appears or changes."""
+    before = contents(folder)
+    refuse(capsys, *words, naming=naming)
+    assert contents(folder) == before
 
 
 def in_this_process(main, *words):

@@ -5,18 +5,19 @@ import shutil
 import pytest
 from fairseq_cli.preprocess import cli_main as fairseq_preprocess
 
-from tests.end_to_end.conftest import ROOT, command, contents, in_this_process, refuse, train
+from tests.end_to_end.conftest import ROOT, command, contents, in_this_process, refuse, refuse_and_keep, train
 from tests.end_to_end.test_malformed_checkpoints import words_of
 
 
-def test_out_that_cannot_be_written_leaves_nothing(stock_checkpoint, tmp_path, capsys):
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    words = ("swap", "--no-calibrate", "--path", stock_checkpoint, "--attention", "lot", "--out")
-    refuse(capsys, *words, folder, naming=[folder])
-    (tmp_path / "file").write_text("")
-    refuse(capsys, *words, tmp_path / "file" / "out.pt", naming=["out.pt"])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"] and not list(folder.iterdir())
+def test_a_file_that_cannot_be_written_is_known_at_once(data, stock_checkpoint, tmp_path, capsys):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    swap = ("swap", "--no-calibrate", "--path", stock_checkpoint, "--attention", "lot", "--out")
+    diagnose = ("diagnose", "--path", stock_checkpoint, data / "bin", "--json")
+    for words in (swap, diagnose):
+        for out in ("folder", "file/out"):
+            refuse(capsys, *words, tmp_path / out, naming=[out])
+    assert sorted(tmp_path.rglob("*")) == [tmp_path / "file", tmp_path / "folder"]
 
 
 def test_a_full_disk_leaves_nothing(stock_checkpoint, tmp_path, capsys, monkeypatch):
@@ -32,18 +33,14 @@ def test_a_full_disk_leaves_nothing(stock_checkpoint, tmp_path, capsys, monkeypa
 
 def test_check_refuses_incomplete_and_damaged_data(data, stock_checkpoint, tmp_path, capsys):
     refuse(capsys, "check", tmp_path / "nowhere", naming=["nowhere"])
-    copy = tmp_path / "copy"
-    shutil.copytree(data / "bin", copy)
+    copy = shutil.copytree(data / "bin", tmp_path / "copy")
     (copy / "test.de-en.en.idx").unlink()
     refuse(capsys, "check", copy, naming=["test.de-en.en.idx"])
     shutil.copy(data / "bin" / "test.de-en.en.idx", copy)
-    (copy / "test.de-en.de.idx").write_bytes(b"garbage")
-    refuse(capsys, "check", copy, naming=["test.de-en.de"])
-    shutil.copy(data / "bin" / "train.de-en.de.idx", copy / "test.de-en.de.idx")
-    shutil.copy(data / "bin" / "train.de-en.de.bin", copy / "test.de-en.de.bin")
+    for kind in ("idx", "bin"):
+        shutil.copy(data / "bin" / f"train.de-en.de.{kind}", copy / f"test.de-en.de.{kind}")
     refuse(capsys, "check", copy, naming=["300", "60"])
-    with (copy / "dict.de.txt").open("a") as dictionary:
-        dictionary.write("one_more 1\n")
+    (copy / "dict.de.txt").open("a").write("one_more 1\n")
     refuse(capsys, "check", copy, "--split", "valid", "--path", stock_checkpoint, naming=["symbols"])
 
 
@@ -65,43 +62,30 @@ def test_check_refuses_an_empty_source(data, tmp_path, capsys):
     refuse(capsys, "check", tmp_path / "bin", naming=["sentence 5 is empty"])
 
 
+FRENCH = ("--source-lang", "fr", "--target-lang", "en")
+# what is done to a folder, what is typed, and what the error says
 FOLDERS = {
-    "no-source-dictionary": (lambda folder: (folder / "dict.de.txt").unlink(), (), ["dict.de.txt is missing"]),
-    "no-target-dictionary": (lambda folder: (folder / "dict.en.txt").unlink(), (), ["dict.en.txt is missing"]),
-    "longer-target-dictionary": (
-        lambda folder: (folder / "dict.en.txt").open("a").write("more 1\n"),
-        (),
-        ["dict.en.txt", "symbols"],
-    ),
-    "other-language": (
-        lambda folder: None,
-        ("--source-lang", "fr", "--target-lang", "en"),
-        ["dict.fr.txt is missing (there is dict.de.txt, dict.en.txt)"],
-    ),
-    "half-a-pair": (lambda folder: None, ("--target-lang", "en"), ["--source-lang and --target-lang go together"]),
+    "no-source-dictionary": (lambda folder: (folder / "dict.de.txt").unlink(), (), "dict.de.txt is missing"),
+    "no-target-dictionary": (lambda folder: (folder / "dict.en.txt").unlink(), (), "dict.en.txt is missing"),
+    "longer-dictionary": (lambda folder: (folder / "dict.en.txt").open("a").write("more 1\n"), (), "dict.en.txt has"),
+    "other-language": (lambda folder: None, FRENCH, "dict.fr.txt is missing (there is dict.de.txt, dict.en.txt)"),
+    "half-a-pair": (lambda folder: None, FRENCH[2:], "--source-lang and --target-lang go together"),
 }
 
 
 @pytest.mark.fast_if(lambda name, command: command == "diagnose" or (name, command) == ("other-language", "sweep"))
-@pytest.mark.parametrize(
-    "name, command",
-    [
-        (name, command)
-        for name in FOLDERS
-        for command in ("calibrate", "check", "diagnose", "report", "sweep", "translate")
-    ],
-)
+@pytest.mark.parametrize("command", ["calibrate", "check", "diagnose", "report", "sweep", "translate"])
+@pytest.mark.parametrize("name", FOLDERS)
 def test_folders_of_other_languages_and_dictionaries(
     name, command, data, stock_checkpoint, lot_checkpoint, tmp_path, capsys
 ):
-    change, options, naming = FOLDERS[name]
+    change, options, message = FOLDERS[name]
     shutil.copytree(data / "bin", tmp_path / "bin", ignore=shutil.ignore_patterns("text"))
     shutil.copytree(data / "text", tmp_path / "text")
     change(tmp_path / "bin")
-    before = contents(tmp_path)
     path = lot_checkpoint if command == "calibrate" else stock_checkpoint
-    refuse(capsys, *words_of(command, tmp_path / "bin", path, tmp_path), *options, naming=naming)
-    assert contents(tmp_path) == before
+    words = words_of(command, tmp_path / "bin", path, tmp_path)
+    refuse_and_keep(capsys, tmp_path, *words, *options, naming=[message])
 
 
 def test_encoders_that_are_not_there(data, stock_checkpoint, tmp_path, capsys):

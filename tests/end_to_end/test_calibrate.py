@@ -16,13 +16,13 @@ from fairseq_lot.plug_and_play import calibrate as calibration
 from fairseq_lot.plug_and_play.distillation import Distillation
 from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
 from tests.end_to_end.conftest import (
-    contents,
     differing,
     edited,
     fairseq_lot,
     generate,
     hypotheses,
     refuse,
+    refuse_and_keep,
     swapped,
 )
 
@@ -60,7 +60,6 @@ def test_files_that_cannot_be_written_are_refused_before_the_fit(lot_checkpoint,
     monkeypatch.setattr(calibration, "calibrate", lambda *_, **__: pytest.fail("it fits"))
     path, out = ("--path", shutil.copy(lot_checkpoint, tmp_path / "lot.pt")), ("--out", tmp_path / "out.pt")
     (tmp_path / "file").touch()
-    kept = contents(tmp_path)
     for words, message in (
         ((*path, "--out", tmp_path / "." / "lot.pt"), "--path and --out are both"),
         ((*path, *out, "--json", tmp_path / "lot.pt"), "--path and --json are both"),
@@ -68,8 +67,7 @@ def test_files_that_cannot_be_written_are_refused_before_the_fit(lot_checkpoint,
         ((*path, *out, "--json", tmp_path / "file" / "x.json"), "x.json: File exists"),
         ((*path, "--out", tmp_path / "file" / "x.pt", "--json", tmp_path / "x.json"), "x.pt: File exists"),
     ):
-        refuse(capsys, "calibrate", *words, naming=[message])
-        assert contents(tmp_path) == kept
+        refuse_and_keep(capsys, tmp_path, "calibrate", *words, naming=[message])
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from argparse import Namespace
 import pytest
 import torch
 
-from tests.end_to_end.conftest import contents, refuse
+from tests.end_to_end.conftest import edited, refuse_and_keep
 
 COMMANDS = ("calibrate", "check", "diagnose", "report", "sweep", "swap", "translate")
 
@@ -30,57 +30,39 @@ def words_of(command, data, path, out):
 
 
 def refuse_file(capsys, command, data, path, naming=()):
-    """Refused with one line, and no file appears or changes."""
-    before = contents(path.parent)
-    refuse(capsys, *words_of(command, data / "bin", path, path.parent), naming=naming)
-    assert contents(path.parent) == before
+    refuse_and_keep(capsys, path.parent, *words_of(command, data / "bin", path, path.parent), naming=naming)
 
 
-@pytest.mark.fast_if(lambda tenth, command: tenth == 5 or command == "swap")
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.fast_if(lambda tenth, damage, command: tenth == 5 or command == "swap")
+@pytest.mark.parametrize("damage, command", [*(("cut", command) for command in COMMANDS), ("overwritten", "swap")])
 @pytest.mark.parametrize("tenth", range(10))
-def test_cut_off_at_each_tenth(tenth, command, data, stock_checkpoint, tmp_path, capsys):
-    whole = stock_checkpoint.read_bytes()
-    path = tmp_path / "cut.pt"
-    path.write_bytes(whole[: len(whole) * tenth // 10])
+def test_damaged_at_each_tenth(tenth, damage, command, data, stock_checkpoint, tmp_path, capsys):
+    """Cut off there, or with 4 KiB of other bytes as in a bad block of a disk."""
+    whole, path = stock_checkpoint.read_bytes(), tmp_path / "damaged.pt"
+    start = len(whole) * tenth // 10
+    path.write_bytes(whole[:start] + (b"" if damage == "cut" else b"\xa5" * 4096 + whole[start + 4096 :]))
     refuse_file(capsys, command, data, path, naming=[path])
 
 
 def test_what_is_no_checkpoint(data, tmp_path, capsys):
     path = tmp_path / "no.pt"
     refuse_file(capsys, "swap", data, path, naming=[path])
-    for content in (b"not a checkpoint\n", pickle.dumps({"model": 1})):
-        path.write_bytes(content)
-        refuse_file(capsys, "swap", data, path, naming=[path])
+    path.write_bytes(b"not a checkpoint\n")
+    refuse_file(capsys, "swap", data, path, naming=[path])
+    path.write_bytes(pickle.dumps({"model": 1}))
+    refuse_file(capsys, "swap", data, path, naming=[path])
     for content in ([1], {"cfg": {}}, {"model": {"w": torch.ones(1)}}, {"model": {"w": 1}}):
         torch.save(content, path)
         refuse_file(capsys, "swap", data, path, naming=[path])
 
 
-def test_no_checkpoint_is_replaced_by_what_is_made_of_it(data, stock_checkpoint, lot_checkpoint, capsys):
-    for path, words in ((stock_checkpoint, ("swap", "--no-calibrate")), (lot_checkpoint, ("calibrate",))):
-        before = path.read_bytes()
-        refuse(capsys, *words, "--path", path, "--out", path, naming=["give another file"])
-        assert path.read_bytes() == before
-
-
-@pytest.mark.parametrize("tenth", range(10))
-def test_overwritten_at_each_tenth(tenth, data, stock_checkpoint, tmp_path, capsys):
-    """A bad block of a disk: 4 KiB of other bytes."""
-    damaged = bytearray(stock_checkpoint.read_bytes())
-    start = len(damaged) * tenth // 10
-    damaged[start : start + 4096] = b"\xa5" * 4096
-    path = tmp_path / "damaged.pt"
-    path.write_bytes(damaged)
-    refuse_file(capsys, "swap", data, path, naming=[path])
+def test_no_checkpoint_is_replaced_by_what_is_made_of_it(stock_checkpoint, capsys):
+    path = ("--path", stock_checkpoint, "--out", stock_checkpoint)
+    refuse_and_keep(capsys, stock_checkpoint.parent, "swap", "--no-calibrate", *path, naming=["give another file"])
 
 
 def in_model(**changes):
     return lambda state: [vars(state["cfg"]["model"]).update(changes)]
-
-
-def without_argument(name):
-    return lambda state: [delattr(state["cfg"]["model"], name)]
 
 
 def set_weight(name, value):
@@ -128,35 +110,26 @@ WRONG_WHEN_BUILT = {
 }
 
 
-def spoil(stock_checkpoint, path, change):
-    state = torch.load(stock_checkpoint, weights_only=True)
-    change(state)
-    torch.save(state, path)
-
-
-@pytest.mark.fast_if(lambda name, command: command == "swap")
-@pytest.mark.parametrize("command", ("check", "diagnose", "swap"))
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_types_inside(name, command, data, stock_checkpoint, tmp_path, capsys):
+@pytest.mark.fast_if(lambda name, command: command == ("swap" if name in WRONG else "diagnose"))
+@pytest.mark.parametrize(
+    "name, command",
+    [
+        *((name, command) for name in WRONG for command in ("check", "diagnose", "swap")),
+        *((name, command) for name in WRONG_WHEN_BUILT for command in ("calibrate", "diagnose")),
+    ],
+)
+def test_wrong_types_and_models_that_cannot_be_built(name, command, data, stock_checkpoint, tmp_path, capsys):
     path = tmp_path / "wrong.pt"
-    spoil(stock_checkpoint, path, WRONG[name])
-    refuse_file(capsys, command, data, path, naming=[path])
-
-
-@pytest.mark.fast_if(lambda name, command: command == "diagnose")
-@pytest.mark.parametrize("command", ("calibrate", "diagnose"))
-@pytest.mark.parametrize("name", WRONG_WHEN_BUILT)
-def test_models_that_cannot_be_built(name, command, data, stock_checkpoint, tmp_path, capsys):
-    path = tmp_path / "wrong.pt"
-    spoil(stock_checkpoint, path, WRONG_WHEN_BUILT[name])
-    refuse_file(capsys, command, data, path)
+    with edited(stock_checkpoint, path) as state:
+        (WRONG | WRONG_WHEN_BUILT)[name](state)
+    refuse_file(capsys, command, data, path, naming=[path] if name in WRONG else [])
 
 
 @pytest.mark.parametrize("command", ("diagnose", "report"))
 def test_weights_that_are_no_numbers(command, data, stock_checkpoint, tmp_path, capsys):
     path = tmp_path / "wrong.pt"
-    name = "encoder.layers.1.self_attn.q_proj.bias"
-    spoil(stock_checkpoint, path, lambda state: state["model"][name].fill_(torch.nan))
+    with edited(stock_checkpoint, path) as state:
+        state["model"]["encoder.layers.1.self_attn.q_proj.bias"].fill_(torch.nan)
     refuse_file(capsys, command, data, path, naming=[path, "encoder, layer 1", "is not finite"])
 
 

@@ -9,27 +9,40 @@ import shutil
 
 import pytest
 
-from tests.end_to_end.conftest import contents, refuse
+from tests.end_to_end.conftest import refuse_and_keep
+from tests.end_to_end.test_malformed_checkpoints import words_of
 
 GARBAGE = random.Random(1).randbytes(3000)
-
-
-def refuse_and_keep(capsys, folder, *words, naming=()):
-    """Refused with one line, and no file in the folder appears or changes."""
-    before = contents(folder)
-    refuse(capsys, *words, naming=naming)
-    assert contents(folder) == before
-
-
-BINARY = {
+ANY = {
     "empty": lambda whole: b"",
-    "first-byte": lambda whole: whole[:1],
-    "half": lambda whole: whole[: len(whole) // 2],
-    "without-its-end": lambda whole: whole[:-1],
     "garbage": lambda whole: GARBAGE,
+    "half": lambda whole: whole[: len(whole) // 2],
+}
+BINARY = ANY | {
+    "first-byte": lambda whole: whole[:1],
+    "without-its-end": lambda whole: whole[:-1],
     "garbage-of-the-same-size": lambda whole: random.Random(2).randbytes(len(whole)),
     "text": lambda whole: b"this is a text\n" * 40,
 }
+DICTIONARIES = ANY | {
+    "doubled": lambda whole: whole + whole,
+    "longer": lambda whole: whole + b"more 1\n",
+    "without-counts": lambda whole: b"\n".join(line.split()[0] for line in whole.splitlines()),
+    "counts-that-are-words": lambda whole: b"\n".join(line.split()[0] + b" many" for line in whole.splitlines()),
+}
+TEXT = ANY | {
+    "latin-1": lambda whole: whole + "größe\n".encode("latin-1"),
+    "utf-16": lambda whole: whole.decode().encode("utf-16"),
+    "line-of-spaces": lambda whole: b" \t \n" * whole.count(b"\n"),
+    "nul-bytes": lambda whole: b"\0\n" * whole.count(b"\n"),
+}
+
+
+def damaged(data, file, damage):
+    """A copy of a folder of the corpus, in which one file is damaged."""
+    shutil.copytree(data / file.parent.name, file.parent, ignore=shutil.ignore_patterns("text"))
+    file.write_bytes(damage(file.read_bytes()))
+    return file.parent
 
 
 @pytest.mark.fast_if(lambda split, name, damage: name == ("de.idx" if split == "test" else "en.bin"))
@@ -37,49 +50,18 @@ BINARY = {
 @pytest.mark.parametrize("name", ["de.bin", "de.idx", "en.bin", "en.idx"])
 @pytest.mark.parametrize("split", ["test", "valid"])
 def test_binary_files(split, name, damage, data, stock_checkpoint, tmp_path, capsys):
-    folder = tmp_path / "bin"
-    shutil.copytree(data / "bin", folder, ignore=shutil.ignore_patterns("train*", "text"))
-    file = folder / f"{split}.de-en.{name}"
-    file.write_bytes(BINARY[damage](file.read_bytes()))
-    words = {
-        "test": ("check", folder),
-        "valid": ("diagnose", folder, "--path", stock_checkpoint, "--json", tmp_path / "o.json"),
-    }[split]
-    refuse_and_keep(capsys, tmp_path, *words)
-
-
-DICTIONARIES = {
-    "empty": lambda whole: b"",
-    "garbage": lambda whole: GARBAGE,
-    "half": lambda whole: whole[: len(whole) // 2],
-    "doubled": lambda whole: whole + whole,
-    "longer": lambda whole: whole + b"more 1\n",
-    "without-counts": lambda whole: b"\n".join(line.split()[0] for line in whole.splitlines()),
-    "counts-that-are-words": lambda whole: b"\n".join(line.split()[0] + b" many" for line in whole.splitlines()),
-}
+    folder = damaged(data, tmp_path / "bin" / f"{split}.de-en.{name}", BINARY[damage])
+    words = words_of("check" if split == "test" else "diagnose", folder, stock_checkpoint, tmp_path)
+    refuse_and_keep(capsys, tmp_path, *words, naming=[f"{split}.de-en.{name[:2]}"])
 
 
 @pytest.mark.fast_if(lambda command, damage: command == "check" or damage == "half")
 @pytest.mark.parametrize("damage", DICTIONARIES)
 @pytest.mark.parametrize("command", ["check", "diagnose", "calibrate"])
-def test_dictionaries(command, damage, data, stock_checkpoint, tmp_path, capsys):
-    folder = tmp_path / "bin"
-    shutil.copytree(data / "bin", folder, ignore=shutil.ignore_patterns("text"))
-    file = folder / "dict.de.txt"
-    file.write_bytes(DICTIONARIES[damage](file.read_bytes()))
-    out = ("--out", tmp_path / "o.pt") if command == "calibrate" else ()
-    refuse_and_keep(capsys, tmp_path, command, folder, "--path", stock_checkpoint, *out)
-
-
-TEXT = {
-    "garbage": lambda whole: GARBAGE,
-    "latin-1": lambda whole: whole + "größe\n".encode("latin-1"),
-    "utf-16": lambda whole: whole.decode().encode("utf-16"),
-    "empty": lambda whole: b"",
-    "shorter": lambda whole: whole[: len(whole) // 2],
-    "line-of-spaces": lambda whole: b" \t \n" * whole.count(b"\n"),
-    "nul-bytes": lambda whole: b"\0\n" * whole.count(b"\n"),
-}
+def test_dictionaries(command, damage, data, lot_checkpoint, tmp_path, capsys):
+    folder = damaged(data, tmp_path / "bin" / "dict.de.txt", DICTIONARIES[damage])
+    words = words_of(command, folder, lot_checkpoint, tmp_path)
+    refuse_and_keep(capsys, tmp_path, *words, naming=[folder])
 
 
 @pytest.mark.parametrize("damage", TEXT)
@@ -87,10 +69,8 @@ TEXT = {
     "command, name", [("tokenise --raw", "raw/train.de"), ("encode --vocab-size 300 --text", "text/test.en")]
 )
 def test_text(command, name, damage, data, tmp_path, capsys):
-    file = tmp_path / name
-    shutil.copytree(data / file.parent.name, file.parent)
-    file.write_bytes(TEXT[damage](file.read_bytes()))
-    refuse_and_keep(capsys, tmp_path, *command.split(), file.parent, "--out", tmp_path / "out")
+    folder = damaged(data, tmp_path / name, TEXT[damage])
+    refuse_and_keep(capsys, tmp_path, *command.split(), folder, "--out", tmp_path / "out")
 
 
 POINT = {

@@ -5,6 +5,7 @@ import io
 import itertools
 import lzma
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -140,6 +141,12 @@ def dtypes_of(kind):
         yield seen
     finally:
         handle.remove()
+
+
+def fields(output, kind):
+    """``{sentence: fields}`` of the last line of a kind for each sentence, in the order of the corpus."""
+    rows = [line.split("\t") for line in output.splitlines() if re.match(rf"{kind}-\d", line)]
+    return dict(sorted((int(name[2:]), values) for name, *values in rows))
 
 
 def hypotheses(output):

@@ -1,20 +1,13 @@
 """fairseq's options of generation with LOT at every site: fairseq itself does the work, the attention must not mind."""
 
 import io
-import re
 
 import pytest
 from fairseq_cli.interactive import cli_main as fairseq_interactive
 
-from tests.end_to_end.conftest import generate, hypotheses, in_this_process
+from tests.end_to_end.conftest import fields, generate, hypotheses, in_this_process
 
 SENTENCES = 60
-
-
-def lines(output, kind):
-    """``{sentence: fields}`` of the last line of a kind for each sentence."""
-    rows = [line.split("\t") for line in output.splitlines() if re.match(rf"{kind}-\d", line)]
-    return {int(row[0][2:]): row[1:] for row in rows}
 
 
 @pytest.fixture(scope="module")
@@ -23,26 +16,15 @@ def plain(data, everywhere):
 
 
 # what reaches the attention; the others compare the scores of the same tokens in another way
-FAST = ("--diverse-beam-groups", "--sampling", "--retain-dropout", "--prefix-size")
+FAST = ["--diverse-beam-groups 3", "--sampling --sampling-topk 20 --nbest 3", "--retain-dropout", "--prefix-size 2"]
+SLOW = ["--diversity-rate 0.5", "--lenpen 5", "--unnormalized", "--match-source-len"]
 
 
-@pytest.mark.fast_if(lambda flags: flags[0] in FAST)
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ("--diverse-beam-groups", 3),
-        ("--diversity-rate", 0.5),
-        ("--sampling", "--sampling-topk", 20, "--nbest", 3),
-        ("--lenpen", 5),
-        ("--unnormalized",),
-        ("--match-source-len",),
-        ("--retain-dropout",),
-        ("--prefix-size", 2),
-    ],
-)
+@pytest.mark.fast_if(lambda flags: flags in FAST)
+@pytest.mark.parametrize("flags", FAST + SLOW)
 def test_every_sentence_is_translated_otherwise(flags, data, everywhere, plain):
-    found = generate(data / "bin", everywhere, *flags)
-    assert lines(found, "H").keys() == lines(plain, "H").keys() == set(range(SENTENCES))
+    found = generate(data / "bin", everywhere, *flags.split())
+    assert fields(found, "H").keys() == fields(plain, "H").keys() == set(range(SENTENCES))
     assert hypotheses(found) != hypotheses(plain), f"{flags} change nothing"
 
 
@@ -53,16 +35,15 @@ def test_best_of_several_come_first(data, everywhere, plain):
 
 def test_references_are_scored(data, everywhere):
     found = generate(data / "bin", everywhere, "--score-reference")
-    assert lines(found, "H").keys() == set(range(SENTENCES))
-    for sentence, (reference,) in lines(found, "T").items():
-        # fairseq writes <<unk>> in references
-        assert lines(found, "H")[sentence][1] == reference.replace("<<unk>>", "<unk>")
+    assert fields(found, "H").keys() == set(range(SENTENCES))
+    references = [reference.replace("<<unk>>", "<unk>") for (reference,) in fields(found, "T").values()]
+    assert [text for _, text in fields(found, "H").values()] == references  # fairseq writes <<unk>> in references
 
 
 @pytest.mark.parametrize("kind", ["hard", "soft"])
 def test_alignments(kind, data, everywhere):
     found = generate(data / "bin", everywhere, "--print-alignment", kind)
-    aligned, scores = lines(found, "A"), lines(found, "P")
+    aligned, scores = fields(found, "A"), fields(found, "P")
     assert aligned.keys() == set(range(SENTENCES))
     for sentence, (text,) in aligned.items():
         pieces = len(scores[sentence][0].split())  # of the target, its end included
@@ -76,9 +57,9 @@ def test_alignments(kind, data, everywhere):
 
 def test_ensembles_average_probabilities(data, everywhere, stock_checkpoint, plain):
     twice = generate(data / "bin", f"{everywhere}:{everywhere}")
-    assert [row[1] for row in lines(twice, "H").values()] == [row[1] for row in lines(plain, "H").values()]
+    assert [row[1] for row in fields(twice, "H").values()] == [row[1] for row in fields(plain, "H").values()]
     mixed = generate(data / "bin", f"{everywhere}:{stock_checkpoint}")
-    assert lines(mixed, "H").keys() == set(range(SENTENCES))
+    assert fields(mixed, "H").keys() == set(range(SENTENCES))
     alone = [hypotheses(output) for output in (plain, generate(data / "bin", stock_checkpoint))]
     assert hypotheses(mixed) not in alone
 
@@ -90,7 +71,7 @@ def test_constraints(kind, data, everywhere, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\t▁the\ts\n" for line in sources)))
     words = ("-s", "de", "-t", "en", "--path", everywhere, "--user-dir", "fairseq_lot", "--cpu", "--beam", 3)
     output = in_this_process(fairseq_interactive, data / "bin", *words, "--max-len-b", 20, "--constraints", kind)
-    found = [row[1].split() for row in lines(output, "H").values()]
+    found = [row[1].split() for row in fields(output, "H").values()]
     assert len(found) == len(sources)
     for pieces in found:
         assert "▁the" in pieces and "s" in pieces
@@ -98,6 +79,6 @@ def test_constraints(kind, data, everywhere, monkeypatch):
 
 
 def test_batches_of_another_size_give_the_same_translations(data, everywhere, plain):
-    found = [lines(output, "H") for output in (plain, generate(data / "bin", everywhere, "--batch-size", 7))]
-    texts = [{sentence: text for sentence, (_, text) in rows.items()} for rows in found]
+    found = generate(data / "bin", everywhere, "--batch-size", 7)
+    texts = [[text for _, text in fields(output, "H").values()] for output in (plain, found)]
     assert texts[0] == texts[1] and len(texts[0]) == SENTENCES

@@ -3,11 +3,10 @@
 import json
 
 import pytest
-import torch
 from fairseq_cli.generate import cli_main as fairseq_generate
 
 from fairseq_lot.pretrained.translate import Translator
-from tests.end_to_end.conftest import fairseq_lot, in_this_process, refuse, train
+from tests.end_to_end.conftest import edited, fairseq_lot, fields, in_this_process, refuse, train
 
 TASK = ("--task", "translation_multi_simple_epoch", "--lang-pairs", "de-en,en-de", "--langs", "de,en")
 FIT = ("--steps", 4, "--joint-steps", 2, "--held-out", 8)
@@ -39,8 +38,7 @@ def test_translates_as_fairseq_does(pair, symbols, data, base):
         fairseq_generate, data / "bin", *TASK, *symbols, "-s", source, "-t", target, "--path", base, "--cpu",
         "--beam", 5, "--remove-bpe", "sentencepiece", "--num-workers", 0, "--gen-subset", "valid",
     )  # fmt: skip
-    found = [line.split("\t") for line in output.splitlines() if line.startswith("D-")]
-    expected = [text for _, text in sorted((int(name[2:]), text) for name, _, text in found)]
+    expected = [text for _, text in fields(output, "D").values()]
     sentences = (data / "text" / f"valid.{source}").read_text(encoding="utf-8").splitlines()
     assert Translator(base, languages=pair, tokenised=True).translate(sentences) == expected
     assert len(set(expected)) > 1, "the model says more than one sentence"
@@ -65,10 +63,11 @@ def test_every_command_takes_it(data, base, tmp_path, capsys):
 @one_way
 def test_what_cannot_be_told_is_refused(data, base, tmp_path, capsys):
     refuse(capsys, "translate", "--path", base, "--source-lang", "de", "--target-lang", "fr", "das", naming=["fr"])
-    state = torch.load(base, weights_only=True)
-    state["cfg"]["task"].lang_tok_replacing_bos_eos = True
-    torch.save(state, tmp_path / "eos.pt")
-    refuse(capsys, "translate", "--path", tmp_path / "eos.pt", "das", naming=["eos.pt", "--lang-tok-replacing-bos-eos"])
-    state["cfg"]["task"].langs = 5
-    torch.save(state, tmp_path / "damaged.pt")
-    refuse(capsys, "translate", "--path", tmp_path / "damaged.pt", "das", naming=["damaged.pt"])
+    path = tmp_path / "changed.pt"
+    for option, value, naming in (
+        ("lang_tok_replacing_bos_eos", True, [path, "--lang-tok-replacing-bos-eos"]),
+        ("langs", 5, [path]),
+    ):
+        with edited(base, path) as state:
+            setattr(state["cfg"]["task"], option, value)
+        refuse(capsys, "translate", "--path", path, "das", naming=naming)

@@ -1,10 +1,7 @@
 """Swapping a checkpoint: what is kept, what changes, and that every fairseq command takes the result."""
 
-import re
-
 import pytest
 import torch
-from fairseq import checkpoint_utils
 from fairseq_cli.interactive import cli_main as fairseq_interactive
 from fairseq_cli.validate import cli_main as fairseq_validate
 
@@ -18,7 +15,10 @@ from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
 from fairseq_lot.pretrained.loading import build
 from tests.end_to_end.conftest import (
     TINY,
+    differing,
+    edited,
     fairseq_lot,
+    fields,
     generate,
     hypotheses,
     in_this_process,
@@ -28,16 +28,11 @@ from tests.end_to_end.conftest import (
 )
 
 
-def same_weights(path, other):
-    found, expected = weights_of(path), weights_of(other)
-    assert list(found) == list(expected) and all(torch.equal(value, found[name]) for name, value in expected.items())
-
-
 @pytest.mark.parametrize("base", ["stock_checkpoint", "diff_checkpoint"])
 def test_softmax_for_softmax_is_the_identity_bit_for_bit(base, data, stock_checkpoint, tmp_path, request):
     base = request.getfixturevalue(base)
     out = swapped(base, tmp_path / "softmax.pt", "softmax")
-    same_weights(out, base)
+    assert not differing(out, base)
     if base == stock_checkpoint:  # translations with the score of every token, to all printed digits
         assert hypotheses(generate(data / "bin", base)) == hypotheses(generate(data / "bin", out))
 
@@ -50,12 +45,12 @@ def test_swap_without_a_mechanism_is_near_far_at_the_encoder(stock_checkpoint, t
     assert model_args(swap(stock_checkpoint), "swapped").attention == "near_far"
     named = swapped(stock_checkpoint, tmp_path / "named.pt", "near_far")
     assert model_args(load_checkpoint(named), named) == args
-    same_weights(named, unnamed)
+    assert not differing(named, unnamed)
 
 
 def test_model_overrides_give_the_same_model_as_swap(data, stock_checkpoint, tmp_path):
     out = swapped(stock_checkpoint, tmp_path / "lot.pt", "lot", "--lot-num-pivots", 7)
-    overrides = "{'attention': 'lot', 'lot_num_pivots': 7}"
+    overrides = "{'attention': 'lot', 'attention_dropout': 0.1, 'lot_num_pivots': 7}"
     by_overrides = generate(data / "bin", stock_checkpoint, "--model-overrides", overrides)
     assert hypotheses(by_overrides) == hypotheses(generate(data / "bin", out))
     ours = swapped(stock_checkpoint, tmp_path / "ours.pt", "softmax")
@@ -69,8 +64,6 @@ def test_model_overrides_give_the_same_model_as_swap(data, stock_checkpoint, tmp
 def test_a_misspelt_model_override_is_refused(data, stock_checkpoint):
     with pytest.raises(InputError, match="no option 'lot_pivots' to override; .*lot_num_pivots"):
         generate(data / "bin", stock_checkpoint, "--model-overrides", "{'attention': 'lot', 'lot_pivots': 16}")
-    overrides = "{'attention': 'lot', 'attention_dropout': 0.1, 'lot_num_pivots': 16}"
-    assert len(hypotheses(generate(data / "bin", stock_checkpoint, "--model-overrides", overrides))) == 120
 
 
 def test_every_fairseq_command_takes_the_swapped_file(data, stock_checkpoint, tmp_path, caplog):
@@ -83,15 +76,10 @@ def test_every_fairseq_command_takes_the_swapped_file(data, stock_checkpoint, tm
     (tmp_path / "lines").write_text("▁sie ▁singt ▁.\n▁wo ▁ist ▁er ▁?\n")
     words = ("-s", "de", "-t", "en", "--remove-bpe", "sentencepiece", "--input", tmp_path / "lines")
     output = in_this_process(fairseq_interactive, data / "bin", *common, *words)
-    assert len(re.findall(r"^H-", output, re.M)) == 2
+    assert len(fields(output, "H")) == 2
     flags = ("--arch", "lot_transformer", *TINY, "--finetune-from-model", out, "--lr", "1e-9")
     finetuned = train(data / "bin", tmp_path / "finetuned", *flags, updates=2)
-    before, after = load_checkpoint(out)["model"], load_checkpoint(finetuned)["model"]
-    assert before.keys() == after.keys()
-    for key in before:
-        if key.endswith("_float_tensor"):
-            continue  # fairseq's uninitialised device marker
-        assert torch.allclose(before[key], after[key], atol=1e-6), f"{key} did not come from the swapped file"
+    torch.testing.assert_close(weights_of(finetuned), weights_of(out), atol=1e-6, rtol=1e-5)
 
 
 def test_from_pretrained_translates(data, stock_checkpoint, tmp_path):
@@ -103,16 +91,18 @@ def test_from_pretrained_translates(data, stock_checkpoint, tmp_path):
     assert isinstance(translator.translate("sie singt .", beam=2), str)
 
 
-def test_the_swapped_attention_is_called_in_eval_mode_with_padding(data, stock_checkpoint, tmp_path, monkeypatch):
-    out = swapped(stock_checkpoint, tmp_path / "lot.pt", "lot")
-    (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(out)], {"data": str(data / "bin")})
-    model.eval()
-    pad = task.source_dictionary.pad()
+def test_the_swapped_attention_is_called_in_eval_mode_with_padding(stock_checkpoint, monkeypatch):
+    model = build(swap(stock_checkpoint, attention="lot"))
+    pad = model.encoder.padding_idx
     tokens = torch.randint(4, 100, (2, 7))
     tokens[1, :3] = pad  # fairseq pads sources on the left
-    calls = []
-    monkeypatch.setattr(Lot, "attend", lambda self, q, k, v, masks, need_weights, _attend=Lot.attend: (
-        calls.append(masks.key_pads), _attend(self, q, k, v, masks, need_weights))[1])  # fmt: skip
+    calls, attend = [], Lot.attend
+
+    def spy(self, q, k, v, masks, need_weights):
+        calls.append(masks.key_pads)
+        return attend(self, q, k, v, masks, need_weights)
+
+    monkeypatch.setattr(Lot, "attend", spy)
     with torch.no_grad():
         padded = model.encoder(tokens, (tokens != pad).sum(1))["encoder_out"][0]
         assert len(calls) == len(model.encoder.layers)
@@ -158,36 +148,30 @@ def test_embeddings_that_a_training_started_from_may_be_gone(stock_checkpoint):
 
 def test_old_checkpoints_with_fused_projections_can_be_swapped(stock_checkpoint, lot_checkpoint, tmp_path):
     """As fairseq saved them before 2019: q, k and v of an attention in one tensor."""
-    state = torch.load(stock_checkpoint, weights_only=True)
-    weights = state["model"]
-    for name in [name for name in weights if name.endswith("self_attn.q_proj.weight")]:
-        prefix = name.removesuffix("q_proj.weight")
-        for kind in ("weight", "bias"):
-            parts = [weights.pop(f"{prefix}{x}_proj.{kind}") for x in "qkv"]
-            weights[f"{prefix}in_proj_{kind}"] = torch.cat(parts)
-    torch.save(state, tmp_path / "old.pt")
+    with edited(stock_checkpoint, tmp_path / "old.pt") as state:
+        weights = state["model"]
+        for name in [name for name in weights if name.endswith("self_attn.q_proj.weight")]:
+            prefix = name.removesuffix("q_proj.weight")
+            for kind in ("weight", "bias"):
+                parts = [weights.pop(f"{prefix}{x}_proj.{kind}") for x in "qkv"]
+                weights[f"{prefix}in_proj_{kind}"] = torch.cat(parts)
     out = swapped(tmp_path / "old.pt", tmp_path / "lot.pt", "lot", "--lot-num-pivots", 6)
-    same_weights(out, lot_checkpoint)
+    assert not differing(out, lot_checkpoint)
 
 
-def test_a_file_that_the_first_version_swapped_translates(data, stock_checkpoint, tmp_path):
+def test_a_file_that_the_first_version_swapped_translates(data, stock_checkpoint, lot_checkpoint, tmp_path):
     """The names of its arguments and parameters, written out, as the code that wrote them is gone."""
-    state = load_checkpoint(stock_checkpoint)
-    args = model_args(state, stock_checkpoint)
-    args.arch = args._name = "lot_transformer"
-    args.attention, args.attention_sites, args.differential, args.trained_attention = "lot", "encoder", False, "softmax"
-    args.lot_num_pivots, args.lot_epsilon, args.lot_num_updates, args.lot_seed = 6, 1.0, 5, 0
-    args.lot_learn_pivots, args.lot_learn_masses, args.lot_mass_temperature = True, True, 1.0
-    expected = swap(stock_checkpoint, attention="lot", lot_num_pivots=6)["model"]
-    for layer in range(args.encoder_layers):
-        for name in ("pivots", "mass_logits"):
-            key = f"encoder.layers.{layer}.self_attn.mechanism.{name}"
-            state["model"][key] = expected[key]
-    state["last_optimizer_state"] = None
-    torch.save(state, tmp_path / "old.pt")
-    torch.save(
-        {**state, "model": expected, "cfg": swap(stock_checkpoint, attention="lot", lot_num_pivots=6)["cfg"]},
-        tmp_path / "new.pt",
-    )
-    old, new = (hypotheses(generate(data / "bin", tmp_path / name)) for name in ("old.pt", "new.pt"))
+    with edited(stock_checkpoint, tmp_path / "old.pt") as state:
+        args = model_args(state, stock_checkpoint)
+        args.arch = args._name = "lot_transformer"
+        args.attention, args.attention_sites, args.trained_attention = "lot", "encoder", "softmax"
+        args.differential, args.lot_learn_pivots, args.lot_learn_masses = False, True, True
+        args.lot_num_pivots, args.lot_epsilon, args.lot_num_updates, args.lot_seed = 6, 1.0, 5, 0
+        args.lot_mass_temperature = 1.0
+        for layer in range(args.encoder_layers):
+            for name in ("pivots", "mass_logits"):
+                key = f"encoder.layers.{layer}.self_attn.mechanism.{name}"
+                state["model"][key] = weights_of(lot_checkpoint)[key]
+        state["last_optimizer_state"] = None
+    old, new = (hypotheses(generate(data / "bin", path)) for path in (tmp_path / "old.pt", lot_checkpoint))
     assert old == new and len(old) == 60 * 2

@@ -5,20 +5,17 @@ import shutil
 import subprocess
 
 import pytest
-import torch
 from sacremoses import MosesDetokenizer
 
-from fairseq_lot import cli
 from fairseq_lot.pretrained.translate import Translator
-from tests.end_to_end.conftest import BIN, fairseq_lot, generate, refuse
+from tests.end_to_end.conftest import BIN, edited, fairseq_lot, fields, generate, refuse
 
 
 @pytest.fixture(scope="module")
 def expected(data, stock_checkpoint):
     """fairseq-generate's translations of the test set, Moses tokens, in its order."""
     output = generate(data / "bin", stock_checkpoint, "--beam", 5, "--max-len-b", 200)
-    found = [line.split("\t") for line in output.splitlines() if line.startswith("D-")]
-    return [text for _, text in sorted((int(name[2:]), text) for name, _, text in found)]
+    return [text for _, text in fields(output, "D").values()]
 
 
 def test_translates_as_fairseq_does(data, stock_checkpoint, expected):
@@ -53,8 +50,7 @@ def test_bad_input_is_refused(data, stock_checkpoint, tmp_path, capsys, monkeypa
     refuse(capsys, "translate", *model, "--beam", 0, "das", naming=["--beam", 0])
     refuse(capsys, "translate", *model, "--data", tmp_path, "das", naming=[tmp_path])
     refuse(capsys, "translate", *model, "das", "der " * 2000, naming=["line 2", "pieces"])
-    folder = tmp_path / "bin"
-    shutil.copytree(data / "bin", folder)
+    folder = shutil.copytree(data / "bin", tmp_path / "bin")
     (folder / "sentencepiece.bpe.model").unlink()
     refuse(capsys, "translate", *model, "--data", folder, "das", naming=["sentencepiece.bpe.model"])
     (folder / "sentencepiece.bpe.model").write_bytes(b"garbage")
@@ -64,11 +60,11 @@ def test_bad_input_is_refused(data, stock_checkpoint, tmp_path, capsys, monkeypa
 
 
 def test_a_moved_data_folder_is_named(data, stock_checkpoint, tmp_path, capsys):
-    state = torch.load(stock_checkpoint, weights_only=False)
-    state["cfg"]["task"]["data"] = "data-bin/gone"
-    torch.save(state, tmp_path / "moved.pt")
-    refuse(capsys, "translate", "--path", tmp_path / "moved.pt", "das", naming=["data-bin/gone", "--data"])
-    assert cli.main(["translate", "--path", str(tmp_path / "moved.pt"), "--data", str(data / "bin"), "das"]) == 0
+    with edited(stock_checkpoint, tmp_path / "moved.pt") as state:
+        state["cfg"]["task"]["data"] = "data-bin/gone"
+    words = ("translate", "--path", tmp_path / "moved.pt", "das")
+    refuse(capsys, *words, naming=["data-bin/gone", "--data"])
+    fairseq_lot(*words, "--data", data / "bin")
 
 
 def test_a_reader_that_has_had_enough(data, stock_checkpoint):
@@ -83,6 +79,6 @@ def test_a_typing_person_may_try_again(data, stock_checkpoint, capsys, monkeypat
     typed = io.TextIOWrapper(io.BytesIO(b"der " * 2000 + b"\ndas haus\n"))
     monkeypatch.setattr(typed, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("sys.stdin", typed)
-    assert cli.main(["translate", "--path", str(stock_checkpoint)]) == 0
+    fairseq_lot("translate", "--path", stock_checkpoint)
     output = capsys.readouterr()
     assert "line 1" in output.err and len(output.out.splitlines()) == 1

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from fairseq_lot.errors import InputError
 from fairseq_lot.plug_and_play.swap import fine_tuning_command, swap
 from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
-from tests.end_to_end.conftest import TINY, generate, hypotheses, swapped, train
+from tests.end_to_end.conftest import TINY, generate, hypotheses, swapped, train, weights_of
 from tests.plug_and_play import in_memory
 
 TINY += ("--lr", 0)
@@ -30,8 +30,8 @@ def fine_tuned(data, tmp_path):
     """Train for two updates; return the arguments and the weights of the checkpoint."""
 
     def fine_tuned(*flags, save=tmp_path / "fine-tuned", updates=2):
-        state = load_checkpoint(train(data / "bin", save, *flags, updates=updates))
-        return model_args(state, save), state["model"]
+        checkpoint = train(data / "bin", save, *flags, updates=updates)
+        return model_args(load_checkpoint(checkpoint), save), weights_of(checkpoint)
 
     return fine_tuned
 
@@ -64,12 +64,9 @@ def test_the_command_that_swap_prints_keeps_all(data, stock_checkpoint, fine_tun
     assert (program, folder, dots) == ("fairseq-train", str(data / "bin"), "...") and "\n" not in command
     args, weights = fine_tuned(*flags, "--lr", 0)
     assert (args.lot_num_pivots, args.lot_epsilon, args.attention_sites) == (6, 0.5, "encoder,cross")
-    before = load_checkpoint(out)["model"]
     # fairseq's script that averages checkpoints compares the lists of their names
-    assert list(before) == list(weights)
-    for name, value in before.items():
-        if not name.endswith("_float_tensor"):  # fairseq's uninitialised device marker
-            torch.testing.assert_close(weights[name], value, atol=1e-6, rtol=0)
+    assert list(weights) == list(weights_of(out))
+    torch.testing.assert_close(weights, weights_of(out), atol=1e-6, rtol=0)
 
 
 def test_the_command_of_a_size_that_has_a_name_is_short(data, diff_checkpoint, tmp_path, capsys):
@@ -124,9 +121,10 @@ def test_parameters_of_another_mechanism_are_not_taken_for_one_s_own(lot_checkpo
     """Both have pivots of the same name and shape; they start as swap draws them."""
     typed = ("--attention", "set", "--set-num-pivots", 6)
     _, weights = fine_tuned("--arch", "lot_transformer", *TINY, "--finetune-from-model", lot_checkpoint, *typed)
-    expected, start = swap(lot_checkpoint, attention="set", set_num_pivots=6)["model"], load_checkpoint(lot_checkpoint)
+    expected = swap(lot_checkpoint, attention="set", set_num_pivots=6)["model"]
     key = "encoder.layers.1.self_attn.mechanism.pivots"
-    assert torch.equal(weights[key], expected[key]) and weights[key].shape == start["model"][key].shape
+    assert torch.equal(weights[key], expected[key])
+    assert weights[key].shape == weights_of(lot_checkpoint)[key].shape
 
 
 def test_a_stock_model_brings_nothing_and_a_line_says_so(stock_checkpoint, fine_tuned, caplog):
@@ -187,10 +185,11 @@ def test_a_damaged_start_is_one_line(fine_tuned, tmp_path):
 
 def test_hydra_has_to_repeat_the_attention(sinkhorn_checkpoint):
     """What fairseq-hydra-train calls between the model and its weights; the whole command was run by hand."""
-    start = OmegaConf.create(
-        {"checkpoint_suffix": "", "restore_file": "checkpoint_last.pt", "save_dir": "nowhere", "continue_once": None,
-         "finetune_from_model": str(sinkhorn_checkpoint)}
-    )  # fmt: skip
+    cfg = OmegaConf.create({
+        "checkpoint_suffix": "", "restore_file": "checkpoint_last.pt", "save_dir": "nowhere", "continue_once": None,
+        "finetune_from_model": str(sinkhorn_checkpoint), "optimizer_overrides": "{}",
+        **{f"reset_{part}": False for part in ("optimizer", "lr_scheduler", "meters", "dataloader")},
+    })  # fmt: skip
 
     class Loads(Exception):
         pass
@@ -199,18 +198,12 @@ def test_hydra_has_to_repeat_the_attention(sinkhorn_checkpoint):
         raise Loads
 
     def start_training(name="lot_transformer", **model):
-        trainer = SimpleNamespace(
-            cfg=OmegaConf.create({"model": {"_name": name, **model}}),
-            checkpoint_suffix="",
-            load_checkpoint=load_checkpoint,
-        )
-        options = {"reset_optimizer": False, "reset_lr_scheduler": False, "reset_meters": False}
-        cfg = OmegaConf.merge(start, {**options, "reset_dataloader": False, "optimizer_overrides": "{}"})
+        model = OmegaConf.create({"model": {"_name": name, **model}})
+        trainer = SimpleNamespace(cfg=model, checkpoint_suffix="", load_checkpoint=load_checkpoint)
         checkpoint_utils.load_checkpoint(cfg, trainer)
 
-    with pytest.raises(
-        InputError, match=r"means lot attention.*\+model.attention=sinkhorn .*\+model.sinkhorn_epsilon=1"
-    ):
+    expected = r"means lot attention.*\+model.attention=sinkhorn .*\+model.sinkhorn_epsilon=1"
+    with pytest.raises(InputError, match=expected):
         start_training(attention="lot")
     with pytest.raises(Loads):
         start_training(attention="sinkhorn", **SOFT)

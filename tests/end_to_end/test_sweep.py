@@ -3,34 +3,31 @@
 import json
 
 import pytest
-import torch
 
-from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
-from tests.end_to_end.conftest import contents, fairseq_lot, refuse
+from fairseq_lot.pretrained.checkpoint import model_args
+from tests.end_to_end.conftest import contents, edited, fairseq_lot, refuse
 
 
 @pytest.fixture
 def measured(capsys):
-    """Run a sweep in this process; returns its standard output."""
+    """Run a sweep in this process; returns its standard output and its points."""
 
     def measured(*words):
         capsys.readouterr()
         fairseq_lot(*words)
-        return capsys.readouterr().out
+        file = words[words.index("--out") + 1] / "sweep.jsonl"
+        return capsys.readouterr().out, [json.loads(line) for line in file.read_text().splitlines()]
 
     return measured
 
 
 def test_sweep_measures_resumes_and_extends(data, stock_checkpoint, diff_checkpoint, tmp_path, capsys, measured):
-    folder = data / "bin"
+    folder, out = data / "bin", tmp_path / "sweep"
     if not (folder / "text").exists():
         (folder / "text").symlink_to(data / "text")
-    out = tmp_path / "sweep"
     words = ["sweep", folder, "--path", stock_checkpoint, "--out", out, "--steps", 3, "--held-out", 8]
-    words += ["--joint-steps", 2]
-    words += ["--beam", 1, "--try", "lot --lot-num-pivots 4", "--try", "sinkhorn"]
-    quick = measured(*words, "--no-bleu")
-    points = [json.loads(line) for line in (out / "sweep.jsonl").read_text().splitlines()]
+    words += ["--joint-steps", 2, "--beam", 1, "--try", "lot --lot-num-pivots 4", "--try", "sinkhorn"]
+    quick, points = measured(*words, "--no-bleu")
     keys = [(point["attention"], point["options"], point["calibrated_on"]) for point in points]
     assert keys == [
         ("softmax", {}, ""),
@@ -51,14 +48,11 @@ def test_sweep_measures_resumes_and_extends(data, stock_checkpoint, diff_checkpo
     tables = [(out / name).read_text() for name in ("sweep.md", "balance.md")]
     assert "".join(tables) == quick
 
-    again = measured(*words, "--no-bleu", "--try", "esp --esp-hard true")
-    after = [json.loads(line) for line in (out / "sweep.jsonl").read_text().splitlines()]
+    again, after = measured(*words, "--no-bleu", "--try", "esp --esp-hard true")
     assert after[:4] == points and after[4]["attention"] == "esp" and again != quick
 
-    scored = measured(*words)
-    rows = {
-        (p["attention"], p["calibrated_on"]): p for p in map(json.loads, (out / "sweep.jsonl").read_text().splitlines())
-    }
+    scored, after = measured(*words)
+    rows = {(point["attention"], point["calibrated_on"]): point for point in after}
     assert rows["softmax", ""]["bleu"]["delta"] is None
     assert rows["lot", "pieces"]["bleu"]["base"] == rows["softmax", ""]["bleu"]["score"]
     assert rows["lot", "pieces"]["loss"] == points[3]["loss"] and "Signature" in scored
@@ -73,10 +67,8 @@ def test_sweep_measures_resumes_and_extends(data, stock_checkpoint, diff_checkpo
 
 
 def test_a_base_that_was_not_trained_with_softmax_is_refused(data, stock_checkpoint, tmp_path, capsys):
-    state = load_checkpoint(stock_checkpoint)
-    args = model_args(state, "")
-    args.attention, args.softmax_prior = "softmax", "alibi"
-    torch.save(state, tmp_path / "alibi.pt")
+    with edited(stock_checkpoint, tmp_path / "alibi.pt") as state:
+        vars(model_args(state, "")).update(attention="softmax", softmax_prior="alibi")
     words = ("sweep", data / "bin", "--path", tmp_path / "alibi.pt", "--out", tmp_path / "out", "--try", "lot")
     refuse(capsys, *words, naming=["alibi.pt was trained with softmax (prior=alibi)", "which swaps replace"])
 
@@ -86,37 +78,37 @@ def epochs(stock_checkpoint, tmp_path):
     """Checkpoints of the stock model as if each were of another epoch, the earlier the less trained."""
     paths = {}
     for epoch in (1, 2, 4):
-        state = load_checkpoint(stock_checkpoint)
-        state["extra_state"]["train_iterator"].update(epoch=epoch + 1, iterations_in_epoch=0)
-        state["model"] = {name: value * (1 - 0.5 / epoch) for name, value in state["model"].items()}
         paths[epoch] = tmp_path / f"checkpoint{epoch}.pt"
-        torch.save(state, paths[epoch])
+        with edited(stock_checkpoint, paths[epoch]) as state:
+            state["extra_state"]["train_iterator"].update(epoch=epoch + 1, iterations_in_epoch=0)
+            state["model"] = {name: value * (1 - 0.5 / epoch) for name, value in state["model"].items()}
     return paths
 
 
-def test_several_epochs_are_one_table_and_keep_to_one_training(data, stock_checkpoint, epochs, tmp_path, capsys):
+def test_several_epochs_are_one_table_and_keep_to_one_training(
+    data, stock_checkpoint, epochs, tmp_path, capsys, measured
+):
     out = tmp_path / "sweep"
     words = ["sweep", data / "bin", "--out", out, "--sentences", 20, "--no-bleu", "--try", "lot --lot-num-pivots 4"]
     words += ["--try", "sinkhorn", "--steps", 2, "--joint-steps", 1, "--held-out", 8]
-    fairseq_lot(*words, "--path", epochs[2], epochs[1], epochs[2])
-    points = [json.loads(line) for line in (out / "sweep.jsonl").read_text().splitlines()]
+    told, points = measured(*words, "--path", epochs[2], epochs[1], epochs[2])
     ways = [("softmax", ""), ("lot", ""), ("sinkhorn", ""), ("lot", "pieces")]
     found = [(point["epoch"], point["attention"], point["calibrated_on"]) for point in points]
     assert found == [(epoch, *way) for epoch in (1, 2) for way in ways]
     assert len({point["loss"] for point in points}) == 8 and len({point["tokens"] for point in points}) == 1
     table, balance = ((out / name).read_text() for name in ("sweep.md", "balance.md"))
-    assert table + balance == capsys.readouterr().out and "<svg" in (out / "sweep.svg").read_text()
+    assert table + balance == told and "<svg" in (out / "sweep.svg").read_text()
     assert "| Epoch 1 | Epoch 2 |" in table and "| Δ(A), epoch 1 | Δ(A), epoch 2 |" in balance
 
-    fairseq_lot(*words, "--path", epochs[4], "--no-calibration")
-    after = [json.loads(line) for line in (out / "sweep.jsonl").read_text().splitlines()]
+    _, after = measured(*words, "--path", epochs[4], "--no-calibration")
     assert after[:8] == points and [point["epoch"] for point in after[8:]] == [4, 4, 4]
     kept = contents(out)
     fairseq_lot(*words, "--path", *epochs.values(), "--no-calibration")
     assert contents(out) == kept
 
     other = tmp_path / "other.pt"
-    torch.save(load_checkpoint(epochs[2]) | {"another": 1}, other)
+    with edited(epochs[2], other) as state:
+        state["another"] = 1
     capsys.readouterr()
     for more, words_of_refusal in (
         (["--path", other], f"{other} (epoch 2)"),

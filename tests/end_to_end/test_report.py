@@ -85,9 +85,11 @@ def test_the_page_in_a_browser(report, dark, width, tmp_path):
     assert seen["background"] == ("rgb(21, 23, 26)" if dark else "rgb(255, 255, 255)")
 
 
-def test_without_javascript_the_maps_are_seen(report):
+def test_the_page_stands_alone_and_without_javascript_the_maps_are_seen(report):
     text = (report / "report.html").read_text(encoding="utf-8")
-    assert '<section id="explorer" hidden>' in text
+    assert text.count("<script") == 2 and "<link" in text
+    assert not re.search(r"""(?:src|href)=["'](?!data:)|@import|url\(""", text), "nothing is loaded from elsewhere"
+    assert '<section id="explorer" hidden>' in text and text.count('<img alt="maps encoder layer') == 2
     images = re.findall(r'<img alt="[^"]*" src="data:image/(svg\+xml|png);base64,([^"]*)">', text)
     assert [kind for kind, _ in images] == ["svg+xml", *4 * ["png"]], "the curves, the maps of two layers at two sites"
     starts = {"svg+xml": b"<?xml", "png": b"\x89PNG"}
@@ -109,22 +111,14 @@ def test_the_data_of_the_page_are_the_maps(report):
             assert restore(map_["map"]).sum(1) == pytest.approx(np.ones(len(sides[0])), abs=rounding)
 
 
-def test_the_page_stands_alone(report):
-    text = (report / "report.html").read_text(encoding="utf-8")
-    assert text.count("<script") == 2 and "<link" in text
-    assert not re.search(r"""(?:src|href)=["'](?!data:)|@import|url\(""", text), "nothing is loaded from elsewhere"
-    assert text.count('<img alt="maps encoder layer') == 2, "maps to see without JavaScript"
-
-
 @pytest.mark.parametrize("maps", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_figures_are_files_too(maps, stock_checkpoint, report, tmp_path):
     words = ("--logs", report / "train.log", "--figures", tmp_path / "figures", "--out", tmp_path / "report.html")
     seen = ("--path", stock_checkpoint, "--sites", "encoder,cross", "--sentences", report / "lines.de")
     fairseq_lot("report", *words, *(seen if maps else ()))
-    names = [f"maps-{site}-layer-{layer}" for site in ("encoder", "cross") for layer in (0, 1)]
-    assert {path.name for path in (tmp_path / "figures").iterdir()} == {
-        f"{name}.{form}" for name in ("loss", *(names if maps else ())) for form in ("svg", "png")
-    }
+    names = [f"maps-{site}-layer-{layer}" for site in ("encoder", "cross") for layer in (0, 1)] if maps else []
+    found = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert found == {f"{name}.{form}" for name in ("loss", *names) for form in ("svg", "png")}
 
 
 def test_a_training_without_a_loss_yet_has_no_curve(stock_checkpoint, report, tmp_path):

@@ -6,7 +6,6 @@ import pytest
 import torch
 from fairseq.dataclass.configs import EMAConfig
 from fairseq.models.ema import EMA
-from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
 
 from fairseq_lot.attention.registry import MECHANISMS
 from fairseq_lot.modules.multihead_attention import PluggableMultiheadAttention
@@ -104,25 +103,6 @@ def test_the_moving_average_is_of_every_parameter(arch, name):
     average.step(model, updates=1)
     found = dict(average.get_model().named_parameters())
     torch.testing.assert_close(found, {key: x + 0.1 for key, x in before.items()}, rtol=0, atol=1e-5)
-
-
-@every_model
-def test_layerdrop_leaves_layers_out_in_training_only(arch, name):
-    loaded = in_memory.load(arch, attention=name, encoder_layerdrop=0.5, decoder_layerdrop=0.5)
-    calls = []
-    for module in loaded.model.modules():
-        if isinstance(module, (TransformerEncoderLayerBase, TransformerDecoderLayerBase)):
-            module.register_forward_hook(lambda *_: calls.append(None))
-    numbers = set()
-    for mode in (False, True):
-        loaded.model.train(mode)
-        for _ in range(10):
-            calls.clear()
-            logits, _ = loaded.model(**loaded.batch(range(6))["net_input"])
-            assert logits.isfinite().all()
-            numbers.add((mode, len(calls)))
-    assert (False, 2 * in_memory.LAYERS) in numbers and len([one for one in numbers if not one[0]]) == 1
-    assert min(number for mode, number in numbers if mode) < 2 * in_memory.LAYERS
 
 
 @pytest.mark.fast_if(lambda family: family == "lot")

@@ -16,8 +16,8 @@ import pytest
 
 from fairseq_lot.corpus.iwslt14 import fetch
 from fairseq_lot.errors import InputError
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 BINARIES = [f"{split}.de-en.{side}.{kind}" for split in ("train", "valid", "test") for side in ("de", "en") for kind in
             ("bin", "idx")]  # fmt: skip
 OTHERS = ["dict.de.txt", "dict.en.txt", "preprocess.log", "settings", "sources", "text/test.de", "text/test.en"]
@@ -26,17 +26,11 @@ OTHERS = ["dict.de.txt", "dict.en.txt", "preprocess.log", "settings", "sources",
 def prepare(script, tmp_path, path_first=None, **variables):
     """Run a script in the environment of this interpreter; OUT is tmp_path/data."""
     kept = {name: os.environ[name] for name in ("HOME", "LANG", "TMPDIR") if name in os.environ}
-    path = [path_first, Path(sys.executable).parent, os.environ["PATH"]]
-    environment = {
-        **kept,
-        "PATH": os.pathsep.join(str(part) for part in path if part),
-        "VIRTUAL_ENV": sys.prefix,
-        "OMP_NUM_THREADS": "1",
-        "OUT": str(tmp_path / "data"),
-        "WORKERS": "1",
-        **{name: str(value) for name, value in variables.items()},
-    }
+    path = [str(part) for part in (path_first, Path(sys.executable).parent, os.environ["PATH"]) if part]
+    always = {"PATH": ":".join(path), "VIRTUAL_ENV": sys.prefix, "OMP_NUM_THREADS": "1", "WORKERS": "1"}
+    given = {name: str(value) for name, value in {"OUT": tmp_path / "data", **variables}.items()}
     command = ["bash", str(ROOT / "scripts" / script)]
+    environment = kept | always | given
     return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120)
 
 

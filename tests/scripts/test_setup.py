@@ -4,11 +4,11 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.conftest import ROOT
+
 FILES = ["setup.py", "pyproject.toml", "constraints.txt", "fairseq_lot_compat.py", "fairseq_lot_compat.pth",
          "scripts/lib/common.sh", "scripts/setup.sh"]  # fmt: skip
 TOOLS = ["basename", "bash", "cat", "dirname", "find", "flock", "grep", "mv", "rm", "sh", "sha256sum", "tail", "tee",

@@ -2,11 +2,11 @@
 
 import os
 import subprocess
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.conftest import ROOT
+
 STUBS = {
     "fairseq-generate": 'echo "T-0\tx"; echo "$@" >>"$CALLS"; echo "loaded 1 examples from: $1/test.de-en.en" >&2',
     "fairseq-train": 'echo "$@" >>"$CALLS"',

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 from tests.end_to_end.conftest import BIN, ROOT
 
@@ -56,48 +57,49 @@ elif moment:
 """
 
 
+def start(*words, stderr=subprocess.STDOUT, **variables):
+    """Start a command in a process group of its own."""
+    environment = {
+        **os.environ, "OMP_NUM_THREADS": "1", "VIRTUAL_ENV": sys.prefix, "PATH": f"{BIN}:{os.environ['PATH']}",
+        **{name: str(value) for name, value in variables.items()},
+    }  # fmt: skip
+    return subprocess.Popen(
+        [str(word) for word in words], env=environment, cwd=ROOT, start_new_session=True, text=True,
+        stdout=subprocess.PIPE, stderr=stderr,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # in the background it is ignored
+    )  # fmt: skip
+
+
 def starter(folder):
-    """A function that starts a command in a process group of its own, which dies at the given moment."""
+    """A function that starts a command which dies at the given moment."""
     (folder / "sitecustomize.py").write_text(DEADLY)
-    path = os.pathsep.join([str(folder), str(ROOT)])
-
-    def start(*words, die_at="", stderr=subprocess.STDOUT, **variables):
-        environment = {
-            **os.environ, "OMP_NUM_THREADS": "1", "VIRTUAL_ENV": sys.prefix, "PATH": f"{BIN}:{os.environ['PATH']}",
-            "PYTHONPATH": path, "DIE_AT": die_at, **{name: str(value) for name, value in variables.items()},
-        }  # fmt: skip
-        return subprocess.Popen(
-            [str(word) for word in words], env=environment, cwd=ROOT, start_new_session=True, text=True,
-            stdout=subprocess.PIPE, stderr=stderr,
-        )  # fmt: skip
-
-    return start
+    return partial(start, PYTHONPATH=os.pathsep.join([str(folder), str(ROOT)]))
 
 
-def finish(process):
+def finish(process, *codes):
+    """Wait for its end, with code 0 if no others are given; returns what it said."""
     output, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, output[-3000:]
-    return output
-
-
-def refused(process):
-    """It must have refused its settings; returns what it said."""
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 2, output[-3000:]
+    assert process.returncode in (codes or (0,)), (process.returncode, output[-3000:])
     return output
 
 
 def killed(process):
     """It must have died as it was told to, and not have ended by itself."""
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode in (-9, 137), (process.returncode, output[-3000:])
+    finish(process, -9, 137)
 
 
-def kill_when(process, condition):
-    end = time.monotonic() + 120
+def until(condition, process=None, seconds=120):
+    """Wait for a condition, which a process should bring about."""
+    end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "nothing to kill it for"
-        assert process.poll() is None, process.communicate()[0][-3000:]
+        assert time.monotonic() < end, "it did not happen"
+        assert process is None or process.poll() is None, process.communicate()
         time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+
+
+def kill_when(condition, process, seconds=120, how=signal.SIGKILL):
+    """Stop everything in its group as soon as a condition holds."""
+    until(condition, process, seconds)
+    os.killpg(process.pid, how)
+    process.communicate(timeout=60)
+    assert process.returncode != 0

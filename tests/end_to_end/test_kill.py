@@ -8,10 +8,9 @@ import shutil
 import termios
 
 import pytest
-import torch
 
-from tests.end_to_end.conftest import BIN, contents, fairseq_lot, train, weights_of
-from tests.end_to_end.deadly import finish, kill_when, killed, refused, starter
+from tests.end_to_end.conftest import BIN, contents, differing, fairseq_lot, train
+from tests.end_to_end.deadly import finish, kill_when, killed, starter
 
 pytestmark = pytest.mark.slow
 SWAP = (BIN / "fairseq-lot", "swap", "--attention", "lot", "--no-calibrate")
@@ -51,30 +50,28 @@ def test_training_goes_on_as_if_it_had_not_been_killed(script, start, data, tmp_
 
     def training(save, *flags, die_at=""):
         return start("bash", f"scripts/{script}.sh", *words, tmp_path / save, *TRAININGS[script], "--max-tokens", 1000,
-                     "--max-epoch", 3, "--dropout", 0.1, "--warmup-updates", 9, *flags, die_at=die_at)  # fmt: skip
+                     "--max-epoch", 3, "--dropout", 0.1, "--warmup-updates", 9, *flags, DIE_AT=die_at)  # fmt: skip
 
     finish(training("whole"))
     killed(training("killed", die_at="write:2"))  # the second epoch's checkpoint is half written
     assert (tmp_path / "killed" / "checkpoint_best.pt.tmp").exists()
     killed(training("killed", die_at="copy:1"))  # half copied to checkpoint_last.pt
     log = tmp_path / "killed" / "train.log"
-    kill_when(training("killed"), lambda: "epoch 002 | loss" in log.read_text())
+    kill_when(lambda: "epoch 002 | loss" in log.read_text(), training("killed"))
     assert "epoch 003 | valid" not in log.read_text()
     finish(training("killed"))
 
     expected = loss_curve(tmp_path / "whole" / "train.log")
     assert len(expected) == 6 and loss_curve(log) == expected
-    weights = [weights_of(tmp_path / save / "checkpoint_best.pt") for save in ("whole", "killed")]
-    assert weights[0].keys() == weights[1].keys()
-    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+    assert not differing(*(tmp_path / save / "checkpoint_best.pt" for save in ("whole", "killed")))
     finish(training("killed"))
     assert loss_curve(log) == expected and log.read_text().count("epoch 003 | valid") == 1, "trained once"
 
-    output = refused(training("killed", "--dropout", 0.3))
+    output = finish(training("killed", "--dropout", 0.3), 2)
     assert "was trained with" in output and "remove it" in output and output.count("\n") == 1
     if script == "finetune":
         words[0].touch()
-        assert "was trained from an earlier" in refused(training("killed"))
+        assert "was trained from an earlier" in finish(training("killed"), 2)
 
 
 def test_scoring_goes_on_and_follows_its_checkpoint(start, data, tmp_path):
@@ -88,10 +85,10 @@ def test_scoring_goes_on_and_follows_its_checkpoint(start, data, tmp_path):
 
     def score(die_at=""):
         words = (checkpoint, folder, tmp_path / "test", "-", label, "--beam", 1, "--batch-size", 8)
-        return start("bash", "scripts/score.sh", *words, die_at=die_at)
+        return start("bash", "scripts/score.sh", *words, DIE_AT=die_at)
 
     part = out.with_name("test.part")
-    kill_when(score(), lambda: part.exists() and part.stat().st_size > 0)
+    kill_when(lambda: part.exists() and part.stat().st_size > 0, score())
     assert not out.exists() and not row.exists()
     killed(score(die_at="replace"))
     assert out.exists() and not row.exists()
@@ -108,7 +105,7 @@ def test_scoring_goes_on_and_follows_its_checkpoint(start, data, tmp_path):
 
 def test_scripts_say_what_is_missing_from_any_folder(start):
     for script in ("pretrain", "finetune", "plug_and_play", "score"):
-        output = refused(start("bash", "-c", f"cd tests && bash ../scripts/{script}.sh"))
+        output = finish(start("bash", "-c", f"cd tests && bash ../scripts/{script}.sh"), 2)
         assert f"{script}.sh: error: give " in output and output.count("\n") == 1
 
 
@@ -118,16 +115,32 @@ def unhidden(folder):
 
 
 @pytest.mark.parametrize("die_at", ["fsync", "replace"])
-def test_swap(die_at, start, stock_checkpoint, tmp_path):
-    out = tmp_path / "out" / "lot.pt"
-    words = (*SWAP, "--path", stock_checkpoint, "--out", out)
-    killed(start(*words, die_at=die_at))
-    assert unhidden(out.parent) == {}
-    finish(start(*words))
-    assert list(unhidden(out.parent)) == [out]
-    before = out.read_bytes()
-    killed(start(*words, "--lot-num-pivots", 3, die_at=die_at))
-    assert unhidden(out.parent) == {out: before}
+@pytest.mark.parametrize("command", ["swap", "score"])
+def test_swap_and_score(command, die_at, start, stock_checkpoint, tmp_path):
+    """Killed, then not; then what they should replace it with, first killed again."""
+    folder, reference = tmp_path / "out", tmp_path / "test.en"
+    if command == "swap":
+        files = [folder / "lot.pt"]
+        first = (*SWAP, "--path", stock_checkpoint, "--out", *files)
+        second = (*first, "--lot-num-pivots", 3)
+    else:
+        files = [folder / "r.jsonl", folder / "r.sentences.tsv"]
+        reference.write_text("b c d e\n" * 9)
+        for name, hypothesis in (("worse", "a b c d e"), ("better", "b c d e")):
+            lines = "".join(f"T-{i}\tb c d e\nH-{i}\t-0.1\t{hypothesis}\n" for i in range(9))
+            (tmp_path / name).write_text(lines)
+        label = '{"system": "LOT", "settings": {"attention": "lot"}, "stage": "plug-and-play"}'
+        words = ("--tokenised-reference", reference, "--out", files[0], "--label", label, "--generated")
+        first, second = ((BIN / "fairseq-lot", "score", *words, tmp_path / name) for name in ("worse", "better"))
+    before = {}
+    for words in (first, second):
+        killed(start(*words, DIE_AT=die_at))
+        assert unhidden(folder) == before
+        finish(start(*words))
+        after = unhidden(folder)
+        assert sorted(after) == files
+        assert not any(before.get(path) == content for path, content in after.items())
+        before = after
 
 
 def test_calibrate(start, data, stock_checkpoint, tmp_path):
@@ -142,44 +155,18 @@ def test_calibrate(start, data, stock_checkpoint, tmp_path):
     os.set_blocking(terminal, False)
     shown = bytearray()
 
-    def calibrate(out, steps, die_at="", **options):
-        return start(*words, "--steps", steps, "--out", folder / out, die_at=die_at, **options)
+    def calibrate(out, steps, **options):
+        return start(*words, "--steps", steps, "--out", folder / out, **options)
 
     def is_fitting():
         with contextlib.suppress(BlockingIOError):
             shown.extend(os.read(terminal, 4096))
         return b"error per layer" in shown
 
-    kill_when(calibrate("c.pt", 100_000, stderr=end), is_fitting)
+    kill_when(is_fitting, calibrate("c.pt", 100_000, stderr=end))
     assert unhidden(folder) == {}
-    killed(calibrate("c.pt", 5, die_at="fsync"))
+    killed(calibrate("c.pt", 5, DIE_AT="fsync"))
     assert unhidden(folder) == {}
     finish(calibrate("c.pt", 5))
     finish(calibrate("whole.pt", 5))
-    weights = [weights_of(folder / name) for name in ("c.pt", "whole.pt")]
-    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
-
-
-@pytest.mark.parametrize("die_at", ["fsync", "replace"])
-def test_score(die_at, start, tmp_path):
-    (tmp_path / "test.out").write_text("".join(f"T-{i}\tb c d e\nH-{i}\t-0.1\ta b c d e\n" for i in range(9)))
-    (tmp_path / "test.en").write_text("b c d e\n" * 9)
-    row = tmp_path / "results" / "r.jsonl"
-
-    def score(generated, die_at=""):
-        label = '{"system": "LOT", "settings": {"attention": "lot"}, "stage": "plug-and-play"}'
-        return start(
-            BIN / "fairseq-lot", "score", "--generated", tmp_path / generated, "--out", row, "--label", label,
-            "--tokenised-reference", tmp_path / "test.en", die_at=die_at,
-        )  # fmt: skip
-
-    killed(score("test.out", die_at=die_at))
-    assert unhidden(row.parent) == {}
-    finish(score("test.out"))
-    both = unhidden(row.parent)
-    assert both.keys() == {row, row.with_name("r.sentences.tsv")}
-    (tmp_path / "better.out").write_text("".join(f"T-{i}\tb c d e\nH-{i}\t-0.1\tb c d e\n" for i in range(9)))
-    killed(score("better.out", die_at=die_at))
-    assert unhidden(row.parent) == both
-    finish(score("better.out"))
-    assert all(path.read_bytes() != both[path] for path in both)
+    assert not differing(folder / "c.pt", folder / "whole.pt")

@@ -3,22 +3,18 @@
 import copy
 import importlib.util
 import json
-import os
 import re
 import signal
 import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 import yaml
 
 from fairseq_lot.errors import InputError
+from tests.end_to_end.conftest import ROOT
+from tests.end_to_end.deadly import kill_when, start, until
 
 pytest.importorskip("snakemake", reason="pip install fairseq-lot[experiment], which needs Python 3.11")
-ROOT = Path(__file__).resolve().parents[2]
-BIN = Path(sys.executable).parent
 CONFIGS = sorted((ROOT / "config").glob("*.yaml"))
 TINY = {
     "experiment": "tiny", "dataset": "numbers", "size": "small", "backbones": {"transformer": {}}, "seeds": [1],
@@ -118,19 +114,6 @@ def test_a_folder_that_was_made_from_other_data_is_refused(check, tmp_path):
         check(config)
 
 
-def start(words, prefix="", **variables):
-    """Start a command in a process group of its own."""
-    environment = {
-        **os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "VIRTUAL_ENV": sys.prefix, "OMP_NUM_THREADS": "1",
-        **variables,
-    }  # fmt: skip
-    return subprocess.Popen(
-        ["bash", "-c", f'{prefix} exec "$@"', "bash", *map(str, words)], env=environment, cwd=ROOT, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # in the background it is ignored
-    )  # fmt: skip
-
-
 def experiment(folder, data, **changes):
     """The file of an experiment that works in a folder."""
     path = folder / "tiny.yaml"
@@ -139,10 +122,15 @@ def experiment(folder, data, **changes):
     return path
 
 
-def snakemake(config, *flags):
-    process = start(["snakemake", "--configfile", config, "--nolock", *flags])
-    shown, errors = process.communicate(timeout=120)
+def finish(*words, **variables):
+    """The exit code of a command and what it said."""
+    process = start(*words, stderr=subprocess.PIPE, **variables)
+    shown, errors = process.communicate(timeout=300)
     return process.returncode, shown, errors
+
+
+def snakemake(config, *flags):
+    return finish("snakemake", "--configfile", config, "--nolock", *flags)
 
 
 @pytest.mark.slow
@@ -175,63 +163,48 @@ def test_the_plan_has_each_stage_once_and_scores_every_test_set(tmp_path):
 @pytest.mark.skipif(bool(importlib.util.find_spec("snakemake_executor_plugin_slurm")), reason="the plugin is installed")
 def test_a_cluster_without_its_plugin_is_one_line(tmp_path):
     words = ["scripts/reproduce_table.sh", experiment(tmp_path, "data"), "--profile", "workflow/profiles/slurm"]
-    process = start(["bash", *words])
-    shown, errors = process.communicate(timeout=120)
-    assert process.returncode == 2 and len(errors.splitlines()) == 1
+    code, _, errors = finish("bash", *words)
+    assert code == 2 and len(errors.splitlines()) == 1
     assert "run 'pip install snakemake-executor-plugin-slurm' in" in errors
 
 
 def job(folder, *command):
-    return start(["bash", "scripts/lib/job.sh", "a title", folder / "a.log", *command])
+    return ("bash", "scripts/lib/job.sh", "a title", folder / "a.log", *command)
 
 
 def test_a_job_says_when_it_begins_and_ends_or_why_it_failed(tmp_path):
-    shown, errors = job(tmp_path, "bash", "-c", "echo chatter; echo more >&2").communicate(timeout=30)
-    assert shown == "" and re.fullmatch(r"\S+ a title: begun\n\S+ a title: done in 0 min \d s\n", errors)
+    code, shown, errors = finish(*job(tmp_path, "bash", "-c", "echo chatter; echo more >&2"))
+    assert (code, shown) == (0, "") and re.fullmatch(r"\S+ a title: begun\n\S+ a title: done in 0 min \d s\n", errors)
     assert (tmp_path / "a.log").read_text() == "chatter\nmore\n"
-    process = job(tmp_path, "bash", "-c", "echo 'No space left'; echo; exit 3")
-    errors = process.communicate(timeout=30)[1].splitlines()
-    assert process.returncode == 3
-    assert errors[1].startswith(f"error: a title: No space left (whole log: {tmp_path}/a.log); mend it")
+    code, _, errors = finish(*job(tmp_path, "bash", "-c", "echo 'No space left'; echo; exit 3"))
+    assert code == 3
+    message = f"error: a title: No space left (whole log: {tmp_path}/a.log); mend it"
+    assert errors.splitlines()[1].startswith(message)
 
 
 def test_a_second_job_waits_for_a_first_whose_caller_was_killed(tmp_path):
-    first = job(tmp_path, "bash", "-c", "echo $$; sleep 4; echo first")
+    first = start(*job(tmp_path, "bash", "-c", "echo $$; sleep 4; echo first"))
     until(lambda: (tmp_path / "a.log").exists() and (tmp_path / "a.log").read_text())
     first.kill()
-    shown = job(tmp_path, "echo", "second").communicate(timeout=30)[1]
-    assert "a title: waiting for an earlier call" in shown
+    assert "a title: waiting for an earlier call" in finish(*job(tmp_path, "echo", "second"))[2]
     assert (tmp_path / "a.log").read_text().splitlines()[1:] == ["first", "second"]
-
-
-def until(condition, process=None):
-    """Wait for a condition; what takes longer than a quarter of an hour has failed."""
-    end = time.monotonic() + 900
-    while not condition():
-        assert process is None or process.poll() is None, process.communicate()
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
-def write_text(folder, source):
-    folder.mkdir()
-    for name, count in (("train", 200), ("valid", 20), ("test", 20)):
-        for language, words in ((source, "la maison est le numéro"), ("en", "the house is number")):
-            lines = [f"{words} {number * number} ." for number in range(count)]
-            (folder / f"{name}.{language}").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     """A tiny data folder as fairseq-preprocess leaves it: subword-nmt, two dictionaries, no text; of documents."""
     folder = tmp_path_factory.mktemp("data")
-    write_text(folder / "text", "fr")
-    made = start(
-        ["bash", "scripts/prepare_corpus.sh"], SRC="fr", TGT="en", OUT=str(folder / "tiny"), TOKENISED="yes",
-        BPE="subword_nmt", JOINED="no", VOCAB_SIZE="40", WORKERS="1", DOCUMENTS="yes",
-        **{name.upper(): str(folder / "text" / name) for name in ("train", "valid", "test")},
+    (folder / "text").mkdir()
+    for name, count in (("train", 200), ("valid", 20), ("test", 20)):
+        for language, words in (("fr", "la maison est le numéro"), ("en", "the house is number")):
+            lines = [f"{words} {number * number} ." for number in range(count)]
+            (folder / "text" / f"{name}.{language}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    prefixes = {name.upper(): folder / "text" / name for name in ("train", "valid", "test")}
+    code, _, errors = finish(
+        "bash", "scripts/prepare_corpus.sh", SRC="fr", TGT="en", OUT=folder / "tiny", TOKENISED="yes",
+        BPE="subword_nmt", JOINED="no", VOCAB_SIZE=40, WORKERS=1, DOCUMENTS="yes", **prefixes,
     )  # fmt: skip
-    assert made.wait(timeout=120) == 0, made.communicate()
+    assert code == 0, errors
     for extra in ("text", "code", "settings"):
         (folder / "tiny" / extra).rename(folder / f"no {extra}")
     return folder / "tiny"
@@ -242,9 +215,8 @@ def test_each_stage_by_hand(data, tmp_path):
     """pretrain.sh trains another attention than softmax; the references are the target side of the data."""
 
     def run(*words):
-        process = start(["bash", *words])
-        shown, errors = process.communicate(timeout=300)
-        assert process.returncode == 0, shown + errors
+        code, shown, errors = finish("bash", *words)
+        assert code == 0, shown + errors
 
     def label(stage):
         return json.dumps({"system": "set", "settings": {"attention": "set"}, "stage": stage})
@@ -272,18 +244,16 @@ def test_an_experiment_goes_on_after_a_full_disk_ctrl_c_and_kill_9(data, tmp_pat
         experiment(tmp_path / name, data)
     work = tmp_path / "stopped" / "work" / "seed1" / "transformer"
 
-    def begin(name, prefix=""):
-        return start(["bash", "scripts/reproduce_table.sh", tmp_path / name / "tiny.yaml", "--cores", "2"], prefix)
+    def begin(name, *limit):
+        words = ("bash", "scripts/reproduce_table.sh", tmp_path / name / "tiny.yaml", "--cores", 2)
+        return start(*limit, *words, stderr=subprocess.PIPE)
 
     def stop(reached, how):
-        """Stop everything in the group with a signal as soon as a file is there."""
-        process = begin("stopped")
-        until(lambda: list(work.glob(reached)), process)
-        os.killpg(process.pid, how)
-        process.communicate(timeout=60)
-        assert process.returncode != 0
+        """Stop it as soon as a file is there."""
+        kill_when(lambda: list(work.glob(reached)), begin("stopped"), 900, how)
 
-    full = begin("stopped", "ulimit -f 2000;")  # no file may be larger, as on a full disk
+    # no file may be larger, as on a full disk
+    full = begin("stopped", "bash", "-c", 'ulimit -f 2000; exec "$@"', "bash")
     _, shown = full.communicate(timeout=900)
     assert full.returncode != 0 and "error: transformer, seed 1, base: train: " in shown
     stop("base/checkpoint_last.pt", signal.SIGKILL)
@@ -291,7 +261,7 @@ def test_an_experiment_goes_on_after_a_full_disk_ctrl_c_and_kill_9(data, tmp_pat
     stop("LOT ε=2/.swapped.pt*", signal.SIGKILL)
     stop("*/finetuned/train.log", signal.SIGKILL)
     first = begin("stopped")
-    until(lambda: list(work.glob("*/fine-tuned.part")), first)
+    until(lambda: list(work.glob("*/fine-tuned.part")), first, 900)
     second = begin("stopped")
     rows = []
     for process in (first, second, begin("whole")):

@@ -82,7 +82,7 @@ def test_extremes_are_those_of_the_receiver_mass():
 
 def test_marginal_error_is_that_of_the_plan():
     attention = random(3, 2, 5, 7).abs()
-    a, b = torch.full((5,), 1 / 5).double(), torch.full((7,), 1 / 7).double()
+    a, b = (torch.full((n,), 1 / n, dtype=torch.float64) for n in (5, 7))
     close(diagnostics.attention_marginal_error(attention), marginal_error(attention / 5, a, b))
 
 

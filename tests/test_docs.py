@@ -52,10 +52,17 @@ def test_sweeps_are_those_of_their_points():
         assert not balance.exists() or balance.read_text(encoding="utf-8") == render_balance(points) + "\n"
 
 
-def test_the_table_of_heads_is_of_its_files():
-    script, folder = ROOT / "docs" / "notes" / "heads.py", ROOT / "results" / "iwslt14-65k.small.heads"
-    printed = subprocess.run([sys.executable, script, *sorted(folder.glob("*.json"))], capture_output=True, check=True)
-    assert (folder / "heads.md").read_bytes() == printed.stdout
+@pytest.mark.parametrize(
+    "script, files, table",
+    [
+        ("heads.py", "iwslt14-65k.small.heads/*.json", "heads.md"),
+        ("grid.py", "iwslt14-65k.small.epoch32.grid.seed1/sweep.jsonl", "grid.md"),
+    ],
+)
+def test_tables_of_scripts_are_of_their_files(script, files, table):
+    found = sorted((ROOT / "results").glob(files))
+    printed = subprocess.run([sys.executable, ROOT / "docs/notes" / script, *found], capture_output=True, check=True)
+    assert found[0].with_name(table).read_bytes() == printed.stdout
 
 
 def test_counts_of_sentences_are_those_of_the_rows():

@@ -40,12 +40,13 @@ def main(argv=None):
     parser.add_argument("--steps", type=int, default=800, help="of the calibration (default: %(default)s)")
     args = parser.parse_args(argv)
 
+    base = load(args.base, args.data, "test")
     # near_far in the encoder; everything else is the base's, bit for bit
     swapped = fairseq_lot.swap(args.base)
     # its features were drawn at random: random pieces are enough to fit them to what softmax does
     calibrated = fairseq_lot.calibrate(swapped, steps=args.steps, joint_steps=args.steps // 2).state
 
-    models = {name: load(c, args.data, "test") for name, c in (("near_far", calibrated), ("softmax", args.base))}
+    models = {"near_far": load(calibrated, args.data, "test"), "softmax": base}
     translations = {name: translate_split(loaded, beam=5) for name, loaded in models.items()}
     same = sum(ours == theirs for ours, theirs in zip(*translations.values(), strict=True))
     print(f"{same} of {len(translations['softmax'])} translations of the test set are the same")

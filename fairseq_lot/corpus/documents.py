@@ -66,8 +66,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("folder", metavar="DIR", type=Path, help="folder of fairseq-lot encode; its files are replaced")
     for side in ("source", "target"):
         parser.add_argument(f"--{side}", required=True, type=language_code, metavar="LANG", help=f"{side} language")
-    tests = "consecutive sentences of a document to test, a test set for each number (default: 1 4 16)"
-    parser.add_argument("--tests", type=int, nargs="+", default=[1, 4, 16], metavar="N", help=tests)
+    tests = (
+        "consecutive sentences of a document to test, a test set for each number (default: 1 4 16 64); none has more "
+        f"than {POSITIONS} pieces"
+    )
+    parser.add_argument("--tests", type=int, nargs="+", default=[1, 4, 16, 64], metavar="N", help=tests)
     parser.add_argument("--seed", type=int, default=1, help="of the order and the sizes (default: %(default)s)")
 
 

@@ -89,9 +89,11 @@ def test_sentences_become_documents(text, tmp_path):
     assert run.returncode == 0, run.stderr
     data, usual = tmp_path / "data", {*BINARIES, *OTHERS, "sentencepiece.bpe.model", "documents.txt"}
     of_test = {name for name in usual if Path(name).name.startswith("test.")}
-    assert names_in(data) == usual | {name.replace("test.", f"test{n}.") for name in of_test for n in (1, 2)}
-    counts = [len((data / "text" / f"{test}.en").read_text().splitlines()) for test in ("test", "test1", "test2")]
-    assert counts == [4, 1, 1]
+    assert names_in(data) == usual | {name.replace("test.", f"test{n}.") for name in of_test for n in (1, 2, 3)}
+    counts = [
+        len((data / "text" / f"{test}.en").read_text().splitlines()) for test in ("test", "test1", "test2", "test3")
+    ]
+    assert counts == [4, 1, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -141,7 +143,7 @@ def test_the_order_of_test_sets_does_not_depend_on_the_locale(text, tmp_path, pr
     english = {"LOCPATH": tmp_path, "LC_ALL": "en_US.UTF-8"}
     prepare("prepare_iwslt14.sh", tmp_path, fake, TOKENISED=text, VOCAB_SIZE=50, DOCUMENTS="yes", **english)
     sets = re.search(r"--testpref (\S+)", (tmp_path / "data.log").read_text())[1]
-    assert [Path(name).name for name in sets.split(",")] == ["test", "test1", "test2"]
+    assert [Path(name).name for name in sets.split(",")] == ["test", "test1", "test2", "test3"]
 
 
 def test_interrupt_leaves_nothing(text, tmp_path, preprocess):

@@ -85,8 +85,9 @@ def run(build: Callable[[], ArgumentParser], argv: Sequence[str], name: str = "f
         print(f"{name}: interrupted", file=sys.stderr)
         return 130
     except UnicodeEncodeError as error:  # names of files may be any bytes, which Python holds as surrogates
-        around = error.object[max(0, error.start - 20) : error.end + 20]
-        print(f"{name}: error: {around!r} is not valid UTF-8; rename it", file=sys.stderr)
+        around, to = error.object[max(0, error.start - 20) : error.end + 20], error.encoding
+        wrong = "is not valid UTF-8; rename it" if to == "utf-8" else f"is not {to}; set PYTHONIOENCODING=utf-8"
+        print(f"{name}: error: {around!r} {wrong}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # whoever reads the output, such as head, has had enough
         _forget_output()

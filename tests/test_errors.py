@@ -46,3 +46,10 @@ def test_a_name_that_is_not_utf8_is_one_line(capsys):
     parser.set_defaults(run=lambda args: "caf\udce9.pt".encode())
     assert cli.run(lambda: parser, []) == 2
     assert capsys.readouterr().err == "fairseq-lot: error: 'caf\\udce9.pt' is not valid UTF-8; rename it\n"
+
+
+def test_an_output_that_is_not_utf8_is_named(capsys):
+    parser = ArgumentParser()
+    parser.set_defaults(run=lambda args: "Δ vs. base".encode("ascii"))
+    assert cli.run(lambda: parser, []) == 2
+    assert capsys.readouterr().err == "fairseq-lot: error: 'Δ vs. base' is not ascii; set PYTHONIOENCODING=utf-8\n"

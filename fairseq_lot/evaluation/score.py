@@ -126,7 +126,7 @@ def read_hypotheses(path: str | Path, sentences: int) -> list[str]:
         if "\u2581" in match[2] or any(word.endswith("@@") and word != "@@" for word in words):
             raise InputError(f"{place}: still has pieces; generate with --remove-bpe sentencepiece or subword_nmt")
         hypotheses[sentence] = " ".join(words)
-    if hypotheses.keys() != set(range(sentences)):
+    if not hypotheses or hypotheses.keys() != set(range(sentences)):
         found = f"{len(hypotheses)} whole H- lines, the last of sentence {max(hypotheses, default=0)}"
         raise InputError(
             f"{path} has {found}, but the reference has {sentences} lines: it is cut off, or of another test set; run "

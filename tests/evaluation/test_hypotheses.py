@@ -54,6 +54,11 @@ def test_what_is_wrong_is_one_line(read, tmp_path, text, message):
     assert "\n" not in str(caught.value)
 
 
+def test_without_sentences_there_is_nothing_to_score(read):
+    with pytest.raises(InputError, match="has 0 whole H- lines, .* but the reference has 0 lines"):
+        read("", sentences=0)
+
+
 def test_compressed_output(write_generated, tmp_path):
     path = tmp_path / "generated.txt.xz"
     path.write_bytes(lzma.compress(write_generated("two.txt", ["zero", "one two"]).read_bytes()))

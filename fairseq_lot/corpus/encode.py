@@ -46,7 +46,8 @@ def learn_bpe(lines: Iterable[str], vocab_size: int) -> bytes:
             minloglevel=3,
         )
     except (RuntimeError, OSError, ValueError) as error:
-        reason = " ".join(str(error).split()).rpartition("] ")[2]
+        # without sentencepiece's place in its code, and without an option of its own that encode does not have
+        reason = " ".join(str(error).split()).rpartition("] ")[2].partition(" or decrease character_coverage")[0]
         raise InputError(f"--vocab-size {vocab_size} does not fit this text: {reason}") from None
     return model.getvalue()
 

@@ -172,6 +172,7 @@ def test_a_vocabulary_has_a_piece(size, words, tmp_path, refused):
 )
 def test_the_size_that_the_message_gives_works(options, size, expected, words, tmp_path, refused):
     line = refused([*words, *options, "--vocab-size", size], f"--vocab-size {size} {expected}")
+    assert "character_coverage" not in line, "encode has no such option"
     assert not (tmp_path / "out").exists()
     fitting = re.match(r"\d+", line.partition(expected)[2])[0]
     assert main([*words, *options, "--vocab-size", fitting]) == 0

@@ -76,7 +76,8 @@ def add_fit_arguments(parser: ArgumentParser | _ArgumentGroup) -> None:
 def how_to_fit(args: Namespace, data: str | None) -> dict[str, Any]:
     """What :func:`calibrate` takes besides checkpoint and data, from a command line."""
     if args.split != FitOptions.split and (data is None or Path(data).is_file()):
-        raise InputError(f"--split {args.split} is of a data folder to calibrate on, and there is none; leave it out")
+        way_out = "leave it out, or give one (swap: with --calibrate, sweep: with --text)"
+        raise InputError(f"--split {args.split} is of a data folder to calibrate on, and there is none; {way_out}")
     fitting = dataclasses.asdict(FitOptions.of(args))
     return {"device": choose_device(args.device), "languages": typed_pair(args), **fitting}
 

@@ -62,7 +62,7 @@ def test_sweep_measures_resumes_and_extends(data, stock_checkpoint, diff_checkpo
     for more in (("--steps", 4), ("--beam", 2), ("--sentences", 9)):
         refuse(capsys, *words, *more, naming=["holds points with another", "give another --out"])
     refuse(capsys, *words, "--path", diff_checkpoint, naming=["(epoch unknown)", "or another --out"])
-    refuse(capsys, *words, "--split", "valid", naming=["--split valid is of a data folder to calibrate on"])
+    refuse(capsys, *words, "--split", "valid", naming=["--split valid is of a data folder", "sweep: with --text"])
     assert contents(out) == kept
 
 

@@ -179,7 +179,8 @@ def load_data(
         data = saved.get("data")
         if not isinstance(data, str) or not Path(data).is_dir():
             raise InputError(
-                f"{path} was trained on {data}, which is not here; give its folder (translate and report: with --data)"
+                f"{path} was trained on {data}, which is not here; give its folder (translate and report: with --data, "
+                "swap and calibrate: in place of a text file)"
             )
     source, target = languages(saved, data, path)
     if split is not None:

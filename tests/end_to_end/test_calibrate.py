@@ -295,7 +295,7 @@ def test_a_plain_text_file_is_fitted_to_in_the_pieces_of_the_model(data, stock_c
         few.write_text(text, encoding="utf-8")
         refuse(capsys, *words, few, "--out", refused, naming=[few, message])
     (tmp_path / "incomplete").mkdir()
-    for name, way_out in (("gone", "which is not here; give its folder"), ("incomplete", "make it with fairseq-")):
+    for name, way_out in (("gone", "calibrate: in place of a text file"), ("incomplete", "make it with fairseq-")):
         with edited(stock_checkpoint, tmp_path / "moved.pt") as state:
             state["cfg"]["task"]["data"] = str(tmp_path / name)
         moved = ("swap", "--path", tmp_path / "moved.pt", "--calibrate", raw, "--out", refused)

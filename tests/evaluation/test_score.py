@@ -169,6 +169,7 @@ def test_bad_options(arguments, refused, tmp_path):
         ({"bootstrap_samples": 0}, ["--bootstrap-samples", "0"]),
         ({"bootstrap_seed": -1}, ["--bootstrap-seed", "-1"]),
         ({"seconds": "nan"}, ["--seconds", "nan"]),
+        ({"seconds": "inf"}, ["--seconds", "inf"]),
         ({"seconds": -2}, ["--seconds", "-2"]),
         ({"labels": {"system": " "}}, ["--label", "at system"]),
         ({"labels": {"stage": "later"}}, ["--label", "at stage", "later"]),

@@ -11,7 +11,7 @@ import pytest
 from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation.bleu import MetricScore
 from fairseq_lot.output.figures import as_bytes
-from fairseq_lot.plug_and_play.points import LENGTHS, Loss, Point, Way, add_point, expand, read_points
+from fairseq_lot.plug_and_play.points import LENGTHS, Loss, Point, Way, add_point, check_settings, expand, read_points
 from fairseq_lot.plug_and_play.sweep import Base, check_epochs, read_base
 from fairseq_lot.plug_and_play.sweep_table import draw, render, render_balance
 
@@ -99,6 +99,13 @@ def test_points_of_two_sweeps_with_one_folder_all_stay(tmp_path):
     assert len(read_points(folder / "sweep.jsonl")) == len(added)
     with pytest.raises(InputError, match="another seed, 1"):
         add_point(folder, {"seed": 2}, added[0])
+
+
+@pytest.mark.parametrize("damaged", [b"[1]", b"{", b"\xff"])
+def test_damaged_settings_are_named(damaged, tmp_path):
+    (tmp_path / "settings.json").write_bytes(damaged)
+    with pytest.raises(InputError, match="settings.json cannot be read .* remove it if the points are of this base"):
+        check_settings(tmp_path, {})
 
 
 def test_the_table_groups_and_compares():

@@ -49,6 +49,10 @@ def check(config: dict[str, Any]) -> None:
     if done.is_file() and (data := done.read_text(encoding="utf-8").strip()) not in ("", config["data"]):
         way_out = f"give another folder as work, or remove {done} if the text is the same"
         raise InputError(f"data: {done.parent} was made from {data}, not {config['data']}; {way_out}")
+    folder = Path(config["data"])
+    for name in config.get("tests", ["test"]):
+        if folder.is_dir() and not any(folder.glob(f"{name}.*")):
+            raise InputError(f"tests: {folder} has no {name}; leave it out, or remove {folder} to make it again")
     for name, system in config["systems"].items():
         for stage in ("calibrate", "finetune"):
             if stage in system and system.get("from-scratch"):

@@ -114,6 +114,20 @@ def test_a_folder_that_was_made_from_other_data_is_refused(check, tmp_path):
         check(config)
 
 
+def test_a_test_set_that_is_not_there_is_refused(check, tmp_path):
+    config = {
+        **TINY,
+        "data": str(tmp_path / "data"),
+        "work": str(tmp_path),
+        "tests": {"test": "short", "test1": "long"},
+    }
+    check(config)  # the data are still to be made
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "test.fr-en.fr.idx").touch()
+    with pytest.raises(InputError, match=f"^tests: {tmp_path}/data has no test1; leave it out"):
+        check(config)
+
+
 def experiment(folder, data, **changes):
     """The file of an experiment that works in a folder."""
     path = folder / "tiny.yaml"
@@ -234,6 +248,19 @@ def test_each_stage_by_hand(data, tmp_path):
     assert (tmp_path / "out/tuned.en").read_text() == (data.parent / "text" / "test.en").read_text()
     run("scripts/score.sh", tuned, data, tmp_path / "out/four", "-", label("fine-tuned"), "--gen-subset", "test1")
     assert json.loads((tmp_path / "out/four.jsonl").read_text())["sentences"] == 5
+
+
+@pytest.mark.slow
+def test_an_experiment_with_a_test_set_more_is_done_in_one_call(data, tmp_path):
+    code, _, errors = snakemake(experiment(tmp_path, data), "--cores", "1", tmp_path / "work" / "data.done")
+    assert code == 0, errors
+    config = experiment(tmp_path, data, tests={"test": "short", "test1": "long"})
+    _, shown, errors = snakemake(config, "--dry-run")
+    assert re.findall(r"^(data|pretrain|score|table) ", shown + errors, re.MULTILINE)[:3] == [
+        "pretrain",
+        "score",
+        "table",
+    ]
 
 
 @pytest.mark.slow

@@ -308,3 +308,7 @@ def test_an_experiment_goes_on_after_a_full_disk_ctrl_c_and_kill_9(data, tmp_pat
         ends = set(re.findall(rf"epoch {last} \| loss .*", log))  # fairseq may log a line twice, of the same wall time
         assert len(ends) == 1, "trained once"
     assert reason in (work / "base" / "train.out").read_text(), "later calls keep the log of earlier ones"
+    more = experiment(tmp_path / "whole", data, systems={**TINY["systems"], "LOT": {"attention": "lot"}})
+    _, shown, errors = snakemake(more, "--dry-run")
+    jobs = dict(re.findall(r"^(\w+) +(\d+)$", shown + errors, re.MULTILINE))
+    assert jobs == {"plug_and_play": "1", "finetune": "1", "score": "2", "table": "1", "all": "1", "total": "6"}

@@ -3,6 +3,8 @@
 Counted on the CPU in half precision with padding, where the code chooses as it does on a GPU.
 """
 
+from importlib import import_module
+
 import pytest
 import torch
 
@@ -15,6 +17,7 @@ from tests.conftest import close
 from tests.launches import launches
 from tests.variants import padding_mask
 
+near_far_file = import_module("fairseq_lot.transport.near_far")
 BSZ, HEADS, LENGTH, DIM = 4, 4, 24, 32
 both_pads = pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 
@@ -31,9 +34,9 @@ def pads(length=LENGTH):
     return padding_mask((length - 3, length, length, 1), length, "left")
 
 
-def forward_and_backward(mechanism, head_dim):
+def forward_and_backward(mechanism, head_dim=DIM, length=LENGTH):
     """Kernels of a training step's forward and backward pass."""
-    inputs, mask = [x.requires_grad_() for x in draw(head_dim=head_dim)], pads()
+    inputs, mask = [x.requires_grad_() for x in draw(length, head_dim)], pads(length)
     gradient = torch.randn_like(inputs[0])
     leaves = [*inputs, *mechanism.parameters()]
 
@@ -77,8 +80,15 @@ def test_a_temperature_costs_few_kernels_where_it_is_learnt_and_none_where_it_is
 
 
 def test_a_layer_of_near_far_takes_few_kernels():
-    forward, backward = forward_and_backward(build("near_far"), DIM)
+    forward, backward = forward_and_backward(build("near_far"))
     assert forward <= 40 and backward <= 42, (forward, backward)
+
+
+@pytest.mark.parametrize(("options", "most"), [({}, (82, 90)), ({"band": "expected"}, (78, 103))])
+def test_near_far_takes_no_more_kernels_for_longer_sentences(options, most, monkeypatch):
+    monkeypatch.setattr(near_far_file, "_ONE_BY_ONE", ())
+    found = [forward_and_backward(build("near_far", **options), length=length) for length in (200, 1000)]
+    assert found[0] == found[1] and all(count <= limit for count, limit in zip(found[0], most, strict=True)), found
 
 
 @both_pads

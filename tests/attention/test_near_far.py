@@ -10,7 +10,7 @@ from fairseq_lot.attention import near_far as near_far_file
 from fairseq_lot.attention.reference import near_far_plan
 from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.transport.near_far import feature_logs
-from tests.conftest import close, gradients, random
+from tests.conftest import Sizes, close, gradients, random
 from tests.variants import padding_mask
 
 FORMS = {
@@ -195,6 +195,55 @@ def test_both_causal_forms_are_the_same(layout, monkeypatch):
         values = mechanism(*leaves, mask, mask, causal=True).values
         found.append([values, *gradients(values, [*leaves, *mechanism.parameters()])])
     close(*found, 1e-10)
+
+
+@pytest.mark.parametrize("n", [5, 20])
+@pytest.mark.parametrize("early", [0, 3])
+def test_the_causal_form_agrees_with_the_slow_twin(n, early):
+    mechanism = build(window=2, num_features=6)
+    leaves = [x.requires_grad_() for x in inputs(n, n + early)]
+    output = mechanism(*leaves, need_weights=True, causal=True)
+    q, k, v = (x[0] for x in leaves)
+    plan = torch.stack(
+        [
+            n * near_far_plan(q[h], k[h], mechanism.features[h], mechanism.feature_bias[h], window=2, causal=True)
+            for h in range(2)
+        ]
+    )
+    close(output.weights[0], plan, 1e-10)
+    close(output.values[0], plan @ v, 1e-10)
+    learnt = [*leaves, *mechanism.parameters()]
+    close(gradients(output.values[0], learnt), gradients(plan @ v, learnt), 1e-10)
+
+
+@pytest.mark.parametrize(
+    ("options", "how", "limit"),
+    [*((*form, 60.0) for form in FORMS.values()), ({}, {"causal": True}, 0.0)],
+    ids=[*FORMS, "causal-by-prefixes"],
+)
+def test_no_tensor_of_a_layer_grows_faster_than_the_sentence(options, how, limit, monkeypatch):
+    monkeypatch.setattr(near_far_file, "_MODERATE", limit)
+    mechanism, largest = build(window=4, num_features=6, **options).float(), []
+    for n in (512, 1024, 2048):
+        leaves = [x.float().requires_grad_() for x in inputs(n)]
+        with Sizes() as seen:
+            values = mechanism(*leaves, **how).values
+            torch.autograd.grad(values.sum(), [*leaves, *mechanism.parameters()])
+        largest.append(seen.largest / n)
+    assert max(largest) <= 1.1 * min(largest), largest
+
+
+def test_at_cross_float32_keeps_the_digits_that_the_bands_share_leaves():
+    """The features give the band all but 1e-3 of their mass, so that three of seven digits are gone."""
+    n, size = 20, 9.7
+    mechanism, *leaves = beside_its_feature(size, n, band="expected")
+    left = (n - 3) / (n - 1 + math.exp(size))
+    assert 0.9e-3 < left < 1.1e-3
+    exact = mechanism(*leaves, need_weights=True).weights
+    weights = mechanism.float()(*(x.float() for x in leaves), need_weights=True).weights
+    assert exact.sum(-1).sub(1).abs().max() < 1e-9
+    far = exact[..., : n - 3].sum(-1)
+    close(weights.double(), exact, 4 * 2**-24 / left * far.max().item())
 
 
 @pytest.mark.parametrize(("size", "kept"), [(3.0, True), (25.0, False)])

@@ -15,10 +15,12 @@ from tests.plug_and_play import in_memory
 
 FAMILIES = ("lot_transformer", "diff_transformer")
 CASES = {f"{arch}-{name}": (arch, {"attention": name}) for name in MECHANISMS for arch in FAMILIES}
-EVERYWHERE = {"attention": "lot", "attention_sites": "encoder,cross,decoder"}
+ALL_SITES = {"attention_sites": "encoder,cross,decoder"}
+EVERYWHERE = {"attention": "lot", **ALL_SITES}
 CASES |= {
     "lot-everywhere": ("lot_transformer", EVERYWHERE),
     "differential-lot-everywhere": ("diff_transformer", EVERYWHERE),
+    "near_far-everywhere": ("lot_transformer", {"attention": "near_far", **ALL_SITES}),
     "lot-one-update": ("lot_transformer", {**EVERYWHERE, "lot_num_updates": 1}),
     "lot-convolution": ("lot_transformer", {"attention": "lot", "lot_conv_kernel": 3}),
     "learnt-temperatures": ("lot_transformer", {"attention": "sinkhorn", "sinkhorn_learn_epsilon": True}),

@@ -12,6 +12,7 @@ MEMORY_EFFICIENT = ("--memory-efficient-fp16", "--memory-efficient-bf16")
 LEARNT = {
     "lot_transformer": "pivots",
     "set_transformer": "pivots",
+    "near_far_transformer": "features",
     "diff_transformer": "lambda_q1",
 }
 

@@ -14,7 +14,7 @@ from tests.conftest import softmax_in_its_own_dtype
 from tests.end_to_end.conftest import dtypes_of, fairseq_lot, generate, hypotheses, train, weights_of
 from tests.plug_and_play import in_memory
 
-FAMILIES = ("lot", "esp", "set", "sinkhorn", "softmax", "diff")
+FAMILIES = ("lot", "near_far", "esp", "set", "sinkhorn", "softmax", "diff")
 SMALL = ("--encoder-layers", 2, "--decoder-layers", 2, "--lr", "1e-3")
 ALL = ("--update-freq", 2, "--checkpoint-activations", "--store-ema", "--ema-decay", 0.9)
 ALL += ("--encoder-layerdrop", 0.2, "--decoder-layerdrop", 0.2)

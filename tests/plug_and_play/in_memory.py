@@ -11,6 +11,8 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from fairseq_lot.pretrained.loading import Loaded, untrained
 
 LAYERS, HEADS, LENGTHS = 2, 4, (3, 9, 5, 7, 4, 8)
+# by default its window would hold all of these sentences, and near_far would be softmax
+NEAR_FAR = {"near_far_window": 1, "near_far_num_features": 4}
 
 
 def load(arch="lot_transformer", *, lengths=LENGTHS, source_only=False, **options):
@@ -18,6 +20,8 @@ def load(arch="lot_transformer", *, lengths=LENGTHS, source_only=False, **option
     sizes = {"encoder_layers": LAYERS, "decoder_layers": LAYERS, "dropout": 0.0}
     for side in ("encoder", "decoder"):
         sizes |= {f"{side}_embed_dim": 16, f"{side}_ffn_embed_dim": 16, f"{side}_attention_heads": HEADS}
+    if options.get("attention") == "near_far":
+        options = NEAR_FAR | options
     args = Namespace(arch=arch, **sizes, **options)
     ARCH_CONFIG_REGISTRY[arch](args)
     torch.manual_seed(3)

@@ -1,6 +1,7 @@
 """The products with a kernel that is exact beside the diagonal, against the matrix itself in float64."""
 
 import itertools
+from importlib import import_module
 
 import pytest
 import torch
@@ -58,6 +59,17 @@ def test_values_sums_and_gradients_are_those_of_the_matrix(n, m, window, r, mass
         gradients(torch.cat([x, sums.unsqueeze(-1)], -1), leaves) for x, sums in (actual, expected)
     )
     close(of_actual, [x.nan_to_num() for x in of_expected], 1e-10)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_sums_of_blocks_are_the_same_where_they_are_not_added_one_by_one(causal, monkeypatch):
+    """As on a GPU."""
+    inputs, found = draw(200, 200, masses=3), []
+    for devices in (("cpu",), ()):
+        monkeypatch.setattr(import_module("fairseq_lot.transport.near_far"), "_ONE_BY_ONE", devices)
+        values, log_sums = near_far(*inputs, window=2, causal=causal, with_log_sums=True)
+        found.append([values, log_sums, *gradients(torch.cat([values, log_sums.unsqueeze(-1)], -1), inputs)])
+    close(*found, 1e-11)
 
 
 @pytest.mark.parametrize("size", [24, 200])

@@ -17,6 +17,10 @@ import yaml
 from fairseq_lot.errors import InputError
 
 SCHEMA = Path(__file__).with_name("schema.yaml")
+# flags that the workflow gives, from what the experiment says elsewhere
+GIVEN = {"user-dir", "source-lang", "target-lang", "fp16", "bf16"}
+GIVEN_TRAINING = GIVEN | {"arch", "seed", "save-dir", "restore-file", "finetune-from-model", "log-file"}
+GIVEN_TRANSLATING = GIVEN | {"path", "gen-subset", "model-overrides", "results-path"}
 
 
 def words(flags: dict[str, Any]) -> list[str]:
@@ -63,6 +67,20 @@ def check(config: dict[str, Any]) -> None:
     from fairseq import options
 
     from fairseq_lot.models import pluggable_transformer  # noqa: F401 (registers the architectures)
+    from fairseq_lot.modules.flat_options import option_names
+
+    plugged = {name.replace("_", "-") for name in option_names()}
+    for backbone, own in config["backbones"].items():
+        of_backbone = {name for name in plugged if name.startswith("differential-")}
+        _refuse(f"backbones, {backbone}", own, GIVEN_TRAINING | plugged - of_backbone)
+    for stage in ("pretrain", "finetune"):
+        _refuse(stage, config.get(stage, {}), GIVEN_TRAINING | plugged)
+    _refuse("generate", config.get("generate", {}), GIVEN_TRANSLATING)
+    for name, system in config["systems"].items():
+        _refuse(f"systems, {name}, options", system.get("options", {}), {"attention", "attention-sites"})
+        _refuse(f"systems, {name}, finetune", system.get("finetune", {}), GIVEN_TRAINING | plugged)
+        if system.get("calibrate", {}).get("with") == "pieces":
+            _refuse(f"systems, {name}, calibrate", system["calibrate"], {"split"}, "it is of text")
 
     def train(given: list[str]) -> Namespace:
         nowhere = f"--save-dir={os.devnull}/none"  # a checkpoint in fairseq's default folder would be read
@@ -79,6 +97,13 @@ def check(config: dict[str, Any]) -> None:
                 raise InputError(f"systems, {name}: {' '.join(str(error).split())}") from None
             _parse(f"systems, {name}, finetune", train, {**architecture, **system.get("finetune", {})})
     _parse("generate", options.get_generation_parser().parse_args, config.get("generate", {}))
+
+
+def _refuse(place: str, flags: dict[str, Any], given: set[str], why: str = "the experiment says it elsewhere") -> None:
+    """Raise InputError where there is a flag that has no place there."""
+    for name in flags:
+        if name in given:
+            raise InputError(f"{place}: {name} has no place here, {why}; remove it")
 
 
 def _parse(place: str, parse: Callable[[list[str]], Namespace], flags: dict[str, Any]) -> Namespace:

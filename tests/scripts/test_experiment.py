@@ -59,6 +59,19 @@ WRONG = [
     ({"systems": {"../x": {"attention": "lot"}}}, "systems: '../x' has one of / { } : , $ ` "),
     ({"systems": {"ESP, 8 slices": {"attention": "esp"}}}, "systems: 'ESP, 8 slices' has one of"),
     ({"systems": {"base": {"attention": "lot"}}}, "systems: "),
+    ({"work": ""}, "work: "),
+    ({"languages": ["de", "../x"]}, "languages, 1: "),
+    ({"languages": ["de", "de"]}, "languages: "),
+    (
+        {"backbones": {"transformer": {"attention-sites": "cross"}}},
+        "backbones, transformer: attention-sites has no place",
+    ),
+    ({"pretrain": {"attention": "lot"}}, "pretrain: attention has no place here, the experiment says it elsewhere"),
+    ({"pretrain": {"seed": 9}}, "pretrain: seed has no place here"),
+    ({"pretrain": {"fp16": True}}, "pretrain: fp16 has no place here"),
+    ({"finetune": {"lot-num-pivots": 3}}, "finetune: lot-num-pivots has no place here"),
+    ({"finetune": {"finetune-from-model": "x.pt"}}, "finetune: finetune-from-model has no place here"),
+    ({"generate": {"gen-subset": "valid"}}, "generate: gen-subset has no place here"),
 ]
 WRONG_SYSTEMS = [
     ({"attention": "lott"}, "systems, S: unknown attention mechanism 'lott'; choose one of esp, lot"),
@@ -75,6 +88,11 @@ WRONG_SYSTEMS = [
     ({"finetune": {"lr": 1}, "from-scratch": True}, "systems, S, finetune: not used by a system from scratch"),
     ({"calibrate": {"with": "pieces"}, "from-scratch": True}, "systems, S, calibrate: not used by a system from"),
     ({"attention": "sinkhorn", "calibrate": {"with": "text"}}, "systems, S: calibrate: this attention has no param"),
+    ({"calibrate": {"with": "text", "split": "vlaid"}}, "systems, S, calibrate, split: 'vlaid' is not one of"),
+    ({"calibrate": {"with": "pieces", "split": "valid"}}, "systems, S, calibrate: split has no place here"),
+    ({"options": {"attention": "esp"}}, "systems, S, options: attention has no place here"),
+    ({"options": {"attention-sites": "decoder"}}, "systems, S, options: attention-sites has no place here"),
+    ({"finetune": {"attention": "esp"}}, "systems, S, finetune: attention has no place here"),
     ({"scratch": True}, "systems, S: Additional properties are not allowed ('scratch' was unexpected)"),
 ]
 

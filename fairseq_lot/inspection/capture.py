@@ -2,11 +2,11 @@
 
 import contextlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fairseq_lot.attention.base import Mechanism
 from fairseq_lot.attention.differential import Differential
@@ -31,11 +31,11 @@ class Captured:
     site: str
     layer: int
     mechanism: Mechanism | None
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
     causal: bool
-    weights: torch.Tensor
+    weights: Tensor
 
     @property
     def name(self) -> str:
@@ -52,14 +52,14 @@ class Captured:
         return isinstance(self.mechanism, Differential)
 
     @property
-    def epsilon(self) -> float | torch.Tensor:
+    def epsilon(self) -> float | Tensor:
         """The entropic regularisation of the mechanism, or of every head, ``(heads, 1, 1)``; 1 (softmax's) if none."""
         plans = inner(self.mechanism)
         if isinstance(plans, Sinkhorn):
             return plans.epsilon()
         return getattr(getattr(plans, "options", None), "epsilon", 1.0)
 
-    def softmax_weights(self, key_padding_mask: torch.Tensor) -> torch.Tensor:
+    def softmax_weights(self, key_padding_mask: Tensor) -> Tensor:
         """What softmax attention would do with the same q and k, in the shape of ``weights``.
 
         Args:
@@ -72,7 +72,7 @@ class Captured:
         return weights
 
     @property
-    def values(self) -> torch.Tensor:
+    def values(self) -> Tensor:
         """What ``weights`` multiply, ``(bsz, heads, src_len, ...)``: of a pair of heads both, side by side."""
         return self.v.unflatten(1, (-1, 2)).transpose(2, 3).flatten(3) if self.signed else self.v
 
@@ -83,7 +83,7 @@ class Captured:
             raise InputError(f"{path}: the attention at {where} is not finite; the weights are damaged")
 
 
-def _softmax(q, k, key_padding_mask, *, causal):
+def _softmax(q: Tensor, k: Tensor, key_padding_mask: Tensor | None, *, causal: bool) -> Tensor:
     """A of softmax attention."""
     softmax = build_mechanism(DEFAULT, num_heads=q.size(1), head_dim=q.size(-1))
     return softmax(q, k, k, None, key_padding_mask, need_weights=True, causal=causal).weights
@@ -112,10 +112,10 @@ def capture(model: nn.Module) -> Iterator[list[Captured]]:
             handle.remove()
 
 
-def _watch(seen, site, layer):
+def _watch(seen: list[Captured], site: str, layer: int) -> Callable[..., None]:
     """The hook of one attention."""
 
-    def hook(attention, args, kwargs):
+    def hook(attention: Any, args: tuple, kwargs: dict) -> None:
         given = inspect.signature(attention.forward).bind(*args, **kwargs).arguments
         if given.get("incremental_state") is not None:
             return
@@ -133,6 +133,6 @@ def _watch(seen, site, layer):
     return hook
 
 
-def _split_heads(x, attention):
+def _split_heads(x: Tensor, attention: Any) -> Tensor:
     """``(len, bsz, embed_dim) -> (bsz, num_heads, len, head_dim)``."""
     return x.unflatten(-1, (attention.num_heads, attention.head_dim)).permute(1, 2, 0, 3)

@@ -1,6 +1,7 @@
 """The static figures of the report: BLEU, curves, and the maps of one sentence."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize, PowerNorm
@@ -80,13 +81,13 @@ def map_grid(maps: dict, sentence: int, site: str, layer: int) -> Figure:
     return figure
 
 
-def _scale(maps) -> Normalize:
+def _scale(maps: Sequence[dict]) -> Normalize:
     """One scale for all maps; as on the page small shares are to be seen, but a signed map has no root."""
     low, high = min(one["low"] for one in maps), max(one["high"] for one in maps)
     return PowerNorm(0.5, vmin=low, vmax=high) if low >= 0 else Normalize(low, high)
 
 
-def _name(set_ticks, tokens, **style):
+def _name(set_ticks: Callable, tokens: Sequence[str], **style: Any) -> None:
     """Name the tokens along an axis; of more than 60 only every second, third, ..., so that no name is below 2.5 pt."""
     step = -(-len(tokens) // 60)
     named = range(0, len(tokens), step)

@@ -2,8 +2,10 @@
 
 import json
 from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from statistics import fmean
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -155,7 +157,7 @@ def render(report: dict, *, title: str) -> str:
     return "\n\n".join(table.markdown(padded=True) for table in (heads, certificates, couplings) if table.rows)
 
 
-def _table(keys, figures, rows, **texts):
+def _table(keys: Sequence[str], figures: Mapping[str, tuple[str, str]], rows: Sequence[dict], **texts: Any) -> Table:
     """A row of keys and formatted figures for each of ``rows``; names to the left, numbers to the right."""
     return Table(
         [*keys, *(title for title, _ in figures.values())],

@@ -1,7 +1,7 @@
 """Attention maps of a few sentences, small enough for a page."""
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -56,7 +56,7 @@ def sentence_maps(models: Mapping[str, Translator], sentences: Sequence[Sequence
 
 
 @torch.no_grad()
-def _maps_of(model, source, before, sites):
+def _maps_of(model: Translator, source: torch.Tensor, before: torch.Tensor, sites: Sequence[str]) -> list[dict]:
     """One sentence in one model."""
     with capture(model.loaded.model) as seen:
         device = model.loaded.device
@@ -68,7 +68,7 @@ def _maps_of(model, source, before, sites):
     return [map_ for attention in kept for map_ in _heads(attention)]
 
 
-def _heads(attention: Captured):
+def _heads(attention: Captured) -> Iterator[dict]:
     """The maps of one attention with what they are measured by."""
     pivots = None
     if attention.mechanism is not None and not attention.causal:
@@ -103,7 +103,7 @@ def clusterings(from_queries: torch.Tensor, to_keys: torch.Tensor) -> tuple[torc
     return from_queries, keys.transpose(-1, -2)
 
 
-def _rounded(values):
+def _rounded(values: torch.Tensor) -> list[float]:
     return [round(value, 3) for value in values.tolist()]
 
 

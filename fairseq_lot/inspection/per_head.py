@@ -116,14 +116,14 @@ def certify_coupling(
         yield {"attention": attention.name, "epsilon": lot.options.epsilon, **updates, **vars(found)}
 
 
-def _signs(random, perturbations, like):
+def _signs(random: np.random.Generator, perturbations: int, like: torch.Tensor) -> torch.Tensor:
     """Random signs of the shape of ``like``, ``(perturbations, ...)``, of the sizes in turn."""
     signs = torch.from_numpy(random.choice([-1.0, 1.0], (perturbations, *like.shape))).to(like)
     sizes = torch.tensor([_NOISE_SIZES[i % len(_NOISE_SIZES)] for i in range(perturbations)]).to(like)
     return sizes[:, None, None, None] * signs
 
 
-def _size_of(v):
+def _size_of(v: torch.Tensor) -> torch.Tensor:
     """Root mean square of the values of each head, ``(heads, 1, 1)``."""
     return v.square().mean((-1, -2), keepdim=True).sqrt()
 

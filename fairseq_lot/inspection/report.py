@@ -20,7 +20,7 @@ from fairseq_lot.evaluation.table import result_tables
 from fairseq_lot.inspection.charts import bleu_bars, loss_curves, map_grid
 from fairseq_lot.inspection.maps import sentence_maps
 from fairseq_lot.inspection.training_log import read_curves
-from fairseq_lot.modules.sites import attention_sites
+from fairseq_lot.modules.sites import named_sites
 from fairseq_lot.output.figures import as_bytes, write_figure
 from fairseq_lot.output.files import atomic_write, read_lines
 from fairseq_lot.pretrained.device import add_device_argument, choose_device
@@ -127,7 +127,7 @@ def _maps(args: Namespace) -> dict | None:
         return None
     if (args.sentences is None) == (args.split is None):
         raise InputError("--path needs either --sentences FILE or --split NAME, the sentences to look at")
-    sites = attention_sites(Namespace(attention_sites=args.sites or "encoder"))
+    sites = named_sites(args.sites or "encoder")
     paths = [args.path, *args.compare]
     names = _short_names(paths)
     if len(names) < len(paths):

@@ -48,8 +48,12 @@ def has_own_parameters(model: TransformerModel) -> bool:
 
 
 def attention_sites(args: Any) -> tuple[str, ...]:
-    """The sites at which ``--attention`` stands; InputError for an unknown one."""
-    text = getattr(args, "attention_sites", None) or DEFAULTS["attention_sites"]
+    """The sites at which ``--attention`` stands."""
+    return named_sites(getattr(args, "attention_sites", None) or DEFAULTS["attention_sites"])
+
+
+def named_sites(text: Any) -> tuple[str, ...]:
+    """Sites, separated by commas; InputError for an unknown one."""
     sites = tuple(site.strip() for site in text.split(",") if site.strip()) if isinstance(text, str) else ()
     if not sites:
         raise InputError(f"attention_sites must name some of {', '.join(SITES)}, got {text!r}")

@@ -31,6 +31,11 @@ def words(flags: dict[str, Any]) -> list[str]:
     ]
 
 
+def test_sets(config: dict[str, Any]) -> dict[str, str]:
+    """What tables call each test set; "test" alone if the experiment names none."""
+    return config.get("tests") or {"test": ""}
+
+
 def attention_flags(system: dict[str, Any]) -> dict[str, Any]:
     """The flags of a system's mechanism, the same for swap and fairseq-train."""
     sites = {"attention-sites": system["sites"]} if "sites" in system else {}
@@ -54,31 +59,29 @@ def check(config: dict[str, Any]) -> None:
         way_out = f"give another folder as work, or remove {done} if the text is the same"
         raise InputError(f"data: {done.parent} was made from {data}, not {config['data']}; {way_out}")
     folder = Path(config["data"])
-    for name in config.get("tests", ["test"]):
+    for name in test_sets(config):
         if folder.is_dir() and not any(folder.glob(f"{name}.*")):
             raise InputError(f"tests: {folder} has no {name}; leave it out, or remove {folder} to make it again")
-    for name, system in config["systems"].items():
-        for stage in ("calibrate", "finetune"):
-            if stage in system and system.get("from-scratch"):
-                raise InputError(f"systems, {name}, {stage}: not used by a system from scratch; remove it")
-        if "finetune" in system and "finetune" not in config:
-            raise InputError(f"systems, {name}, finetune: not used where the experiment has no finetune; remove it")
     # not above: Snakefile imports this file, and fairseq changes how its process logs
     from fairseq import options
 
     from fairseq_lot.models import pluggable_transformer  # noqa: F401 (registers the architectures)
     from fairseq_lot.modules.flat_options import option_names
 
-    plugged = {name.replace("_", "-") for name in option_names()}
+    given = GIVEN_TRAINING | {name.replace("_", "-") for name in option_names()}
     for backbone, own in config["backbones"].items():
-        of_backbone = {name for name in plugged if name.startswith("differential-")}
-        _refuse(f"backbones, {backbone}", own, GIVEN_TRAINING | plugged - of_backbone)
+        _refuse(f"backbones, {backbone}", own, {name for name in given if not name.startswith("differential-")})
     for stage in ("pretrain", "finetune"):
-        _refuse(stage, config.get(stage, {}), GIVEN_TRAINING | plugged)
+        _refuse(stage, config.get(stage, {}), given)
     _refuse("generate", config.get("generate", {}), GIVEN_TRANSLATING)
     for name, system in config["systems"].items():
+        for stage in ("calibrate", "finetune"):
+            if stage in system and system.get("from-scratch"):
+                raise InputError(f"systems, {name}, {stage}: not used by a system from scratch; remove it")
+        if "finetune" in system and "finetune" not in config:
+            raise InputError(f"systems, {name}, finetune: not used where the experiment has no finetune; remove it")
         _refuse(f"systems, {name}, options", system.get("options", {}), {"attention", "attention-sites"})
-        _refuse(f"systems, {name}, finetune", system.get("finetune", {}), GIVEN_TRAINING | plugged)
+        _refuse(f"systems, {name}, finetune", system.get("finetune", {}), given)
         if system.get("calibrate", {}).get("with") == "pieces":
             _refuse(f"systems, {name}, calibrate", system["calibrate"], {"split"}, "it is of text")
 

@@ -1,23 +1,22 @@
 """How many kernels a layer sends to a GPU: on short sentences that, and not the arithmetic, is what takes time.
 
-Counted on the CPU in half precision with padding, where the code chooses as it does on a GPU.
+Counted on the CPU in half precision with padding. Where the code chooses otherwise there than on a GPU, tests say so.
 """
-
-from importlib import import_module
 
 import pytest
 import torch
 
 from fairseq_lot.attention import base
+from fairseq_lot.attention import near_far as near_far_mechanism
 from fairseq_lot.attention import softmax as softmax_file
 from fairseq_lot.attention.differential import build_differential
 from fairseq_lot.attention.registry import build_mechanism
+from fairseq_lot.transport import near_far as near_far_file
 from fairseq_lot.transport import sliced_hard
 from tests.conftest import close
 from tests.launches import launches
 from tests.variants import padding_mask
 
-near_far_file = import_module("fairseq_lot.transport.near_far")
 BSZ, HEADS, LENGTH, DIM = 4, 4, 24, 32
 both_pads = pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 
@@ -34,14 +33,14 @@ def pads(length=LENGTH):
     return padding_mask((length - 3, length, length, 1), length, "left")
 
 
-def forward_and_backward(mechanism, head_dim=DIM, length=LENGTH):
+def forward_and_backward(mechanism, head_dim=DIM, length=LENGTH, causal=False):
     """Kernels of a training step's forward and backward pass."""
     inputs, mask = [x.requires_grad_() for x in draw(length, head_dim)], pads(length)
     gradient = torch.randn_like(inputs[0])
     leaves = [*inputs, *mechanism.parameters()]
 
     def forward():
-        return mechanism(*inputs, mask, mask).values
+        return mechanism(*inputs, None if causal else mask, mask, causal=causal).values
 
     def both():
         torch.autograd.grad(forward(), leaves, gradient, allow_unused=True)
@@ -82,6 +81,12 @@ def test_a_temperature_costs_few_kernels_where_it_is_learnt_and_none_where_it_is
 def test_a_layer_of_near_far_takes_few_kernels():
     forward, backward = forward_and_backward(build("near_far"))
     assert forward <= 40 and backward <= 42, (forward, backward)
+
+
+def test_the_decoder_of_near_far_takes_more_of_them(monkeypatch):
+    monkeypatch.setattr(near_far_mechanism, "_MODERATE", 0.0)
+    forward, backward = forward_and_backward(build("near_far"), causal=True)
+    assert forward <= 103 and backward <= 110, (forward, backward)
 
 
 @pytest.mark.parametrize(("options", "most"), [({}, (82, 90)), ({"band": "expected"}, (78, 103))])

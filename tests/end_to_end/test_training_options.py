@@ -127,8 +127,7 @@ def test_half_precision_trains_like_single_precision(family, data, tmp_path, mon
 @functools.cache
 def logits_and_gradients(arch, attention, dtype=torch.float32):
     """A forward and a backward pass of a small model, and the gradients of what all models share."""
-    # a window as wide as these sentences would be softmax
-    loaded = in_memory.load(arch, attention=attention, near_far_window=1, near_far_num_features=4)
+    loaded = in_memory.load(arch, attention=attention)
     model, sample = loaded.model.to(dtype).train(), loaded.batch(range(6))
     logits, _ = model(**sample["net_input"])
     assert logits.dtype == dtype

@@ -19,8 +19,9 @@ RESULTS_PAGE = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 RESULTS = sorted((ROOT / "results").glob("*.jsonl"))
 FOLDERS = ("benchmarks", "docs", "results")
 PAGES = [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in ROOT.glob(f"{folder}/**/*.md"))]
+LOSSES = sorted(path.stem for path in (ROOT / "results" / "iwslt14-65k.losses").glob("*.json"))
 PACKAGE = ROOT / "fairseq_lot"
-assert len(RESULTS) >= 2 and len(PAGES) >= 8
+assert len(RESULTS) >= 2 and len(PAGES) >= 8 and len(LOSSES) >= 2
 
 
 def test_tables_are_as_their_commands_print_them(monkeypatch):
@@ -57,6 +58,7 @@ def test_sweeps_are_those_of_their_points():
     [
         ("heads.py", "iwslt14-65k.small.heads/*.json", "heads.md"),
         ("grid.py", "iwslt14-65k.small.epoch32.grid.seed1/sweep.jsonl", "grid.md"),
+        *(("losses.py", f"iwslt14-65k.losses/{name}.json", f"{name}.md") for name in LOSSES),
     ],
 )
 def test_tables_of_scripts_are_of_their_files(script, files, table):

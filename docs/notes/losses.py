@@ -1,33 +1,39 @@
-"""Validation losses of several trainings side by side, from the logs of fairseq-train, in nats per target token.
+"""Validation losses of several trainings side by side, in nats per target token. FILE.json holds them, logs add to it.
 
-python docs/notes/losses.py 'softmax=BASE/train.log' 'LOT=checkpoints/from-scratch/.../train.log' >FILE.md
+python docs/notes/losses.py results/iwslt14-65k.losses/FILE.json [NAME=LOG ...] >results/iwslt14-65k.losses/FILE.md
 """
 
 import argparse
+import json
 import math
+from pathlib import Path
 
 from fairseq_lot.inspection.training_log import read_curves
 from fairseq_lot.output.tables import MISSING, Table
 
 
 def named(training):
-    """``NAME=LOG`` as two."""
+    """``NAME=LOG`` as the name and the losses after each epoch by their updates, rounded as fairseq's logs are."""
     name, log = training.split("=", 1)
-    return name, log
+    return name, {str(at): round(bits * math.log(2), 4) for at, bits in sorted(read_curves(log).valid.items())}
 
 
 def table(trainings):
-    """A line for each training (name, log) and a column for each update that the first one was validated at."""
-    curves = {name: read_curves(log).valid for name, log in trainings}
-    updates = next(iter(curves.values()))
+    """A line for each training, a column for each update that the first one was validated at."""
+    updates = list(next(iter(trainings.values())))
     rows = [
-        [name, *(f"{valid[at] * math.log(2):.4f}" if at in valid else MISSING for at in updates)]
-        for name, valid in curves.items()
+        [name, *(f"{valid[at]:.4f}" if at in valid else MISSING for at in updates)] for name, valid in trainings.items()
     ]
     return Table(["Attention", *(f"{at} updates" for at in updates)], rows, align="<" + ">" * len(updates)).markdown()
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("trainings", nargs="+", type=named, metavar="NAME=LOG")
-    print(table(parser.parse_args().trainings))
+    parser.add_argument("path", type=Path, metavar="FILE.json")
+    parser.add_argument("trainings", nargs="*", type=named, metavar="NAME=LOG")
+    args = parser.parse_args()
+    losses = json.loads(args.path.read_text(encoding="utf-8")) if args.path.exists() else {}
+    if args.trainings:
+        losses |= dict(args.trainings)
+        args.path.write_text(json.dumps(losses, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    print(table(losses))

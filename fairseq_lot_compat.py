@@ -282,9 +282,10 @@ class Finder:
             return None
         others = (finder for finder in sys.meta_path if finder is not cls and hasattr(finder, "find_spec"))
         spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
-        if spec is not None and hasattr(spec.loader, "exec_module"):
-            patch, execute = _PATCHED_MODULES[name], spec.loader.exec_module
-            spec.loader.exec_module = lambda module: patch(module, execute)
+        loader = getattr(spec, "loader", None)
+        if loader is not None and hasattr(loader, "exec_module"):
+            patch, execute = _PATCHED_MODULES[name], loader.exec_module
+            loader.exec_module = lambda module: patch(module, execute)
         return spec
 
 

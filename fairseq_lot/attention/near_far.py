@@ -93,12 +93,9 @@ class NearFar(Mechanism):
             self.keep("features", self.head_dim**0.25 * draw_normal(shape, generator), learn=options.learn_features)
             self.keep("feature_bias", torch.zeros(shape[:2]), learn=options.learn_features)
 
-    def _logs(self, x: Tensor) -> Tensor | None:
-        """``s·x·z_t - s‖x‖²/2 - (log r)/2``, ``(bsz, num_heads, len, r)``: ``log ψ``, and ``log φ`` but for c.
-
-        None without features. x is at least float32.
-        """
-        return feature_logs(x, self.features, scale=self.scaling) if self.options.num_features else None
+    def _logs(self, x: Tensor) -> Tensor:
+        """``s·x·z_t - s‖x‖²/2 - (log r)/2``, ``(bsz, num_heads, len, r)``: ``log ψ``, and ``log φ`` but for c."""
+        return feature_logs(x, self.features, scale=self.scaling)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, masks: Masks, need_weights: bool) -> AttentionOutput:
         v = self._drop_keys(at_least_float32(v))
@@ -110,8 +107,8 @@ class NearFar(Mechanism):
             q = nn.functional.pad(q, (0, 0, early, 0))
         sizes = q.size(2), k.size(2)
         tokens = at_least_float32(torch.cat([q, k], 2))  # one kernel each for both
-        sides, both = tokens.split(sizes, 2), self._logs(tokens)
-        logs = (None, None) if both is None else both.split(sizes, 2)
+        sides = tokens.split(sizes, 2)
+        logs = self._logs(tokens).split(sizes, 2) if self.options.num_features else (None, None)
         if masks.causal and not _moderate(logs[1]):
 
             def apply(v):
@@ -131,7 +128,8 @@ class NearFar(Mechanism):
     def _products(self, sides, v, logs, log_mass, **kind):
         """:func:`near_far` of two sides and the logs of their features; without logs the band alone."""
         bias = None if logs[0] is None else self.feature_bias
-        return near_far(*sides, v, *logs, log_mass, bias, window=self.options.window, scale=self.scaling, **kind)
+        settings = {"window": self.options.window, "scale": self.scaling, **kind}
+        return near_far(sides[0], sides[1], v, logs[0], logs[1], log_mass, bias, **settings)
 
     def _drop_keys(self, v):
         """Dropout of whole columns of A: what a key would give to all queries."""

@@ -361,24 +361,26 @@ class _Lot(torch.autograd.Function):
         m, dv, r, R = k.size(2), v.size(3), pivots.size(1), query_side["R"]
         programs, empty = bsz * heads, {"dtype": torch.float32, "device": q.device}
         held = {"Z": pivots, "MASSES": log_masses, "A": at_pivots}
-        query_parts, key_parts = (num_parts(programs, x, q.device) for x in (n, m))
+        (query_parts, query_length), (key_parts, key_length) = (num_parts(programs, x, q.device) for x in (n, m))
         query_passes, key_passes = query_reaches.size(1), key_reaches.size(1)
         # what both sides add to, one after the other, is summed at the end
         grad_h = torch.empty(query_passes + key_passes - 1, programs, R, **empty)
-        grad_z = torch.empty(query_parts[0] + key_parts[0], programs, r, d, **empty)
-        grad_a = torch.empty(query_parts[0], programs, r, dv, **empty)
+        grad_z = torch.empty(query_parts + key_parts, programs, r, d, **empty)
+        grad_a = torch.empty(query_parts, programs, r, dv, **empty)
         grad_q, grad_k = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k))
         grad_v = torch.empty(v.shape, dtype=v.dtype, device=v.device)
         backward_passes(
-            query_backward, programs, *query_parts, query_passes, query_passes - 1, True, grad_h[:query_passes],
+            query_backward, programs, query_parts, query_length,
+            query_passes, query_passes - 1, True, grad_h[:query_passes],
             Q=q, PADS=q if query_pads is None else query_pads, REACHES=query_reaches, GRAD_O=grad_values.contiguous(),
             GRAD_Q=grad_q, GRAD_A=grad_a, GRAD_Z=grad_z, **held, **query_side,
         )  # fmt: skip
-        grad_a = grad_a.sum(0) if query_parts[0] > 1 else grad_a
+        grad_a = grad_a.sum(0) if query_parts > 1 else grad_a
         backward_passes(
-            key_backward, programs, *key_parts, key_passes, key_passes - 2, key_passes > 1, grad_h[query_passes:],
+            key_backward, programs, key_parts, key_length,
+            key_passes, key_passes - 2, key_passes > 1, grad_h[query_passes:],
             K=k, V=v, PADS=k if key_pads is None else key_pads, REACHES=key_reaches, GRAD_A=grad_a,
-            GRAD_K=grad_k, GRAD_V=grad_v, GRAD_Z=grad_z[query_parts[0] :], **held, **key_side,
+            GRAD_K=grad_k, GRAD_V=grad_v, GRAD_Z=grad_z[query_parts:], **held, **key_side,
         )  # fmt: skip
         of_pivots = grad_z.view(-1, heads, r, d).sum(0).to(pivots.dtype)
         of_masses = grad_h[..., :r].reshape(-1, heads, r).sum(0)

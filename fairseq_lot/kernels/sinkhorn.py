@@ -200,7 +200,7 @@ class _Sinkhorn(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad_conditional):
         scores, log_a, log_b, conditional, reaches = ctx.saved_tensors
-        same, exact = ctx.same, ctx.same["PIVOTS_EXACT"]
+        same, exact, (parts, length) = ctx.same, ctx.same["PIVOTS_EXACT"], ctx.split
         grad_scores = torch.empty_like(conditional)
         matrices = scores, conditional, grad_conditional, grad_scores
         s, c, grad_c, grad_s = (x.transpose(-1, -2) if exact else x for x in matrices)
@@ -208,12 +208,11 @@ class _Sinkhorn(torch.autograd.Function):
         tokens, pivots = (log_b, log_a) if exact else (log_a, log_b)
         passes = reaches.size(1)
         top = passes - 2 if exact else passes - 1
-        empty = {"dtype": torch.float32, "device": s.device}
-        grad_h = torch.empty(max(top + 1, 1), bsz * heads, same["R"], **empty)
-        grad_tokens = torch.empty(bsz, heads, n, **empty)
+        grad_h = torch.empty(max(top + 1, 1), bsz * heads, same["R"], dtype=torch.float32, device=s.device)
+        grad_tokens = torch.empty(bsz, heads, n, dtype=torch.float32, device=s.device)
         delta = (c * grad_c).sum(-2) if exact else grad_tokens  # else it is not read
         backward_passes(
-            solve_backward, bsz * heads, *ctx.split, passes, top, top >= 0, grad_h,
+            solve_backward, bsz * heads, parts, length, passes, top, top >= 0, grad_h,
             S=s, TOKENS=tokens, PIVOTS=pivots, REACHES=reaches, C=c, GRAD_C=grad_c, DELTA=delta, GRAD_S=grad_s,
             GRAD_TOKENS=grad_tokens, **_strides("sg", grad_c), **same,
         )  # fmt: skip

@@ -73,7 +73,8 @@ def _of_the_same_attention(stock_load):
         path, model = starting_point(cfg), trainer.cfg.model
         configured = OmegaConf.is_config(model) and ARCH_MODEL_REGISTRY.get(model._name)
         if path is not None and configured and issubclass(configured, TransformerModel):
-            check_configured(Namespace(**OmegaConf.to_container(model)), path)
+            values: Any = OmegaConf.to_container(model)
+            check_configured(Namespace(**values), path)
         return stock_load(cfg, trainer, **options)
 
     return load_checkpoint

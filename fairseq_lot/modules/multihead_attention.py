@@ -31,6 +31,9 @@ class PluggableMultiheadAttention(FairseqIncrementalState, nn.Module):
         site: ``encoder``, ``cross`` or ``decoder``.
     """
 
+    get_incremental_state: Callable
+    set_incremental_state: Callable
+
     def __init__(self, stock: MultiheadAttention, mechanism: Mechanism, *, site: str):
         super().__init__()
         if stock.bias_k is not None or stock.add_zero_attn:

@@ -126,9 +126,10 @@ def coupling_certificate(
     sizes = _size(query_noise), _size(key_noise)
     bound = n * torch.hypot(*sizes)
 
-    def run(*scores):
-        updates = {"query_updates": query_updates, "key_updates": key_updates}
-        return pivot_coupling(*scores, log_a, log_b, log_masses, **updates).conditional
+    def run(queries, keys):
+        return pivot_coupling(
+            queries, keys, log_a, log_b, log_masses, query_updates=query_updates, key_updates=key_updates
+        ).conditional
 
     run_base, run_moved = run(query_scores, key_scores), run(query_scores + query_noise, key_scores + key_noise)
     run_bound = torch.hypot(query_updates * sizes[0], key_updates * sizes[1])

@@ -142,7 +142,7 @@ class _InChunks(torch.autograd.Function):
     def backward(ctx, grad_values):
         *inputs, values, log_weights = ctx.saved_tensors
         needed = ctx.needs_input_grad[:4]
-        gradients = [torch.zeros_like(x) if need else None for x, need in zip(inputs, needed, strict=True)]
+        gradients: list[Any] = [torch.zeros_like(x) if need else None for x, need in zip(inputs, needed, strict=True)]
         for places in _chunks(inputs[0], inputs[1], inputs[3]):
             chunk = zip(inputs, places, needed, strict=True)
             at, parts = places[0], [x[place].detach().requires_grad_(need) for x, place, need in chunk]

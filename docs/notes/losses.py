@@ -1,6 +1,6 @@
-"""Validation losses of several trainings side by side, in nats per target token. FILE.json holds them, logs add to it.
+"""Validation losses of several trainings side by side, in nats per target token. FILE.json holds them.
 
-python docs/notes/losses.py results/iwslt14-65k.losses/FILE.json [NAME=LOG ...] >results/iwslt14-65k.losses/FILE.md
+python docs/notes/losses.py results/iwslt14-65k.losses/FILE.json [--add NAME LOG]... >FILE.md
 """
 
 import argparse
@@ -9,18 +9,18 @@ import math
 from pathlib import Path
 
 from fairseq_lot.inspection.training_log import read_curves
+from fairseq_lot.output.files import atomic_write
 from fairseq_lot.output.tables import MISSING, Table
 
 
-def named(training):
-    """``NAME=LOG`` as the name and the losses after each epoch by their updates, rounded as fairseq's logs are."""
-    name, log = training.split("=", 1)
-    return name, {str(at): round(bits * math.log(2), 4) for at, bits in sorted(read_curves(log).valid.items())}
+def of_log(log):
+    """The losses of a training by its updates, with as many digits as tables have."""
+    return {str(at): round(bits * math.log(2), 4) for at, bits in sorted(read_curves(log).valid.items())}
 
 
 def table(trainings):
     """A line for each training, a column for each update that the first one was validated at."""
-    updates = list(next(iter(trainings.values())))
+    updates = next(iter(trainings.values()))
     rows = [
         [name, *(f"{valid[at]:.4f}" if at in valid else MISSING for at in updates)] for name, valid in trainings.items()
     ]
@@ -30,10 +30,11 @@ def table(trainings):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("path", type=Path, metavar="FILE.json")
-    parser.add_argument("trainings", nargs="*", type=named, metavar="NAME=LOG")
+    parser.add_argument("--add", nargs=2, action="append", default=[], metavar=("NAME", "LOG"))
     args = parser.parse_args()
     losses = json.loads(args.path.read_text(encoding="utf-8")) if args.path.exists() else {}
-    if args.trainings:
-        losses |= dict(args.trainings)
-        args.path.write_text(json.dumps(losses, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    if args.add:
+        losses |= {name: of_log(log) for name, log in args.add}
+        with atomic_write(args.path) as file:
+            file.write(json.dumps(losses, ensure_ascii=False, indent=1) + "\n")
     print(table(losses))

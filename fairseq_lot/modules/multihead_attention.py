@@ -31,6 +31,7 @@ class PluggableMultiheadAttention(FairseqIncrementalState, nn.Module):
         site: ``encoder``, ``cross`` or ``decoder``.
     """
 
+    # of fairseq's base class, which mypy does not read
     get_incremental_state: Callable
     set_incremental_state: Callable
 

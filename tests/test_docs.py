@@ -7,6 +7,7 @@ import tokenize
 
 import pytest
 
+from fairseq_lot.evaluation.bleu import relative_length
 from fairseq_lot.evaluation.results import path_of, read_rows, read_statistics
 from fairseq_lot.evaluation.table import result_tables
 from fairseq_lot.output.files import read_lines
@@ -71,6 +72,7 @@ def test_counts_of_sentences_are_those_of_the_rows():
     for path in RESULTS:
         rows = read_rows([path])
         found = read_statistics(path, rows)  # it compares them with the scores
+        assert all(row.length == relative_length(found[row.key]) for row in rows if row.key in found)
         if path_of(path).exists():
             assert len(found) == len(read_lines(path_of(path)))
     assert sum(path.stat().st_size for path in (ROOT / "results").glob("*.sentences.tsv")) < 5e6

@@ -110,6 +110,12 @@ def sentence_statistics(hypotheses: list[str], references: list[str], *, metric:
     return np.array([[score.sys_len, score.ref_len, *score.counts, *score.totals] for score in scores], dtype=float)
 
 
+def relative_length(statistics: np.ndarray) -> float:
+    """Return the length of all translations divided by that of their references, rounded to three decimals."""
+    length, reference = statistics[:, :2].sum(0)
+    return _round(length / max(reference, 1), 3)
+
+
 def corpus_score(statistics: np.ndarray) -> float:
     """Return BLEU of all sentences, as sacreBLEU's ``corpus_score`` does."""
     return _bleu(statistics.sum(0))

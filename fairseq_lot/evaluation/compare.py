@@ -27,6 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "sentences beside them in RESULTS.sentences.tsv")  # fmt: skip
     stages = [stage for stage in STAGES if stage != BASE]
     parser.add_argument("--stage", choices=stages, default=FINE_TUNED, help="default: %(default)s")
+    parser.add_argument("--no-brevity-penalty", action="store_true", help="compare the precision of n-grams alone: "
+        "BLEU of translations that are not punished for being short")  # fmt: skip
     bleu.add_bootstrap_arguments(parser)
 
 
@@ -49,6 +51,9 @@ def run(args: argparse.Namespace) -> int:
                 raise InputError(f"{args.results}: {', '.join(systems)} were scored on different references")
             if len(systems) > 1:
                 heading = f"**{part[0].dataset}**, {part[0].experiment}, {backbone}, {args.stage}"
+                if args.no_brevity_penalty:
+                    heading += ", without brevity penalty"
+                    systems = {name: _unpunished(by_seed) for name, by_seed in systems.items()}
                 found.append(compare(systems, part[0].tokenised.signature, heading=heading, **resampling))
     if not found:
         raise InputError(
@@ -57,6 +62,11 @@ def run(args: argparse.Namespace) -> int:
         )
     print("\n\n".join(table.markdown() for table in found))
     return 0
+
+
+def _unpunished(by_seed: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
+    """The counts with empty references, which no translation is shorter than; the matches stay."""
+    return {seed: counts * (np.arange(counts.shape[1]) != 1) for seed, counts in by_seed.items()}
 
 
 def compare(

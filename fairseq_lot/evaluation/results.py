@@ -71,9 +71,15 @@ class Label:
 
 @dataclass(frozen=True, kw_only=True)
 class Row(Label):
-    """A scored system; the fields are written in this order."""
+    """A scored system; the fields are written in this order.
+
+    Attributes:
+        length: of all translations, in Moses tokens, divided by that of the references. BLEU punishes less than 1.
+            None in rows of before there was this field.
+    """
 
     sentences: int
+    length: FiniteFloat | None = None
     tokenised: MetricScore
     sacrebleu: MetricScore
     reference: str

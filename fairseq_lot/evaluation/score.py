@@ -17,6 +17,7 @@ from fairseq_lot.evaluation.bleu import (
     bootstrap_settings,
     detokenise,
     measure,
+    relative_length,
     sentence_statistics,
 )
 from fairseq_lot.evaluation.results import Label, Row, format_row, format_statistics, parse, path_of, read_rows
@@ -90,9 +91,11 @@ def score(args: argparse.Namespace, label: Label) -> tuple[Row, np.ndarray]:
 
     tokens, plain = read(args.generated)
     base, plain_base = (None, None) if args.baseline_generated is None else read(args.baseline_generated)
+    statistics = sentence_statistics(tokens, references, metric=TOKENISED)
     row = Row(
         **vars(label),
         sentences=len(references),
+        length=relative_length(statistics),
         tokenised=measure(tokens, references, metric=TOKENISED, base=base, **resampling),
         sacrebleu=measure(plain, raw, metric=SACREBLEU, base=plain_base, **resampling),
         reference="detokenised with sacremoses" if args.raw_reference is None else "raw",
@@ -103,7 +106,7 @@ def score(args: argparse.Namespace, label: Label) -> tuple[Row, np.ndarray]:
         commit=current_commit() if args.commit is None else args.commit,
         command=args.made_with,
     )
-    return row, sentence_statistics(tokens, references, metric=TOKENISED)
+    return row, statistics
 
 
 def read_hypotheses(path: str | Path, sentences: int) -> list[str]:

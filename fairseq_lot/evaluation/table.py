@@ -86,10 +86,12 @@ class _Systems:
     Attributes:
         rows: those of each backbone and system, in the order of the table.
         stages: what has columns: the stages that were run, and one for the base.
+        with_length: some row says how long its translations are.
     """
 
     def __init__(self, rows: Sequence[Row], metric: str):
         self.rows, self.metric = by_system(rows), metric
+        self.with_length = any(row.length is not None for row in rows)
         run = {row.stage for row in rows}
         if BASE in run and FROM_SCRATCH not in run:
             run.add(PLUG_AND_PLAY)
@@ -98,6 +100,12 @@ class _Systems:
     def scores(self, key: tuple[str, str], stage: str) -> dict[int, MetricScore]:
         """Scores of a system at a stage, by seed."""
         return {seed: getattr(row, self.metric) for seed, row in at_stage(self.rows.get(key, []), stage).items()}
+
+    def length(self, key: tuple[str, str], stage: str) -> str:
+        """The median length of a system's translations."""
+        rows = at_stage(self.rows.get(key, []), stage).values()
+        lengths = [row.length for row in rows if row.length is not None]
+        return f"{median(lengths):.3f}" if lengths else MISSING
 
     def control(self, backbone: str) -> tuple[str, str]:
         """The key of softmax without options: the base, and the base fine-tuned for as long; none: two empty words."""
@@ -137,12 +145,14 @@ def _full(systems: _Systems, heading: str) -> Table:
         for stage in systems.stages:
             is_base = stage != FINE_TUNED and any(row.stage == BASE for row in own)
             scores = list(systems.scores(key, stage).values())
-            cells += [_score(scores), MISSING if is_base else _difference(scores)]
+            cells += [_score(scores), *[systems.length(key, stage)] * systems.with_length]
+            cells.append(MISSING if is_base else _difference(scores))
         if FINE_TUNED in systems.stages:
             differences = systems.differences(key, FINE_TUNED)
             cells.append(_middle(differences) if differences else MISSING)
         lines.append(cells)
-    columns = (title for stage in systems.stages for title in (stage.capitalize(), "Δ vs. base"))
+    length = ["Length"] * systems.with_length
+    columns = (title for stage in systems.stages for title in (stage.capitalize(), *length, "Δ vs. base"))
     head = ["Backbone", "System", *columns, *["Δ vs. control"] * (FINE_TUNED in systems.stages)]
     return Table(head, lines, heading=heading, notes=_notes(systems))
 
@@ -192,6 +202,10 @@ def _notes(systems: _Systems) -> list[str]:
         f"{resamples}.",
         *([f"softmax: {', '.join(of_softmax)}.{to_control}"] if of_softmax else []),
         *([several] if len({row.seed for row in rows}) > 1 else []),
+        *(
+            ["Length: of the translations, divided by that of the references. BLEU punishes less than 1."]
+            * systems.with_length
+        ),
         f"Systems: {_valued({row.system: row.settings for row in rows})}",
         f"Training: {_valued({row.backbone: row.training for row in rows})}",
         f"Signature: {_listed(f'`{getattr(row, systems.metric).signature}`' for row in rows)}",

@@ -74,6 +74,8 @@ def test_row_agrees_with_sacrebleu(arguments, corpus, tmp_path, capsys):
         assert found.low < found.score < found.high
         assert found.delta > 0 and found.p < 0.05
     assert "tok:none" in row.tokenised.signature and "case:lc" in row.sacrebleu.signature
+    words = [sum(len(line.split()) for line in lines) for lines in (good, references)]
+    assert row.length == round(words[0] / words[1], 3)
     assert row.sentences == 151 and row.reference == "detokenised with sacremoses"
     assert (row.seconds, row.device, row.precision, row.settings) == (3.5, "cpu", "bf16", settings)
     assert row.key == ("toy", "by hand", "transformer", "LOT", "fine-tuned", 2) and row.training == {"size": "small"}

@@ -107,6 +107,19 @@ def test_experiments_and_datasets_have_tables_of_their_own(make_row):
     assert [len(table.rows) for table in found] == [2, 1, 1]
 
 
+def test_lengths_stand_beside_the_scores(make_row):
+    lengths = {1: 0.9, 2: 0.92, 3: 1.0}
+    rows = [make_row(seed=seed, length=length) for seed, length in lengths.items()]
+    text = render(
+        [*rows, make_row("LOT", stage="fine-tuned", length=None), make_row("ESP", stage="fine-tuned", length=1.1)]
+    )
+    assert "| Plug-and-play | Length | Δ vs. base | Fine-tuned | Length | Δ vs. base |" in text
+    assert "| softmax | 30.00 [29.00, 31.00] (3 seeds) | 0.920 | – | – | – |" in text
+    assert "| LOT | – | – | – | 30.00 [29.00, 31.00] | – | – |" in text
+    assert "| ESP | – | – | – | 30.00 [29.00, 31.00] | 1.100 | – |" in text
+    assert "- Length: of the translations" in text and "Length" not in render([make_row()])
+
+
 def test_models_trained_from_scratch_stand_beside_the_base(make_row):
     scratch = {"attention": "lot", "from-scratch": True}
     rows = [make_row(), make_row("LOT from scratch", settings=scratch, stage="from scratch", delta=-2.0, p=0.001)]

@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "sentences beside them in RESULTS.sentences.tsv")  # fmt: skip
     stages = [stage for stage in STAGES if stage != BASE]
     parser.add_argument("--stage", choices=stages, default=FINE_TUNED, help="default: %(default)s")
+    parser.add_argument("--against", metavar="SYSTEM", help="only its pairs; default: every pair")
     parser.add_argument("--no-brevity-penalty", action="store_true", help="compare the precision of n-grams alone: "
         "BLEU of translations that are not punished for being short")  # fmt: skip
     bleu.add_bootstrap_arguments(parser)
@@ -49,16 +50,18 @@ def run(args: argparse.Namespace) -> int:
             lengths = [counts[:, 1] for by_seed in systems.values() for counts in by_seed.values()]
             if any(not np.array_equal(one, lengths[0]) for one in lengths):
                 raise InputError(f"{args.results}: {', '.join(systems)} were scored on different references")
-            if len(systems) > 1:
+            if len(systems) > 1 and args.against in (None, *systems):
                 heading = f"**{part[0].dataset}**, {part[0].experiment}, {backbone}, {args.stage}"
                 if args.no_brevity_penalty:
                     heading += ", without brevity penalty"
                     systems = {name: _unpunished(by_seed) for name, by_seed in systems.items()}
-                found.append(compare(systems, part[0].tokenised.signature, heading=heading, **resampling))
+                found.append(
+                    compare(systems, part[0].tokenised.signature, heading=heading, against=args.against, **resampling)
+                )
     if not found:
         raise InputError(
-            f"no two systems of stage {args.stage} in {args.results} have counts in {path_of(args.results)}; "
-            "score them once more"
+            f"no two systems of stage {args.stage} in {args.results} have counts in {path_of(args.results)}"
+            + ("; score them once more" if args.against is None else f", or none of them is {args.against!r}")
         )
     print("\n\n".join(table.markdown() for table in found))
     return 0
@@ -70,7 +73,13 @@ def _unpunished(by_seed: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
 
 
 def compare(
-    systems: dict[str, dict[int, np.ndarray]], signature: str, *, samples: int, seed: int, heading: str = ""
+    systems: dict[str, dict[int, np.ndarray]],
+    signature: str,
+    *,
+    samples: int,
+    seed: int,
+    heading: str = "",
+    against: str | None = None,
 ) -> Table:
     """A row for each pair of systems: the mean over seeds of their difference in tokenised BLEU.
 
@@ -80,6 +89,7 @@ def compare(
     Args:
         systems: for each system and seed the statistics of the same sentences; a pair is compared on common seeds.
         samples, seed: of the bootstrap.
+        against: only the pairs of this system.
     """
     runs = [(name, number) for name, by_seed in systems.items() for number in by_seed]
     statistics = [systems[name][number] for name, number in runs]
@@ -88,7 +98,7 @@ def compare(
     seeds, rows = {number for _, number in runs}, []
     for one, other in combinations(systems, 2):
         common = [number for number in systems[one] if number in systems[other]]
-        if not common:
+        if not common or against not in (None, one, other):
             continue
         mine, theirs = ([runs.index((name, number)) for number in common] for name in (one, other))
         by_seed = scores[mine] - scores[theirs]

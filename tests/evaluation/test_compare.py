@@ -100,6 +100,8 @@ def test_stored_counts_give_the_table_of_the_translations(scored, corpus, compar
     first, second, third = (line.strip("| ").split(" | ") for line in lines[2:5])
     assert (first[:2], second, third[:2]) == (["softmax", "ESP"], pair, ["ESP", "LOT r=16"])
     assert first[5].endswith(" (seed 2)") and first[5].count(",") == 0
+    assert main(["compare", str(results), "--bootstrap-samples=100", "--against=softmax"]) == 0
+    assert [line for line in capfd.readouterr().out.splitlines() if line.startswith("| ")][2:] == lines[2:4]
 
 
 def test_without_brevity_penalty_only_n_grams_count(scored, corpus, capfd):
@@ -127,7 +129,8 @@ def test_counts_must_be_there_and_belong_to_their_rows(scored, corpus, refused):
     both = counts.read_text()
     command = ["compare", results, "--bootstrap-samples=10"]
     counts.write_text(only_lot)
-    refused(command, "no two systems of stage fine-tuned", counts)
+    refused(command, "no two systems of stage fine-tuned", counts, "score them once more")
+    refused([*command, "--against=ESP"], "none of them is 'ESP'")
     counts.unlink()
     refused(command, "no two systems of stage fine-tuned", counts)
     counts.write_text(both.replace('"softmax"', '"other"').replace('"LOT"', '"softmax"').replace('"other"', '"LOT"'))

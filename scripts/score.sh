@@ -31,6 +31,7 @@ target=${file##*.} subset=${file%%.*} more=()
 reference=$data/text/$subset.$target raw=$data/raw/$subset.$target
 if [ ! -f "$reference" ]; then # fairseq-preprocess keeps no text; what is not in its dictionary is <<unk>> here
     reference=$out.$target
+    grep -q '^T-' "$out.out" || die "$out.out has no T- lines: DATA has no target side for $subset, or --quiet was given"
     grep '^T-' "$out.out" | cut -c 3- | sort -n | cut -f 2- >"$reference"
 fi
 if [ -f "$raw" ]; then more+=(--raw-reference "$raw"); fi

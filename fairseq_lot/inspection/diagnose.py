@@ -22,7 +22,7 @@ from fairseq_lot.inspection.per_head import (
     measure,
     summary,
 )
-from fairseq_lot.output.files import atomic_write
+from fairseq_lot.output.files import atomic_write, refuse_same
 from fairseq_lot.output.tables import Table
 from fairseq_lot.pretrained.device import add_device_argument, choose_device
 from fairseq_lot.pretrained.languages import add_language_arguments, typed_pair
@@ -59,6 +59,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Print the tables; write the JSON file."""
     check_least(args, sentences=1, batch=1, perturbations=0, seed=0)
+    refuse_same({"--path": args.path, "--json": args.json})
     loaded = load(args.path, args.data, args.split, device=choose_device(args.device), pair=typed_pair(args))
     options = {name: getattr(args, name) for name in ("sentences", "batch", "perturbations", "seed")}
     # opened first: an unwritable path fails at once
@@ -91,6 +92,8 @@ def diagnose(loaded: Loaded, *, sentences: int, batch: int, perturbations: int, 
             for attention in seen:
                 attention.check_finite(loaded.path)
                 queries, keys = (pads[side] for side in _SIDES_OF[attention.site])
+                if keys.size(1) < attention.k.size(2):  # --cross-self-attention: the source stands before the target
+                    keys = torch.cat([pads["source"], keys], 1)
                 where = (attention.site, attention.layer, attention.name, attention.signed)
                 measured.setdefault(where, []).append(measure(attention, queries, keys))
                 if attention.site == "encoder" and perturbations:

@@ -22,7 +22,7 @@ from fairseq_lot.inspection.maps import sentence_maps
 from fairseq_lot.inspection.training_log import read_curves
 from fairseq_lot.modules.sites import named_sites
 from fairseq_lot.output.figures import as_bytes, write_figure
-from fairseq_lot.output.files import atomic_write, read_lines
+from fairseq_lot.output.files import atomic_write, read_lines, refuse_same
 from fairseq_lot.pretrained.device import add_device_argument, choose_device
 from fairseq_lot.pretrained.languages import add_language_arguments, typed_pair
 from fairseq_lot.pretrained.loading import Loaded
@@ -57,6 +57,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> None:
     """Write the page, and the figures; say where it is and how large."""
+    for path in (args.path, args.sentences, *args.compare, *args.results, *args.logs):
+        refuse_same({"--out": args.out, "an input": path})
     with atomic_write(args.out, "wb") as file:  # opened first: an unwritable path fails at once
         rows = read_rows(args.results)
         maps = _maps(args)

@@ -15,7 +15,16 @@ import torch
 from fairseq_lot.attention.options import SITES
 from fairseq_lot.attention.registry import DEFAULT, describe
 from fairseq_lot.errors import InputError, first_line
-from fairseq_lot.modules.flat_options import DEFAULTS, flag, mechanism_options, options_of, spell_out, typed_options
+from fairseq_lot.modules.flat_options import (
+    DEFAULTS,
+    check_used,
+    flag,
+    mechanism_options,
+    option_names,
+    options_of,
+    spell_out,
+    typed_options,
+)
 from fairseq_lot.modules.sites import ATTENTION_AT, attention_sites, build_site_mechanism
 
 logger = logging.getLogger(__name__)
@@ -39,6 +48,7 @@ def take_over(args: Namespace, defaults: dict) -> bool:
     if path is None:
         return False
     saved, has_optimiser = _read(path)
+    _keep_sharing(args, saved, path)
     typed = typed_options(args)
     if getattr(saved, "attention", None) is None:
         planned = _completed(args, defaults)
@@ -78,6 +88,16 @@ def take_over(args: Namespace, defaults: dict) -> bool:
     return True
 
 
+def _keep_sharing(args: Namespace, saved: Namespace, path: str) -> None:
+    """Let the model share those embeddings that the checkpoint shares: else one would overwrite another when read."""
+    shared = {"share_all_embeddings": (), "share_decoder_input_output_embed": ("share_all_embeddings",)}
+    for name, implied_by in shared.items():
+        here, there = (any(getattr(one, x, False) for x in (name, *implied_by)) for one in (args, saved))
+        setattr(args, name, there)
+        if here != there:
+            logger.warning(f"{path} was trained {'with' if there else 'without'} {flag(name)}, which is kept")
+
+
 def is_command_line(args: Namespace) -> bool:
     """Not the arguments of a checkpoint: fairseq calls architectures again for each model that it builds or loads."""
     return not hasattr(args, "_name") and hasattr(args, "restore_file")
@@ -109,9 +129,19 @@ def check_configured(model: Namespace, path: str) -> None:
 def check_overridden(path: str, overrides: dict) -> None:
     """Refuse arguments under which the parameters of a checkpoint's attention would be those of another, or not fit."""
     saved, _ = _read(path)
+    ours = [name for name in overrides if name in option_names()]
+    planned = _completed(Namespace(**(vars(saved) | overrides)), {})
     if getattr(saved, "attention", None) is None:
+        if "attention" not in overrides:
+            raise InputError(
+                f"{path} has fairseq's own attention, which does not read {ours[0]}; override attention too"
+            )
+        check_used(ours, planned.attention, differential=planned.differential)
         return
-    saved, planned = _completed(saved, {}), _completed(Namespace(**(vars(saved) | overrides)), {})
+    saved = _completed(saved, {})
+    check_used(ours, planned.attention, differential=planned.differential)
+    if saved.differential != planned.differential:
+        raise InputError(f"{path} has {_words(saved)}, which is not trained as {_words(planned)}; fine-tune it so")
     if _redrawn(_parameters(saved), _parameters(planned)):
         raise InputError(f"{path} has {_words(saved)}, whose parameters are not those of {_words(planned)}; use swap")
 

@@ -1,13 +1,22 @@
 """Files that are either complete or absent."""
 
 import contextlib
+import itertools
 import lzma
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
-from fairseq_lot.errors import InputError
+from fairseq_lot.errors import InputError, first_line
+
+
+def refuse_same(paths: Mapping[str, str | Path | None]) -> None:
+    """Raise InputError where two of these options name the same file, so that none is written over another."""
+    given = [(option, path) for option, path in paths.items() if path is not None]
+    for (one, path), (other, same) in itertools.combinations(given, 2):
+        if Path(path).resolve() == Path(same).resolve():
+            raise InputError(f"{one} and {other} are both {path}; give another file")
 
 
 @contextlib.contextmanager
@@ -40,6 +49,8 @@ def atomic_write(path: str | Path, mode: str = "w") -> Iterator[IO]:
                 os.fsync(file.fileno())
                 os.replace(temporary, path)
     except OSError as error:
+        if error.filename is not None and Path(error.filename) not in (path, temporary, *path.parents):
+            raise InputError(f"{first_line(error)}; {path} was not changed") from error
         raise InputError(f"cannot write {path}: {error.strerror or error}; nothing was changed there") from error
     finally:
         if temporary != path:

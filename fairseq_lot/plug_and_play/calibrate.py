@@ -2,10 +2,9 @@
 
 import copy
 import dataclasses
-import itertools
 import json
 from argparse import ArgumentParser, Namespace, _ArgumentGroup
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +19,8 @@ from fairseq_lot.attention.registry import DEFAULT, describe
 from fairseq_lot.errors import InputError
 from fairseq_lot.models.pluggable_transformer import base_architecture
 from fairseq_lot.modules.flat_options import mechanism_options
-from fairseq_lot.output.files import atomic_write
-from fairseq_lot.output.tables import Table
+from fairseq_lot.output.files import atomic_write, refuse_same
+from fairseq_lot.output.tables import MISSING, Table
 from fairseq_lot.plug_and_play.distillation import Distillation, Fit, Match, fit
 from fairseq_lot.plug_and_play.sentences import Sentences, dictionary_of_training, encoded, from_text, random_pieces
 from fairseq_lot.pretrained.checkpoint import Checkpoint, model_args, read, serialised, with_own_arguments
@@ -73,8 +72,15 @@ def add_fit_arguments(parser: ArgumentParser | _ArgumentGroup) -> None:
         )
 
 
-def how_to_fit(args: Namespace, data: str | None) -> dict[str, Any]:
-    """What :func:`calibrate` takes besides checkpoint and data, from a command line."""
+def how_to_fit(args: Namespace, data: str | None, *, without: str | None = None) -> dict[str, Any]:
+    """What :func:`calibrate` takes besides checkpoint and data, from a command line.
+
+    Args:
+        without: the flag by which nothing is fitted; an option of the fit is then refused.
+    """
+    for field in dataclasses.fields(FitOptions) if without else ():
+        if getattr(args, field.name) != field.default:
+            raise InputError(f"--{field.name.replace('_', '-')} is of a calibration; leave it out, or {without}")
     if args.split != FitOptions.split and (data is None or Path(data).is_file()):
         way_out = "leave it out, or give one (swap: with --calibrate, sweep: with --text)"
         raise InputError(f"--split {args.split} is of a data folder to calibrate on, and there is none; {way_out}")
@@ -104,10 +110,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Calibrate, print the errors, write the checkpoint."""
     how = how_to_fit(args, args.data)
-    files = {"--path": args.path, "--out": args.out, "--json": args.json}
-    for (one, path), (other, same) in itertools.combinations(files.items(), 2):
-        if same is not None and Path(path).resolve() == Path(same).resolve():
-            raise InputError(f"{one} and {other} are both {path}; give another file")
+    refuse_same({"--path": args.path, "DATA": args.data, "--out": args.out, "--json": args.json})
     # both are opened first: an unwritable path fails at once
     with nullcontext() if args.json is None else atomic_write(args.json) as errors:
         with atomic_write(args.out, "wb") as file:
@@ -129,7 +132,7 @@ class Calibrated:
         state: the calibrated checkpoint.
         description: what was done, as it stands in the checkpoint.
         matched: the attentions that were fitted.
-        before, after: relative squared error of every head on held-out sentences, ``(attentions, num_heads)``.
+        before, after: relative squared error of every head on held-out sentences, ``(attentions, most heads)``.
         fits: on the heads, on the output of the encoder (or of the decoder), and if asked once more with the
             projections (of the encoder: to its output; of the decoder: to what is predicted).
     """
@@ -214,8 +217,8 @@ def calibrate(
 def trained_attention(state: dict, path: str | Path) -> str:
     """The attention that a checkpoint was trained with: its own, unless a swap, which leaves no optimiser, tells."""
     args = copy.copy(model_args(state, path))
-    if "last_optimizer_state" in state and state["last_optimizer_state"] is None:
-        return getattr(args, "trained_attention", DEFAULT)
+    if "last_optimizer_state" in state and state["last_optimizer_state"] is None and hasattr(args, "trained_attention"):
+        return args.trained_attention
     base_architecture(args)  # old checkpoints may lack arguments that have a default today
     attention = getattr(args, "attention", None) or DEFAULT
     return describe(attention, mechanism_options(args, attention))
@@ -249,14 +252,13 @@ def _write_back(state: dict, path: str | Path, student: TransformerModel, descri
 
 def as_dict(done: Calibrated) -> dict:
     """The errors of every head, and of the output."""
-    rows = zip(done.matched, done.before.tolist(), done.after.tolist(), strict=True)
     output = done.fits[1]
     return {
         "description": done.description,
         "heads": [
             {"site": match.site, "layer": match.layer, "head": head, "before": before, "after": after}
-            for match, befores, afters in rows
-            for head, (before, after) in enumerate(zip(befores, afters, strict=True))
+            for match, errors in _of_heads(done)
+            for head, (before, after) in enumerate(errors)
         ],
         "output": {"before": output.before.item(), "after": output.after.item()},
         "steps": [fit.steps for fit in done.fits],
@@ -264,10 +266,15 @@ def as_dict(done: Calibrated) -> dict:
     }
 
 
+def _of_heads(done: Calibrated) -> Iterator[tuple[Match, list[tuple[float, float]]]]:
+    """Every attention, with the errors of its heads before and after."""
+    for match, before, after in zip(done.matched, done.before.tolist(), done.after.tolist(), strict=True):
+        yield match, list(zip(before, after, strict=True))[: match.student.num_heads]
+
+
 def render(done: Calibrated) -> str:
     """The errors as a table: a line for each attention, a column for each head, before → after."""
     num_heads, (apart, together, *distilled) = done.before.size(1), done.fits
-    errors = zip(done.matched, done.before.tolist(), done.after.tolist(), strict=True)
     notes = [
         f"of the output, after {apart.steps} steps on the heads and {together.steps} on the output: "
         f"{together.before.item():.4f} → {together.after.item():.4f}"
@@ -279,8 +286,9 @@ def render(done: Calibrated) -> str:
     return Table(
         ["site", "layer", *(f"head {head}" for head in range(num_heads))],
         [
-            [match.site, match.layer, *(f"{x:.3f} → {y:.3f}" for x, y in zip(before, after, strict=True))]
-            for match, before, after in errors
+            [match.site, match.layer, *words, *[MISSING] * (num_heads - len(words))]
+            for match, errors in _of_heads(done)
+            for words in [[f"{before:.3f} → {after:.3f}" for before, after in errors]]
         ],
         heading="relative squared errors of the heads on held-out sentences, before → after",
         notes=notes,

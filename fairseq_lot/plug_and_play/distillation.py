@@ -67,7 +67,7 @@ class Distillation:
         return {**sample, "net_input": {**sample["net_input"], "prev_output_tokens": translations}}
 
     def head_errors(self, sample: dict) -> torch.Tensor:
-        """``‖student - teacher‖² / ‖teacher‖²`` of every head, ``(number of attentions, num_heads)``.
+        """``‖student - teacher‖² / ‖teacher‖²`` of every head, ``(number of attentions, most heads)``; 0: no such head.
 
         Each mechanism of the student repeats what the teacher's is called with: the teacher's own q, k and v.
         """
@@ -91,7 +91,7 @@ class Distillation:
         finally:
             for handle in handles:
                 handle.remove()
-        return torch.stack([errors[match.teacher] for match in self.matched])
+        return nn.utils.rnn.pad_sequence([errors[match.teacher] for match in self.matched], batch_first=True)
 
     def output_error(self, sample: dict) -> torch.Tensor:
         """``‖student - teacher‖² / ‖teacher‖²`` of what leaves the encoder, or the decoder's last layer, a scalar."""
@@ -178,6 +178,8 @@ def fit(
         return [parameter.detach().clone() for parameter in parameters]
 
     before = best = measured()
+    if not before.isfinite().all():
+        raise InputError(f"the {title} is not a finite number: a weight of the model is NaN or overflows; give another")
     kept, best_step = copies(), 0
     optimizer = torch.optim.Adam([{"params": some, "lr": rate} for some, rate in fitted])
     schedule = LambdaLR(optimizer, lambda step: (1 + math.cos(math.pi * step / max(1, steps))) / 2)
@@ -188,7 +190,8 @@ def fit(
         schedule.step()
         if step % max(1, steps // 20) == 0 or step == steps:
             latest = measured()
-            bar.set_postfix_str(" ".join(f"{error:.3f}" for error in latest.mean(-1, keepdim=True).flatten()))
+            means = latest.sum(-1) / latest.count_nonzero(-1).clamp(min=1) if latest.dim() else latest
+            bar.set_postfix_str(" ".join(f"{error:.3f}" for error in means.flatten()))
             if latest.sum() < best.sum():
                 best, kept, best_step = latest, copies(), step
     with torch.no_grad():

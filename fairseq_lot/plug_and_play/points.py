@@ -121,7 +121,9 @@ def expand(text: str, flag: str = "--try") -> list[Way]:
     parser = Parser(allow_abbrev=False, add_help=False)
     add_attention_args(parser, differential=False)
     ways = []
-    for way in itertools.product(*(word.split("/") for word in words[1:])):
+    # --lot-num-pivots 16/32 and --lot-num-pivots=16/32
+    parted = [word.rpartition("=") for word in words[1:]]
+    for way in itertools.product(*([name + sign + one for one in value.split("/")] for name, sign, value in parted)):
         options = typed_options(parser.parse_args(way))
         if "attention" in options:
             raise InputError(f"{flag} {text!r} begins with the mechanism; leave out --attention {options['attention']}")
@@ -141,9 +143,9 @@ def check_settings(folder: Path, settings: dict) -> None:
         before = dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else settings
     except (ValueError, TypeError) as error:
         raise InputError(f"{file} cannot be read ({error}); remove it if the points are of this base") from error
-    others = {name: before.get(name) for name, value in settings.items() if before.get(name) != value}
+    others = [name for name, value in settings.items() if before.get(name) != value]
     if others:
-        different = " and ".join(f"another {name}, {value}" for name, value in others.items())
+        different = " and ".join(f"{name} {before.get(name)}, not {settings[name]}" for name in others)
         raise InputError(f"{folder} holds points with {different}; give another --out")
 
 

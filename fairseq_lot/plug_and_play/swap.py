@@ -22,8 +22,8 @@ from fairseq_lot.modules.flat_options import (
     spell_out,
     typed_options,
 )
-from fairseq_lot.modules.sites import has_own_parameters
-from fairseq_lot.output.files import atomic_write
+from fairseq_lot.modules.sites import attention_sites, attentions, has_own_parameters
+from fairseq_lot.output.files import atomic_write, refuse_same
 from fairseq_lot.plug_and_play.calibrate import add_fit_arguments, calibrate, how_to_fit, render, trained_attention
 from fairseq_lot.pretrained.checkpoint import (
     Checkpoint,
@@ -32,6 +32,7 @@ from fairseq_lot.pretrained.checkpoint import (
     read,
     saved_task,
     serialised,
+    settings,
     with_own_arguments,
 )
 from fairseq_lot.pretrained.device import add_device_argument
@@ -41,9 +42,15 @@ from fairseq_lot.pretrained.loading import build
 # arguments of a model that its weights and its function do not depend on
 _TRAINING_ONLY = re.compile("drop|quant_noise|_activations|min_params|mha_|ffn_blocks|embed_path")
 # what architectures say nothing about, and fairseq-train assumes
-_POSITIONS = {
+_ASSUMED = {
     "max_source_positions": DEFAULT_MAX_SOURCE_POSITIONS,
     "max_target_positions": DEFAULT_MAX_TARGET_POSITIONS,
+    "no_decoder_final_norm": False,
+    "adaptive_softmax_factor": 4,
+    "tie_adaptive_proj": False,
+    "base_layers": 0,
+    "base_sublayers": 1,
+    "base_shuffle": 1,
 }
 
 
@@ -73,9 +80,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Swap, calibrate unless told not to, and say in one line what was done."""
-    if Path(args.out).resolve() == Path(args.path).resolve():
-        raise InputError(f"--out is the base itself, {args.path}; give another file")
-    how = how_to_fit(args, args.calibrate)
+    refuse_same({"--path": args.path, "--calibrate": args.calibrate, "--out": args.out})
+    how = how_to_fit(args, args.calibrate, without="--no-calibrate" if args.no_calibrate else None)
     state = swap(args.path, **{"attention": PLUGGED, **typed_options(args)})
     reason = "not calibrated: as drawn" if args.no_calibrate else why_not_calibrated(state, args.path)
     with atomic_write(args.out, "wb") as file:  # opened first: an unwritable path fails at once
@@ -96,7 +102,8 @@ def fine_tuning_command(state: dict, path: str | Path) -> str:
     args = model_args(state, path)
     suffix = args.arch.partition("_transformer")[2]
     sizes = _sizes_besides(args, SIZES[suffix])
-    data = saved_task(state, path).get("data")
+    task = settings(state, "task")
+    data = saved_task(state, path).get("data") if isinstance(task, (dict, Namespace)) else None
     return shlex.join(
         [
             *("fairseq-train", data if isinstance(data, str) else "DATA", "--user-dir", "fairseq_lot"),
@@ -111,7 +118,7 @@ def _sizes_besides(args: Namespace, size: Callable[[Namespace], None]) -> dict:
     """What has to be told, besides an architecture of this size, for a model of these arguments."""
     told: dict = {}
     while True:  # one after the other, as some follow from others
-        usual = Namespace(**(_POSITIONS | told))
+        usual = Namespace(**(_ASSUMED | told))
         size(usual)
         for name, value in vars(usual).items():
             wanted = getattr(args, name, value)
@@ -143,12 +150,14 @@ def swap(checkpoint: Checkpoint, *, attention: str = PLUGGED, **flat_options: An
 
     Returns:
         A checkpoint without optimiser state, whose arguments say with which attention it was trained. The
-        differential backbone stays; parameters that the same mechanism already had keep their values when the shapes
-        agree, others start as a new model's would.
+        differential backbone stays; parameters that were trained with the same mechanism keep their values when the
+        shapes agree, others start as a new model's would.
 
     Raises:
-        InputError: an unknown mechanism or option, or a site where the mechanism cannot stand.
+        InputError: an unknown mechanism or option, a site where the mechanism cannot stand, or that the model lacks.
     """
+    if any(name.startswith("differential") for name in flat_options):
+        raise InputError("swap keeps the differential form as it is; leave out its options")
     state, path = read(checkpoint)
     trained = trained_attention(state, path)
     state = {**with_own_arguments(state), "last_optimizer_state": None}
@@ -157,18 +166,29 @@ def swap(checkpoint: Checkpoint, *, attention: str = PLUGGED, **flat_options: An
     base_architecture(args)
     previous = getattr(args, "attention", None) or DEFAULT
     args.trained_attention = trained
+    vars(args).pop("calibration", None)
     plug(args, attention, **flat_options)
     shared = {name: value for name, value in weights.items() if ".mechanism." not in name}
-    drawn = build({**state, "model": shared}, path).state_dict()
+    model = build({**state, "model": shared}, path)
+    drawn = model.state_dict()
+    lacking = set(attention_sites(args)) - {site for site, _, _ in attentions(model)}
+    if lacking:
+        raise InputError(f"{path} has no attention at {', '.join(sorted(lacking))}; name other sites")
 
     def is_kept(name: str) -> bool:
         """λ and the norm of the differential form stay; what is a mechanism's own stays with the same mechanism."""
         if name not in weights:
             return False
         of_mechanism = (".mechanism.inner." if args.differential else ".mechanism.") in name
-        return not of_mechanism or (previous == attention and weights[name].shape == drawn[name].shape)
+        is_trained = trained != DEFAULT and previous == attention
+        return not of_mechanism or (is_trained and weights[name].shape == drawn[name].shape)
 
-    return State({**state, "model": {name: weights[name] if is_kept(name) else drawn[name] for name in drawn}})
+    kept = {name: weights[name] if is_kept(name) else drawn[name] for name in drawn}
+    # averages of the base's weights are not those of this model
+    extra = state.get("extra_state")
+    if isinstance(extra, dict):
+        state["extra_state"] = {name: value for name, value in extra.items() if not name.startswith("ema")}
+    return State({**state, "model": kept})
 
 
 swap.__doc__ = (swap.__doc__ or "").format(mechanisms=", ".join(MECHANISMS), sites=", ".join(SITES))

@@ -98,6 +98,8 @@ class Base:
 def run(args: Namespace) -> None:
     """Measure what is missing, then write the tables, and of several bases the figure."""
     check_least(args, sentences=1, beam=1)
+    if args.no_calibration and args.text:
+        raise InputError("--text is of a calibration; leave it out, or --no-calibration")
     folder, fitting = Path(args.out), how_to_fit(args, args.data if args.text else None)
     device, languages = fitting.pop("device"), fitting.pop("languages")
     test = {"data": args.data, "sentences": args.sentences, "beam": args.beam}

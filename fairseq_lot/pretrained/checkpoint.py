@@ -14,7 +14,7 @@ import fairseq  # noqa: F401 - its import tells torch's safe loader about the ty
 import torch
 from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.models.transformer import TransformerModel
-from fairseq.utils import apply_to_sample
+from fairseq.utils import apply_to_sample, split_paths
 
 from fairseq_lot import models  # noqa: F401 - registers the architectures
 from fairseq_lot.errors import InputError, first_line
@@ -125,8 +125,9 @@ def saved_task(state: dict, path: str | Path) -> dict:
     # early versions of fairseq saved several folders, and truth values as words
     words = {"True": True, "False": False}
     task = {name: words.get(value, value) if isinstance(value, str) else value for name, value in task.items()}
-    if isinstance(task.get("data"), list) and task["data"]:
-        task["data"] = task["data"][0]
+    data = task.get("data")
+    if data:  # of several folders, the first has the dictionaries, and validation and test sets
+        task["data"] = data[0] if isinstance(data, list) else split_paths(data)[0]
     return task
 
 

@@ -1,5 +1,6 @@
 """A data folder of fairseq-preprocess: whether it is complete and readable, and fits a checkpoint."""
 
+import re
 import struct
 from pathlib import Path
 
@@ -23,7 +24,7 @@ def check_data(data: str | Path, *, split: str, source: str, target: str, needs_
     Raises:
         InputError: a file is missing or damaged, or the sides differ in length.
     """
-    if not split.isalnum():
+    if not re.fullmatch(r"\w+", split):
         raise InputError(f"--split must name a split such as train, valid or test, not {split!r}")
     data = Path(data)
     names = [f"{split}.{source}-{target}", f"{split}.{target}-{source}"]  # fairseq also translates the other way round

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import sys
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -64,9 +65,17 @@ class Loaded:
 
     def draw(self, sentences: int | None, seed: int) -> np.ndarray:
         """Indices of random sentences that the model has positions for, all of them if None, the shortest first."""
-        fitting, _ = self.sentences.filter_indices_by_size(np.arange(len(self.sentences)), self.model.max_positions())
+        fitting, left_out = self.sentences.filter_indices_by_size(
+            np.arange(len(self.sentences)), self.model.max_positions()
+        )
         if not len(fitting):
             raise InputError(f"{self.path} takes no more than {self.model.max_positions()} pieces: no sentence fits")
+        if left_out:
+            total = f"{len(left_out)} of {len(self.sentences)} sentences"
+            print(
+                f"{self.path} has positions for {self.model.max_positions()} pieces: {total} are left out",
+                file=sys.stderr,
+            )
         drawn = np.random.default_rng(seed).permutation(fitting)[:sentences]
         return drawn[np.argsort(self.sentences.src_sizes[drawn], kind="stable")]
 

@@ -72,7 +72,9 @@ class Translator:
 
     def search(self, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The best hypothesis for each source, both as symbols with the end of sentence."""
-        found = dict(self.loaded.with_sources(sources).translate([range(len(sources))], self._beam))
+        order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
+        batches = (order[start : start + _BATCH] for start in range(0, len(order), _BATCH))
+        found = dict(self.loaded.with_sources(sources).translate(batches, self._beam))
         return [found[i] for i in range(len(sources))]
 
     def spell(self, target: torch.Tensor) -> str:

@@ -24,6 +24,7 @@ from tests.end_to_end.conftest import (
     refuse,
     refuse_and_keep,
     swapped,
+    train,
 )
 
 FIT = ("--steps", 12, "--joint-steps", 4, "--held-out", 16, "--max-tokens", 300)
@@ -186,6 +187,21 @@ def test_ctrl_c_leaves_nothing_that_scripts_would_take_for_finished(
         assert list(tmp_path.iterdir()) == []
     else:
         assert '"calibrated_on": "text"' not in (tmp_path / "o" / "sweep.jsonl").read_text()
+
+
+def test_the_table_has_gaps_where_an_attention_has_fewer_heads(data, tmp_path, capsys):
+    heads = ("--encoder-attention-heads", 4, "--decoder-attention-heads", 2)
+    base = train(data / "bin", tmp_path, "--arch", "transformer_tiny", *heads, "--lr", 0, updates=1)
+    swap_to(tmp_path / "lot.pt", base, "--attention-sites", "encoder,cross", "--steps", 1, "--joint-steps", 1)
+    lines = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("| cross")]
+    assert len(lines) == 2 and all([cell.strip() for cell in line[-2:]] == ["–", "–"] for line in lines)
+    assert all("→" in cell for line in lines for cell in line[2:4])
+
+
+def test_a_checkpoint_without_optimiser_that_no_swap_wrote_was_trained_with_its_attention(lot_checkpoint):
+    state = load_checkpoint(lot_checkpoint)
+    del model_args(state, "").trained_attention  # of fairseq-train, its optimiser taken out
+    assert calibration.trained_attention(state, "").startswith("lot")
 
 
 def test_what_was_not_trained_with_softmax_is_not_fitted_to_it(data, stock_checkpoint, tmp_path, capsys):

@@ -75,11 +75,37 @@ def test_the_command_of_a_size_that_has_a_name_is_short(data, diff_checkpoint, t
     assert f"fairseq-train {data / 'bin'} --user-dir fairseq_lot --arch diff_transformer_small --finetune" in said
 
 
-def test_the_command_repeats_positions_that_are_not_fairseq_s(stock_checkpoint):
+def test_the_command_repeats_what_is_not_fairseq_s_default(stock_checkpoint):
     state = swap(stock_checkpoint, attention="lot")
-    assert "positions" not in fine_tuning_command(state, "x.pt")
-    model_args(state, "").max_source_positions = 77
-    assert " --max-source-positions 77 " in fine_tuning_command(state, "x.pt")
+    usual = fine_tuning_command(state, "x.pt")
+    assert "positions" not in usual and "norm" not in usual and "adaptive" not in usual
+    vars(model_args(state, "")).update(max_source_positions=77, no_decoder_final_norm=True, adaptive_softmax_factor=2.0)
+    told = fine_tuning_command(state, "x.pt")
+    for flags in ("--max-source-positions 77", "--no-decoder-final-norm --", "--adaptive-softmax-factor 2.0"):
+        assert f" {flags}" in told
+
+
+def test_the_command_of_a_checkpoint_that_names_no_task(stock_checkpoint):
+    state = swap(stock_checkpoint)
+    state["cfg"] = {"model": state["cfg"]["model"]}
+    assert fine_tuning_command(state, "x.pt").startswith("fairseq-train DATA ")
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_embeddings_are_shared_where_the_checkpoint_shares_them(shared, data, fine_tuned, tmp_path, caplog):
+    """Else one of two different tensors would be written over the other, without a word."""
+    flag = "--share-decoder-input-output-embed"
+    sizes = tuple(word for word in TINY if word != flag)
+    base = train(data / "bin", tmp_path / "base", "--arch", "transformer", *sizes, *[flag] * shared, updates=1)
+    start = save(swap(base, attention="sinkhorn"), tmp_path)
+    words = ("--arch", "sinkhorn_transformer", *sizes, *[flag] * (not shared), "--finetune-from-model", start)
+    args, weights = fine_tuned(*words)
+    assert args.share_decoder_input_output_embed is shared
+    before = weights_of(start)
+    assert all(torch.equal(value, before[name]) for name, value in weights.items())
+    same = torch.equal(weights["decoder.embed_tokens.weight"], weights["decoder.output_projection.weight"])
+    assert same is shared
+    assert any(f"{'with' if shared else 'without'} {flag}, which is kept" in line for line in lines(caplog))
 
 
 def test_what_is_typed_wins_and_a_line_names_both(lot_checkpoint, fine_tuned, caplog):

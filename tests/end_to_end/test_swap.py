@@ -11,7 +11,7 @@ from fairseq_lot.errors import InputError
 from fairseq_lot.models.pluggable_transformer import PluggableTransformerModel
 from fairseq_lot.plug_and_play.calibrate import calibrate
 from fairseq_lot.plug_and_play.swap import swap
-from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
+from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args, saved_task
 from fairseq_lot.pretrained.loading import build
 from tests.end_to_end.conftest import (
     TINY,
@@ -22,6 +22,7 @@ from tests.end_to_end.conftest import (
     generate,
     hypotheses,
     in_this_process,
+    refuse,
     swapped,
     train,
     weights_of,
@@ -59,6 +60,76 @@ def test_model_overrides_give_the_same_model_as_swap(data, stock_checkpoint, tmp
     for others in ("{'attention': 'set', 'set_num_pivots': 7}", "{'lot_num_pivots': 8}"):
         with pytest.raises(InputError, match="has lot .num_pivots=7. attention .* not those of .*; use swap"):
             generate(data / "bin", out, "--model-overrides", others)
+
+
+@pytest.mark.parametrize(
+    "overrides, message",
+    [
+        ({"lot_num_pivots": 8}, "fairseq's own attention, which does not read lot_num_pivots"),
+        ({"attention_sites": "cross"}, "does not read attention_sites"),
+        ({"attention": "sinkhorn", "lot_num_pivots": 8}, "--lot-num-pivots does not belong to sinkhorn"),
+    ],
+)
+def test_an_override_that_nothing_would_read_is_refused(overrides, message, data, stock_checkpoint):
+    with pytest.raises(InputError, match=message):
+        generate(data / "bin", stock_checkpoint, "--model-overrides", str(overrides))
+
+
+@pytest.mark.parametrize(
+    "overrides, message",
+    [
+        ({"sinkhorn_epsilon": 0.5}, "--sinkhorn-epsilon does not belong to lot"),
+        ({"differential_lambda_init": 0.3}, "--differential-lambda-init does not belong"),
+        ({"differential": True}, "is not trained as differential lot"),
+    ],
+)
+def test_an_override_that_does_not_fit_the_swapped_model_is_refused(overrides, message, data, lot_checkpoint):
+    with pytest.raises(InputError, match=message):
+        generate(data / "bin", lot_checkpoint, "--model-overrides", str(overrides))
+
+
+def test_a_second_swap_draws_anew(stock_checkpoint):
+    """What was fitted in between is gone, and the checkpoint does not say otherwise."""
+    once = swap(stock_checkpoint, attention="lot", lot_num_pivots=6)
+    fitted = calibrate(once, steps=1, joint_steps=0, held_out=4).state
+    again = swap(fitted, attention="lot", lot_num_pivots=6)
+    key = "encoder.layers.0.self_attn.mechanism.pivots"
+    assert torch.equal(again["model"][key], once["model"][key])
+    assert not hasattr(model_args(again, ""), "calibration") and hasattr(model_args(fitted, ""), "calibration")
+    other = swap(fitted, attention="lot", lot_num_pivots=6, lot_seed=7)
+    assert not torch.equal(other["model"][key], once["model"][key])
+
+
+def test_averages_of_the_base_s_weights_are_not_taken_along(stock_checkpoint):
+    state = load_checkpoint(stock_checkpoint)
+    state["extra_state"] = {**state["extra_state"], "ema": {"x": torch.ones(1)}, "ema_fp32_params": {}}
+    assert swap(state)["extra_state"] == load_checkpoint(stock_checkpoint)["extra_state"]
+    assert "ema" in state["extra_state"], "the argument was changed"
+
+
+def test_what_cannot_be_swapped_is_refused(data, stock_checkpoint, tmp_path, capsys):
+    words = ("--no-cross-attention", "--cross-self-attention", "--arch", "transformer_tiny", "--lr", 0)
+    without_cross = train(data / "bin", tmp_path, *words, updates=1)
+    with pytest.raises(InputError, match="has no attention at cross; name other sites"):
+        swap(without_cross, attention="lot", attention_sites="encoder,cross")
+    with pytest.raises(InputError, match="keeps the differential form"):
+        swap(stock_checkpoint, attention="lot", differential=True)
+    to = ("--path", stock_checkpoint, "--out", tmp_path / "o.pt")
+    unused = ("--no-calibrate", "--distill-steps", 5)
+    refuse(
+        capsys, "swap", *to, *unused, naming=["--distill-steps is of a calibration; leave it out, or --no-calibrate"]
+    )
+    text = tmp_path / "text"
+    text.write_text("ein Satz\n")
+    onto_input = ("--path", stock_checkpoint, "--calibrate", text, "--out", text)
+    refuse(capsys, "swap", *onto_input, naming=["--calibrate and --out are both"])
+    assert text.read_text() == "ein Satz\n"
+
+
+def test_of_several_folders_of_data_the_first_is_meant(data, stock_checkpoint):
+    state = load_checkpoint(stock_checkpoint)
+    state["cfg"]["task"]["data"] = f"{data / 'bin'}:elsewhere"
+    assert saved_task(state, "")["data"] == str(data / "bin")
 
 
 def test_a_misspelt_model_override_is_refused(data, stock_checkpoint):

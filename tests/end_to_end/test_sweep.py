@@ -60,7 +60,7 @@ def test_sweep_measures_resumes_and_extends(data, stock_checkpoint, diff_checkpo
 
     kept = contents(out)
     for more in (("--steps", 4), ("--beam", 2), ("--sentences", 9)):
-        refuse(capsys, *words, *more, naming=["holds points with another", "give another --out"])
+        refuse(capsys, *words, *more, naming=["holds points with ", ", not ", "give another --out"])
     refuse(capsys, *words, "--path", diff_checkpoint, naming=["(epoch unknown)", "or another --out"])
     refuse(capsys, *words, "--split", "valid", naming=["--split valid is of a data folder", "sweep: with --text"])
     assert contents(out) == kept
@@ -114,7 +114,7 @@ def test_several_epochs_are_one_table_and_keep_to_one_training(
         (["--path", other], f"{other} (epoch 2)"),
         (["--path", other, epochs[2]], "(epoch 2)"),
         (["--path", stock_checkpoint], f"{stock_checkpoint} (epoch unknown)"),
-        (["--path", epochs[1], "--sentences", 21], "another sentences, 20"),
+        (["--path", epochs[1], "--sentences", 21], "sentences 20, not 21"),
         (["--path", epochs[1], "--sentences", 0], "--sentences must be at least 1"),
         (["--path", epochs[1], "--try", "lots", "--no-calibration"], "unknown attention mechanism 'lots'"),
     ):

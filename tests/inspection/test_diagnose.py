@@ -131,11 +131,27 @@ def test_damaged_weights_are_an_error():
         diagnose(loaded, **OPTIONS)
 
 
-def test_sentences_that_the_model_cannot_take_are_left_out():
+def test_sentences_that_the_model_cannot_take_are_left_out(capsys):
     report = diagnose(load(max_source_positions=6, max_target_positions=1024), **OPTIONS)
     assert report["sentences"] == sum(length <= 6 for length in LENGTHS)
+    assert "of 6 sentences are left out" in capsys.readouterr().err
     with pytest.raises(InputError, match="no sentence fits"):
         diagnose(load(max_source_positions=2, max_target_positions=1024), **OPTIONS)
+
+
+def test_a_decoder_that_reads_source_and_target_at_once():
+    """Fairseq's --cross-self-attention: the keys are those of the source, then those of the target."""
+    both = {"no_cross_attention": True, "cross_self_attention": True}
+    report = diagnose(load(**both), **OPTIONS)
+    rows = {(row["site"], row["layer"], row["head"]): row for row in report["rows"] if row["site"] == "decoder"}
+    assert len(rows) == LAYERS * HEADS
+    # a batch has other pads than a sentence alone
+    alone = diagnose(load(**both), **{**OPTIONS, "batch": 1})
+    for row in alone["rows"]:
+        if row["site"] == "decoder":
+            other = rows[row["site"], row["layer"], row["head"]]
+            assert row["entropy"] == pytest.approx(other["entropy"], abs=1e-5)
+            assert row["marginal_error"] == pytest.approx(other["marginal_error"], abs=1e-5)
 
 
 def test_sentences_of_one_piece():

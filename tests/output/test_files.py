@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from fairseq_lot.errors import InputError
-from fairseq_lot.output.files import atomic_write
+from fairseq_lot.output.files import atomic_write, refuse_same
 
 
 def test_an_error_keeps_the_old_file(tmp_path):
@@ -41,6 +41,21 @@ def test_a_pipe_is_written_to_and_stays(tmp_path):
         file.write(b"text")
     reader.join()
     assert read == [b"text"] and (tmp_path / "pipe").is_fifo()
+
+
+def test_one_file_under_two_names_is_refused(tmp_path):
+    refuse_same({"--out": tmp_path / "a", "--json": tmp_path / "b", "DATA": None, "--path": None})
+    with pytest.raises(InputError, match="--path and --out are both .*; give another file"):
+        refuse_same({"--path": tmp_path / "a", "--json": tmp_path / "b", "--out": tmp_path / "c" / ".." / "a"})
+
+
+def test_a_file_that_is_missing_inside_the_block_is_named(tmp_path):
+    with (
+        pytest.raises(InputError, match="No such file.*absent.*; .*out was not changed"),
+        atomic_write(tmp_path / "out"),
+    ):
+        (tmp_path / "absent").read_text()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_is_refused(tmp_path):

@@ -22,7 +22,7 @@ def load(arch="lot_transformer", *, lengths=LENGTHS, source_only=False, **option
         sizes |= {f"{side}_embed_dim": 16, f"{side}_ffn_embed_dim": 16, f"{side}_attention_heads": HEADS}
     if options.get("attention") == "near_far":
         options = NEAR_FAR | options
-    args = Namespace(arch=arch, **sizes, **options)
+    args = Namespace(arch=arch, **(sizes | options))
     ARCH_CONFIG_REGISTRY[arch](args)
     torch.manual_seed(3)
     model = untrained(args, 12, 12).eval()

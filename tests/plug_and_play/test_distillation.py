@@ -44,6 +44,21 @@ def calibrate(both, sentences, *, steps=30, seed=1, rate=0.1, errors=None, **opt
     return fit([(both.added, rate)], errors or both.head_errors, samples, held_out, steps=steps, **options)
 
 
+def test_encoder_and_decoder_may_have_different_numbers_of_heads():
+    both, sentences = models("lot", attention_sites="encoder,cross", decoder_attention_heads=2)
+    fitted = calibrate(both, sentences, steps=3)
+    assert fitted.before.shape == (2 * LAYERS, HEADS) and (fitted.before[:LAYERS] > 0).all()
+    assert (fitted.before[LAYERS:, :2] > 0).all() and not fitted.before[LAYERS:, 2:].any()
+
+
+def test_a_model_that_gives_nan_is_not_fitted_to():
+    both, sentences = models("lot")
+    with torch.no_grad():
+        both.teacher.encoder.layers[1].fc1.weight[0, 0] = float("nan")
+    with pytest.raises(InputError, match="not a finite number"):
+        calibrate(both, sentences, errors=both.output_error)
+
+
 @pytest.mark.fast_if(lambda name, differential: name == "lot" or not differential)
 @pytest.mark.parametrize("differential", [False, True])
 @pytest.mark.parametrize("name", LEARNING)

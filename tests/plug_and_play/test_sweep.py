@@ -44,6 +44,7 @@ POINTS = [
 
 def test_slashes_stand_for_every_combination():
     assert expand("lot") == [Way(attention="lot", options={})]
+    assert expand("lot --lot-num-pivots=8/16") == expand("lot --lot-num-pivots 8/16")
     assert expand("lot --lot-num-pivots 8/16 --attention-sites encoder/encoder,cross") == [
         Way(attention="lot", options={"lot_num_pivots": r, "attention_sites": sites})
         for r in (8, 16)
@@ -97,7 +98,7 @@ def test_points_of_two_sweeps_with_one_folder_all_stay(tmp_path):
     assert sorted(found, key=str) == sorted(added, key=str)
     assert add_point(folder, settings, replace(found[3], loss=1.5))[3].loss == 1.5
     assert len(read_points(folder / "sweep.jsonl")) == len(added)
-    with pytest.raises(InputError, match="another seed, 1"):
+    with pytest.raises(InputError, match="holds points with seed 1, not 2"):
         add_point(folder, {"seed": 2}, added[0])
 
 

@@ -61,6 +61,9 @@ def test_what_cannot_be_scored_is_one_line(stage, tmp_path):
     (tmp_path / "a.pt").touch()
     _, error = stage("score.sh", tmp_path / "a.pt", "data", tmp_path / "a.pt" / "out", "-", "{}")
     assert error == f"score.sh: error: cannot write in {tmp_path}/a.pt; free space or give another OUT\n"
+    (tmp_path / "bin" / "fairseq-generate").write_text("#!/bin/sh\necho loaded 1 examples from: x/test.de-en.en >&2\n")
+    _, error = stage("score.sh", tmp_path / "a.pt", "data", tmp_path / "out", "-", "{}", "--quiet")
+    assert "out.out has no T- lines" in error and "--quiet" in error
 
 
 def test_a_folder_belongs_to_its_data_and_flags_once_something_is_trained(stage, tmp_path):

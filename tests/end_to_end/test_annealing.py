@@ -43,7 +43,9 @@ def test_checkpoints_without_an_epoch_load(resumed, data, tmp_path):
     assert not epochs(loaded(resumed, data, esp_anneal=1.0)[0].state_dict())
 
 
-def test_differential_attention_passes_the_epoch_on(resumed, data):
-    model, task = loaded(resumed, data, differential=True)
+def test_differential_attention_passes_the_epoch_on(resumed, data, tmp_path):
+    with edited(resumed, tmp_path / "differential.pt") as state:
+        state["cfg"]["model"].differential = True
+    model, task = loaded(tmp_path / "differential.pt", data)
     task.begin_epoch(5, model)
     assert epochs(model.state_dict()) == [5, 5]

@@ -16,7 +16,8 @@ from fairseq_lot.plug_and_play.sweep_table import render, render_balance
 from tests.conftest import ROOT, program
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-RESULTS_PAGES = "".join(page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("results/*.md")))
+_PAGES = [ROOT / "docs" / "results.md", *sorted((ROOT / "docs" / "results").glob("*.md"))]
+RESULTS_PAGES = "".join(page.read_text(encoding="utf-8") for page in _PAGES)
 RESULTS = sorted((ROOT / "results").glob("*.jsonl"))
 FOLDERS = ("benchmarks", "docs", "results")
 PAGES = [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in ROOT.glob(f"{folder}/**/*.md"))]

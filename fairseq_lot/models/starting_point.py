@@ -131,15 +131,13 @@ def check_overridden(path: str, overrides: dict) -> None:
     saved, _ = _read(path)
     ours = [name for name in overrides if name in option_names()]
     planned = _completed(Namespace(**(vars(saved) | overrides)), {})
-    if getattr(saved, "attention", None) is None:
-        if "attention" not in overrides:
-            raise InputError(
-                f"{path} has fairseq's own attention, which does not read {ours[0]}; override attention too"
-            )
-        check_used(ours, planned.attention, differential=planned.differential)
+    is_stock = getattr(saved, "attention", None) is None
+    if is_stock and "attention" not in overrides:
+        raise InputError(f"{path} has fairseq's own attention, which does not read {ours[0]}; override attention too")
+    check_used(ours, planned.attention, differential=planned.differential)
+    if is_stock:
         return
     saved = _completed(saved, {})
-    check_used(ours, planned.attention, differential=planned.differential)
     if saved.differential != planned.differential:
         raise InputError(f"{path} has {_words(saved)}, which is not trained as {_words(planned)}; fine-tune it so")
     if _redrawn(_parameters(saved), _parameters(planned)):

@@ -80,7 +80,7 @@ def how_to_fit(args: Namespace, data: str | None, *, without: str | None = None)
     """
     for field in dataclasses.fields(FitOptions) if without else ():
         if getattr(args, field.name) != field.default:
-            raise InputError(f"--{field.name.replace('_', '-')} is of a calibration; leave it out, or {without}")
+            raise InputError(f"is of a calibration; leave it out, or {without}", field.name).on_command_line()
     if args.split != FitOptions.split and (data is None or Path(data).is_file()):
         way_out = "leave it out, or give one (swap: with --calibrate, sweep: with --text)"
         raise InputError(f"--split {args.split} is of a data folder to calibrate on, and there is none; {way_out}")

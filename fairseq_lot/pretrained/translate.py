@@ -22,7 +22,7 @@ from fairseq_lot.pretrained.loading import Loaded, load
 from fairseq_lot.pretrained.multilingual import language_symbols
 from fairseq_lot.pretrained.text import Text, add_text_arguments, piece_kind, text_options
 
-_BATCH = 32  # piped sentences at a time
+_BATCH = 32  # sentences at a time
 
 
 class Translator:

@@ -71,6 +71,17 @@ def test_dropout_of_the_attention_can_be_retained(attention, sites, modules):
         assert torch.equal(*found) != drops
 
 
+@pytest.mark.parametrize("attention", REGISTERED)
+def test_fairseq_s_own_model_takes_the_weights_of_softmax_alone(attention):
+    """A training without ``--user-dir`` that starts from a swapped checkpoint ends, and is not one of softmax."""
+    weights, stock = load(attention=attention).model.state_dict(), load("transformer").model
+    if attention == "softmax":
+        assert not any(stock.load_state_dict(weights))
+    else:
+        with pytest.raises(RuntimeError, match=r"Unexpected key.*self_attn\.mechanism"):
+            stock.load_state_dict(weights)
+
+
 def encode(model, batch):
     return model.encoder(batch["src_tokens"], batch["src_lengths"])
 

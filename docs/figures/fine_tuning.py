@@ -1,6 +1,7 @@
-"""How far fine-tuned systems are behind fine-tuned softmax after each epoch, in nats of validation loss.
+"""How far fine-tuned systems are behind softmax that was fine-tuned for as long: in nats after each epoch, and in BLEU.
 
-python docs/figures/fine_tuning.py results/iwslt14-65k.losses/fine-tuning.json
+python docs/figures/fine_tuning.py results/iwslt14-65k.losses/fine-tuning.json \\
+    results/iwslt14-65k.fine-tuning.jsonl results/iwslt14-65k.fine-tuning.epochs.jsonl
 """
 
 import argparse
@@ -10,32 +11,71 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fairseq_lot.evaluation.bleu import SAMPLES, SEED, corpus_score, interval, resampled_scores
+from fairseq_lot.evaluation.results import BASE, FINE_TUNED, read_rows, read_statistics
 from fairseq_lot.output.figures import write_figure
 
 CONTROL = "softmax"
 
 
-def draw(losses):
-    """A line for each system; the control is the line at 0."""
-    figure = Figure(figsize=(8, 4), layout="constrained")
-    axes = figure.subplots()
-    control = losses[CONTROL]
-    axes.axhline(0, color="black", linewidth=0.8, linestyle=":", label=f"{CONTROL}, fine-tuned for as long")
+def read_counts(paths):
+    """For each system the counts of its translations after so many epochs, 0: as plugged in."""
+    found = {}
+    for path in paths:
+        rows = read_rows([path])
+        statistics = read_statistics(path, rows)
+        for row in rows:
+            epochs = row.training["finetune"]["max-epoch"] if row.stage == FINE_TUNED else 0
+            found.setdefault(CONTROL if row.stage == BASE else row.system, {})[epochs] = statistics[row.key]
+    return found
+
+
+def draw_losses(axes, losses):
+    """Validation losses above the control's; returns the colours of the systems."""
+    control, lines = losses[CONTROL], {}
     for name, valid in losses.items():
         if name != CONTROL:
             gaps = [valid[at] - control[at] for at in control if at in valid]
-            axes.plot(range(1, len(gaps) + 1), gaps, "o-", label=name)
-    axes.set_xlabel("epochs of fine-tuning")
+            (lines[name],) = axes.plot(range(1, len(gaps) + 1), gaps, "o-", label=name)
     axes.set_ylabel("validation loss above softmax's\n(nats per target token)")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize="small", frameon=False)
-    return figure
+    return {name: line.get_color() for name, line in lines.items()}
+
+
+def draw_scores(axes, counts, colours):
+    """BLEU below the control's, with 95 % intervals of the paired bootstrap."""
+    control = counts.pop(CONTROL)
+    for shift, (name, by_epochs) in enumerate(counts.items()):
+        epochs = sorted(by_epochs)
+        gaps, bounds = [], []
+        for at in epochs:
+            of_both = [control[at], by_epochs[at]]
+            gaps.append(corpus_score(of_both[0]) - corpus_score(of_both[1]))
+            resampled = resampled_scores(of_both, samples=SAMPLES, seed=SEED)
+            bounds.append(interval(resampled[0] - resampled[1]))
+        errors = list(zip(*((gap - low, high - gap) for gap, (low, high) in zip(gaps, bounds, strict=True)), strict=True))
+        at = [epoch + 0.12 * (shift - 1) for epoch in epochs]
+        axes.errorbar(at, gaps, errors, fmt="o-", capsize=2, color=colours.get(name))
+    axes.set_ylabel("BLEU below softmax's")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("losses", type=Path, help="by update, of notes/losses.py")
+    parser.add_argument("results", nargs="+", help="rows of the same systems, with their counts beside them")
+    parser.add_argument("--out", default=Path(__file__).with_suffix(".svg"), type=Path)
+    args = parser.parse_args()
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    colours = draw_losses(left, json.loads(args.losses.read_text(encoding="utf-8")))
+    draw_scores(right, read_counts(args.results), colours)
+    for axes in (left, right):
+        axes.axhline(0, color="black", linewidth=0.8, linestyle=":", label=f"{CONTROL}, fine-tuned for as long")
+        axes.set_xlabel("epochs of fine-tuning")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.spines[["top", "right"]].set_visible(False)
+    left.legend(fontsize="small", frameon=False)
+    write_figure(figure, args.out)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("path", type=Path, help="losses by update, of notes/losses.py")
-    parser.add_argument("--out", default=Path(__file__).with_suffix(".svg"), type=Path)
-    args = parser.parse_args()
-    write_figure(draw(json.loads(args.path.read_text(encoding="utf-8"))), args.out)
+    main()

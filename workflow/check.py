@@ -122,7 +122,7 @@ def _build(system: dict[str, Any], model: Namespace) -> None:
     """Put the system's mechanisms into a model of these arguments with few symbols."""
     from fairseq_lot.attention.registry import mechanism_class
     from fairseq_lot.modules.flat_options import add_attention_args, typed_options
-    from fairseq_lot.modules.sites import has_own_parameters
+    from fairseq_lot.modules.sites import can_be_fitted
     from fairseq_lot.plug_and_play.calibrate import FitOptions, add_fit_arguments
     from fairseq_lot.plug_and_play.swap import plug
     from fairseq_lot.pretrained.loading import untrained
@@ -136,8 +136,8 @@ def _build(system: dict[str, Any], model: Namespace) -> None:
     FitOptions.of(_parse("calibrate", fit.parse_args, calibrate))
     plug(model, **typed_options(given))
     built = untrained(model, 8, 8)
-    if "calibrate" in system and not has_own_parameters(built):
-        raise InputError("calibrate: this attention has no parameters of its own; remove it")
+    if "calibrate" in system and not can_be_fitted(built):
+        raise InputError("calibrate: this attention has no parameters that a fit could change; remove it")
 
 
 def main() -> int:

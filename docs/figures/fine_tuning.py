@@ -8,6 +8,7 @@ import argparse
 import json
 from pathlib import Path
 
+import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -52,7 +53,8 @@ def draw_scores(axes, counts, colours):
             gaps.append(corpus_score(of_both[0]) - corpus_score(of_both[1]))
             resampled = resampled_scores(of_both, samples=SAMPLES, seed=SEED)
             bounds.append(interval(resampled[0] - resampled[1]))
-        errors = list(zip(*((gap - low, high - gap) for gap, (low, high) in zip(gaps, bounds, strict=True)), strict=True))
+        below, above = zip(*bounds, strict=True)
+        errors = np.array(gaps) - below, np.array(above) - gaps
         at = [epoch + 0.12 * (shift - 1) for epoch in epochs]
         axes.errorbar(at, gaps, errors, fmt="o-", capsize=2, color=colours.get(name))
     axes.set_ylabel("BLEU below softmax's")

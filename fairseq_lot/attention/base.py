@@ -103,6 +103,10 @@ class Mechanism(nn.Module):
         else:
             self.register_buffer(name, value)
 
+    def fittable(self) -> list[nn.Parameter]:
+        """The parameters that the gradient of a model in eval mode reaches, by which it is fitted to another."""
+        return list(self.parameters())
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, masks: Masks, need_weights: bool) -> AttentionOutput:
         """Compute ``A v`` (and A when ``need_weights``); see :meth:`forward` for the shapes."""
         raise NotImplementedError

@@ -84,6 +84,10 @@ class Esp(Mechanism):
         else:
             self.register_buffer("slices", slices)
 
+    def fittable(self) -> list[nn.Parameter]:
+        """None where an exact sort stands, which has no gradient to the slices."""
+        return [] if self.options.hard or self.options.hard_inference else super().fittable()
+
     def directions(self, like: Tensor) -> Tensor:
         """Unit directions, ``(num_heads, L, head_dim)``, in the dtype and on the device of ``like``."""
         if self.slices is None:

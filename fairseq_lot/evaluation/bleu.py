@@ -13,6 +13,8 @@ from fairseq_lot.errors import check_least
 
 # The data is lower-cased, so that case must not count; "none" keeps the Moses tokens as they are.
 SACREBLEU: dict[str, Any] = {"lowercase": True}
+# sacreBLEU's default splits by spaces and punctuation
+_WITHOUT_SPACES = {"zh": "zh", "ja": "char", "th": "char", "lo": "char", "km": "char", "my": "char"}
 TOKENISED: dict[str, Any] = {"tokenize": "none", "force": True}
 SAMPLES, SEED = 1000, 12345
 LEVEL = 0.05  # a difference with a smaller p-value is marked in the tables
@@ -93,6 +95,12 @@ def measure(
         p = _round(paired_p_value(resampled[0] - resampled[1], found["delta"]), 4)
     rounded = {name: _round(value, 2) for name, value in found.items()}
     return MetricScore(**rounded, p=p, signature=bleu.get_signature().format())
+
+
+def for_language(metric: dict[str, Any], language: str) -> dict[str, Any]:
+    """The metric, but for a language that is written without spaces with a tokenizer that splits its sentences."""
+    split = _WITHOUT_SPACES.get(language[:2])
+    return metric if split is None else {**metric, "tokenize": split}
 
 
 def _round(value: float, digits: int) -> float:

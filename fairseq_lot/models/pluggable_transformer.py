@@ -56,10 +56,26 @@ class PluggableTransformerModel(TransformerModel):
                     f"{heads} attention heads do not divide the {side}'s width {width}; "
                     f"change --{side}-attention-heads or --{side}-embed-dim"
                 )
+            kept = getattr(args, f"{side}_layers_to_keep", None)
+            if kept and args.differential and args.differential_lambda_init is None:
+                places = sorted(map(int, kept.split(",")))
+                if places != list(range(len(places))):
+                    raise InputError(
+                        f"--{side}-layers-to-keep {kept} would move differential layers, whose λ_init depends on their "
+                        f"place; keep the first ones, or train with --differential-lambda-init"
+                    )
         announce_epochs(task)
         redrawn = vars(args).pop("redrawn_attention", ())  # no property of the model: its checkpoints do not have it
         model = super().build_model(args, task)
         model.redrawn_attention = redrawn
+        left_pads = getattr(getattr(task, "cfg", None), "left_pad_source", True)
+        if getattr(args, "cross_self_attention", False) and not left_pads:
+            for layer in model.decoder.layers:
+                if getattr(getattr(layer.self_attn, "mechanism", None), "counts_slots", False):
+                    raise InputError(
+                        f"{args.attention} attention at decoder counts the slots between tokens, and with "
+                        "--cross-self-attention pads would stand between source and target; use --left-pad-source True"
+                    )
         return model
 
     def set_epoch(self, epoch: int) -> None:
@@ -69,6 +85,8 @@ class PluggableTransformerModel(TransformerModel):
             InputError: what they learn would be rounded away.
         """
         self._refuse_half_masters()
+        if getattr(self.args, "store_ema", False) and any(name.endswith(".epoch") for name, _ in self.named_buffers()):
+            raise InputError("--store-ema would average the epoch that --esp-anneal counts; leave out one of them")
         for module in self.modules():
             if isinstance(module, Mechanism):
                 module.set_epoch(epoch)

@@ -81,6 +81,11 @@ def take_over(args: Namespace, defaults: dict) -> bool:
         args.redrawn_attention = redrawn
     if redrawn or after.keys() - before:
         changes.append("parameters that are new or of another shape are drawn")
+    if getattr(args, "esp_anneal", None) not in (None, 1) and path == args.finetune_from_model:
+        logger.warning(
+            f"{path} sorts as cold as its training left it; here annealing begins again, in the first epoch "
+            f"at {flag('esp_sort_temperature')} {args.esp_sort_temperature}"
+        )
     if changes:
         logger.warning(f"{line}; by the command line {', '.join(changes)}")
     else:

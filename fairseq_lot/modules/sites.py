@@ -41,10 +41,10 @@ def inner(mechanism: Mechanism | None) -> Mechanism | None:
     return getattr(mechanism, "inner", mechanism)
 
 
-def has_own_parameters(model: TransformerModel) -> bool:
+def can_be_fitted(model: TransformerModel) -> bool:
     """Whether some mechanism has parameters to fit; λ and the norm of a differential form are not among them."""
     mechanisms = (getattr(attention, "mechanism", None) for _, _, attention in attentions(model))
-    return any(list(inner(mechanism).parameters()) for mechanism in mechanisms if mechanism is not None)
+    return any(inner(mechanism).fittable() for mechanism in mechanisms if mechanism is not None)
 
 
 def attention_sites(args: Any) -> tuple[str, ...]:

@@ -78,10 +78,10 @@ def read_bytes(path: str | Path) -> bytes:
 
 
 def split_lines(raw: bytes, name: str | Path) -> list[str]:
-    """Return the lines of UTF-8 text without their ends; InputError names the text and the line that is not UTF-8."""
+    """The lines of UTF-8 text without their ends and byte-order mark; InputError names a line that is not UTF-8."""
     try:
-        text = raw.decode("utf-8")
+        text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        number = raw.count(b"\n", 0, error.start) + 1
+        number = error.object.count(b"\n", 0, error.start) + 1
         raise InputError(f"{name}, line {number}: not valid UTF-8; convert it with iconv") from None
     return [line.rstrip("\r") for line in text.removesuffix("\n").split("\n")] if text else []

@@ -50,13 +50,13 @@ class Distillation:
         for (site, layer, ours), (_, _, theirs) in zip(attentions(student), attentions(teacher), strict=True):
             # of a differential attention, its plans are fitted; λ and the norm have been trained
             fitted, told = (inner(getattr(attention, "mechanism", None)) for attention in (ours, theirs))
-            if fitted is not None and told is not None and list(fitted.parameters()):
+            if fitted is not None and told is not None and fitted.fittable():
                 self.matched.append(Match(site, layer, fitted, told))
                 for projection in (ours.q_proj, ours.k_proj, ours.v_proj, ours.out_proj):
                     self.projections += projection.parameters()
         if not self.matched:
-            raise InputError("there is nothing to calibrate: this attention has no parameters of its own")
-        self.added = [parameter for match in self.matched for parameter in match.student.parameters()]
+            raise InputError("there is nothing to calibrate: this attention has no parameters that a fit could change")
+        self.added = [parameter for match in self.matched for parameter in match.student.fittable()]
         self.in_encoder = all(match.site == "encoder" for match in self.matched)
 
     def readable(self, sample: dict) -> dict:

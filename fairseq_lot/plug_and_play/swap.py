@@ -22,12 +22,13 @@ from fairseq_lot.modules.flat_options import (
     spell_out,
     typed_options,
 )
-from fairseq_lot.modules.sites import attention_sites, attentions, has_own_parameters
+from fairseq_lot.modules.sites import attention_sites, attentions, can_be_fitted
 from fairseq_lot.output.files import atomic_write, refuse_same
 from fairseq_lot.plug_and_play.calibrate import add_fit_arguments, calibrate, how_to_fit, render, trained_attention
 from fairseq_lot.pretrained.checkpoint import (
     Checkpoint,
     State,
+    load_checkpoint,
     model_args,
     read,
     saved_task,
@@ -83,6 +84,10 @@ def run(args: Namespace) -> int:
     refuse_same({"--path": args.path, "--calibrate": args.calibrate, "--out": args.out})
     how = how_to_fit(args, args.calibrate, without="--no-calibrate" if args.no_calibrate else None)
     state = swap(args.path, **{"attention": PLUGGED, **typed_options(args)})
+    before, given_up = model_args(load_checkpoint(args.path), args.path), []
+    if (getattr(before, "attention", None) or DEFAULT) != DEFAULT or getattr(before, "softmax_prior", None):
+        after = attention_sites(model_args(state, args.out))
+        given_up = [site for site in attention_sites(before) if site not in after]
     reason = "not calibrated: as drawn" if args.no_calibrate else why_not_calibrated(state, args.path)
     with atomic_write(args.out, "wb") as file:  # opened first: an unwritable path fails at once
         done = calibrate(state, args.calibrate, **how) if args.calibrate is not None or reason is None else None
@@ -92,6 +97,8 @@ def run(args: Namespace) -> int:
     if done is not None:
         print(render(done))
     swapped = model_args(state, args.out)
+    if given_up:
+        print(f"{args.path} has {before.attention} attention at {','.join(given_up)} too, which becomes plain softmax")
     print(f"{args.out}: {swapped.attention} attention at {swapped.attention_sites}, from {args.path}; {reason}")
     print(f"fine-tune it, with the flags of your training: {fine_tuning_command(state, args.out)} ...")
     return 0
@@ -131,8 +138,8 @@ def _sizes_besides(args: Namespace, size: Callable[[Namespace], None]) -> dict:
 
 def why_not_calibrated(state: dict, path: str | Path) -> str | None:
     """Why a swapped checkpoint is left as it is when nobody asked for a calibration; None: it is to be calibrated."""
-    if not has_own_parameters(build(state, path)):
-        return "not calibrated: this attention has no parameters of its own"
+    if not can_be_fitted(build(state, path)):
+        return "not calibrated: this attention has no parameters that a fit could change"
     trained = trained_attention(state, path)
     return None if trained == DEFAULT else f"not calibrated: the model was trained with {trained} attention"
 

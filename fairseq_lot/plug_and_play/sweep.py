@@ -134,13 +134,10 @@ def ways_to_try(tries: Iterable[str], path: str, *, calibrate: bool, text: bool)
     """Softmax, the ways of ``--try``, and those with something to fit once more, calibrated; all are known to work.
 
     Raises:
-        InputError: a way is wrong, or the model was trained with another attention than softmax.
+        InputError: a way is wrong.
     """
     ways = list({way.key: way for way in (SOFTMAX, *(way for words in tries for way in expand(words)))}.values())
     state = load_checkpoint(path)
-    trained = trained_attention(state, path)
-    if trained != DEFAULT:
-        raise InputError(f"{path} was trained with {trained} attention; give a base of {DEFAULT}, which swaps replace")
     fitted = [way for way in ways if why_not_calibrated(swap_as(state, way), path) is None]
     calibrations = [PIECES, TEXT][: 1 + text] if calibrate else []
     return ways + [replace(way, calibrated_on=calibration) for calibration in calibrations for way in fitted]
@@ -155,9 +152,12 @@ def read_base(path: str) -> Base:
     """A checkpoint, and what it says of its epochs: fairseq notes for going on where it stands.
 
     Raises:
-        InputError: it cannot be read.
+        InputError: it cannot be read, or was trained with another attention than softmax.
     """
     state = load_checkpoint(path)
+    trained = trained_attention(state, path)
+    if trained != DEFAULT:
+        raise InputError(f"{path} was trained with {trained} attention; give a base of {DEFAULT}, which swaps replace")
     try:
         position = state["extra_state"]["train_iterator"]
         epochs = position["epoch"] - 1 if position["iterations_in_epoch"] == 0 else 0

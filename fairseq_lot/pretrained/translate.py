@@ -178,7 +178,9 @@ def run(args: Namespace) -> int:
         print(*paths, sep="\t")
     typed = not args.sentences and sys.stdin.isatty()
     # bytes that are not UTF-8 become surrogates, which are refused with the number of the line
-    lines = args.sentences or (raw.decode("utf-8", "surrogateescape").rstrip("\r\n") for raw in sys.stdin.buffer)
+    lines = args.sentences or (
+        raw.decode("utf-8", "surrogateescape").removeprefix("\ufeff").rstrip("\r\n") for raw in sys.stdin.buffer
+    )
     lines, line = iter(lines), 1
     while batch := list(islice(lines, 1 if typed else _BATCH)):
         try:

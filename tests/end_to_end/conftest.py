@@ -98,9 +98,9 @@ def swapped(checkpoint, out, attention, *options):
 
 
 def weights_of(checkpoint):
-    """The weights by name, without a buffer that fairseq never fills: it holds whatever was in memory."""
+    """The weights by name, without a buffer that fairseq never fills, and one that only says that there is a swap."""
     weights = load_checkpoint(checkpoint)["model"]
-    return {name: value for name, value in weights.items() if not name.endswith("._float_tensor")}
+    return {name: x for name, x in weights.items() if not name.endswith(("._float_tensor", ".is_plugged_in"))}
 
 
 def differing(one, other):

@@ -4,6 +4,7 @@ import pytest
 from fairseq import checkpoint_utils
 
 from fairseq_lot import models  # noqa: F401 - registers the architectures
+from fairseq_lot.errors import InputError
 from fairseq_lot.pretrained.checkpoint import load_checkpoint
 from tests.end_to_end.conftest import edited, train
 
@@ -49,3 +50,13 @@ def test_differential_attention_passes_the_epoch_on(resumed, data, tmp_path):
     model, task = loaded(tmp_path / "differential.pt", data)
     task.begin_epoch(5, model)
     assert epochs(model.state_dict()) == [5, 5]
+
+
+def test_a_fine_tuning_says_that_annealing_begins_again(resumed, data, tmp_path, caplog):
+    train(data / "bin", tmp_path, *FLAGS, "--finetune-from-model", resumed, updates=1)
+    assert "annealing begins again, in the first epoch at --esp-sort-temperature 0.1" in caplog.text
+
+
+def test_annealing_does_not_go_with_a_moving_average(data, tmp_path):
+    with pytest.raises(InputError, match="--store-ema would average the epoch that --esp-anneal counts"):
+        train(data / "bin", tmp_path, *FLAGS, "--store-ema", updates=1)

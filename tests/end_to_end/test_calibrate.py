@@ -260,7 +260,10 @@ def test_temperatures_of_sinkhorn_are_calibrated_by_the_swap_itself(data, stock_
 
 @pytest.mark.parametrize(
     ("options", "reason"),
-    [(("lot", "--no-calibrate"), "as drawn"), *(((x,), "no parameters of its own") for x in ("sinkhorn", "softmax"))],
+    [
+        (("lot", "--no-calibrate"), "as drawn"),
+        *(((x,), "no parameters that a fit could change") for x in ("sinkhorn", "softmax")),
+    ],
 )
 def test_what_is_not_calibrated_says_why(options, reason, stock_checkpoint, tmp_path, capsys):
     fairseq_lot("swap", "--path", stock_checkpoint, "--out", tmp_path / "out.pt", "--attention", *options)

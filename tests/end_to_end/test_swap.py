@@ -246,3 +246,13 @@ def test_a_file_that_the_first_version_swapped_translates(data, stock_checkpoint
         state["last_optimizer_state"] = None
     old, new = (hypotheses(generate(data / "bin", path)) for path in (tmp_path / "old.pt", lot_checkpoint))
     assert old == new and len(old) == 60 * 2
+
+
+def test_a_site_that_goes_back_to_softmax_is_named(lot_checkpoint, tmp_path, capsys):
+    with edited(lot_checkpoint, tmp_path / "both.pt") as state:
+        model_args(state, "").attention_sites = "encoder,cross"
+    words = ("swap", "--path", tmp_path / "both.pt", "--no-calibrate", "--out", tmp_path / "out.pt", "--attention")
+    fairseq_lot(*words, "sinkhorn")
+    assert "both.pt has lot attention at cross too, which becomes plain softmax" in capsys.readouterr().out
+    fairseq_lot(*words, "lot", "--attention-sites", "cross,encoder")
+    assert "plain softmax" not in capsys.readouterr().out

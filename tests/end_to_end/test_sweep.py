@@ -1,6 +1,7 @@
 """``fairseq-lot sweep`` as a user runs it: everything once, then nothing again."""
 
 import json
+import shutil
 
 import pytest
 
@@ -66,10 +67,14 @@ def test_sweep_measures_resumes_and_extends(data, stock_checkpoint, diff_checkpo
     assert contents(out) == kept
 
 
-def test_a_base_that_was_not_trained_with_softmax_is_refused(data, stock_checkpoint, tmp_path, capsys):
+@pytest.mark.parametrize("others", [(), ("stock.pt",)])
+def test_a_base_that_was_not_trained_with_softmax_is_refused(others, data, stock_checkpoint, tmp_path, capsys):
+    """Wherever it stands among the bases."""
+    shutil.copy(stock_checkpoint, tmp_path / "stock.pt")
+    others = [tmp_path / other for other in others]
     with edited(stock_checkpoint, tmp_path / "alibi.pt") as state:
         vars(model_args(state, "")).update(attention="softmax", softmax_prior="alibi")
-    words = ("sweep", data / "bin", "--path", tmp_path / "alibi.pt", "--out", tmp_path / "out", "--try", "lot")
+    words = ("sweep", data / "bin", "--path", *others, tmp_path / "alibi.pt", "--out", tmp_path / "out", "--try", "lot")
     refuse(capsys, *words, naming=["alibi.pt was trained with softmax (prior=alibi)", "which swaps replace"])
 
 

@@ -18,6 +18,7 @@ from fairseq_lot.evaluation.bleu import (
     SACREBLEU,
     TOKENISED,
     detokenise,
+    for_language,
     measure,
     paired_p_value,
     resampled_scores,
@@ -255,3 +256,13 @@ def test_commit_of_a_checkout(tmp_path):
     hook.unlink()
     (package / "code.py").write_text("a = 2\n")
     assert current_commit(tmp_path) == f"{commit}-dirty"
+
+
+def test_languages_without_spaces_are_split():
+    """sacreBLEU's default takes a sentence of theirs for one word."""
+    said, meant = ["他今天来了"], ["他昨天来了"]
+    assert measure(said, meant, metric=SACREBLEU).score == 0
+    for language, split in (("zh", "zh"), ("zh_CN", "zh"), ("ja", "char")):
+        found = measure(said, meant, metric=for_language(SACREBLEU, language))
+        assert found.score > 20 and f"tok:{split}|" in found.signature
+    assert for_language(SACREBLEU, "en") is SACREBLEU

@@ -8,6 +8,7 @@ import torch
 
 from fairseq_lot.attention.options import SITES
 from fairseq_lot.attention.registry import MECHANISMS as REGISTERED
+from fairseq_lot.errors import InputError
 from fairseq_lot.modules.sites import attentions
 from tests.conftest import close, softmax_in_its_own_dtype
 from tests.plug_and_play.in_memory import LAYERS, load
@@ -48,6 +49,33 @@ def test_layers_that_are_kept_keep_their_attention():
     pruned.load_state_dict(trained.state_dict(), model_cfg=kept)
     mechanism = pruned.encoder.layers[0].self_attn.mechanism
     assert torch.equal(mechanism.pivots, trained.encoder.layers[1].self_attn.mechanism.pivots)
+
+
+@pytest.mark.parametrize(("kept", "lambda_init"), [("0,1", None), ("1,0", None), ("1", 0.5), ("1", None)])
+def test_differential_layers_that_would_get_another_lambda_are_refused(kept, lambda_init):
+    pruned = {"decoder_layers_to_keep": kept, "differential_lambda_init": lambda_init}
+    if kept == "1" and lambda_init is None:
+        with pytest.raises(InputError, match="--decoder-layers-to-keep 1 would move differential layers"):
+            load("diff_transformer", **pruned)
+    else:
+        load("diff_transformer", **pruned)
+
+
+def test_slots_that_pads_would_part_are_refused():
+    """Source, pads and target stand in one row."""
+    shared = {"attention_sites": "encoder,decoder", "cross_self_attention": True, "no_cross_attention": True}
+    for attention in ("lot", "near_far"):
+        loaded = load(attention=attention, **shared)
+        task = Namespace(
+            cfg=Namespace(left_pad_source=False),
+            source_dictionary=loaded.task.source_dictionary,
+            target_dictionary=loaded.task.target_dictionary,
+        )
+        if attention == "lot":
+            type(loaded.model).build_model(loaded.model.args, task)
+        else:
+            with pytest.raises(InputError, match="near_far attention at decoder counts the slots"):
+                type(loaded.model).build_model(loaded.model.args, task)
 
 
 @pytest.mark.parametrize(
@@ -129,6 +157,20 @@ def test_generation_makes_weights_only_where_they_are_printed(options):
     assert none is None
     close(others, values, 1e-12)
     assert not any("to_keys" in key for kept in state.values() for key in kept)
+
+
+@torch.no_grad()
+def test_translating_makes_no_weights_and_says_what_it_may_have_cut(monkeypatch, capsys):
+    loaded = load(attention="lot", attention_sites="encoder,cross", lengths=(5, 4))
+    cross = loaded.model.decoder.layers[-1].encoder_attn
+    asked, attend = [], cross.forward
+    monkeypatch.setattr(
+        cross, "forward", lambda *args, **named: asked.append(named["need_weights"]) or attend(*args, **named)
+    )
+    found = dict(loaded.translate([[0, 1]], beam=2))
+    assert asked and not any(asked) and all(layer.need_attn for layer in loaded.model.decoder.layers)
+    assert [len(tokens) for tokens in found.values()] == [201, 201]
+    assert "2 translations have 200 pieces, fairseq's limit" in capsys.readouterr().err
 
 
 def test_training_gives_the_weights_that_a_loss_may_read():

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from fairseq_lot.errors import InputError
-from fairseq_lot.output.files import atomic_write, refuse_same
+from fairseq_lot.output.files import atomic_write, refuse_same, split_lines
 
 
 def test_an_error_keeps_the_old_file(tmp_path):
@@ -61,3 +61,9 @@ def test_a_file_that_is_missing_inside_the_block_is_named(tmp_path):
 def test_a_folder_is_refused(tmp_path):
     with pytest.raises(InputError, match="Is a directory"), atomic_write(tmp_path):
         pass
+
+
+def test_a_byte_order_mark_is_no_text_and_errors_are_counted_behind_it():
+    assert split_lines("\ufeffa\nb\n".encode(), "text") == ["a", "b"]
+    with pytest.raises(InputError, match="text, line 2: not valid UTF-8"):
+        split_lines(b"\xef\xbb\xbfa\n\xff\n", "text")

@@ -139,7 +139,14 @@ def test_what_only_gets_worse_is_left_as_it_was():
     assert torch.equal(both.added[0], start)
 
 
-@pytest.mark.parametrize(("name", "options"), [("softmax", {}), ("sinkhorn", {"sinkhorn_learn_epsilon": False})])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("softmax", {}),
+        ("sinkhorn", {"sinkhorn_learn_epsilon": False}),
+        *[("esp", {"esp_slicer": "learnable", exact: True}) for exact in ("esp_hard", "esp_hard_inference")],
+    ],
+)
 def test_nothing_to_fit_is_an_error(name, options):
     with pytest.raises(InputError, match="nothing to calibrate"):
         models(name, **options)

@@ -62,7 +62,7 @@ class PluggableTransformerModel(TransformerModel):
                 if places != list(range(len(places))):
                     raise InputError(
                         f"--{side}-layers-to-keep {kept} would move differential layers, whose λ_init depends on their "
-                        f"place; keep the first ones, or train with --differential-lambda-init"
+                        "place; keep the first ones, or train with --differential-lambda-init"
                     )
         announce_epochs(task)
         redrawn = vars(args).pop("redrawn_attention", ())  # no property of the model: its checkpoints do not have it

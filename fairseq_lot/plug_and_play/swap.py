@@ -28,7 +28,6 @@ from fairseq_lot.plug_and_play.calibrate import add_fit_arguments, calibrate, ho
 from fairseq_lot.pretrained.checkpoint import (
     Checkpoint,
     State,
-    load_checkpoint,
     model_args,
     read,
     saved_task,
@@ -83,8 +82,9 @@ def run(args: Namespace) -> int:
     """Swap, calibrate unless told not to, and say in one line what was done."""
     refuse_same({"--path": args.path, "--calibrate": args.calibrate, "--out": args.out})
     how = how_to_fit(args, args.calibrate, without="--no-calibrate" if args.no_calibrate else None)
-    state = swap(args.path, **{"attention": PLUGGED, **typed_options(args)})
-    before, given_up = model_args(load_checkpoint(args.path), args.path), []
+    base = read(args.path)
+    state = _swap(*base, **{"attention": PLUGGED, **typed_options(args)})
+    before, given_up = model_args(*base), []
     if (getattr(before, "attention", None) or DEFAULT) != DEFAULT or getattr(before, "softmax_prior", None):
         after = attention_sites(model_args(state, args.out))
         given_up = [site for site in attention_sites(before) if site not in after]
@@ -163,9 +163,13 @@ def swap(checkpoint: Checkpoint, *, attention: str = PLUGGED, **flat_options: An
     Raises:
         InputError: an unknown mechanism or option, a site where the mechanism cannot stand, or that the model lacks.
     """
+    return _swap(*read(checkpoint), attention=attention, **flat_options)
+
+
+def _swap(state: dict, path: str, *, attention: str, **flat_options: Any) -> dict:
+    """:func:`swap` of a checkpoint that has been read."""
     if any(name.startswith("differential") for name in flat_options):
         raise InputError("swap keeps the differential form as it is; leave out its options")
-    state, path = read(checkpoint)
     trained = trained_attention(state, path)
     state = {**with_own_arguments(state), "last_optimizer_state": None}
     args, weights = model_args(state, path), state["model"]

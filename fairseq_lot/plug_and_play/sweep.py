@@ -3,7 +3,7 @@
 import hashlib
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -106,11 +106,11 @@ def run(args: Namespace) -> None:
     settings = {**test, "languages": languages and list(languages), **fitting}
     how: dict[str, Any] = {**test, "fitting": fitting, "device": device}
     bases = sorted(dict.fromkeys(map(read_base, args.paths)), key=lambda base: base.epoch or 0)
-    ways = ways_to_try(args.tries, args.paths, calibrate=not args.no_calibration, text=args.text)
     points = read_points(folder / "sweep.jsonl")
     check_settings(folder, settings)
     before = (Base(f"a point in {folder}", point.base, point.epoch) for point in points)
     check_epochs([*before, *bases])
+    ways = ways_to_try(args.tries, args.paths[0], calibrate=not args.no_calibration, text=args.text)
     with tqdm(total=len(bases) * len(ways), unit="swap", disable=None) as progress:
         for base in bases:
             done = {(point.base, *point.key) for point in points if point.bleu or args.no_bleu}
@@ -130,21 +130,15 @@ def run(args: Namespace) -> None:
         write_figure(draw(points), folder / "sweep.svg")
 
 
-def ways_to_try(tries: Iterable[str], paths: Sequence[str], *, calibrate: bool, text: bool) -> list[Way]:
+def ways_to_try(tries: Iterable[str], path: str, *, calibrate: bool, text: bool) -> list[Way]:
     """Softmax, the ways of ``--try``, and those with something to fit once more, calibrated; all are known to work.
 
     Raises:
-        InputError: a way is wrong, or a model was trained with another attention than softmax.
+        InputError: a way is wrong.
     """
     ways = list({way.key: way for way in (SOFTMAX, *(way for words in tries for way in expand(words)))}.values())
-    for path in dict.fromkeys(paths):
-        trained = trained_attention(load_checkpoint(path), path)
-        if trained != DEFAULT:
-            raise InputError(
-                f"{path} was trained with {trained} attention; give a base of {DEFAULT}, which swaps replace"
-            )
-    state = load_checkpoint(paths[0])
-    fitted = [way for way in ways if why_not_calibrated(swap_as(state, way), paths[0]) is None]
+    state = load_checkpoint(path)
+    fitted = [way for way in ways if why_not_calibrated(swap_as(state, way), path) is None]
     calibrations = [PIECES, TEXT][: 1 + text] if calibrate else []
     return ways + [replace(way, calibrated_on=calibration) for calibration in calibrations for way in fitted]
 
@@ -158,9 +152,12 @@ def read_base(path: str) -> Base:
     """A checkpoint, and what it says of its epochs: fairseq notes for going on where it stands.
 
     Raises:
-        InputError: it cannot be read.
+        InputError: it cannot be read, or was trained with another attention than softmax.
     """
     state = load_checkpoint(path)
+    trained = trained_attention(state, path)
+    if trained != DEFAULT:
+        raise InputError(f"{path} was trained with {trained} attention; give a base of {DEFAULT}, which swaps replace")
     try:
         position = state["extra_state"]["train_iterator"]
         epochs = position["epoch"] - 1 if position["iterations_in_epoch"] == 0 else 0

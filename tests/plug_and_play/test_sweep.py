@@ -1,6 +1,7 @@
 """The ways that a sweep tries, and how it shows what they gave."""
 
 import json
+from argparse import Namespace
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
@@ -164,7 +165,7 @@ def test_of_several_bases_the_figure_has_a_line_for_each_way():
 )
 def test_epochs_are_those_that_are_finished(position, epoch, tmp_path, monkeypatch):
     (tmp_path / "x.pt").write_bytes(b"x")
-    state = {"extra_state": {"train_iterator": position}}
+    state = {"args": Namespace(arch="transformer"), "extra_state": {"train_iterator": position}}
     monkeypatch.setattr("fairseq_lot.plug_and_play.sweep.load_checkpoint", lambda path: state)
     assert read_base(str(tmp_path / "x.pt")).epoch == epoch
 

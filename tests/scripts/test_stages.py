@@ -47,6 +47,10 @@ def test_translations_are_made_again_for_other_data_or_flags_only(stage, tmp_pat
 
     assert score("--beam", "4") == 1 and score("--beam", "4") == 0
     assert score("--beam", "5") == 1 and score("--beam", "5", data="other") == 1
+    (tmp_path / "made").mkdir()
+    assert score(data=tmp_path / "made") == 1 and score(data=tmp_path / "made") == 0
+    (tmp_path / "made" / "test.de-en.de.bin").touch()
+    assert score(data=tmp_path / "made") == 1 and score(data=tmp_path / "made") == 0, "made again under its name"
     out.with_suffix(".command").unlink()
     assert score("--beam", "6") == 0, "made before commands were kept"
     os.utime(checkpoint)

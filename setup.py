@@ -47,6 +47,7 @@ setup(
         "bitarray>=2.0",
         "hydra-core>=1.3.2,<1.4",
         "jinja2>=3.1",
+        "langcodes>=3.5",
         "matplotlib>=3.7",
         "numpy>=1.24",
         "omegaconf>=2.3,<2.4",

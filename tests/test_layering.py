@@ -24,7 +24,7 @@ SEES = {
     "pretrained": {"models", "modules", "attention", *EXPERIMENT},
     "plug_and_play": {"inspection", "pretrained", "models", "modules", "attention", *EXPERIMENT},
     "inspection": {"pretrained", "models", "modules", "attention", "transport", *EXPERIMENT},
-    "evaluation": TOOLS,
+    "evaluation": {"corpus", *TOOLS},
     "corpus": TOOLS,
     "cli": {"errors"},
     "__init__": {"plug_and_play", "pretrained", "attention", "errors"},  # rooms by name, when they are first used

@@ -21,8 +21,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from fairseq_lot.corpus.moses import tokenise_lines
 from fairseq_lot.corpus.parallel import Texts, output_folder, write_splits
-from fairseq_lot.corpus.tokenise import clean_indices, tokenise_lines
+from fairseq_lot.corpus.tokenise import clean_indices
 from fairseq_lot.errors import InputError
 from fairseq_lot.output.files import atomic_write, split_lines
 

@@ -4,21 +4,12 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 
-from sacremoses import MosesTokenizer
-from tqdm import tqdm
-
+from fairseq_lot.corpus.moses import tokenise_lines
 from fairseq_lot.corpus.parallel import add_text_arguments, output_folder, read_splits, write_splits
 from fairseq_lot.errors import InputError, check_least
 
 MAX_RATIO = 1.5  # with MAX_TOKENS the setting of fairseq's IWSLT'14 recipe
 MAX_TOKENS = 175
-
-
-def tokenise_lines(lines: Sequence[str], language: str) -> list[str]:
-    """Return each line as lower-cased Moses tokens with escapes (``&apos;``), separated by single spaces."""
-    tokenise = MosesTokenizer(language).tokenize
-    shown = tqdm(lines, f"tokenising {language}", unit=" lines", disable=None, leave=False)
-    return [" ".join(tokenise(line, escape=True)).lower() for line in shown]
 
 
 def clean_indices(

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 from pydantic import FiniteFloat
 from sacrebleu.metrics import BLEU
-from sacremoses import MosesDetokenizer
 
+from fairseq_lot.corpus.moses import rules_of
 from fairseq_lot.errors import check_least
 
 # The data is lower-cased, so that case must not count; "none" keeps the Moses tokens as they are.
 SACREBLEU: dict[str, Any] = {"lowercase": True}
 # sacreBLEU's default splits by spaces and punctuation
-_WITHOUT_SPACES = {"zh": "zh", "ja": "char", "th": "char", "lo": "char", "km": "char", "my": "char"}
+_WITHOUT_SPACES = {"zh": "zh", "yue": "zh", "ja": "char", "th": "char", "lo": "char", "km": "char", "my": "char"}
 TOKENISED: dict[str, Any] = {"tokenize": "none", "force": True}
 SAMPLES, SEED = 1000, 12345
 LEVEL = 0.05  # a difference with a smaller p-value is marked in the tables
@@ -56,12 +56,6 @@ def bootstrap_settings(args: argparse.Namespace) -> dict[str, int]:
     return {"samples": args.bootstrap_samples, "seed": args.bootstrap_seed}
 
 
-def detokenise(lines: list[str], *, language: str) -> list[str]:
-    """Undo Moses tokenisation and its escapes (``&apos;`` and the like) with sacremoses."""
-    detokenizer = MosesDetokenizer(lang=language)
-    return [detokenizer.detokenize(line.split()) for line in lines]
-
-
 def measure(
     hypotheses: list[str],
     references: list[str],
@@ -99,7 +93,7 @@ def measure(
 
 def for_language(metric: dict[str, Any], language: str) -> dict[str, Any]:
     """The metric, but for a language that is written without spaces with a tokenizer that splits its sentences."""
-    split = _WITHOUT_SPACES.get(language[:2])
+    split = _WITHOUT_SPACES.get(rules_of(language))
     return metric if split is None else {**metric, "tokenize": split}
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fairseq_lot.corpus.moses import detokenise
 from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation.bleu import (
     SACREBLEU,
@@ -15,7 +16,6 @@ from fairseq_lot.evaluation.bleu import (
     MetricScore,
     add_bootstrap_arguments,
     bootstrap_settings,
-    detokenise,
     for_language,
     measure,
     relative_length,
@@ -25,7 +25,8 @@ from fairseq_lot.evaluation.results import Label, Row, format_row, format_statis
 from fairseq_lot.output.files import atomic_write, read_bytes, read_lines, split_lines
 from fairseq_lot.output.provenance import current_commit
 
-_LANGUAGE = re.compile(r"[A-Za-z]{2,3}([_-]\w+)?")
+_LANGUAGE = re.compile(r"[A-Za-z]{2,3}([_-]\w+)*")
+_NAME = re.compile(r"[A-Za-z][\w-]*")
 _HYPOTHESIS = re.compile(r"H-([0-9]{1,9})\t[^\t]*\t(.*)")
 
 
@@ -36,8 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tokenised-reference", required=True, metavar="FILE", help="Moses tokens, lower-cased, a sentence per line")
     add("--raw-reference", metavar="FILE", help="untokenised reference; without it the tokens are detokenised")
     add("--baseline-generated", metavar="FILE", help="output of the base, for the paired test")
-    add("--target-lang", metavar="LANG", help="for detokenising; default: the end of the reference's name, as in "
-        "test.en")  # fmt: skip
+    add("--target-lang", metavar="LANG", help="for detokenising, en or eng or en_XX; a name that is no code has no "
+        "language's rules; default: the end of the reference's name, as in test.en")  # fmt: skip
     add("--out", required=True, metavar="FILE.jsonl", help="the row; beside it, in FILE.sentences.tsv, the counts of "
         "its sentences, for fairseq-lot compare. Rows of several systems in one file make a table")  # fmt: skip
 
@@ -143,7 +144,7 @@ def target_language(args: argparse.Namespace) -> str:
     """The language that was typed, else the one that the tokenised reference's name ends with."""
     typed = args.target_lang
     language = Path(args.tokenised_reference).suffix[1:] if typed is None else typed
-    if language == "txt" or not _LANGUAGE.fullmatch(language):
+    if language == "txt" or not (_LANGUAGE if typed is None else _NAME).fullmatch(language):
         raise InputError(f"{language!r} is not a language code such as en; give --target-lang")
     return language
 

@@ -23,6 +23,7 @@ from fairseq.data.encoders import BPE_REGISTRY, TOKENIZER_REGISTRY, build_bpe, b
 from fairseq.tasks.translation import TranslationTask
 
 from fairseq_lot.corpus.encode import MODEL_NAME, SPACE
+from fairseq_lot.corpus.moses import rules_of
 from fairseq_lot.errors import InputError, first_line
 from fairseq_lot.pretrained.loading import Loaded
 
@@ -136,7 +137,7 @@ class Text:
             guessed = bpe is None and not told["bpe"]
             pieces = _build_bpe(names["bpe"] or "", bpe_codes, told["bpe"], task, guessed=guessed)
         if names["tokenizer"] is not None:
-            pair = {"source_lang": task.cfg.source_lang, "target_lang": task.cfg.target_lang}
+            pair = {f"{side}_lang": rules_of(getattr(task.cfg, f"{side}_lang")) for side in ("source", "target")}
             words = _build("tokenizer", names["tokenizer"], (told["tokenizer"] or _moses_options(spelt)) | pair)
         capitals = _share(task.source_dictionary, lambda symbol: symbol != symbol.lower())
         lower = not tokenised and bool(spelt) and capitals <= _RARE

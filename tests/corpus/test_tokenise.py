@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from fairseq_lot.cli import main
-from fairseq_lot.corpus.tokenise import clean_indices, tokenise_lines
+from fairseq_lot.corpus.moses import detokenise, tokenise_lines
+from fairseq_lot.corpus.tokenise import clean_indices
 
 GERMAN = ["Das ist ein Haus.", "Es ist schön, nicht wahr?", "Er sagt: „Gut“.", "Ja."]
 ENGLISH = ["That's a house.", "It is nice, isn't it?", 'He says: "Good" & more.', "Yes, of course, why not?"]
@@ -38,6 +39,16 @@ def test_moses_tokens_in_lower_case():
         "he says : &quot; good &quot; &amp; more .",
     ]
     assert tokenise_lines(["Es ist schön, Herr Dr. Groß!"], "de") == ["es ist schön , herr dr. groß !"]
+
+
+@pytest.mark.parametrize("code", ["en", "EN", "eng", "en_XX", "eng_Latn", "en-GB"])
+def test_a_language_has_its_rules_by_each_of_its_codes(code):
+    assert tokenise_lines(ENGLISH[1:2], code) == ["it is nice , isn &apos;t it ?"]
+    assert detokenise(["it is nice , isn &apos;t it ?"], language=code) == ["it is nice, isn't it?"]
+
+
+def test_a_name_that_is_no_code_has_no_rules():
+    assert tokenise_lines(ENGLISH[1:2], "target") == ["it is nice , isn &apos; t it ?"]
 
 
 def test_cleaning_rules():

@@ -13,11 +13,11 @@ from sacrebleu.significance import PairedTest
 from sacremoses import MosesDetokenizer
 
 from fairseq_lot.cli import main
+from fairseq_lot.corpus.moses import detokenise
 from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation.bleu import (
     SACREBLEU,
     TOKENISED,
-    detokenise,
     for_language,
     measure,
     paired_p_value,
@@ -217,8 +217,10 @@ def test_bad_files(arguments, refused, tmp_path, write_generated, corpus):
     [
         ("test.en", None, "en"),
         ("test.de-en.pt_BR", None, "pt_BR"),
+        ("test.sr-Latn-RS", None, "sr-Latn-RS"),
         ("test.en", "fr", "fr"),
         ("reference.txt", "fr", "fr"),
+        ("test.target", "target", "target"),
         ("reference.txt", None, None),
         ("reference", None, None),
         ("test.english", None, None),
@@ -262,7 +264,8 @@ def test_languages_without_spaces_are_split():
     """sacreBLEU's default takes a sentence of theirs for one word."""
     said, meant = ["他今天来了"], ["他昨天来了"]
     assert measure(said, meant, metric=SACREBLEU).score == 0
-    for language, split in (("zh", "zh"), ("zh_CN", "zh"), ("ja", "char")):
+    for language, split in (("zh", "zh"), ("zho_Hans", "zh"), ("yue_Hant", "zh"), ("JA", "char"), ("jpn", "char")):
         found = measure(said, meant, metric=for_language(SACREBLEU, language))
         assert found.score > 20 and f"tok:{split}|" in found.signature
-    assert for_language(SACREBLEU, "en") is SACREBLEU
+    for language in ("en", "jav_Latn", "kmr", "target"):
+        assert for_language(SACREBLEU, language) is SACREBLEU

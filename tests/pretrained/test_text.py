@@ -9,7 +9,7 @@ from fairseq.data import Dictionary
 from sacremoses import MosesDetokenizer
 
 from fairseq_lot.corpus.encode import MODEL_NAME, encode_lines, learn_bpe
-from fairseq_lot.corpus.tokenise import tokenise_lines
+from fairseq_lot.corpus.moses import tokenise_lines
 from fairseq_lot.errors import InputError
 from fairseq_lot.pretrained.checkpoint import saved_encoders
 from fairseq_lot.pretrained.text import Text, piece_kind

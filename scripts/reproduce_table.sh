@@ -23,6 +23,4 @@ if [[ "$*" == *slurm* ]]; then
         || die "snakemake has no executor for SLURM here; run 'pip install snakemake-executor-plugin-slurm' in $VIRTUAL_ENV"
     show=(--quiet reason host) # what jobs say stays on the cluster
 fi
-snakemake --configfile "$config" --nolock "${show[@]}" "${@:2}"
-table=$(python -c 'import sys, yaml; print(yaml.safe_load(open(sys.argv[1]))["work"] + "/table.md")' "$config")
-if [ -f "$table" ]; then cat "$table"; fi
+snakemake --configfile "$config" --nolock "${show[@]}" "${@:2}" # its rule "all" prints the table

@@ -15,6 +15,7 @@ device='from torch import cuda, get_num_threads as n; print(cuda.get_device_name
 [ $# -ge 5 ] || die "give CKPT, DATA, OUT, BASE and LABEL, then flags of fairseq-generate"
 ckpt=$1 data=$2 out=$3 base=$4 label=$5 joined=subword_nmt
 [ -f "$ckpt" ] || die "there is no checkpoint $ckpt"
+if [[ " ${*:6} " == *" --cpu "* ]]; then export CUDA_VISIBLE_DEVICES=; fi # the row names the device
 activate
 if [ -f "$data/sentencepiece.bpe.model" ]; then joined=sentencepiece; fi
 generate=(fairseq-generate "$data" --user-dir fairseq_lot --gen-subset test --path "$ckpt" --beam 5 --batch-size 128

@@ -21,6 +21,9 @@ SCHEMA = Path(__file__).with_name("schema.yaml")
 GIVEN = {"user-dir", "source-lang", "target-lang", "fp16", "bf16"}
 GIVEN_TRAINING = GIVEN | {"arch", "seed", "save-dir", "restore-file", "finetune-from-model", "log-file"}
 GIVEN_TRANSLATING = GIVEN | {"path", "gen-subset", "model-overrides", "results-path"}
+# flags after which there is no checkpoint, or no translation of each sentence
+NOTHING_SAVED = {"no-save", "disable-validation", "checkpoint-suffix"}
+NOT_ONE_EACH = {"quiet", "nbest", "num-shards", "shard-id", "score-reference", "skip-invalid-size-inputs-valid-test"}
 
 
 def words(flags: dict[str, Any]) -> list[str]:
@@ -40,6 +43,17 @@ def attention_flags(system: dict[str, Any]) -> dict[str, Any]:
     """The flags of a system's mechanism, the same for swap and fairseq-train."""
     sites = {"attention-sites": system["sites"]} if "sites" in system else {}
     return {"attention": system["attention"], **sites, **system.get("options", {})}
+
+
+def lengths(config: dict[str, Any], split: str) -> list[str]:
+    """Flags of ``fairseq-lot check``: the longest sentences on which no training and no translation stops."""
+    trainings = [own | config["pretrain"] for own in config["backbones"].values()]
+    skipped = any("skip-invalid-size-inputs-valid-test" in flags for flags in trainings)
+    if split == "train" or (split == "valid" and skipped):  # fairseq leaves out longer ones
+        return []
+    calls = [*trainings, *[config.get("generate", {})] * (split != "valid")]
+    limits = {f"max-{side}-positions" for side in ("source", "target")}
+    return words({limit: min(flags.get(limit, 1024) for flags in calls) for limit in sorted(limits)})
 
 
 def check(config: dict[str, Any]) -> None:
@@ -73,15 +87,25 @@ def check(config: dict[str, Any]) -> None:
         _refuse(f"backbones, {backbone}", own, {name for name in given if not name.startswith("differential-")})
     for stage in ("pretrain", "finetune"):
         _refuse(stage, config.get(stage, {}), given)
+        _refuse(stage, config.get(stage, {}), NOTHING_SAVED, "the best checkpoint is scored")
     _refuse("generate", config.get("generate", {}), GIVEN_TRANSLATING)
+    _refuse("generate", config.get("generate", {}), NOT_ONE_EACH, "each sentence has one translation, which is scored")
     for name, system in config["systems"].items():
         for stage in ("calibrate", "finetune"):
             if stage in system and system.get("from-scratch"):
                 raise InputError(f"systems, {name}, {stage}: not used by a system from scratch; remove it")
         if "finetune" in system and "finetune" not in config:
             raise InputError(f"systems, {name}, finetune: not used where the experiment has no finetune; remove it")
+        is_plain = system["attention"] == "softmax" and not system.get("options") and not system.get("from-scratch")
+        if is_plain and len(system) > 1:
+            raise InputError(
+                f"systems, {name}: plain softmax is the control, the base fine-tuned as the others are; remove "
+                f"{', '.join(sorted(system.keys() - {'attention'}))}"
+            )
+        if name == "softmax" and not is_plain:
+            raise InputError("systems, softmax: the base and the control are called so; give another name")
         _refuse(f"systems, {name}, options", system.get("options", {}), {"attention", "attention-sites"})
-        _refuse(f"systems, {name}, finetune", system.get("finetune", {}), given)
+        _refuse(f"systems, {name}, finetune", system.get("finetune", {}), given | NOTHING_SAVED)
         if system.get("calibrate", {}).get("with") == "pieces":
             _refuse(f"systems, {name}, calibrate", system["calibrate"], {"split"}, "it is of text")
 

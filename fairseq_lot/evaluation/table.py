@@ -127,7 +127,8 @@ class _Systems:
         differences = self.differences(key, stage)
         if not differences:
             return text
-        lacking = "" if scores.keys() >= control.keys() else f", {len(scores)} of {len(control)} seeds"
+        most = max(len(scores), len(control))
+        lacking = "" if len(differences) == most else f", {len(differences)} of {most} seeds"
         return f"{text} ({median(differences):+.2f}{lacking})"
 
 
@@ -149,7 +150,9 @@ def _full(systems: _Systems, heading: str) -> Table:
             cells.append(MISSING if is_base else _difference(scores))
         if FINE_TUNED in systems.stages:
             differences = systems.differences(key, FINE_TUNED)
-            cells.append(_middle(differences) if differences else MISSING)
+            seeds = len(systems.scores(key, FINE_TUNED))
+            lacking = f"{len(differences)} of {seeds} seeds" if len(differences) < seeds else ""
+            cells.append(_middle(differences, lacking) if differences else MISSING)
         lines.append(cells)
     length = ["Length"] * systems.with_length
     columns = (title for stage in systems.stages for title in (stage.capitalize(), *length, "Δ vs. base"))
@@ -193,7 +196,7 @@ def _notes(systems: _Systems) -> list[str]:
         f"* where p < {LEVEL} for every seed, in the same direction."
     )
     of_softmax = ["plug-and-play is the base itself"] * (PLUG_AND_PLAY in systems.stages)
-    to_control = ""
+    to_control, precision = "", _listed({row.precision for row in rows} - {"unknown"}) or "fp32"
     if FINE_TUNED in systems.stages:
         of_softmax.append("fine-tuned the control, the base fine-tuned for the same epochs")
         to_control = " Δ vs. control: to the control of the same seed, not tested here (fairseq-lot compare does)."
@@ -210,6 +213,7 @@ def _notes(systems: _Systems) -> list[str]:
         f"Training: {_valued({row.backbone: row.training for row in rows})}",
         f"Signature: {_listed(f'`{getattr(row, systems.metric).signature}`' for row in rows)}",
         f"References: {_listed(row.reference for row in rows) if systems.metric == 'sacrebleu' else 'Moses tokens'}",
+        *([f"Precision: {precision}"] if precision != "fp32" else []),
         f"Device: {'; '.join(sorted({row.device for row in rows}))}",
         f"Commit: {_listed(row.commit for row in rows)}",
         f"Seeds: {_listed(row.seed for row in rows)}",

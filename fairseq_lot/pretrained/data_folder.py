@@ -15,11 +15,13 @@ from fairseq_lot.errors import InputError
 _WAY_OUT = "make it with fairseq-preprocess, see scripts/prepare_*.sh"
 
 
-def check_data(data: str | Path, *, split: str, source: str, target: str, needs_target: bool = True) -> np.ndarray:
+def check_data(
+    data: str | Path, *, split: str, source: str, target: str, needs_target: bool = True
+) -> dict[str, np.ndarray]:
     """Check that a split is complete and readable, or its source side where it has no other and needs none.
 
     Returns:
-        Source lengths in pieces, the end of sentence included.
+        By language, source first, lengths in pieces, the end of sentence included.
 
     Raises:
         InputError: a file is missing or damaged, or the sides differ in length.
@@ -29,7 +31,7 @@ def check_data(data: str | Path, *, split: str, source: str, target: str, needs_
     data = Path(data)
     names = [f"{split}.{source}-{target}", f"{split}.{target}-{source}"]  # fairseq also translates the other way round
     name = next((name for name in names if (data / f"{name}.{source}.idx").exists()), names[0])
-    sizes = {}
+    sizes: dict[str, np.ndarray] = {}
     for lang in (source, target):
         dictionary, prefix = read_dictionary(data, lang), data / f"{name}.{lang}"
         files = [Path(f"{prefix}.{kind}") for kind in ("bin", "idx")]
@@ -47,7 +49,7 @@ def check_data(data: str | Path, *, split: str, source: str, target: str, needs_
         raise InputError(f"{data}: {split} has {n} {source} and {m} {target} sentences; make it again")
     if not n:
         raise InputError(f"{data}: {split} is empty")
-    return sizes[source]
+    return sizes
 
 
 def _sizes(prefix: Path, dictionary: Dictionary) -> np.ndarray:
@@ -68,16 +70,16 @@ def _sizes(prefix: Path, dictionary: Dictionary) -> np.ndarray:
     return sizes
 
 
-def check_lengths(sizes: np.ndarray, limit: int | None, *, where: str) -> None:
-    """Refuse empty sources and sources longer than the model's positions."""
+def check_lengths(sizes: np.ndarray, limit: int | None, *, where: str, side: str = "source") -> None:
+    """Refuse empty sources, and sentences longer than the model's positions on that side."""
     empty = np.flatnonzero(sizes <= 1)
-    if len(empty):
+    if side == "source" and len(empty):
         raise InputError(f"{where}: sentence {empty[0] + 1} is empty; remove it from both sides")
     if limit is not None and sizes.max() > limit:
         line = int(sizes.argmax())
         raise InputError(
-            f"{where}: sentence {line + 1} has {sizes[line]} pieces with the end of sentence, the model takes {limit}; "
-            "shorten it, or train with a larger --max-source-positions"
+            f"{where}: {side} {line + 1} has {sizes[line]} pieces with the end of sentence, the model takes {limit}; "
+            f"shorten it, or train with a larger --max-{side}-positions"
         )
 
 

@@ -5,7 +5,16 @@ import shutil
 import pytest
 from fairseq_cli.preprocess import cli_main as fairseq_preprocess
 
-from tests.end_to_end.conftest import ROOT, command, contents, in_this_process, refuse, refuse_and_keep, train
+from tests.end_to_end.conftest import (
+    ROOT,
+    command,
+    contents,
+    fairseq_lot,
+    in_this_process,
+    refuse,
+    refuse_and_keep,
+    train,
+)
 from tests.end_to_end.test_malformed_checkpoints import words_of
 
 
@@ -48,6 +57,15 @@ def test_check_refuses_sources_that_the_model_cannot_take(data, tmp_path, capsys
     flags = ("--arch", "lot_transformer_small", "--max-source-positions", 12, "--skip-invalid-size-inputs-valid-test")
     checkpoint = train(data / "bin", tmp_path, *flags, updates=1)
     refuse(capsys, "check", data / "bin", "--path", checkpoint, naming=["takes 12", "--max-source-positions"])
+
+
+def test_check_refuses_what_is_longer_than_was_said(data, capsys):
+    """Targets count, too: fairseq-train and fairseq-generate stop at either."""
+    folder, both = data / "bin", ("--max-source-positions", 60, "--max-target-positions", 60)
+    fairseq_lot("check", folder, "--split", "valid", *both)
+    naming = ["valid: target ", "the model takes 12", "--max-target-positions"]
+    refuse(capsys, "check", folder, "--split", "valid", "--max-target-positions", 12, naming=naming)
+    refuse(capsys, "check", folder, "--max-target-positions", 0, naming=["--max-target-positions must be at least 1"])
 
 
 def test_check_refuses_an_empty_source(data, tmp_path, capsys):

@@ -90,7 +90,16 @@ def test_several_seeds_give_the_median(make_row):
 def test_the_control_is_that_of_the_same_seed(make_row):
     tuned = [make_row(stage="fine-tuned", seed=seed, score=30.0 + seed) for seed in (1, 2, 3)]
     rows = [make_row("LOT", stage="fine-tuned", seed=seed, score=31.0) for seed in (2, 3, 4)]
-    assert "| LOT | 31.00 [30.00, 32.00] (3 seeds) | – | -1.50 (-2.00 to -1.00) |" in render([*tuned, *rows])
+    seeds = "-1.50 (-2.00 to -1.00; 2 of 3 seeds)"
+    assert f"| LOT | 31.00 [30.00, 32.00] (3 seeds) | – | {seeds} |" in render([*tuned, *rows])
+    assert "| LOT | 31.00 (-1.50, 2 of 3 seeds) |" in render([*tuned, *rows], medians=True)
+    rows = [make_row("ESP", stage="fine-tuned", score=30.0)]
+    assert "| ESP | 30.00 (-1.00, 1 of 3 seeds) |" in render([*tuned, *rows], medians=True)
+
+
+def test_half_precision_is_said(make_row):
+    assert "- Precision: bf16\n" in render([make_row(precision="bf16")])
+    assert "Precision" not in render([make_row()]) + render([make_row(precision="unknown")])
 
 
 def test_a_system_that_scores_as_the_control_is_not_the_control(make_row):

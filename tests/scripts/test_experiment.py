@@ -72,6 +72,9 @@ WRONG = [
     ({"finetune": {"lot-num-pivots": 3}}, "finetune: lot-num-pivots has no place here"),
     ({"finetune": {"finetune-from-model": "x.pt"}}, "finetune: finetune-from-model has no place here"),
     ({"generate": {"gen-subset": "valid"}}, "generate: gen-subset has no place here"),
+    ({"generate": {"nbest": 2}}, "generate: nbest has no place here, each sentence has one translation, which is"),
+    ({"pretrain": {"disable-validation": True}}, "pretrain: disable-validation has no place here, the best checkpoint"),
+    ({"systems": {"softmax": {"attention": "lot"}}}, "systems, softmax: the base and the control are called so"),
 ]
 WRONG_SYSTEMS = [
     ({"attention": "lott"}, "systems, S: unknown attention mechanism 'lott'; choose one of esp, lot"),
@@ -93,6 +96,8 @@ WRONG_SYSTEMS = [
     ({"options": {"attention": "esp"}}, "systems, S, options: attention has no place here"),
     ({"options": {"attention-sites": "decoder"}}, "systems, S, options: attention-sites has no place here"),
     ({"finetune": {"attention": "esp"}}, "systems, S, finetune: attention has no place here"),
+    ({"attention": "softmax", "sites": "encoder"}, "systems, S: plain softmax is the control, the base fine-tuned as"),
+    ({"finetune": {"no-save": True}}, "systems, S, finetune: no-save has no place here"),
     ({"scratch": True}, "systems, S: Additional properties are not allowed ('scratch' was unexpected)"),
 ]
 

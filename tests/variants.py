@@ -10,6 +10,7 @@ import torch
 
 from fairseq_lot.attention.differential import build_differential
 from fairseq_lot.attention.registry import MECHANISMS, build_mechanism
+from fairseq_lot.modules.sites import inner
 
 NUM_HEADS, HEAD_DIM = 2, 4
 
@@ -59,11 +60,6 @@ VARIANTS = {
         "alibi": {"prior": "alibi"},
     },
 }
-
-
-def inner(mechanism):
-    """The mechanism that makes the plans, inside the differential wrapper too."""
-    return getattr(mechanism, "inner", mechanism)
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,10 @@ class AttentionOutput:
     values: Tensor
     weights: Tensor | None = None
 
+    def to(self, dtype: torch.dtype) -> "AttentionOutput":
+        """The same in another dtype."""
+        return AttentionOutput(self.values.to(dtype), None if self.weights is None else self.weights.to(dtype))
+
 
 def without_pads(x: Tensor, padding_mask: Pads) -> Tensor:
     """``x``, ``(bsz, num_heads, len, c)``, with zeros in the padded slots, whatever stood there."""

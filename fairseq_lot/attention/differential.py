@@ -75,7 +75,7 @@ class Differential(Mechanism):
     def attend_summary(self, q: Tensor, summary: State, need_weights: bool = False) -> AttentionOutput:
         if not self.summarises:
             return super().attend_summary(q, summary, need_weights)
-        return self._subtract(self.inner.attend_summary(q, summary, need_weights), q.dtype)
+        return self._subtract(self.inner.attend_summary(q, summary, need_weights)).to(q.dtype)
 
     def causal_step(
         self,
@@ -89,7 +89,7 @@ class Differential(Mechanism):
         if not self.summarises:
             return super().causal_step(q, k, v, key_padding_mask, state, need_weights)
         output, state = self.inner.causal_step(q, k, self._widen(v), key_padding_mask, state, need_weights)
-        return self._subtract(output, q.dtype), state
+        return self._subtract(output).to(q.dtype), state
 
     @staticmethod
     def _widen(v):
@@ -97,7 +97,7 @@ class Differential(Mechanism):
         wide = v.unflatten(1, (-1, 2)).transpose(2, 3).flatten(3)
         return wide.repeat_interleave(2, dim=1)
 
-    def _subtract(self, output, dtype=None):
+    def _subtract(self, output):
         """``A1 - λ A2`` of the inner mechanism's output, normalised; as ``(bsz, num_heads, tgt_len, value_dim)``."""
         lambda_ = self.difference_weight()
 
@@ -108,8 +108,6 @@ class Differential(Mechanism):
         values = self.norm(subtract(output.values).to(self.norm.weight.dtype)) * (1 - self.lambda_init)
         values = values.unflatten(-1, (2, -1)).transpose(2, 3).flatten(1, 2)
         weights = None if output.weights is None else subtract(output.weights)
-        if dtype is not None:
-            values, weights = values.to(dtype), None if weights is None else weights.to(dtype)
         return AttentionOutput(values, weights)
 
 

@@ -206,8 +206,7 @@ class Lot(Mechanism):
         k, v = without_pads(k, key_padding_mask), without_pads(v, key_padding_mask)
         scores = self.scores(q), self.scores(k)
         output, state = self._attend_prefix(*scores, v, key_padding_mask, state, need_weights)
-        weights = None if output.weights is None else output.weights.to(q.dtype)
-        return AttentionOutput(output.values.to(q.dtype), weights), state
+        return output.to(q.dtype), state
 
     def _next_token(self, q, k, v, key_padding_mask, state):
         """:meth:`causal_step` for one token, without weights: a step of decoding is as slow as its kernels are many."""

@@ -199,9 +199,7 @@ class NearFar(Mechanism):
     def attend_summary(self, q: Tensor, summary: State, need_weights: bool = False) -> AttentionOutput:
         if self.options.band == "diagonal":
             return super().attend_summary(q, summary, need_weights)
-        output = self._attend_expected(at_least_float32(q), summary, need_weights)
-        weights = None if output.weights is None else output.weights.to(q.dtype)
-        return AttentionOutput(output.values.to(q.dtype), weights)
+        return self._attend_expected(at_least_float32(q), summary, need_weights).to(q.dtype)
 
     def causal_step(
         self,

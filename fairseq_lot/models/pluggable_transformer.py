@@ -21,8 +21,8 @@ from fairseq_lot.attention.base import Mechanism
 from fairseq_lot.attention.registry import DEFAULT, MECHANISMS
 from fairseq_lot.errors import InputError
 from fairseq_lot.models.fairseq_hooks import announce_epochs, install
-from fairseq_lot.models.starting_point import fill, is_command_line, take_over
-from fairseq_lot.modules.flat_options import add_attention_args, check_used, spell_out, typed_options
+from fairseq_lot.models.starting_point import is_command_line, take_over
+from fairseq_lot.modules.flat_options import add_attention_args, check_used, fill, spell_out, typed_options
 from fairseq_lot.modules.transformer import Decoder, Encoder
 
 

@@ -18,6 +18,7 @@ from fairseq_lot.errors import InputError, first_line
 from fairseq_lot.modules.flat_options import (
     DEFAULTS,
     check_used,
+    fill,
     flag,
     mechanism_options,
     option_names,
@@ -106,13 +107,6 @@ def _keep_sharing(args: Namespace, saved: Namespace, path: str) -> None:
 def is_command_line(args: Namespace) -> bool:
     """Not the arguments of a checkpoint: fairseq calls architectures again for each model that it builds or loads."""
     return not hasattr(args, "_name") and hasattr(args, "restore_file")
-
-
-def fill(args: Namespace, defaults: dict) -> None:
-    """Give the arguments that are missing or None their defaults."""
-    for name, default in defaults.items():
-        if getattr(args, name, None) is None:
-            setattr(args, name, default)
 
 
 def check_configured(model: Namespace, path: str) -> None:

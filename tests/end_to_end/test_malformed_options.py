@@ -1,10 +1,8 @@
 """Options without a meaning: every command refuses them with one line and writes nothing."""
 
-import json
-
 import pytest
 
-from tests.end_to_end.conftest import contents, fairseq_lot, generate, refuse
+from tests.end_to_end.conftest import contents, fairseq_lot, refuse
 
 HUGE = 10**15
 FIT = [
@@ -49,22 +47,6 @@ SWEEP = [
 ]
 
 
-def label(**changes):
-    """What a row is about, changed in some entries."""
-    return json.dumps({"system": "x", "settings": {"attention": "lot"}, "stage": "base"} | changes)
-
-
-SCORE = [
-    *[("--label", label(seed=x)) for x in ("x", 1.5)],
-    *[("--label", label(stage=x)) for x in ("", "later")],
-    *[("--bootstrap-samples", x) for x in (0, -1, "x")],
-    *[("--bootstrap-seed", x) for x in (-1, "x")],
-    *[("--seconds", x) for x in (-1, "nan", "inf", "long")],
-    *[("--target-lang", x) for x in ("", "../en", "1", "english")],
-    *[("--label", label(**{x: " "})) for x in ("dataset", "experiment", "backbone", "system")],
-    *[("--label", label(settings=x)) for x in ({}, {"attention": " "}, {"attention": "lot", "magic": 1})],
-    *[("--label", x) for x in ("", "{", "[]", "{}")],
-]
 TOKENISE = [
     *[("--max-ratio", x) for x in (0, -1, "nan", "x")],
     *[("--max-tokens", x) for x in (0, -1, "x")],
@@ -81,7 +63,6 @@ WRONG = {
     "swap and calibrate": [("--steps", 0), ("--learning-rate", "nan"), ("--held-out", HUGE), ("--split", "magic")],
     "diagnose": DIAGNOSE,
     "sweep": SWEEP,
-    "score": SCORE,
     "tokenise": TOKENISE,
     "encode": ENCODE,
 }
@@ -97,8 +78,6 @@ def refused(capsys, tmp_path, monkeypatch):
     def refused(words, options=()):
         line = refuse(capsys, *words, *options)
         named = [word for word in " ".join(map(str, options)).split() if len(word.strip()) > 1 and not word.isdigit()]
-        if named[:1] == ["--label"]:
-            named = named[:1]
         assert not named or any(word in line or word.replace("-", "_").strip("_") in line for word in named), line
         assert list(tmp_path.iterdir()) == []
 
@@ -106,20 +85,16 @@ def refused(capsys, tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def commands(data, stock_checkpoint, lot_checkpoint, tmp_path_factory):
+def commands(data, stock_checkpoint, lot_checkpoint):
     """Each command with arguments that are in order."""
-    translations = tmp_path_factory.mktemp("translations") / "test.out"
-    translations.write_text(generate(data / "bin", stock_checkpoint))
     pair = ("--source", "de", "--target", "en")
     folder, swap = data / "bin", ("swap", "--path", stock_checkpoint, "--out", "out.pt")
-    score = ("score", "--generated", translations, "--tokenised-reference", data / "text" / "test.en")
     return {
         "calibrate": ("calibrate", folder, "--path", lot_checkpoint, "--out", "out.pt"),
         "swap": swap,
         "swap and calibrate": (*swap, "--attention", "lot", "--calibrate", folder),
         "diagnose": ("diagnose", folder, "--path", lot_checkpoint, "--json", "out.json"),
         "sweep": ("sweep", folder, "--path", stock_checkpoint, "--out", "out", "--try", "softmax", "--no-bleu"),
-        "score": (*score, "--out", "r.jsonl", "--label", label()),
         "tokenise": ("tokenise", "--raw", data / "raw", "--out", "out", *pair),
         "encode": ("encode", "--text", data / "text", "--vocab-size", 300, "--out", "out", *pair),
     }

@@ -2,7 +2,6 @@
 
 import pydoc
 
-import matplotlib
 import pytest
 import torch
 
@@ -10,7 +9,6 @@ import fairseq_lot
 from fairseq_lot.attention.options import SITES
 from fairseq_lot.attention.registry import MECHANISMS
 from fairseq_lot.errors import InputError
-from fairseq_lot.output.figures import Figure, as_bytes
 from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
 
 
@@ -87,12 +85,3 @@ def test_results_fit_on_a_screen_and_are_saved_as_plain_data(stock_checkpoint, t
 def test_help_names_mechanisms_and_sites():
     text = pydoc.render_doc(fairseq_lot.swap)
     assert all(name in text for name in (*MECHANISMS, *SITES, "fairseq-lot swap --help"))
-
-
-def test_figures_leave_the_settings_of_others_alone():
-    with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "mine"}):
-        before = dict(matplotlib.rcParams)
-        figure = Figure()
-        figure.suptitle("text as text")
-        assert b"text as text</text>" in as_bytes(figure, "svg")
-        assert dict(matplotlib.rcParams) == before

@@ -179,7 +179,7 @@ def test_bad_options(arguments, refused, tmp_path):
         ({"labels": {"colour": "red"}}, ["--label", "at colour"]),
         ({"label": "{"}, ["--label '{'", "Invalid JSON"]),
         ({"device": "\udcff"}, ["not valid UTF-8"]),
-        ({"target_lang": "../x"}, ["--target-lang", "../x"]),
+        *[({"target_lang": name}, ["--target-lang", name]) for name in ("../x", "", "1")],
         ({"commit": "\udcff"}, ["not valid UTF-8"]),
         ({"out": tmp_path}, [tmp_path]),
         ({"out": tmp_path / "lot.seed1"}, [tmp_path / "lot.seed1", ".jsonl"]),

@@ -219,12 +219,6 @@ def test_the_band_of_near_far_at_cross_stands_where_it_is_expected():
 
 
 @pytest.mark.parametrize("site", SITES)
-def test_softmax_may_stand_anywhere(site):
-    mechanism = build("--attention", "softmax", "--attention-sites", ",".join(SITES), site=site)
-    assert mechanism.supports_causal
-
-
-@pytest.mark.parametrize("site", SITES)
 def test_differential_is_everywhere_around_what_stands_there(site):
     mechanism = build("--attention", "lot", "--differential", site=site, layer=2)
     assert isinstance(mechanism, Differential)

@@ -1,14 +1,12 @@
 """The scripts prepare_*.sh on a tiny text: result, reuse and bad input."""
 
 import http.server
-import io
 import lzma
 import os
 import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import threading
 from pathlib import Path
 
@@ -17,6 +15,7 @@ import pytest
 from fairseq_lot.corpus.iwslt14 import fetch
 from fairseq_lot.errors import InputError
 from tests.conftest import ROOT
+from tests.corpus.test_iwslt14 import files, pack
 
 BINARIES = [f"{split}.de-en.{side}.{kind}" for split in ("train", "valid", "test") for side in ("de", "en") for kind in
             ("bin", "idx")]  # fmt: skip
@@ -163,30 +162,16 @@ def test_what_another_call_has_made_meanwhile_stays(text, tmp_path, preprocess):
     assert names_in(tmp_path / "data") == {"settings"}
 
 
-def write_archive(path):
-    """Write a tiny archive of IWSLT'14's form."""
-    sets = ["TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012"]
-    with tarfile.open(path, "w:gz") as tar:
-        for language, words in (("de", "Das Haus, Nummer"), ("en", "The house's number")):
-            content = {f"de-en/train.tags.de-en.{language}": "".join(f"{words} {n}.\n" for n in range(50))}
-            for name in sets:
-                content[f"de-en/IWSLT14.{name}.de-en.{language}.xml"] = f'<seg id="1"> {words} {name} now. </seg>\n'
-            for name, lines in content.items():
-                member = tarfile.TarInfo(name)
-                member.size = len(lines.encode())
-                tar.addfile(member, io.BytesIO(lines.encode()))
-
-
 def test_raw_archive_is_fetched_and_becomes_a_data_folder(tmp_path, preprocess):
     """The archive goes through extraction, tokenisation and BPE; the raw reference is kept."""
-    write_archive(tmp_path / "remote.tgz")
+    (tmp_path / "remote.tgz").write_bytes(pack(files()))
     url = f"file://{tmp_path}/remote.tgz"
     run = prepare("prepare_iwslt14.sh", tmp_path, path_first=preprocess("exit 0"), URL=url, VOCAB_SIZE=60)
     assert run.returncode == 0, run.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bin", "data", "de-en.tgz", "remote.tgz"]
     data = tmp_path / "data"
-    assert (data / "raw" / "test.en").read_text().startswith("The house's number TED.dev2010 now.\n")
-    assert (data / "text" / "test.en").read_text().startswith("the house &apos;s number ted.dev2010 now .\n")
+    assert (data / "raw" / "test.en").read_text().startswith("It's IWSLT14.TED.dev2010.de-en en\n")
+    assert (data / "text" / "test.en").read_text().startswith("it &apos;s iwslt14.ted.dev2010.de-en en\n")
 
 
 def test_failed_download_is_one_line(tmp_path):

@@ -7,16 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fairseq_lot.attention.reference import uniform
 from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.transport.certificates import coupling_certificate
 from fairseq_lot.transport.pivots import pivot_coupling
 from tests.conftest import close, random
 
 SEEDS = st.integers(0, 10_000)
-
-
-def uniform(n):
-    return torch.full((n,), 1 / n, dtype=torch.float64)
 
 
 def couple(query_scores, key_scores, masses, updates=501):

@@ -52,8 +52,8 @@ def lengths(config: dict[str, Any], split: str) -> list[str]:
     if split == "train" or (split == "valid" and skipped):  # fairseq leaves out longer ones
         return []
     calls = [*trainings, *[config.get("generate", {})] * (split != "valid")]
-    limits = {f"max-{side}-positions" for side in ("source", "target")}
-    return words({limit: min(flags.get(limit, 1024) for flags in calls) for limit in sorted(limits)})
+    limits = ("max-source-positions", "max-target-positions")
+    return words({limit: min(flags.get(limit, 1024) for flags in calls) for limit in limits})
 
 
 def check(config: dict[str, Any]) -> None:

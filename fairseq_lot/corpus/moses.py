@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from langcodes import Language
 from langcodes.tag_parser import LanguageTagError
-from sacremoses import MosesDetokenizer, MosesTokenizer
 from tqdm import tqdm
 
 
@@ -24,6 +23,8 @@ def rules_of(code: str) -> str:
 
 def tokenise_lines(lines: Sequence[str], language: str) -> list[str]:
     """Return each line as lower-cased Moses tokens with escapes (``&apos;``), separated by single spaces."""
+    from sacremoses import MosesTokenizer  # half a second, which commands that only read rules need not wait
+
     tokenise = MosesTokenizer(rules_of(language)).tokenize
     shown = tqdm(lines, f"tokenising {language}", unit=" lines", disable=None, leave=False)
     return [" ".join(tokenise(line, escape=True)).lower() for line in shown]
@@ -31,5 +32,7 @@ def tokenise_lines(lines: Sequence[str], language: str) -> list[str]:
 
 def detokenise(lines: list[str], *, language: str) -> list[str]:
     """Undo Moses tokenisation and its escapes (``&apos;`` and the like) with sacremoses."""
+    from sacremoses import MosesDetokenizer
+
     detokenizer = MosesDetokenizer(lang=rules_of(language))
     return [detokenizer.detokenize(line.split()) for line in lines]

@@ -205,3 +205,10 @@ def test_settings_of_a_training():
     early = {"args": Namespace(bpe="subword_nmt", bpe_codes="code")}
     named = {"_name": "subword_nmt", "bpe": "subword_nmt", "bpe_codes": "code"}
     assert saved_encoders(early) == {"bpe": named, "tokenizer": {}}
+
+
+@pytest.mark.parametrize("code", ["en", "eng", "en_XX"])
+def test_the_tokenizer_goes_by_a_language_under_each_of_its_codes(code, tmp_path):
+    loaded = model(tmp_path, TOKENS)
+    loaded.task.cfg.source_lang = code
+    assert Text.of(loaded, tokenizer="moses").tokenizer.encode("It isn't.").split()[1:3] == ["isn", "&apos;t"]

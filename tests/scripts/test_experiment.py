@@ -191,10 +191,18 @@ def test_the_plan_has_each_stage_once_and_scores_every_test_set(tmp_path):
     assert re.search(r"finetune.sh \S*'?.*LOT ε=2.*--attention=lot --lot-epsilon=2 --seed=2 --lr=0.0003", plan)
     assert re.search(r"pretrain.sh .*ESP from scratch' --arch=lot_transformer_small --attention=esp", plan)
     assert f"&& echo data >{tmp_path}/work/data.done" in plan
+    assert "check data --split valid --max-source-positions=1024 --max-target-positions=1024" in plan
     scores = [line for line in plan.splitlines() if "scripts/score.sh" in line]
     assert len(scores) == 20 and sum('"numbers, short"' in line for line in scores) == 10
     for line in scores:
         assert ("--gen-subset=test1" in line) == ('"numbers, long"' in line) == ("base.test1" in line)
+
+
+def test_the_precision_of_an_experiment_wins_over_that_of_a_profile(tmp_path):
+    words = ("--profile", "workflow/profiles/gpu", "--dry-run", "--printshellcmds")
+    for changes, given, other in (({}, "--fp16", "--bf16"), ({"precision": "bf16"}, "--bf16", "--fp16")):
+        code, shown, errors = snakemake(experiment(tmp_path, "data", **changes), *words)
+        assert code == 0 and given in shown + errors and other not in shown + errors
 
 
 @pytest.mark.skipif(bool(importlib.util.find_spec("snakemake_executor_plugin_slurm")), reason="the plugin is installed")

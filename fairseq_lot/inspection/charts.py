@@ -57,7 +57,9 @@ def map_grid(maps: dict, sentence: int, site: str, layer: int) -> Figure:
     }
     rows = {name: heads for name, heads in of_models.items() if heads}  # some models may have fewer layers
     source, target = shown["source"], shown["target"]
-    queries, keys = {"encoder": (source, source), "cross": (target, source), "decoder": (target, target)}[site]
+    queries, keys = source if site == "encoder" else target, source
+    if site == "decoder":  # with --cross-self-attention the source stands before the target
+        keys = [*source, *target][-rows[next(iter(rows))][0]["map"]["columns"] :]
     scale = _scale([head["map"] for heads in rows.values() for head in heads])
 
     columns = max(map(len, rows.values()))

@@ -106,6 +106,14 @@ def test_models_that_lack_the_layer_are_left_out():
         assert panel.get_ylabel().startswith("one" if maps[0] is deep else "two") and panel.get_xlabel() == "key"
 
 
+@pytest.mark.parametrize("keys", [["c", "d"], ["a", "b", "c", "d"]])
+def test_keys_of_the_decoder_are_the_target_and_with_cross_self_attention_the_source_before_it(keys):
+    maps = [[map_of(torch.rand(2, len(keys))) | {"site": "decoder"}]]
+    shown = {"models": ["m"], "sentences": [{"source": ["a", "b"], "target": ["c", "d"], "maps": maps}]}
+    axes = map_grid(shown, 0, "decoder", 0).axes[0]
+    assert [text.get_text() for text in axes.get_xticklabels()] == keys
+
+
 def test_names_are_no_formulas():
     odd = "_$x_{$"
     for figure in (grid([odd], [odd] * 2, [[map_of(torch.eye(2))]]), loss_curves({odd: Curves({1: 2.0}, {})})):

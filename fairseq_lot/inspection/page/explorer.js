@@ -100,7 +100,6 @@ function show() {
     left = left.filter((map) => String(map[name]) === controls[name].value);
   }
   const queries = controls.site.value === "encoder" ? sentence.source : sentence.target;
-  const keys = controls.site.value === "decoder" ? sentence.target : sentence.source;
   const sides = left.map((map) => Math.max(map.map.high, -map.map.low));
   const scale = Math.max(...sides) || 1;
   byId("translation").textContent = sentence.translation;
@@ -110,6 +109,8 @@ function show() {
     caption.textContent = `${maps.models[i]}: no such head`;
     figure.append(caption);
     if (!map) return figure;
+    const both = [...sentence.source, ...sentence.target];  // the decoder's keys with --cross-self-attention
+    const keys = map.site === "decoder" ? both.slice(-map.map.columns) : sentence.source;
     caption.textContent = `${maps.models[i]} (${map.attention}), Δ(A) = ${map.imbalance.toFixed(3)}, ` +
       `colours from 0 to ${scale.toFixed(2)}`;
     figure.append(draw(map.map, palette(scale), queries, keys, "query", "key", map.row_sums, map.receiver_mass));

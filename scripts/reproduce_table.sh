@@ -14,6 +14,7 @@ config=${1:-config/iwslt14.yaml}
 [ -f "$config" ] || die "there is no $config; give one of config/*.yaml"
 bash scripts/setup.sh
 activate
+command -v snakemake >/dev/null || die "there is no snakemake here; give an environment of Python 3.11 or newer (set PYTHON)"
 mkdir -p checkpoints
 exec 9>>"checkpoints/.$(basename "$config").lock"
 flock --nonblock 9 || { echo "another call is at work on $config; waiting" >&2 && flock 9; }

@@ -56,7 +56,10 @@ class Scratch:
         write_script(self.bin / "python3", f'{text}\nexec {sys.executable} "$@"')
 
     def setup(self, **variables):
-        command = ["bash", str(self.root / "scripts" / "setup.sh")]
+        return self.run("scripts/setup.sh", **variables)
+
+    def run(self, script, *words, **variables):
+        command = ["bash", str(self.root / script), *words]
         environment = {"PATH": str(self.bin), **{name: str(value) for name, value in variables.items()}}
         return subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, timeout=60)
 
@@ -111,6 +114,13 @@ def environment(tmp_path):
 def calls(packages):
     path = packages / "calls"
     return path.read_text().splitlines() if path.exists() else []
+
+
+def test_an_experiment_without_snakemake_is_one_line(scratch, environment):
+    """Snakemake needs Python 3.11, so that set-up leaves it out on 3.10."""
+    (scratch.root / "scripts" / "reproduce_table.sh").write_bytes((ROOT / "scripts/reproduce_table.sh").read_bytes())
+    result = scratch.run("scripts/reproduce_table.sh", "setup.py", VIRTUAL_ENV=environment[0])
+    assert result.returncode == 2 and "there is no snakemake here" in result.stderr.splitlines()[-1]
 
 
 def test_second_call_ends_at_once(scratch, environment):

@@ -226,8 +226,6 @@ def _allow_checkpoint_types():
     import numpy as np
     import torch
 
-    if not hasattr(torch.serialization, "add_safe_globals"):
-        return
     multiarray = (np._core if hasattr(np, "_core") else np.core).multiarray
     dtypes = {type(np.dtype(code)) for code in "?" + np.typecodes["AllInteger"] + np.typecodes["Float"]}
     functions = [  # numpy 1 and 2 write different module names; either reads the other's

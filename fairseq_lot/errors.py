@@ -9,6 +9,11 @@ MISSING = {
 }
 
 
+def flag(name: str) -> str:
+    """``"lot_num_pivots" -> "--lot-num-pivots"``."""
+    return "--" + name.replace("_", "-")
+
+
 class InputError(ValueError):
     """Input that a person can fix: the message names the value and the way out.
 
@@ -27,7 +32,7 @@ class InputError(ValueError):
         """The same with the option's flag in place of its name."""
         if self.field is None:
             return self
-        return InputError(f"--{self.field.replace('_', '-')} {self.message}")
+        return InputError(f"{flag(self.field)} {self.message}")
 
 
 def check_least(args: Namespace, **least: int) -> None:
@@ -35,7 +40,7 @@ def check_least(args: Namespace, **least: int) -> None:
     for name, value in least.items():
         given = getattr(args, name)
         if given is not None and not given >= value:  # also NaN
-            raise InputError(f"--{name.replace('_', '-')} must be at least {value}, got {given}")
+            raise InputError(f"{flag(name)} must be at least {value}, got {given}")
 
 
 def first_line(error: BaseException) -> str:

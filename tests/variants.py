@@ -8,11 +8,17 @@ from dataclasses import dataclass, field
 
 import torch
 
-from fairseq_lot.attention.differential import build_differential
+from fairseq_lot.attention.differential import Differential
 from fairseq_lot.attention.registry import MECHANISMS, build_mechanism
 from fairseq_lot.modules.sites import inner
 
 NUM_HEADS, HEAD_DIM = 2, 4
+
+
+def build_differential(name, *, lambda_init=None, **context_and_options):
+    """The differential form around the mechanism ``name``."""
+    return Differential(build_mechanism(name, **context_and_options), lambda_init=lambda_init)
+
 
 VARIANTS = {
     "esp": {

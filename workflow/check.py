@@ -144,17 +144,15 @@ def _parse(place: str, parse: Callable[[list[str]], Namespace], flags: dict[str,
 
 def _build(system: dict[str, Any], model: Namespace) -> None:
     """Put the system's mechanisms into a model of these arguments with few symbols."""
-    from fairseq_lot.attention.registry import mechanism_class
-    from fairseq_lot.modules.flat_options import add_attention_args, typed_options
+    from fairseq_lot.modules.flat_options import add_attention_args, add_options, typed_options
     from fairseq_lot.modules.sites import can_be_fitted
-    from fairseq_lot.plug_and_play.calibrate import FitOptions, add_fit_arguments
+    from fairseq_lot.plug_and_play.calibrate import FitOptions
     from fairseq_lot.plug_and_play.swap import plug
     from fairseq_lot.pretrained.loading import untrained
 
-    mechanism_class(system["attention"])
     attention, fit = (ArgumentParser(allow_abbrev=False, add_help=False) for _ in range(2))
     add_attention_args(attention, differential=False)
-    add_fit_arguments(fit)
+    add_options(fit, FitOptions)
     given = _parse("options", attention.parse_args, attention_flags(system))
     calibrate = {name: value for name, value in system.get("calibrate", {}).items() if name != "with"}
     FitOptions.of(_parse("calibrate", fit.parse_args, calibrate))

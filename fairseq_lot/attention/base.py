@@ -107,6 +107,15 @@ class Mechanism(nn.Module):
         else:
             self.register_buffer(name, value)
 
+    def drawn(self, number: int, seed: int, std: float | None = None) -> Tensor:
+        """``(num_heads, number, head_dim)`` normal numbers, of standard deviation ``head_dim^(1/4)`` if None is given.
+
+        Seed and layer decide them, by a generator of their own: a swap draws the same ones wherever the model is built.
+        """
+        generator = torch.Generator("cpu").manual_seed(seed * 1_000 + self.layer)
+        std = self.head_dim**0.25 if std is None else std
+        return std * draw_normal((self.num_heads, number, self.head_dim), generator)
+
     def fittable(self) -> list[nn.Parameter]:
         """The parameters that the gradient of a model in eval mode reaches, by which it is fitted to another."""
         return list(self.parameters())
@@ -254,6 +263,10 @@ class Mechanism(nn.Module):
     def drop(self, weights: Tensor) -> Tensor:
         """Attention dropout, where it :attr:`drops`."""
         return nn.functional.dropout(weights, self.dropout) if self.drops else weights
+
+    def drop_keys(self, v: Tensor) -> Tensor:
+        """Dropout of whole columns of A: what a key would give to all queries."""
+        return v * self.drop(v.new_ones(v.shape[:3])).unsqueeze(-1) if self.drops else v
 
     @property
     def drops(self) -> bool:

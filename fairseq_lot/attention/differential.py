@@ -1,14 +1,12 @@
 """Differential attention: the difference of two plans, around any mechanism."""
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism, State, draw_normal
 from fairseq_lot.attention.options import Options
-from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.errors import InputError
 from fairseq_lot.transport.marginals import Pads, at_least_float32
 
@@ -109,17 +107,3 @@ class Differential(Mechanism):
         values = values.unflatten(-1, (2, -1)).transpose(2, 3).flatten(1, 2)
         weights = None if output.weights is None else subtract(output.weights)
         return AttentionOutput(values, weights)
-
-
-def build_differential(name: str, *, lambda_init: float | None = None, **context_and_options: Any) -> Differential:
-    """Build :class:`Differential` around the mechanism ``name``.
-
-    Args:
-        name: a key of ``MECHANISMS``.
-        lambda_init: constant, or None for the schedule by layer.
-        **context_and_options: as for :func:`~fairseq_lot.attention.registry.build_mechanism`.
-
-    Raises:
-        InputError: an odd number of heads, or whatever the mechanism refuses.
-    """
-    return Differential(build_mechanism(name, **context_and_options), lambda_init=lambda_init)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism, draw_normal
+from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism
 from fairseq_lot.attention.options import Options, option
 from fairseq_lot.errors import InputError
 from fairseq_lot.transport.marginals import at_least_float32, num_real, without_empty
@@ -62,6 +62,7 @@ class Esp(Mechanism):
     options_class = EspOptions
     options: EspOptions
     epoch: Tensor
+    slices: Tensor | None
 
     def __init__(self, **context: Any) -> None:
         super().__init__(**context)
@@ -77,12 +78,7 @@ class Esp(Mechanism):
                 )
             self.slices = None
             return
-        generator = torch.Generator("cpu").manual_seed(options.seed * 1_000 + self.layer)
-        slices = draw_normal((self.num_heads, self.num_slices, self.head_dim), generator)
-        if options.slicer == "learnable":
-            self.slices = nn.Parameter(slices)
-        else:
-            self.register_buffer("slices", slices)
+        self.keep("slices", self.drawn(self.num_slices, options.seed, 1.0), learn=options.slicer == "learnable")
 
     def fittable(self) -> list[nn.Parameter]:
         """None where an exact sort stands, which has no gradient to the slices."""
@@ -127,7 +123,7 @@ class Esp(Mechanism):
                 problem["rank_plan"] = staircase(n, m, q.size(-2), k.size(-2), q.dtype)
             temperature = self.sort_temperature(q)
             apply = partial(soft_sliced_apply, q, k, slices=self.directions(q), temperature=temperature, **problem)
-        values, weights = apply(self.drop(v.new_ones(*v.shape[:-1], 1)) * v), None
+        values, weights = apply(self.drop_keys(v)), None
         if need_weights:
             weights = apply(torch.eye(k.size(-2), dtype=q.dtype, device=q.device).expand(*k.shape[:-2], -1, -1))
         return AttentionOutput(values, weights)

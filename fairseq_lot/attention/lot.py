@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism, State, draw_normal, without_pads
+from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism, State, without_pads
 from fairseq_lot.attention.convolution import TokenConvolution
 from fairseq_lot.attention.options import Options, option
 from fairseq_lot.errors import InputError
@@ -96,13 +96,10 @@ class Lot(Mechanism):
         self.couples_queries = self.query_updates > 1
         self.mixes_values = options.conv_kernel is not None
         self.supports_causal = not (self.couples_queries or self.mixes_values)
-        std = self.head_dim**0.25 if options.pivot_std is None else options.pivot_std
-        # A generator of its own: a swap draws the same pivots wherever the model is built.
-        generator = torch.Generator("cpu").manual_seed(options.seed * 1_000 + self.layer)
-        shape = (self.num_heads, options.num_pivots, self.head_dim)
-        self.keep("pivots", std * draw_normal(shape, generator), learn=options.learn_pivots)
+        pivots = self.drawn(options.num_pivots, options.seed, options.pivot_std)
+        self.keep("pivots", pivots, learn=options.learn_pivots)
         has_masses = max(options.num_updates, self.query_updates) > 1  # one update of either plan is a softmax
-        self.keep("mass_logits", torch.zeros(shape[:2]), learn=options.learn_masses and has_masses)
+        self.keep("mass_logits", torch.zeros(pivots.shape[:2]), learn=options.learn_masses and has_masses)
         self.convolution = None
         if options.conv_kernel is not None:
             sizes = {"num_heads": self.num_heads, "head_dim": self.head_dim}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism, State, draw_normal, without_pads
+from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism, State, without_pads
 from fairseq_lot.attention.options import Options, option
 from fairseq_lot.errors import InputError
 from fairseq_lot.transport.marginals import Pads, at_least_float32, without_empty
@@ -87,18 +87,17 @@ class NearFar(Mechanism):
         self.couples_queries = options.num_updates > 1
         self.positional = options.band == "diagonal"
         self.supports_causal = self.positional and not self.couples_queries
-        generator = torch.Generator("cpu").manual_seed(options.seed * 1_000 + self.layer)
-        shape = (self.num_heads, options.num_features, self.head_dim)
         if options.num_features:
-            self.keep("features", self.head_dim**0.25 * draw_normal(shape, generator), learn=options.learn_features)
-            self.keep("feature_bias", torch.zeros(shape[:2]), learn=options.learn_features)
+            features = self.drawn(options.num_features, options.seed)
+            self.keep("features", features, learn=options.learn_features)
+            self.keep("feature_bias", torch.zeros(features.shape[:2]), learn=options.learn_features)
 
     def _logs(self, x: Tensor) -> Tensor:
         """``s·x·z_t - s‖x‖²/2 - (log r)/2``, ``(bsz, num_heads, len, r)``: ``log ψ``, and ``log φ`` but for c."""
         return feature_logs(x, self.features, scale=self.scaling)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, masks: Masks, need_weights: bool) -> AttentionOutput:
-        v = self._drop_keys(at_least_float32(v))
+        v = self.drop_keys(at_least_float32(v))
         if self.options.band == "expected":
             summary = self._summary(at_least_float32(k), v, masks.key_pads)
             return self._attend_expected(at_least_float32(q), summary, need_weights)
@@ -130,10 +129,6 @@ class NearFar(Mechanism):
         bias = None if logs[0] is None else self.feature_bias
         settings = {"window": self.options.window, "scale": self.scaling, **kind}
         return near_far(sides[0], sides[1], v, logs[0], logs[1], log_mass, bias, **settings)
-
-    def _drop_keys(self, v):
-        """Dropout of whole columns of A: what a key would give to all queries."""
-        return v * self.drop(v.new_ones(v.shape[:3])).unsqueeze(-1) if self.drops else v
 
     def _log_masses(self, sides, logs, masks):
         """log w after all half-updates but the last, which is that of the rows; None: all keys alike."""
@@ -194,7 +189,7 @@ class NearFar(Mechanism):
         if self.options.band == "diagonal":
             return super().summarise(k, v, key_padding_mask, need_weights)
         k, v = (at_least_float32(without_pads(x, key_padding_mask)) for x in (k, v))
-        return self._summary(k.contiguous(), self._drop_keys(v).contiguous(), key_padding_mask)
+        return self._summary(k.contiguous(), self.drop_keys(v).contiguous(), key_padding_mask)
 
     def attend_summary(self, q: Tensor, summary: State, need_weights: bool = False) -> AttentionOutput:
         if self.options.band == "diagonal":
@@ -229,7 +224,7 @@ class NearFar(Mechanism):
 
     def _next_token(self, q, k, v, pads, state):
         """The values of one token, and the next state, at least float32: what is put beside it gets its precision."""
-        k, v = without_pads(k, pads), self._drop_keys(without_pads(v, pads))
+        k, v = without_pads(k, pads), self.drop_keys(without_pads(v, pads))
         if state:
             k, v = torch.cat([state["recent_key"], k], 2), torch.cat([state["recent_value"], v], 2)
         else:

@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism, draw_normal, without_pads
+from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism, without_pads
 from fairseq_lot.attention.options import Options, option
 from fairseq_lot.transport.marginals import Pads, at_least_float32, uniform_log_mass
 from fairseq_lot.transport.pivots import Coupling, gaussian_scores, pivot_coupling
@@ -56,10 +55,7 @@ class Set(Mechanism):
         super().__init__(**context)
         options = self.options
         self.positional = options.positional_temperature is not None
-        std = self.head_dim**0.25 if options.pivot_std is None else options.pivot_std
-        generator = torch.Generator("cpu").manual_seed(options.seed * 1_000 + self.layer)
-        shape = (self.num_heads, options.num_pivots, self.head_dim)
-        self.pivots = nn.Parameter(std * draw_normal(shape, generator))
+        self.pivots = nn.Parameter(self.drawn(options.num_pivots, options.seed, options.pivot_std))
 
     def coupling(
         self, q: Tensor, k: Tensor, query_padding_mask: Pads = None, key_padding_mask: Pads = None

@@ -101,15 +101,10 @@ def capture(model: nn.Module) -> Iterator[list[Captured]]:
         empty it between batches.
     """
     seen: list[Captured] = []
-    handles = [
-        attention.register_forward_pre_hook(_watch(seen, site, layer), with_kwargs=True)
-        for site, layer, attention in attentions(model)
-    ]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for site, layer, attention in attentions(model):
+            hooks.enter_context(attention.register_forward_pre_hook(_watch(seen, site, layer), with_kwargs=True))
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _watch(seen: list[Captured], site: str, layer: int) -> Callable[..., None]:

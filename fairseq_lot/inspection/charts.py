@@ -48,9 +48,9 @@ def loss_curves(trainings: dict[str, Curves]) -> Figure:
     return figure
 
 
-def map_grid(maps: dict, sentence: int, site: str, layer: int) -> Figure:
-    """All heads of one layer, a row of panels per model, on one scale."""
-    shown = maps["sentences"][sentence]
+def map_grid(maps: dict, site: str, layer: int) -> Figure:
+    """All heads of one layer on the first sentence, a row of panels per model, on one scale."""
+    shown = maps["sentences"][0]
     of_models = {
         name: [one for one in heads if (one["site"], one["layer"]) == (site, layer)]
         for name, heads in zip(maps["models"], shown["maps"], strict=True)

@@ -24,7 +24,7 @@ from fairseq_lot.inspection.per_head import (
 )
 from fairseq_lot.output.files import atomic_write, refuse_same
 from fairseq_lot.output.tables import Table
-from fairseq_lot.pretrained.device import add_device_argument, choose_device
+from fairseq_lot.pretrained.device import add_device_argument
 from fairseq_lot.pretrained.languages import add_language_arguments, typed_pair
 from fairseq_lot.pretrained.loading import Loaded, load
 
@@ -60,7 +60,7 @@ def run(args: Namespace) -> int:
     """Print the tables; write the JSON file."""
     check_least(args, sentences=1, batch=1, perturbations=0, seed=0)
     refuse_same({"--path": args.path, "--json": args.json})
-    loaded = load(args.path, args.data, args.split, device=choose_device(args.device), pair=typed_pair(args))
+    loaded = load(args.path, args.data, args.split, device=args.device, pair=typed_pair(args))
     options = {name: getattr(args, name) for name in ("sentences", "batch", "perturbations", "seed")}
     # opened first: an unwritable path fails at once
     with atomic_write(args.json) if args.json is not None else nullcontext() as file:

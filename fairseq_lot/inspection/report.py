@@ -14,7 +14,7 @@ import jinja2
 from matplotlib.figure import Figure
 
 from fairseq_lot.attention.options import SITES
-from fairseq_lot.errors import InputError
+from fairseq_lot.errors import InputError, flag
 from fairseq_lot.evaluation.results import Row, read_rows
 from fairseq_lot.evaluation.table import result_tables
 from fairseq_lot.inspection.charts import bleu_bars, loss_curves, map_grid
@@ -23,7 +23,7 @@ from fairseq_lot.inspection.training_log import read_curves
 from fairseq_lot.modules.sites import named_sites
 from fairseq_lot.output.figures import as_bytes, write_figure
 from fairseq_lot.output.files import atomic_write, read_lines, refuse_same
-from fairseq_lot.pretrained.device import add_device_argument, choose_device
+from fairseq_lot.pretrained.device import add_device_argument
 from fairseq_lot.pretrained.languages import add_language_arguments, typed_pair
 from fairseq_lot.pretrained.loading import Loaded
 from fairseq_lot.pretrained.multilingual import language_symbols
@@ -75,7 +75,7 @@ def run(args: Namespace) -> None:
         if maps:  # those of the first sentence
             of_all = (one for of_model in maps["sentences"][0]["maps"] for one in of_model)
             for site, layer in dict.fromkeys((one["site"], one["layer"]) for one in of_all):
-                figures[f"maps-{site}-layer-{layer}"] = map_grid(maps, 0, site, layer)
+                figures[f"maps-{site}-layer-{layer}"] = map_grid(maps, site, layer)
         if not figures:
             raise InputError("nothing to report; give --results, --logs, or --path with --sentences")
         data = page(rows, figures, maps).encode("utf-8")
@@ -123,7 +123,7 @@ def _maps(args: Namespace) -> dict | None:
     text, languages = text_options(args), typed_pair(args)
     if args.path is None:
         needing = ("sentences", "split", "compare", "sites", "data", "device", "source_lang", *text)
-        given = [f"--{name.replace('_', '-')}" for name in needing if getattr(args, name)]
+        given = [flag(name) for name in needing if getattr(args, name)]
         if given:
             raise InputError(f"{', '.join(given)} cannot be used without --path; name a checkpoint there")
         return None
@@ -137,7 +137,7 @@ def _maps(args: Namespace) -> dict | None:
     sentences = None if args.sentences is None else read_lines(args.sentences)
     if sentences == []:
         raise InputError(f"{args.sentences} is empty; put one sentence on each line")
-    how: dict[str, Any] = {"split": args.split, "device": choose_device(args.device), "languages": languages, **text}
+    how: dict[str, Any] = {"split": args.split, "device": args.device, "languages": languages, **text}
     models = {name: Translator(path, args.data, **how) for name, path in names.items()}
     first = next(iter(models.values()))
     pieces = _first_of_split(first.loaded) if sentences is None else first.text.encode(sentences)

@@ -155,9 +155,8 @@ def _problem(inputs, *functions):
         values = function(*leaves)
         weights = torch.randn(values.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
         weights = weights.bfloat16().to(values.device, values.dtype)  # the same in every precision
-        grads = torch.autograd.grad(values, leaves, weights, allow_unused=True)
-        given = zip(leaves, grads, strict=True)
-        results.append([values.detach(), *(torch.zeros_like(x) if grad is None else grad for x, grad in given)])
+        grads = torch.autograd.grad(values, leaves, weights, allow_unused=True, materialize_grads=True)
+        results.append([values.detach(), *grads])
     return results
 
 

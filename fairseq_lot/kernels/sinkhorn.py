@@ -78,7 +78,7 @@ def solve_forward(S, TOKENS, PIVOTS, REACHES, C, n, m, ssb, ssh, ssn, ssm, stb, 
 
 
 @triton.jit
-def _start(S, C, GRAD_C, TOKENS, i, t, n, m, end, ssn, ssm, scn, scm, sgn, sgm, stn, delta, h, updated,
+def _start(S, C, GRAD_C, TOKENS, i, t, m, end, ssn, ssm, scn, scm, sgn, sgm, stn, delta, h, updated,
            PIVOTS_EXACT: tl.constexpr):  # fmt: skip
     """Scores and log masses of a block, what the gradient of the conditional is for the scores, and for f before."""
     log_mass = tl.load(TOKENS + i * stn, mask=i < end, other=NEG_INF)
@@ -122,7 +122,7 @@ def solve_backward(S, TOKENS, PIVOTS, REACHES, C, GRAD_C, DELTA, GRAD_H, OUT, GR
         grad_h = tl.zeros([R], tl.float32)
         for c in range(start, end, BLOCK):
             i = c + tl.arange(0, BLOCK)
-            _, _, _, _, of_tokens = _start(S, C, GRAD_C, TOKENS, i, t, n, m, end, ssn, ssm, scn, scm, sgn, sgm, stn,
+            _, _, _, _, of_tokens = _start(S, C, GRAD_C, TOKENS, i, t, m, end, ssn, ssm, scn, scm, sgn, sgm, stn,
                                            delta, h, updated, PIVOTS_EXACT)  # fmt: skip
             grad_h -= tl.sum(of_tokens, 0)
         tl.store(OUT + top * slot + (g * parts + part) * R + t, grad_h)
@@ -143,7 +143,7 @@ def solve_backward(S, TOKENS, PIVOTS, REACHES, C, GRAD_C, DELTA, GRAD_H, OUT, GR
         for c in range(start, end, BLOCK):
             i = c + tl.arange(0, BLOCK)
             s, log_mass, grad, grad_mass, of_tokens = _start(
-                S, C, GRAD_C, TOKENS, i, t, n, m, end, ssn, ssm, scn, scm, sgn, sgm, stn, delta, h, updated,
+                S, C, GRAD_C, TOKENS, i, t, m, end, ssn, ssm, scn, scm, sgn, sgm, stn, delta, h, updated,
                 PIVOTS_EXACT,
             )  # fmt: skip
             if PIVOTS_EXACT:

@@ -8,7 +8,7 @@ docs/fairseq.md lists these changes with their reasons.
 """
 
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from typing import Any
 
 from fairseq import checkpoint_utils
@@ -53,12 +53,9 @@ def _build_named_attention(stock_build_model, pluggable):
 
 def _with_known_overrides(stock_load):
     """Refuse ``--model-overrides`` of a misspelt option of ours, or of an attention whose parameters are not there."""
-    parser = ArgumentParser(add_help=False)
-    TransformerModel.add_args(parser)
-    others = {action.dest for action in parser._actions}
 
     def load_checkpoint_to_cpu(path, arg_overrides=None, *args, **options):
-        check_overrides(arg_overrides or (), others)
+        check_overrides(arg_overrides or ())
         if any(name in option_names() for name in arg_overrides or ()):
             check_overridden(path, arg_overrides)
         return stock_load(path, arg_overrides, *args, **options)

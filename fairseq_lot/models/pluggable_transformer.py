@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fairseq_lot.attention.base import Mechanism
 from fairseq_lot.attention.registry import DEFAULT, MECHANISMS
-from fairseq_lot.errors import InputError
+from fairseq_lot.errors import InputError, flag
 from fairseq_lot.models.fairseq_hooks import announce_epochs, install
 from fairseq_lot.models.starting_point import is_command_line, take_over
 from fairseq_lot.modules.flat_options import add_attention_args, check_used, fill, spell_out, typed_options
@@ -93,14 +93,14 @@ class PluggableTransformerModel(TransformerModel):
 
     def _refuse_half_masters(self):
         """Memory-efficient training keeps parameters in half precision alone, where pivots lose their updates."""
-        for flag in ("memory_efficient_fp16", "memory_efficient_bf16"):
-            if getattr(self.args, flag, False):
-                learnt = [name for name, _ in self.named_parameters() if ".mechanism." in name]
+        for name in ("memory_efficient_fp16", "memory_efficient_bf16"):
+            if getattr(self.args, name, False):
+                learnt = [own for own, _ in self.named_parameters() if ".mechanism." in own]
                 if learnt:
                     raise InputError(
-                        f"--{flag.replace('_', '-')} keeps no float32 copy of the parameters, so that most updates of "
+                        f"{flag(name)} keeps no float32 copy of the parameters, so that most updates of "
                         f"those of the attention, such as {learnt[0]}, would be lost in rounding; "
-                        f"use --{flag.removeprefix('memory_efficient_')}"
+                        f"use --{name.removeprefix('memory_efficient_')}"
                     )
 
     @classmethod

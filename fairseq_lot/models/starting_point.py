@@ -14,12 +14,11 @@ import torch
 
 from fairseq_lot.attention.options import SITES
 from fairseq_lot.attention.registry import DEFAULT, describe
-from fairseq_lot.errors import InputError, first_line
+from fairseq_lot.errors import InputError, first_line, flag
 from fairseq_lot.modules.flat_options import (
     DEFAULTS,
     check_used,
     fill,
-    flag,
     mechanism_options,
     option_names,
     options_of,

@@ -4,11 +4,11 @@ import dataclasses
 import types
 import typing
 from argparse import ArgumentParser, ArgumentTypeError, _ArgumentGroup
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 
-from fairseq_lot.attention.options import SITES
+from fairseq_lot.attention.options import SITES, Options
 from fairseq_lot.attention.registry import DEFAULT, MECHANISMS, build_options, mechanism_class
-from fairseq_lot.errors import InputError
+from fairseq_lot.errors import InputError, flag
 
 # The model-wide options; the options of the mechanisms stand in their dataclasses.
 DEFAULTS: dict[str, typing.Any] = {
@@ -37,11 +37,6 @@ def _parser_of(annotation):
 def flat_name(mechanism: str, field_name: str) -> str:
     """``("lot", "num_pivots") -> "lot_num_pivots"``."""
     return f"{mechanism}_{field_name}"
-
-
-def flag(name: str) -> str:
-    """``"lot_num_pivots" -> "--lot-num-pivots"``."""
-    return "--" + name.replace("_", "-")
 
 
 def options_of(mechanism: str) -> list[str]:
@@ -86,15 +81,23 @@ def add_attention_args(
             help="constant λ_init of differential attention (default: 0.8 - 0.6 exp(-0.3 layer))",
         )
     for name, mechanism in MECHANISMS.items():
-        hints = typing.get_type_hints(mechanism.options_class)
-        for field in dataclasses.fields(mechanism.options_class):
-            read = _parser_of(hints[field.name])
-            extra: dict[str, typing.Any] = {"metavar": read.__name__.upper()}
-            if read is parse_bool:
-                extra = {"nargs": "?", "const": True, "metavar": "BOOL"}
-            default = "" if field.default is None else f" (default: {field.default})"
-            help_text = f"{name}: {field.metadata['help']}{default}".replace("%", "%%")
-            add(flag(flat_name(name, field.name)), type=read, help=help_text, **extra)
+        add_options(parser, mechanism.options_class, of=name)
+
+
+def add_options(
+    parser: ArgumentParser | _ArgumentGroup, options_class: type[Options], *, of: str | None = None
+) -> None:
+    """Add an option for each field; those of the mechanism ``of`` begin with its name, and get no argparse default."""
+    hints = typing.get_type_hints(options_class)
+    for field in dataclasses.fields(options_class):
+        read = _parser_of(hints[field.name])
+        extra: dict[str, typing.Any] = {"metavar": read.__name__.upper()}
+        if read is parse_bool:
+            extra = {"nargs": "?", "const": True, "metavar": "BOOL"}
+        name, title = (field.name, "") if of is None else (flat_name(of, field.name), f"{of}: ")
+        default = "" if field.default is None else f" (default: {field.default})"
+        help_text = f"{title}{field.metadata['help']}{default}".replace("%", "%%")
+        parser.add_argument(flag(name), type=read, default=None if of else field.default, help=help_text, **extra)
 
 
 def option_names() -> list[str]:
@@ -102,12 +105,11 @@ def option_names() -> list[str]:
     return [*DEFAULTS, *(option for name in MECHANISMS for option in options_of(name))]
 
 
-def check_overrides(names: Iterable[str], others: Container[str] = ()) -> None:
+def check_overrides(names: Iterable[str]) -> None:
     """Refuse an override that looks like one of ours and is none, which would change nothing.
 
     Args:
         names: what ``--model-overrides`` names.
-        others: names that begin like ours and are the model's own, such as ``attention_dropout``.
 
     Raises:
         InputError: a name begins as our options do, and is no option.
@@ -116,7 +118,7 @@ def check_overrides(names: Iterable[str], others: Container[str] = ()) -> None:
     families = {*(f"{name}_" for name in MECHANISMS), "attention_", "differential_"}
     for name in names:
         family = next((family for family in families if name.replace("-", "_").startswith(family)), None)
-        if family is not None and name not in ours and name not in others:
+        if family is not None and name not in ours and name != "attention_dropout":  # fairseq's own
             known = [option for option in ours if option.startswith(family)]
             raise InputError(f"there is no option {name!r} to override; {family}* are {', '.join(known)}")
 

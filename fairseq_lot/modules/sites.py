@@ -1,6 +1,5 @@
 """Where the attentions of a fairseq Transformer are, and what may stand there."""
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Any, overload
 
@@ -8,10 +7,10 @@ from fairseq.models.transformer import TransformerModel
 from fairseq.modules import MultiheadAttention
 
 from fairseq_lot.attention.base import Mechanism
-from fairseq_lot.attention.differential import build_differential
+from fairseq_lot.attention.differential import Differential
 from fairseq_lot.attention.options import SITES
-from fairseq_lot.attention.registry import build_mechanism, build_options
-from fairseq_lot.errors import InputError
+from fairseq_lot.attention.registry import build_options, mechanism_class
+from fairseq_lot.errors import InputError, flag
 from fairseq_lot.modules.flat_options import DEFAULTS, flat_name, mechanism_options
 
 # site: (stack, name of the attention in a layer)
@@ -82,15 +81,11 @@ def build_site_mechanism(
     differential = getattr(args, "differential", None) or DEFAULTS["differential"]
     if not listed and not differential:
         return None
-    options = build_options(name, **(mechanism_options(args, name) if listed else {}))
-    options = options.at_site(site)
+    options = build_options(name, **(mechanism_options(args, name) if listed else {})).at_site(site)
     context: dict[str, Any] = {"num_heads": num_heads, "head_dim": head_dim, "layer": layer, "dropout": dropout}
-    context.update(dataclasses.asdict(options))
-    mechanism: Mechanism
+    mechanism: Mechanism = mechanism_class(name)(options=options, **context)
     if differential:
-        mechanism = build_differential(name, lambda_init=getattr(args, "differential_lambda_init", None), **context)
-    else:
-        mechanism = build_mechanism(name, **context)
+        mechanism = Differential(mechanism, lambda_init=getattr(args, "differential_lambda_init", None))
     check_site(mechanism, name, site)
     return mechanism
 
@@ -105,7 +100,7 @@ def check_site(mechanism: Mechanism, name: str, site: str) -> None:
             "they belong to two sentences; use --attention-sites encoder"
         )
     if mechanism.couples_queries:
-        flags = [f"--{flat_name(name, k).replace('_', '-')} {v}" for k, v in mechanism.uncoupling_options.items()]
+        flags = [f"{flag(flat_name(name, k))} {v}" for k, v in mechanism.uncoupling_options.items()]
         raise InputError(
             f"{name} attention couples the queries (row i of the plan depends on all rows), so at the {site!r} site it "
             "would show future target tokens in training and could not decode step by step; "

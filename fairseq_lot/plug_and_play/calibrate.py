@@ -3,22 +3,22 @@
 import copy
 import dataclasses
 import json
-from argparse import ArgumentParser, Namespace, _ArgumentGroup
-from collections.abc import Callable, Iterator
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import torch
 from fairseq.models.transformer import TransformerModel
-from torch import nn
 
 from fairseq_lot.attention.options import Options, option
 from fairseq_lot.attention.registry import DEFAULT, describe
 from fairseq_lot.errors import InputError
 from fairseq_lot.models.pluggable_transformer import base_architecture
-from fairseq_lot.modules.flat_options import mechanism_options
+from fairseq_lot.modules.flat_options import add_options, mechanism_options
 from fairseq_lot.output.files import atomic_write, refuse_same
 from fairseq_lot.output.tables import MISSING, Table
 from fairseq_lot.plug_and_play.distillation import Distillation, Fit, Match, fit
@@ -59,19 +59,6 @@ class FitOptions(Options):
             raise error.on_command_line() from None
 
 
-def add_fit_arguments(parser: ArgumentParser | _ArgumentGroup) -> None:
-    """Add the options of the fit, which other commands share."""
-    kinds = get_type_hints(FitOptions)
-    for field in dataclasses.fields(FitOptions):
-        parser.add_argument(
-            f"--{field.name.replace('_', '-')}",
-            type=kinds[field.name],
-            default=field.default,
-            metavar=kinds[field.name].__name__.upper(),
-            help=f"{field.metadata['help']} (default: %(default)s)",
-        )
-
-
 def how_to_fit(args: Namespace, data: str | None, *, without: str | None = None) -> dict[str, Any]:
     """What :func:`calibrate` takes besides checkpoint and data, from a command line.
 
@@ -104,7 +91,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--json", metavar="OUT.json", help="also write the errors of every head here")
     add_device_argument(parser)
     add_language_arguments(parser)
-    add_fit_arguments(parser)
+    add_options(parser, FitOptions)
 
 
 def run(args: Namespace) -> int:
@@ -186,26 +173,20 @@ def calibrate(
     teacher = build(state, path, device=device, attention=DEFAULT).requires_grad_(False)
     both = Distillation(student, teacher)
     sentences = _sentences(with_languages(state, path, languages), path, data, fitting, teacher)
-    samples, held_out = map(both.readable, sentences.batches), both.readable(sentences.held_out)
-    fits: list[Fit] = []
-
-    def fit_to(title: str, errors: Callable, steps: int, *fitted: tuple[list[nn.Parameter], float]) -> None:
-        """One fit more."""
-        for parameters, _ in fitted:
-            for parameter in parameters:
-                parameter.requires_grad_(True)
-        fits.append(fit(list(fitted), errors, samples, held_out, steps=steps, title=title))
-
-    fit_to("error per layer", both.head_errors, fitting.steps, (both.added, fitting.learning_rate))
-    together = both.added, fitting.learning_rate / 4  # at a higher one near_far gets no better than its heads alone
-    fit_to("error of the output", both.output_error, fitting.joint_steps, together)
+    held_out = both.readable(sentences.held_out)
+    run = partial(fit, samples=map(both.readable, sentences.batches), held_out=held_out)
+    fits = [run([(both.added, fitting.learning_rate)], both.head_errors, steps=fitting.steps, title="error per layer")]
+    together = [
+        (both.added, fitting.learning_rate / 4)
+    ]  # at a higher rate near_far gets no better than its heads alone
+    fits.append(run(together, both.output_error, steps=fitting.joint_steps, title="error of the output"))
     with torch.no_grad():
         after = both.head_errors(held_out)
     if fitting.distill_steps:
-        fitted = (both.added, 10 * fitting.distill_rate), (both.projections, fitting.distill_rate)
+        whole = [(both.added, 10 * fitting.distill_rate), (both.projections, fitting.distill_rate)]
         errors = both.output_error if both.in_encoder else both.output_divergence
         title = "error of the output" if both.in_encoder else "divergence of the predictions in nats"
-        fit_to(title, errors, fitting.distill_steps, *fitted)
+        fits.append(run(whole, errors, steps=fitting.distill_steps, title=title))
     steps = " + ".join(str(one.steps) for one in fits)
     description = f"calibrated on {sentences.description} ({steps} steps, seed {fitting.seed})"
     if fitting.distill_steps:

@@ -1,5 +1,6 @@
 """Fitting what a swapped attention has added to what softmax attention does in its stead, without labels."""
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -84,13 +85,10 @@ class Distillation:
                 difference = (match.student(*args, **kwargs).values - expected.values) * real
                 errors[teacher] = difference.square().sum((0, 2, 3)) / size.clamp(min=torch.finfo(size.dtype).tiny)
 
-        handles = [teacher.register_forward_hook(compare, with_kwargs=True) for teacher in student_of]
-        try:
-            with torch.no_grad():
-                self._output(self.teacher, sample)
-        finally:
-            for handle in handles:
-                handle.remove()
+        with contextlib.ExitStack() as hooks, torch.no_grad():
+            for teacher in student_of:
+                hooks.enter_context(teacher.register_forward_hook(compare, with_kwargs=True))
+            self._output(self.teacher, sample)
         return nn.utils.rnn.pad_sequence([errors[match.teacher] for match in self.matched], batch_first=True)
 
     def output_error(self, sample: dict) -> torch.Tensor:
@@ -163,12 +161,13 @@ def fit(
     """Minimise errors by Adam, the rate falling to 0 along a cosine; keep the parameters with the least held-out ones.
 
     Args:
-        fitted: parameters, each list with its rate of the first step, in their own units.
+        fitted: parameters, each list with its rate of the first step, in their own units; from here on they need
+            gradients.
         errors: of a sample; their sum is what counts.
         samples: what is fitted to, one a step.
         held_out: what is not fitted to; measured some 20 times.
     """
-    parameters = [parameter for some, _ in fitted for parameter in some]
+    parameters = [parameter.requires_grad_(True) for some, _ in fitted for parameter in some]
 
     def measured() -> torch.Tensor:
         with torch.no_grad():

@@ -13,7 +13,7 @@ from typing import NoReturn
 from pydantic import FiniteFloat
 
 from fairseq_lot.attention.registry import DEFAULT, MECHANISMS
-from fairseq_lot.errors import InputError
+from fairseq_lot.errors import InputError, flag
 from fairseq_lot.evaluation.bleu import MetricScore
 from fairseq_lot.evaluation.results import read_lines_as
 from fairseq_lot.modules.flat_options import add_attention_args, typed_options
@@ -100,23 +100,22 @@ def spelt(options: dict[str, bool | int | float | str]) -> str:
     """Flat options as on a command line."""
     words = []
     for name, value in options.items():
-        flag, text = "--" + name.replace("_", "-"), str(value).lower().removesuffix(".0")
-        words.append(flag if value is True else f"{flag} {text}")
+        words.append(flag(name) if value is True else f"{flag(name)} {str(value).lower().removesuffix('.0')}")
     return " ".join(words)
 
 
-def expand(text: str, flag: str = "--try") -> list[Way]:
-    """``"lot --lot-num-pivots 16/32"`` as two ways, with 16 and with 32 pivots; ``flag`` is what it was given for."""
+def expand(text: str, given: str = "--try") -> list[Way]:
+    """``"lot --lot-num-pivots 16/32"`` as two ways, with 16 and with 32 pivots; ``given`` names the option."""
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise InputError(f"{flag} {text!r}: {error}") from None
+        raise InputError(f"{given} {text!r}: {error}") from None
     if not words:
-        raise InputError(f"{flag} {text!r} names no mechanism; choose one of {', '.join(MECHANISMS)}")
+        raise InputError(f"{given} {text!r} names no mechanism; choose one of {', '.join(MECHANISMS)}")
 
     class Parser(ArgumentParser):
         def error(self, message: str) -> NoReturn:
-            raise InputError(f"{flag} {text!r}: {message}")
+            raise InputError(f"{given} {text!r}: {message}")
 
     parser = Parser(allow_abbrev=False, add_help=False)
     add_attention_args(parser, differential=False)
@@ -126,7 +125,9 @@ def expand(text: str, flag: str = "--try") -> list[Way]:
     for way in itertools.product(*([name + sign + one for one in value.split("/")] for name, sign, value in parted)):
         options = typed_options(parser.parse_args(way))
         if "attention" in options:
-            raise InputError(f"{flag} {text!r} begins with the mechanism; leave out --attention {options['attention']}")
+            raise InputError(
+                f"{given} {text!r} begins with the mechanism; leave out --attention {options['attention']}"
+            )
         ways.append(Way(attention=words[0], options=options))
     return ways
 

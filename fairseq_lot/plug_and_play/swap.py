@@ -10,21 +10,21 @@ from typing import Any
 from fairseq.models.transformer import DEFAULT_MAX_SOURCE_POSITIONS, DEFAULT_MAX_TARGET_POSITIONS
 
 from fairseq_lot.attention.options import SITES
-from fairseq_lot.attention.registry import DEFAULT, MECHANISMS, PLUGGED, mechanism_class
-from fairseq_lot.errors import InputError
+from fairseq_lot.attention.registry import DEFAULT, MECHANISMS, PLUGGED
+from fairseq_lot.errors import InputError, flag
 from fairseq_lot.models.pluggable_transformer import SIZES, base_architecture, own_architecture
 from fairseq_lot.modules.flat_options import (
     DEFAULTS,
     add_attention_args,
+    add_options,
     check_used,
-    flag,
     option_names,
     spell_out,
     typed_options,
 )
 from fairseq_lot.modules.sites import attention_sites, attentions, can_be_fitted
 from fairseq_lot.output.files import atomic_write, refuse_same
-from fairseq_lot.plug_and_play.calibrate import add_fit_arguments, calibrate, how_to_fit, render, trained_attention
+from fairseq_lot.plug_and_play.calibrate import FitOptions, calibrate, how_to_fit, render, trained_attention
 from fairseq_lot.pretrained.checkpoint import (
     Checkpoint,
     State,
@@ -75,7 +75,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     choice.add_argument("--no-calibrate", action="store_true", help="leave the new parameters as they were drawn")
     add_language_arguments(group)
-    add_fit_arguments(group)
+    add_options(group, FitOptions)
 
 
 def run(args: Namespace) -> int:
@@ -211,7 +211,6 @@ def plug(args: Namespace, attention: str, **flat_options: Any) -> None:
     Raises:
         InputError: an unknown mechanism or option, or a value that it cannot have.
     """
-    mechanism_class(attention)
     foreign = [name for name in flat_options if name not in option_names()]
     if foreign:
         raise InputError(f"unknown option {foreign[0]!r}")

@@ -15,10 +15,11 @@ from fairseq_lot.attention.registry import DEFAULT
 from fairseq_lot.errors import InputError, check_least
 from fairseq_lot.evaluation.bleu import TOKENISED, measure
 from fairseq_lot.inspection.diagnose import encoder_balance
+from fairseq_lot.modules.flat_options import add_options
 from fairseq_lot.output.figures import write_figure
 from fairseq_lot.output.files import atomic_write, read_lines
 from fairseq_lot.output.provenance import current_commit
-from fairseq_lot.plug_and_play.calibrate import add_fit_arguments, calibrate, how_to_fit, trained_attention
+from fairseq_lot.plug_and_play.calibrate import FitOptions, calibrate, how_to_fit, trained_attention
 from fairseq_lot.plug_and_play.points import (
     DRAWN,
     LENGTHS,
@@ -72,15 +73,17 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="a mechanism and its flat options in quotes, as in 'lot --lot-num-pivots 16/32 --attention-sites cross'; "
         "all values between slashes are tried. May be given several times; softmax, the base, is always there",
     )
-    add("--no-calibration", action="store_true", help="only as they stand; else what has parameters is also calibrated")
-    add("--text", action="store_true", help="calibrate on the text of DATA, too, not on random pieces alone")
+    of_fit = parser.add_mutually_exclusive_group().add_argument
+    as_drawn = "only as they stand; else what has parameters is also calibrated"
+    of_fit("--no-calibration", action="store_true", help=as_drawn)
+    of_fit("--text", action="store_true", help="calibrate on the text of DATA, too, not on random pieces alone")
     only = "of the validation set, the same random ones each time (default: all)"
     add("--sentences", type=int, metavar="N", help=only)
     add("--no-bleu", action="store_true", help="only the loss on the validation set, which takes seconds")
     add("--beam", type=int, default=5, help="for BLEU on the test set (default: %(default)s)")
     add_device_argument(parser)
     add_language_arguments(parser)
-    add_fit_arguments(parser.add_argument_group("calibration"))
+    add_options(parser.add_argument_group("calibration"), FitOptions)
 
 
 SOFTMAX = Way(attention=DEFAULT, options={})  # the base itself
@@ -98,8 +101,6 @@ class Base:
 def run(args: Namespace) -> None:
     """Measure what is missing, then write the tables, and of several bases the figure."""
     check_least(args, sentences=1, beam=1)
-    if args.no_calibration and args.text:
-        raise InputError("--text is of a calibration; leave it out, or --no-calibration")
     folder, fitting = Path(args.out), how_to_fit(args, args.data if args.text else None)
     device, languages = fitting.pop("device"), fitting.pop("languages")
     test = {"data": args.data, "sentences": args.sentences, "beam": args.beam}

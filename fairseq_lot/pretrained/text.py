@@ -143,11 +143,6 @@ class Text:
         lower = not tokenised and bool(spelt) and capitals <= _RARE
         return cls(words, pieces, lower, piece_kind(task.target_dictionary))
 
-    @classmethod
-    def in_pieces(cls, loaded: Loaded) -> "Text":
-        """That of a split, whose sentences are in pieces already; translations are tokens."""
-        return cls(None, None, False, piece_kind(loaded.task.target_dictionary))
-
     def encode(self, sentences: Sequence[str]) -> list[list[str]]:
         """The pieces of each sentence, without an end of sentence; none for a blank one."""
         return [self._encode(sentence).split() for sentence in sentences]

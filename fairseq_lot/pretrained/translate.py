@@ -12,7 +12,7 @@ import torch
 from fairseq.tasks.translation import TranslationTask
 from tqdm import tqdm
 
-from fairseq_lot.errors import InputError
+from fairseq_lot.errors import InputError, flag
 from fairseq_lot.output.files import read_lines
 from fairseq_lot.pretrained.checkpoint import Checkpoint
 from fairseq_lot.pretrained.data_folder import check_lengths
@@ -55,11 +55,14 @@ class Translator:
     ) -> None:
         if beam < 1:
             raise InputError(f"--beam must be at least 1, got {beam}")
-        told = [f"--{name.replace('_', '-')}" for name, value in text.items() if value]
+        told = [flag(name) for name, value in text.items() if value]
         if split is not None and told:
             raise InputError(f"{', '.join(told)}: the sentences of a split are in pieces already; leave it out")
         self.loaded = load(checkpoint, data, split, needs_target=False, device=device, pair=languages)
-        self.text = Text.of(self.loaded, **text) if split is None else Text.in_pieces(self.loaded)
+        if split is None:
+            self.text = Text.of(self.loaded, **text)
+        else:  # in pieces already; translations are tokens
+            self.text = Text(None, None, False, piece_kind(self.loaded.task.target_dictionary))
         self._beam = beam
 
     def symbols(self, pieces: Sequence[str], where: str) -> torch.Tensor:

@@ -39,10 +39,6 @@ class Coupling:
         """``n·Γ``, ``(..., n, m)``, rows sum to 1; costs n·m memory."""
         return torch.matmul(*self.factors)
 
-    def apply(self, v: Tensor) -> Tensor:
-        """``n·Γ v`` in O((n + m) r d): ``(..., m, d) -> (..., n, d)``."""
-        return self.from_queries.apply(self.to_keys.apply(v))
-
 
 def key_side(
     key_scores: Tensor, log_b: Tensor, log_masses: Tensor, *, num_updates: int, log_factor: Tensor | None = None
@@ -83,8 +79,6 @@ def pivot_coupling(
         >>> coupling = pivot_coupling(queries @ pivots.T, keys @ pivots.T, log_a, log_b, log_masses, **updates)
         >>> coupling.conditional.sum(0)  # rows spend 1, columns receive n/m
         tensor([1.5000, 1.5000])
-        >>> coupling.apply(torch.ones(2, 4)).shape  # through the pivots, without the plan
-        torch.Size([3, 4])
     """
     if query_updates == 1 and log_factor is None:
         from_queries = Plan(torch.softmax(query_scores, -1), log_a, log_masses)

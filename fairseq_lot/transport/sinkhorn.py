@@ -102,15 +102,14 @@ def sinkhorn(
         >>> sinkhorn(scores, half, half, num_updates=15).plan.sum(0)  # each column receives its share
         tensor([0.5000, 0.5000])
     """
-    if num_updates > 1 and log_factor is None and tolerance is None and kernels.wanted(scores):
-        conditional = kernels.sinkhorn(scores, log_a, log_b, num_updates=num_updates)
-        if conditional is not None:
-            return Plan(conditional, log_a, log_b)
-    if num_updates > 1 and log_factor is None and scores.device.type == "cpu":
-        conditional = scaled_conditional(scores, log_a, log_b, num_updates=num_updates, tolerance=tolerance)
-        if conditional is not None:
-            return Plan(conditional, log_a, log_b)
-    conditional = naive.sinkhorn(
-        scores, log_a, log_b, num_updates=num_updates, tolerance=tolerance, log_factor=log_factor
-    )
+    conditional = None
+    if num_updates > 1 and log_factor is None:
+        if tolerance is None and kernels.wanted(scores):
+            conditional = kernels.sinkhorn(scores, log_a, log_b, num_updates=num_updates)
+        if conditional is None and scores.device.type == "cpu":
+            conditional = scaled_conditional(scores, log_a, log_b, num_updates=num_updates, tolerance=tolerance)
+    if conditional is None:
+        conditional = naive.sinkhorn(
+            scores, log_a, log_b, num_updates=num_updates, tolerance=tolerance, log_factor=log_factor
+        )
     return Plan(conditional, log_a, log_b)

@@ -2,10 +2,10 @@
 
 import torch
 
-from fairseq_lot.attention.differential import build_differential
 from fairseq_lot.attention.reference import entropic_plan, uniform
 from fairseq_lot.attention.registry import build_mechanism
 from tests.conftest import close, random
+from tests.variants import build_differential
 
 
 def test_lot_at_an_epsilon_of_the_scale_is_the_one_of_the_paper_with_unscaled_products():

@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from fairseq_lot.attention import reference
-from fairseq_lot.attention.differential import build_differential
 from fairseq_lot.attention.registry import build_mechanism
 from tests.conftest import close, gradients
-from tests.variants import draw, padding_mask
+from tests.variants import build_differential, draw, padding_mask
 
 HEADS, DIM = 2, 4
 LIKE = torch.zeros(1, dtype=torch.float64)

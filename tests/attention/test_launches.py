@@ -9,13 +9,12 @@ import torch
 from fairseq_lot.attention import base
 from fairseq_lot.attention import near_far as near_far_mechanism
 from fairseq_lot.attention import softmax as softmax_file
-from fairseq_lot.attention.differential import build_differential
 from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.transport import near_far as near_far_file
 from fairseq_lot.transport import sliced_hard
 from tests.conftest import close
 from tests.launches import launches
-from tests.variants import padding_mask
+from tests.variants import build_differential, padding_mask
 
 BSZ, HEADS, LENGTH, DIM = 4, 4, 24, 32
 both_pads = pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])

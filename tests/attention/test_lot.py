@@ -4,11 +4,10 @@ import pytest
 import torch
 
 from fairseq_lot.attention import reference
-from fairseq_lot.attention.differential import build_differential
 from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.errors import InputError
 from tests.conftest import close
-from tests.variants import HEAD_DIM, NUM_HEADS, draw
+from tests.variants import HEAD_DIM, NUM_HEADS, build_differential, draw
 
 CONTEXT = {"num_heads": NUM_HEADS, "head_dim": HEAD_DIM}
 

@@ -15,13 +15,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fairseq_lot.attention.differential import build_differential
 from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.attention.sinkhorn import SinkhornOptions
 from fairseq_lot.modules.multihead_attention import PluggableMultiheadAttention
 from fairseq_lot.transport.sinkhorn import sinkhorn
 from tests.attention.test_contract import KINDS
-from tests.variants import CASES, CAUSAL_CASES, HEAD_DIM, NUM_HEADS
+from tests.variants import CASES, CAUSAL_CASES, HEAD_DIM, NUM_HEADS, build_differential
 
 BSZ, LENGTH, MORE = 3, 5, 6
 WAITING = [case for case in CASES if "tolerance" in case.options]

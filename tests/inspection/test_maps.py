@@ -20,7 +20,7 @@ def map_of(matrix, layer=0):
 def grid(models, tokens, maps, layer=0):
     """The figure of one layer: the maps of each model on a sentence."""
     sentence = {"source": tokens, "target": [], "maps": maps}
-    return map_grid({"models": models, "sentences": [sentence]}, 0, "encoder", layer)
+    return map_grid({"models": models, "sentences": [sentence]}, "encoder", layer)
 
 
 @pytest.mark.parametrize("signed", [False, True])
@@ -110,7 +110,7 @@ def test_models_that_lack_the_layer_are_left_out():
 def test_keys_of_the_decoder_are_the_target_and_with_cross_self_attention_the_source_before_it(keys):
     maps = [[map_of(torch.rand(2, len(keys))) | {"site": "decoder"}]]
     shown = {"models": ["m"], "sentences": [{"source": ["a", "b"], "target": ["c", "d"], "maps": maps}]}
-    axes = map_grid(shown, 0, "decoder", 0).axes[0]
+    axes = map_grid(shown, "decoder", 0).axes[0]
     assert [text.get_text() for text in axes.get_xticklabels()] == keys
 
 

@@ -63,8 +63,8 @@ def draw(n, m, r, d, *, dv=None, heads=1, dtype=torch.float32, size=1.0):
 def with_gradients(function, inputs, weights):
     leaves = [x.detach().requires_grad_() for x in inputs]
     values = function(*leaves)
-    grads = torch.autograd.grad(values, leaves, weights.to(values.dtype), allow_unused=True)
-    return [values, *(torch.zeros_like(x) if g is None else g for x, g in zip(leaves, grads, strict=True))]
+    weights = weights.to(values.dtype)
+    return [values, *torch.autograd.grad(values, leaves, weights, allow_unused=True, materialize_grads=True)]
 
 
 def twin(inputs, settings):

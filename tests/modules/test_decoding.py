@@ -6,11 +6,10 @@ import pytest
 import torch
 from fairseq.modules import MultiheadAttention
 
-from fairseq_lot.attention.differential import build_differential
 from fairseq_lot.attention.registry import build_mechanism, build_options
 from fairseq_lot.modules.multihead_attention import PluggableMultiheadAttention
 from tests.conftest import close
-from tests.variants import padding_mask
+from tests.variants import build_differential, padding_mask
 
 WIDTH, HEADS, BSZ, TGT_LEN, SRC_LEN = 8, 2, 3, 7, 5
 # a beam moves within the sentence, and finished sentences leave the batch

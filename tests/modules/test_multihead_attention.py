@@ -7,12 +7,11 @@ import pytest
 import torch
 from fairseq.modules import MultiheadAttention
 
-from fairseq_lot.attention.differential import build_differential
 from fairseq_lot.attention.lot import LotOptions
 from fairseq_lot.attention.registry import MECHANISMS, build_mechanism
 from fairseq_lot.modules.multihead_attention import PluggableMultiheadAttention
 from tests.conftest import close, gradients
-from tests.variants import padding_mask
+from tests.variants import build_differential, padding_mask
 
 WIDTH, HEADS, KEY_WIDTH = 8, 2, 12
 TGT_LEN, SRC_LEN, BSZ = 6, 5, 3

@@ -38,7 +38,7 @@ def test_exact_sides_are_exact_for_any_updates(query_updates, key_updates, r, si
     close(coupling.conditional.sum(-1), torch.ones_like(a), 1e-13)
     assert coupling.conditional.ge(0).all()
     v = random(2, 9, 4, seed=8)
-    close(coupling.apply(v), coupling.conditional @ v, 1e-13)
+    close(coupling.from_queries.apply(coupling.to_keys.apply(v)), coupling.conditional @ v, 1e-13)
 
 
 def test_coupling_is_two_plans_over_the_masses():
@@ -53,11 +53,11 @@ def test_coupling_is_two_plans_over_the_masses():
         close(plan[sentence], expected, 1e-14)
 
 
-def test_apply_builds_nothing_of_size_n_by_m():
+def test_the_plans_one_after_the_other_build_nothing_of_size_n_by_m():
     n, m = 300, 400
     coupling, *_ = couple(n=n, m=m)
     with Sizes() as seen:
-        coupling.apply(random(2, m, 2))
+        coupling.from_queries.apply(coupling.to_keys.apply(random(2, m, 2)))
     assert 0 < seen.largest < n * m
     with Sizes() as seen:
         assert coupling.conditional.shape == (2, n, m)

@@ -1,7 +1,7 @@
-"""How far fine-tuned systems are behind softmax that was fine-tuned for as long: in nats after each epoch, and in BLEU.
+"""How far systems are behind softmax that was trained for as long: in nats after each epoch, and if asked in BLEU.
 
-python docs/figures/fine_tuning.py results/iwslt14-65k.losses/fine-tuning.json \\
-    results/iwslt14-65k.fine-tuning.jsonl results/iwslt14-65k.fine-tuning.epochs.jsonl
+python docs/figures/gaps.py results/iwslt14-65k.losses/fine-tuning.json --out docs/figures/fine_tuning.svg \\
+    --results results/iwslt14-65k.fine-tuning.jsonl results/iwslt14-65k.fine-tuning.epochs.jsonl
 """
 
 import argparse
@@ -63,16 +63,18 @@ def draw_scores(axes, counts, colours):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("losses", type=Path, help="by update, of notes/losses.py")
-    parser.add_argument("results", nargs="+", help="rows of the same systems, with their counts beside them")
-    parser.add_argument("--out", default=Path(__file__).with_suffix(".svg"), type=Path)
+    parser.add_argument("--out", required=True, type=Path, metavar="FIGURE.svg")
+    parser.add_argument("--results", nargs="+", default=[], help="rows of fine-tuned systems, with their counts beside")
     args = parser.parse_args()
-    figure = Figure(figsize=(11, 4), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    panels = 2 if args.results else 1
+    figure = Figure(figsize=(5.5 * panels, 4), layout="constrained")
+    left, *right = figure.subplots(1, panels, squeeze=False)[0]
     colours = draw_losses(left, json.loads(args.losses.read_text(encoding="utf-8")))
-    draw_scores(right, read_counts(args.results), colours)
-    for axes in (left, right):
-        axes.axhline(0, color="black", linewidth=0.8, linestyle=":", label=f"{CONTROL}, fine-tuned for as long")
-        axes.set_xlabel("epochs of fine-tuning")
+    for axes in right:
+        draw_scores(axes, read_counts(args.results), colours)
+    for axes in (left, *right):
+        axes.axhline(0, color="black", linewidth=0.8, linestyle=":", label=f"{CONTROL}, trained for as long")
+        axes.set_xlabel("epochs of fine-tuning" if args.results else "epochs")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.spines[["top", "right"]].set_visible(False)
     left.legend(fontsize="small", frameon=False)

@@ -15,8 +15,9 @@ source "$(dirname "$0")/lib/common.sh"
 swapped=$1 data=$2 out=$3
 shift 3
 [ -f "$swapped" ] || die "there is no checkpoint $swapped; make it with plug_and_play.sh"
-if [ -f "$out/checkpoint_last.pt" ] && [ -f "$out/flags" ] && [ "$swapped" -nt "$out/flags" ]; then
-    die "$out was trained from an earlier $swapped; remove it to train again"
+start=$(stat -Lc '%s %y' "$swapped")
+if [ -f "$out/checkpoint_last.pt" ] && [ -f "$out/start" ] && [ "$(cat "$out/start")" != "$start" ]; then
+    die "$out was trained from another $swapped; remove it to train again"
 fi
 activate
 train "$data" "$out" --arch lot_transformer_small --finetune-from-model "$swapped" --lr-scheduler fixed --lr 0.00005 \

@@ -20,15 +20,13 @@ activate
 if [ -f "$data/sentencepiece.bpe.model" ]; then joined=sentencepiece; fi
 generate=(fairseq-generate "$data" --user-dir fairseq_lot --gen-subset test --path "$ckpt" --beam 5 --batch-size 128
     --remove-bpe "$joined" "${@:6}")
-is_current() { # the translations are newer than what they were made from, and of the same command
-    [ "$out.out" -nt "$ckpt" ] && [ -z "$(find "$data/" -maxdepth 1 -type f -newer "$out.out" -print -quit 2>/dev/null)" ] \
-        && { [ ! -f "$out.command" ] || [ "$(cat "$out.command")" = "${generate[*]}" ]; }
-}
-if ! is_current; then
+inputs() { find -L "$ckpt" "$data/" -maxdepth 1 -type f -printf '%p %s %T@\n' 2>/dev/null | LC_ALL=C sort || true; }
+made_from=$(echo "${generate[*]}" && inputs)
+if [ ! -f "$out.out" ] || [ "$(cat "$out.command" 2>/dev/null)" != "$made_from" ]; then
     { mkdir -p "$(dirname "$out")" && rm -f "$out.out" && touch "$out.err"; } 2>/dev/null \
         || die "cannot write in $(dirname "$out"); free space or give another OUT"
     "${generate[@]}" >"$out.part" 2>"$out.err" || die "fairseq-generate failed: $(tail -n 1 "$out.err")"
-    echo "${generate[*]}" >"$out.command"
+    echo "$made_from" >"$out.command"
     mv "$out.part" "$out.out"
 fi
 file=$(sed -n 's/.*loaded .* examples from: .*\///p' "$out.err" | tail -n 1) # test.de-en.en

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import hashlib
 import io
 import json
 import os
@@ -76,6 +77,11 @@ def check(config: dict[str, Any]) -> None:
     for name in test_sets(config):
         if folder.is_dir() and not any(folder.glob(f"{name}.*")):
             raise InputError(f"tests: {folder} has no {name}; leave it out, or remove {folder} to make it again")
+    titles = list(test_sets(config).values())
+    for title in titles:
+        if titles.count(title) > 1:
+            raise InputError(f"tests: two are called {title!r}, so tables could not tell them apart; rename one")
+    _refuse_new_data(config["work"], folder)
     # not above: Snakefile imports this file, and fairseq changes how its process logs
     from fairseq import options
 
@@ -84,6 +90,8 @@ def check(config: dict[str, Any]) -> None:
 
     given = GIVEN_TRAINING | {name.replace("_", "-") for name in option_names()}
     for backbone, own in config["backbones"].items():
+        for stage in ("pretrain", "finetune"):
+            _refuse(f"backbones, {backbone}", own, set(config.get(stage, {})), f"{stage} says it for all")
         _refuse(f"backbones, {backbone}", own, {name for name in given if not name.startswith("differential-")})
     for stage in ("pretrain", "finetune"):
         _refuse(stage, config.get(stage, {}), given)
@@ -113,6 +121,9 @@ def check(config: dict[str, Any]) -> None:
         nowhere = f"--save-dir={os.devnull}/none"  # a checkpoint in fairseq's default folder would be read
         return options.parse_args_and_arch(options.get_training_parser(), ["DATA", nowhere, *given])
 
+    def translate(given: list[str]) -> Namespace:
+        return options.parse_args_and_arch(options.get_generation_parser(), ["DATA", "--path=CKPT", *given])
+
     for backbone, own in config["backbones"].items():
         architecture = {"arch": f"{'lot_' * (backbone == 'transformer')}{backbone}_{config['size']}"}
         model = _parse(f"pretrain, {backbone}", train, {**architecture, **own, **config["pretrain"]})
@@ -123,7 +134,30 @@ def check(config: dict[str, Any]) -> None:
             except (InputError, ValueError, AssertionError) as error:  # fairseq's are of sizes that do not fit
                 raise InputError(f"systems, {name}: {' '.join(str(error).split())}") from None
             _parse(f"systems, {name}, finetune", train, {**architecture, **system.get("finetune", {})})
-    _parse("generate", options.get_generation_parser().parse_args, config.get("generate", {}))
+    _parse("generate", translate, config.get("generate", {}))
+
+
+def _refuse_new_data(work: str, data: Path) -> None:
+    """Raise InputError where the data of a training were made anew under their name; common.sh has noted a sum."""
+    noted = sorted(Path(work).glob("seed*/*/*/data.sum"))
+    if noted and data.is_dir():
+        files = [*sorted(data.glob("dict.*.txt")), *sorted(data.glob("train.*.idx"))]
+        now = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+        for file in noted:
+            if file.read_text(encoding="utf-8").strip() != now:
+                way_out = f"give another folder as work, or remove {file.parent}"
+                raise InputError(f"data: {data} was made again since {file.parent} was trained on it; {way_out}")
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice, of which YAML would silently keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        keys = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        twice = [key for key in keys if keys.count(key) > 1]
+        if twice:
+            raise InputError(f"{twice[0]} stands twice in line {node.start_mark.line + 1} and below; rename one")
+        return super().construct_mapping(node, deep)
 
 
 def _refuse(place: str, flags: dict[str, Any], given: set[str], why: str = "the experiment says it elsewhere") -> None:
@@ -163,8 +197,13 @@ def _build(system: dict[str, Any], model: Namespace) -> None:
 
 
 def main() -> int:
-    """Check what comes on standard input; 2 and one line when it is wrong."""
+    """Check what comes on standard input, and the files that it is from; 2 and one line when it is wrong."""
     try:
+        for path in sys.argv[1:]:
+            try:
+                yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
+            except InputError as error:
+                raise InputError(f"{path}: {error}") from None
         check(json.load(sys.stdin))
     except InputError as error:
         print(f"snakemake: error: {' '.join(str(error).split())}", file=sys.stderr)

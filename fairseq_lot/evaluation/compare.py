@@ -1,6 +1,7 @@
 """``fairseq-lot compare``: differences in BLEU between systems, pair by pair, with a paired bootstrap test."""
 
 import argparse
+import sys
 from itertools import combinations
 
 import numpy as np
@@ -38,7 +39,8 @@ def run(args: argparse.Namespace) -> int:
     resampling = bleu.bootstrap_settings(args)
     rows = read_rows([args.results])
     statistics = read_statistics(args.results, rows)
-    found = []
+    found, wanted = [], {args.stage} if args.stage == FINE_TUNED else {args.stage, BASE}
+    left_out = [f"{row.system} (seed {row.seed})" for row in rows if row.key not in statistics and row.stage in wanted]
     for part in tables(row for row in rows if row.key in statistics):
         own = {key: at_stage(of_system, args.stage) for key, of_system in by_system(part).items()}
         for backbone in dict.fromkeys(backbone for backbone, _ in own):
@@ -64,6 +66,8 @@ def run(args: argparse.Namespace) -> int:
             + ("; score them once more" if args.against is None else f", or none of them is {args.against!r}")
         )
     print("\n\n".join(table.markdown() for table in found))
+    if left_out:
+        print(f"{path_of(args.results)} lacks counts of {', '.join(left_out)}: left out", file=sys.stderr)
     return 0
 
 

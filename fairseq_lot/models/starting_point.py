@@ -11,6 +11,8 @@ import zipfile
 from argparse import Namespace
 
 import torch
+from fairseq.data.data_utils import infer_language_pair
+from fairseq.utils import split_paths
 
 from fairseq_lot.attention.options import SITES
 from fairseq_lot.attention.registry import DEFAULT, describe
@@ -28,6 +30,16 @@ from fairseq_lot.modules.flat_options import (
 from fairseq_lot.modules.sites import ATTENTION_AT, attention_sites, build_site_mechanism
 
 logger = logging.getLogger(__name__)
+
+# arguments of a model that change what it computes, and no weight
+_UNSEEN = (
+    "encoder_attention_heads",
+    "decoder_attention_heads",
+    "activation_fn",
+    "no_scale_embedding",
+    "no_token_positional_embeddings",
+    "cross_self_attention",
+)
 
 
 def take_over(args: Namespace, defaults: dict) -> bool:
@@ -47,8 +59,9 @@ def take_over(args: Namespace, defaults: dict) -> bool:
     path = starting_point(args) if is_command_line(args) else None
     if path is None:
         return False
-    saved, has_optimiser = _read(path)
-    _keep_sharing(args, saved, path)
+    saved, task, has_optimiser = _read(path)
+    _keep_what_no_weight_shows(args, saved, path)
+    _keep_direction(args, task, path)
     typed = typed_options(args)
     if getattr(saved, "attention", None) is None:
         planned = _completed(args, defaults)
@@ -93,14 +106,29 @@ def take_over(args: Namespace, defaults: dict) -> bool:
     return True
 
 
-def _keep_sharing(args: Namespace, saved: Namespace, path: str) -> None:
-    """Let the model share those embeddings that the checkpoint shares: else one would overwrite another when read."""
+def _keep_what_no_weight_shows(args: Namespace, saved: Namespace, path: str) -> None:
+    """Let the model compute and share as the checkpoint's does: reading its weights would not fail otherwise."""
     shared = {"share_all_embeddings": (), "share_decoder_input_output_embed": ("share_all_embeddings",)}
     for name, implied_by in shared.items():
         here, there = (any(getattr(one, x, False) for x in (name, *implied_by)) for one in (args, saved))
         setattr(args, name, there)
         if here != there:
             logger.warning(f"{path} was trained {'with' if there else 'without'} {flag(name)}, which is kept")
+    for name in _UNSEEN:
+        value = getattr(saved, name, None)
+        if value is not None and getattr(args, name, None) != value:
+            setattr(args, name, value)
+            logger.warning(f"{path} was trained with {flag(name)} {value}, which is kept")
+
+
+def _keep_direction(args: Namespace, task: dict, path: str) -> None:
+    """Train in the checkpoint's direction where no languages were typed and the data's names tell the opposite one."""
+    pair = task.get("source_lang"), task.get("target_lang")
+    folder = split_paths(args.data)[0] if isinstance(getattr(args, "data", None), str) else ""
+    typed = getattr(args, "source_lang", None) or getattr(args, "target_lang", None)
+    if not typed and None not in pair and os.path.isdir(folder) and tuple(infer_language_pair(folder)) == pair[::-1]:
+        args.source_lang, args.target_lang = pair
+        logger.warning(f"{path} translates {pair[0]} to {pair[1]}, which is kept")
 
 
 def is_command_line(args: Namespace) -> bool:
@@ -113,7 +141,7 @@ def check_configured(model: Namespace, path: str) -> None:
 
     Its model is built before anything says which checkpoint is to be read, so it cannot be completed.
     """
-    saved, _ = _read(path)
+    saved, _, _ = _read(path)
     if getattr(saved, "attention", None) is None:
         return
     saved, planned = _completed(saved, {}), _completed(model, {})
@@ -126,7 +154,7 @@ def check_configured(model: Namespace, path: str) -> None:
 
 def check_overridden(path: str, overrides: dict) -> None:
     """Refuse arguments under which the parameters of a checkpoint's attention would be those of another, or not fit."""
-    saved, _ = _read(path)
+    saved, _, _ = _read(path)
     ours = [name for name in overrides if name in option_names()]
     planned = _completed(Namespace(**(vars(saved) | overrides)), {})
     is_stock = getattr(saved, "attention", None) is None
@@ -154,15 +182,16 @@ def starting_point(args: Namespace) -> str | None:
 
 
 def _read(path):
-    """The model's arguments in a checkpoint, and whether it has the state of an optimiser."""
+    """The arguments of a checkpoint's model and of its task, and whether it has the state of an optimiser."""
     try:
         # a file of today's format is mapped: its tensors are not read
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-        held = state["cfg"]["model"] if state.get("cfg") is not None else state["args"]
-        saved = Namespace(**(held if isinstance(held, dict) else vars(held)))
+        cfg = state["cfg"] if state.get("cfg") is not None else dict.fromkeys(("model", "task"), state["args"])
+        saved, task = ({} if one is None else one for one in (cfg["model"], cfg.get("task")))
+        saved, task = (dict(one if isinstance(one, dict) else vars(one)) for one in (saved, task))
     except Exception as error:  # torch raises whatever the damage leads to
         raise InputError(f"{path} cannot be read as a checkpoint to start from: {first_line(error)}") from error
-    return saved, state.get("last_optimizer_state") is not None
+    return Namespace(**saved), task, state.get("last_optimizer_state") is not None
 
 
 def _refuse_other_defaults(args, defaults, typed, saved, path):

@@ -110,13 +110,15 @@ def fine_tuning_command(state: dict, path: str | Path) -> str:
     suffix = args.arch.partition("_transformer")[2]
     sizes = _sizes_besides(args, SIZES[suffix])
     task = settings(state, "task")
-    data = saved_task(state, path).get("data") if isinstance(task, (dict, Namespace)) else None
+    told = saved_task(state, path) if isinstance(task, (dict, Namespace)) else {}
+    data, pair = told.get("data"), (told.get("source_lang"), told.get("target_lang"))
     return shlex.join(
         [
             *("fairseq-train", data if isinstance(data, str) else "DATA", "--user-dir", "fairseq_lot"),
             *("--arch", f"{'diff' if args.differential else args.attention}_transformer{suffix}"),
             *(word for name, value in sizes.items() for word in [flag(name), *([] if value is True else [str(value)])]),
             *("--finetune-from-model", str(path)),
+            *(("-s", pair[0], "-t", pair[1]) if all(isinstance(language, str) for language in pair) else ()),
         ]
     )
 

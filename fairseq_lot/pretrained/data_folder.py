@@ -96,8 +96,12 @@ def read_dictionary(data: str | Path, lang: str) -> Dictionary:
         raise InputError(f"{file} is not a fairseq dictionary: {error}") from error
 
 
-def check_embeddings(task: TranslationTask, state: dict, path: str | Path) -> None:
-    """Either embedding must have a row for each symbol; otherwise fairseq fails deep inside."""
+def check_embeddings(task: TranslationTask, state: dict, path: str | Path, trained_on: object = None) -> None:
+    """Either embedding must have a row for each symbol, else fairseq fails deep inside; the symbols must be the same.
+
+    Args:
+        trained_on: the folder of the training, whose dictionaries are compared if it is still there.
+    """
     sides = {"encoder": task.source_dictionary, "decoder": task.target_dictionary}
     for (stack, symbols), language in zip(sides.items(), (task.cfg.source_lang, task.cfg.target_lang), strict=True):
         embedding = state["model"].get(f"{stack}.embed_tokens.weight")
@@ -106,3 +110,10 @@ def check_embeddings(task: TranslationTask, state: dict, path: str | Path) -> No
                 f"{path} was trained with {len(embedding)} symbols, but {task.cfg.data}/dict.{language}.txt has "
                 f"{len(symbols)}; use the data folder that it was trained on"
             )
+        if isinstance(trained_on, str) and Path(trained_on, f"dict.{language}.txt").is_file():
+            before, now = (read_dictionary(data, language).symbols for data in (trained_on, task.cfg.data))
+            if before != now:
+                raise InputError(
+                    f"{task.cfg.data}/dict.{language}.txt has other pieces than that of {trained_on}, on which {path} "
+                    "was trained; use that folder, or move it away if it was made again"
+                )

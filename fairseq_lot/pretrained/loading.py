@@ -227,6 +227,6 @@ def load_data(
         raise InputError(f"{path}: {error}") from None
     except Exception as error:  # whatever a folder of other options or another time leads to
         raise InputError(f"{path} cannot be loaded with the data in {data}: {first_line(error)}") from error
-    check_embeddings(task, state, path)
+    check_embeddings(task, state, path, saved.get("data"))
     dataset = None if split is None else task.dataset(split)
     return task, dataset.datasets[0] if isinstance(dataset, ConcatDataset) else dataset  # multilingual: of one pair

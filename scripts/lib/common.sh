@@ -20,20 +20,26 @@ activate() {
     fi
 }
 
+# keep FILE TEXT: write a file, whole or not at all.
+keep() { echo "$2" >"$1.part" && mv "$1.part" "$1"; }
+
 # train DATA OUT FLAGS...: fairseq-train. It goes on where an earlier call with the same data and flags was stopped.
 train() {
-    local data=${1%/} out=$2 embeddings=--share-decoder-input-output-embed
+    local data=${1%/} out=$2 embeddings=--share-decoder-input-output-embed sum
     shift 2
     [ -d "$data" ] || die "there is no folder $data; make it with scripts/prepare_*.sh"
     if cmp -s "$data"/dict.*.txt </dev/null; then embeddings=--share-all-embeddings; fi
+    sum=$(LC_ALL=C && { cat "$data"/dict.*.txt "$data"/train.*.idx 2>/dev/null || true; } | sha256sum | cut -d ' ' -f 1)
     if [ -f "$out/checkpoint_last.pt" ]; then # else nothing has been trained, whatever was asked for
         [ ! -f "$out/flags" ] || [ "$(cat "$out/flags")" = "$*" ] \
             || die "$out was trained with '$(cat "$out/flags")', not '$*'; remove it or give another folder"
         [ ! -f "$out/data" ] || [ "$(cat "$out/data")" = "$data" ] \
             || die "$out was trained on $(cat "$out/data"), not $data; remove it, or $out/data if the text is the same"
+        [ ! -f "$out/data.sum" ] || [ "$(cat "$out/data.sum")" = "$sum" ] \
+            || die "$data was made again since $out was trained on it; remove $out or give another folder"
     fi
-    mkdir -p "$out" && echo "$data" >"$out/data.part" && mv "$out/data.part" "$out/data" \
-        && echo "$*" >"$out/flags.part" && mv "$out/flags.part" "$out/flags" \
+    mkdir -p "$out" && keep "$out/data" "$data" && keep "$out/data.sum" "$sum" && keep "$out/flags" "$*" \
+        && { [ -z "${start:-}" ] || keep "$out/start" "$start"; } \
         || die "cannot write in $out; free space or give another folder"
     fairseq-train "$data" --user-dir fairseq_lot "$embeddings" --save-dir "$out" --log-file "$out/train.log" \
         --optimizer adam --adam-betas '(0.9, 0.98)' --weight-decay 0.0001 \

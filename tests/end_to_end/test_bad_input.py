@@ -80,18 +80,28 @@ def test_check_refuses_an_empty_source(data, tmp_path, capsys):
     refuse(capsys, "check", tmp_path / "bin", naming=["sentence 5 is empty"])
 
 
+def reverse(file):
+    """As many lines in another order."""
+    file.write_text("".join(reversed(file.read_text(encoding="utf-8").splitlines(keepends=True))), encoding="utf-8")
+
+
 FRENCH = ("--source-lang", "fr", "--target-lang", "en")
 # what is done to a folder, what is typed, and what the error says
 FOLDERS = {
     "no-source-dictionary": (lambda folder: (folder / "dict.de.txt").unlink(), (), "dict.de.txt is missing"),
     "no-target-dictionary": (lambda folder: (folder / "dict.en.txt").unlink(), (), "dict.en.txt is missing"),
     "longer-dictionary": (lambda folder: (folder / "dict.en.txt").open("a").write("more 1\n"), (), "dict.en.txt has"),
+    "other-pieces": (lambda folder: reverse(folder / "dict.en.txt"), (), "dict.en.txt has other pieces than that of"),
     "other-language": (lambda folder: None, FRENCH, "dict.fr.txt is missing (there is dict.de.txt, dict.en.txt)"),
     "half-a-pair": (lambda folder: None, FRENCH[2:], "--source-lang and --target-lang go together"),
 }
 
 
-@pytest.mark.fast_if(lambda name, command: command == "diagnose" or (name, command) == ("other-language", "sweep"))
+@pytest.mark.fast_if(
+    lambda name, command: (
+        command == "diagnose" or (name, command) in {("other-language", "sweep"), ("other-pieces", "check")}
+    )
+)
 @pytest.mark.parametrize("command", ["calibrate", "check", "diagnose", "report", "sweep", "translate"])
 @pytest.mark.parametrize("name", FOLDERS)
 def test_folders_of_other_languages_and_dictionaries(

@@ -41,6 +41,11 @@ def test_what_is_no_text_is_refused(sentences, naming, model):
         model.translate(sentences)
 
 
+def test_text_is_not_taken_for_pieces_of_a_split(stock_checkpoint):
+    with pytest.raises(InputError, match="without split"):
+        fairseq_lot.Translator(stock_checkpoint, split="test").translate("der alte Mann")
+
+
 @pytest.mark.parametrize("sites", [["encoder", "cross"], ("encoder", "cross"), "encoder,cross"])
 def test_sites_may_be_a_list(sites, stock_checkpoint):
     swapped = fairseq_lot.swap(stock_checkpoint, attention="lot", attention_sites=sites, lot_num_pivots=3)

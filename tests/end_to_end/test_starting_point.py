@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from fairseq_lot.errors import InputError
 from fairseq_lot.plug_and_play.swap import fine_tuning_command, swap
 from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
-from tests.end_to_end.conftest import TINY, generate, hypotheses, swapped, train, weights_of
+from tests.end_to_end.conftest import TINY, edited, generate, hypotheses, swapped, train, weights_of
 from tests.plug_and_play import in_memory
 
 TINY += ("--lr", 0)
@@ -106,6 +106,28 @@ def test_embeddings_are_shared_where_the_checkpoint_shares_them(shared, data, fi
     same = torch.equal(weights["decoder.embed_tokens.weight"], weights["decoder.output_projection.weight"])
     assert same is shared
     assert any(f"{'with' if shared else 'without'} {flag}, which is kept" in line for line in lines(caplog))
+
+
+def test_what_no_weight_shows_is_kept(stock_checkpoint, fine_tuned, caplog):
+    other = ("--encoder-attention-heads", 4, "--activation-fn", "gelu", "--no-scale-embedding")
+    args, _ = fine_tuned("--arch", "lot_transformer", *TINY, *other, "--finetune-from-model", stock_checkpoint)
+    assert (args.encoder_attention_heads, args.activation_fn, args.no_scale_embedding) == (2, "relu", False)
+    said = "\n".join(lines(caplog))
+    assert "--encoder-attention-heads 2, which is kept" in said and "--activation-fn relu, which is kept" in said
+
+
+def test_the_direction_is_kept_where_no_languages_are_typed(data, lot_checkpoint, tmp_path, caplog):
+    with edited(lot_checkpoint, tmp_path / "reversed.pt") as state:
+        state["cfg"]["task"].update(source_lang="en", target_lang="de")
+    words = [data / "bin", "--user-dir", "fairseq_lot", "--arch", "lot_transformer", *TINY, "--save-dir", tmp_path]
+    words += ["--finetune-from-model", tmp_path / "reversed.pt"]
+
+    def languages(*typed):
+        args = options.parse_args_and_arch(options.get_training_parser(), [str(word) for word in (*words, *typed)])
+        return args.source_lang, args.target_lang
+
+    assert languages() == ("en", "de") and "translates en to de, which is kept" in "\n".join(lines(caplog))
+    assert languages("-s", "de", "-t", "en") == ("de", "en")
 
 
 def test_what_is_typed_wins_and_a_line_names_both(lot_checkpoint, fine_tuned, caplog):

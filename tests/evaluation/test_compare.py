@@ -141,6 +141,16 @@ def test_counts_must_be_there_and_belong_to_their_rows(scored, corpus, refused):
     refused(["compare", "missing.jsonl"], "missing.jsonl")
 
 
+def test_a_row_without_counts_is_named(scored, corpus, capfd):
+    _, good, bad = corpus
+    for name in ("LOT", "softmax", "ESP"):
+        results = scored(name, good if name == "LOT" else bad)
+    counts = results.with_name("results.sentences.tsv")
+    counts.write_text("".join(line for line in counts.open() if '"ESP"' not in line))
+    assert main(["compare", str(results), "--bootstrap-samples=10"]) == 0
+    assert capfd.readouterr().err == f"{counts} lacks counts of ESP (seed 1): left out\n"
+
+
 def test_systems_on_other_references_are_not_compared(scored, corpus, refused):
     references, good, bad = corpus
     scored("LOT", good)

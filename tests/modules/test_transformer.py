@@ -100,11 +100,12 @@ def test_dropout_of_the_attention_can_be_retained(attention, sites, modules):
         assert torch.equal(*found) != drops
 
 
-@pytest.mark.parametrize("attention", REGISTERED)
-def test_fairseq_s_own_model_takes_the_weights_of_softmax_alone(attention):
+@pytest.mark.parametrize(("attention", "prior"), [*((name, None) for name in REGISTERED), ("softmax", "alibi")])
+def test_fairseq_s_own_model_takes_the_weights_of_softmax_alone(attention, prior):
     """A training without ``--user-dir`` that starts from a swapped checkpoint ends, and is not one of softmax."""
-    weights, stock = load(attention=attention).model.state_dict(), load("transformer").model
-    if attention == "softmax":
+    weights = load(attention=attention, softmax_prior=prior).model.state_dict()
+    stock = load("transformer").model
+    if attention == "softmax" and prior is None:
         assert not any(stock.load_state_dict(weights))
     else:
         with pytest.raises(RuntimeError, match=r"Unexpected key.*self_attn\.mechanism"):

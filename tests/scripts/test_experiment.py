@@ -1,11 +1,13 @@
 """Experiments: what is refused before anything is trained, what the plan is, jobs; then for good, killed on the way."""
 
 import copy
+import hashlib
 import importlib.util
 import json
 import re
 import signal
 import subprocess
+import sys
 
 import pytest
 import yaml
@@ -66,6 +68,11 @@ WRONG = [
         {"backbones": {"transformer": {"attention-sites": "cross"}}},
         "backbones, transformer: attention-sites has no place",
     ),
+    (
+        {"backbones": {"transformer": {"lr": 1}}},
+        "backbones, transformer: lr has no place here, pretrain says it for all",
+    ),
+    ({"tests": {"test": "news", "test1": "news"}}, "tests: two are called 'news'"),
     ({"pretrain": {"attention": "lot"}}, "pretrain: attention has no place here, the experiment says it elsewhere"),
     ({"pretrain": {"seed": 9}}, "pretrain: seed has no place here"),
     ({"pretrain": {"fp16": True}}, "pretrain: fp16 has no place here"),
@@ -112,6 +119,20 @@ def test_what_would_fail_later_is_refused(check, changes, expected):
     assert str(caught.value).startswith(expected) and "\n" not in str(caught.value)
 
 
+def test_flags_of_the_task_are_those_of_translating_too(check):
+    check({**TINY, "data": "data", "work": "work", "generate": {"max-source-positions": 2048}})
+
+
+def test_a_system_that_stands_twice_is_refused(tmp_path):
+    config = tmp_path / "twice.yaml"
+    systems = "systems:\n  A: {attention: lot}\n  A: {attention: esp}\n"
+    config.write_text("pretrain: &all {lr: 1}\nfinetune: {<<: *all, lr: 2}\n" + systems)
+    words = [sys.executable, ROOT / "workflow" / "check.py", config]
+    done = subprocess.run(words, input="{}", capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == f"snakemake: error: {config}: A stands twice in line 4 and below; rename one\n"
+
+
 def test_a_system_is_not_fine_tuned_where_nothing_is(check):
     config = {name: value for name, value in TINY.items() if name != "finetune"} | {"data": "data", "work": "work"}
     check(config)
@@ -134,6 +155,20 @@ def test_a_folder_that_was_made_from_other_data_is_refused(check, tmp_path):
         check(config)
     (tmp_path / "data.done").write_text("other\n")
     with pytest.raises(InputError, match=f"^data: {tmp_path} was made from other, not data; give another folder"):
+        check(config)
+
+
+def test_data_that_were_made_again_are_refused(check, tmp_path):
+    data, base = tmp_path / "data", tmp_path / "work" / "seed1" / "transformer" / "base"
+    for folder in (data, base):
+        folder.mkdir(parents=True)
+    (data / "test.de-en.de.idx").touch()
+    (data / "dict.de.txt").write_text("der 1\n")
+    (base / "data.sum").write_text(hashlib.sha256(b"der 1\n").hexdigest() + "\n")
+    config = {**TINY, "data": str(data), "work": str(tmp_path / "work")}
+    check(config)
+    (data / "dict.de.txt").write_text("das 1\n")
+    with pytest.raises(InputError, match=f"^data: {data} was made again since {base} was trained on it"):
         check(config)
 
 
@@ -283,7 +318,8 @@ def test_each_stage_by_hand(data, tmp_path):
 
 @pytest.mark.slow
 def test_an_experiment_with_a_test_set_more_is_done_in_one_call(data, tmp_path):
-    code, _, errors = snakemake(experiment(tmp_path, data), "--cores", "1", tmp_path / "work" / "data.done")
+    prepared = experiment(tmp_path, data, prepare="false # a comment\n")
+    code, _, errors = snakemake(prepared, "--cores", "1", tmp_path / "work" / "data.done")
     assert code == 0, errors
     config = experiment(tmp_path, data, tests={"test": "short", "test1": "long"})
     _, shown, errors = snakemake(config, "--dry-run")
@@ -339,6 +375,13 @@ def test_an_experiment_goes_on_after_a_full_disk_ctrl_c_and_kill_9(data, tmp_pat
         ends = set(re.findall(rf"epoch {last} \| loss .*", log))  # fairseq may log a line twice, of the same wall time
         assert len(ends) == 1, "trained once"
     assert reason in (work / "base" / "train.out").read_text(), "later calls keep the log of earlier ones"
+    base = tmp_path / "whole" / "work" / "seed1" / "transformer" / "base"
+    base.with_suffix(".done").write_text("the sum of another base\n")
+    _, shown, errors = snakemake(experiment(tmp_path / "whole", data), "--dry-run")
+    assert re.findall(r"^(plug_and_play|finetune|score|table) +(\d+)$", shown + errors, re.MULTILINE) == [
+        ("finetune", "2"), ("plug_and_play", "1"), ("score", "5"), ("table", "1"),
+    ]  # fmt: skip
+    base.with_suffix(".done").write_text(subprocess.check_output(["sha256sum", base / "checkpoint_best.pt"], text=True))
     more = experiment(tmp_path / "whole", data, systems={**TINY["systems"], "LOT": {"attention": "lot"}})
     _, shown, errors = snakemake(more, "--dry-run")
     jobs = dict(re.findall(r"^(\w+) +(\d+)$", shown + errors, re.MULTILINE))

@@ -1,8 +1,9 @@
 """What loading the user directory changes in fairseq itself, all of it here.
 
 A stock ``transformer`` whose arguments name an attention is built as the pluggable model; a task tells its model of
-every epoch that begins; a misspelt option of ours in ``--model-overrides`` is refused, and so is a checkpoint whose
-attention the configuration of fairseq-hydra-train does not repeat; our own model refuses ``torch.jit.script``. In
+every epoch that begins; a misspelt option of ours in ``--model-overrides`` is refused, and so are a checkpoint whose
+attention the configuration of fairseq-hydra-train does not repeat, and one that would translate in the direction
+opposite to its training; our own model refuses ``torch.jit.script``. In
 fairseq's own commands an InputError is one line.
 docs/fairseq.md lists these changes with their reasons.
 """
@@ -14,6 +15,7 @@ from typing import Any
 from fairseq import checkpoint_utils
 from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.models.transformer import TransformerModel
+from fairseq.tasks.translation import TranslationTask
 from omegaconf import OmegaConf
 
 from fairseq_lot.errors import InputError
@@ -28,6 +30,7 @@ def install(pluggable: type[TransformerModel]) -> None:
         TransformerModel._takes_attention = True
         TransformerModel.build_model = _build_named_attention(vars(TransformerModel)["build_model"], pluggable)
         checkpoint_utils.load_checkpoint_to_cpu = _with_known_overrides(checkpoint_utils.load_checkpoint_to_cpu)
+        checkpoint_utils.load_model_ensemble_and_task = _in_its_direction(checkpoint_utils.load_model_ensemble_and_task)
         checkpoint_utils.load_checkpoint = _of_the_same_attention(checkpoint_utils.load_checkpoint)
         pluggable.__prepare_scriptable__ = _refuse_scripting
         if in_command():
@@ -61,6 +64,24 @@ def _with_known_overrides(stock_load):
         return stock_load(path, arg_overrides, *args, **options)
 
     return load_checkpoint_to_cpu
+
+
+def _in_its_direction(stock_load):
+    """Refuse to translate in the direction opposite to that of the training, which the data's names may mean."""
+
+    def load_model_ensemble_and_task(filenames, arg_overrides=None, task=None, *args, **options):
+        loaded = stock_load(filenames, arg_overrides, task, *args, **options)
+        if isinstance(task, TranslationTask):
+            trained, now = (
+                tuple(getattr(of, f"{side}_lang", None) for side in ("source", "target"))
+                for of in (loaded[1].task, task.cfg)
+            )
+            if None not in now and trained == now[::-1]:
+                pair = f"-s {trained[0]} -t {trained[1]}"
+                raise InputError(f"{filenames[-1]} translates {trained[0]} to {trained[1]}; give {pair}")
+        return loaded
+
+    return load_model_ensemble_and_task
 
 
 def _of_the_same_attention(stock_load):

@@ -5,7 +5,8 @@ import io
 import pytest
 from fairseq_cli.interactive import cli_main as fairseq_interactive
 
-from tests.end_to_end.conftest import fields, generate, hypotheses, in_this_process
+from fairseq_lot.errors import InputError
+from tests.end_to_end.conftest import edited, fields, generate, hypotheses, in_this_process
 
 SENTENCES = 60
 
@@ -31,6 +32,14 @@ def test_every_sentence_is_translated_otherwise(flags, data, everywhere, plain):
 def test_best_of_several_come_first(data, everywhere, plain):
     found = hypotheses(generate(data / "bin", everywhere, "--nbest", 3))
     assert len(found) == 3 * len(hypotheses(plain)) and set(hypotheses(plain)) <= set(found)
+
+
+def test_a_model_is_not_run_in_the_opposite_direction(data, everywhere, tmp_path):
+    with edited(everywhere, tmp_path / "reversed.pt") as state:
+        state["cfg"]["task"].update(source_lang="en", target_lang="de")
+    with pytest.raises(InputError, match="reversed.pt translates en to de; give -s en -t de$"):
+        generate(data / "bin", tmp_path / "reversed.pt")
+    assert hypotheses(generate(data / "bin", tmp_path / "reversed.pt", "-s", "en", "-t", "de"))
 
 
 def test_references_are_scored(data, everywhere):

@@ -3,9 +3,8 @@
 A stock ``transformer`` whose arguments name an attention is built as the pluggable model; a task tells its model of
 every epoch that begins; a misspelt option of ours in ``--model-overrides`` is refused, and so are a checkpoint whose
 attention the configuration of fairseq-hydra-train does not repeat, and one that would translate in the direction
-opposite to its training; our own model refuses ``torch.jit.script``. In
-fairseq's own commands an InputError is one line.
-docs/fairseq.md lists these changes with their reasons.
+opposite to its training; our own model refuses ``torch.jit.script``. In fairseq's own commands an InputError is one
+line. docs/fairseq.md lists these changes with their reasons.
 """
 
 import sys

@@ -2,10 +2,10 @@
 
 import contextlib
 import copy
-import hashlib
 import io
 import json
 import os
+import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
@@ -18,6 +18,7 @@ import yaml
 from fairseq_lot.errors import InputError
 
 SCHEMA = Path(__file__).with_name("schema.yaml")
+COMMON = SCHEMA.resolve().parents[1] / "scripts" / "lib" / "common.sh"
 # flags that the workflow gives, from what the experiment says elsewhere
 GIVEN = {"user-dir", "source-lang", "target-lang", "fp16", "bf16"}
 GIVEN_TRAINING = GIVEN | {"arch", "seed", "save-dir", "restore-file", "finetune-from-model", "log-file"}
@@ -138,11 +139,11 @@ def check(config: dict[str, Any]) -> None:
 
 
 def _refuse_new_data(work: str, data: Path) -> None:
-    """Raise InputError where the data of a training were made anew under their name; common.sh has noted a sum."""
+    """Raise InputError where the data of a training were made anew under their name; train() has noted a sum."""
     noted = sorted(Path(work).glob("seed*/*/*/data.sum"))
     if noted and data.is_dir():
-        files = [*sorted(data.glob("dict.*.txt")), *sorted(data.glob("train.*.idx"))]
-        now = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+        words = ["bash", "-c", 'source "$0" && sum_of "$1"', str(COMMON), str(data.absolute())]
+        now = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
         for file in noted:
             if file.read_text(encoding="utf-8").strip() != now:
                 way_out = f"give another folder as work, or remove {file.parent}"

@@ -14,6 +14,7 @@ from fairseq_lot.evaluation.results import (
     STAGES,
     at_stage,
     by_system,
+    is_at,
     path_of,
     read_rows,
     read_statistics,
@@ -39,8 +40,7 @@ def run(args: argparse.Namespace) -> int:
     resampling = bleu.bootstrap_settings(args)
     rows = read_rows([args.results])
     statistics = read_statistics(args.results, rows)
-    found, wanted = [], {args.stage} if args.stage == FINE_TUNED else {args.stage, BASE}
-    left_out = [f"{row.system} (seed {row.seed})" for row in rows if row.key not in statistics and row.stage in wanted]
+    found, left_out = [], [row for row in rows if row.key not in statistics and is_at(row, args.stage)]
     for part in tables(row for row in rows if row.key in statistics):
         own = {key: at_stage(of_system, args.stage) for key, of_system in by_system(part).items()}
         for backbone in dict.fromkeys(backbone for backbone, _ in own):
@@ -67,7 +67,8 @@ def run(args: argparse.Namespace) -> int:
         )
     print("\n\n".join(table.markdown() for table in found))
     if left_out:
-        print(f"{path_of(args.results)} lacks counts of {', '.join(left_out)}: left out", file=sys.stderr)
+        names = ", ".join(f"{row.system} (seed {row.seed})" for row in left_out)
+        print(f"{path_of(args.results)} lacks counts of {names}: left out", file=sys.stderr)
     return 0
 
 

@@ -165,9 +165,14 @@ def mechanism_order(row: Row) -> tuple[int, str, str]:
     return [*_FIRST, attention].index(attention), attention, row.system
 
 
+def is_at(row: Row, stage: str) -> bool:
+    """Whether a row is of a stage; a base stands where other systems are plugged in or trained from scratch."""
+    return row.stage == stage or (row.stage == BASE and stage != FINE_TUNED)
+
+
 def at_stage(rows: Iterable[Row], stage: str) -> dict[int, Row]:
-    """The rows of a stage by seed; a base stands where other systems are plugged in or trained from scratch."""
-    return {row.seed: row for row in rows if row.stage == stage or (row.stage == BASE and stage != FINE_TUNED)}
+    """The rows of a stage by seed."""
+    return {row.seed: row for row in rows if is_at(row, stage)}
 
 
 def path_of(results: str | Path) -> Path:

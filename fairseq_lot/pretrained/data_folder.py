@@ -3,6 +3,7 @@
 import re
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from fairseq.data import Dictionary
@@ -96,7 +97,7 @@ def read_dictionary(data: str | Path, lang: str) -> Dictionary:
         raise InputError(f"{file} is not a fairseq dictionary: {error}") from error
 
 
-def check_embeddings(task: TranslationTask, state: dict, path: str | Path, trained_on: object = None) -> None:
+def check_embeddings(task: TranslationTask, state: dict, path: str | Path, trained_on: Any = None) -> None:
     """Either embedding must have a row for each symbol, else fairseq fails deep inside; the symbols must be the same.
 
     Args:
@@ -110,7 +111,8 @@ def check_embeddings(task: TranslationTask, state: dict, path: str | Path, train
                 f"{path} was trained with {len(embedding)} symbols, but {task.cfg.data}/dict.{language}.txt has "
                 f"{len(symbols)}; use the data folder that it was trained on"
             )
-        if isinstance(trained_on, str) and Path(trained_on, f"dict.{language}.txt").is_file():
+        elsewhere = isinstance(trained_on, str) and trained_on != task.cfg.data
+        if elsewhere and Path(trained_on, f"dict.{language}.txt").is_file():
             before, now = (read_dictionary(data, language).symbols for data in (trained_on, task.cfg.data))
             if before != now:
                 raise InputError(

@@ -59,11 +59,10 @@ class Translator:
         if split is not None and told:
             raise InputError(f"{', '.join(told)}: the sentences of a split are in pieces already; leave it out")
         self.loaded = load(checkpoint, data, split, needs_target=False, device=device, pair=languages)
-        self.in_pieces = split is not None
-        if self.in_pieces:  # translations are tokens
-            self.text = Text(None, None, False, piece_kind(self.loaded.task.target_dictionary))
-        else:
+        if split is None:
             self.text = Text.of(self.loaded, **text)
+        else:  # in pieces already; translations are tokens
+            self.text = Text(None, None, False, piece_kind(self.loaded.task.target_dictionary))
         self._beam = beam
 
     def symbols(self, pieces: Sequence[str], where: str) -> torch.Tensor:
@@ -98,7 +97,7 @@ class Translator:
             InputError: not a string or a list of strings, or a sentence is no text or longer than the model's
                 positions (``first_line`` numbers the first one); or a split was loaded.
         """
-        if self.in_pieces:
+        if self.loaded.sentences is not None:
             raise InputError("a Translator of a split takes its sentences in pieces; make one without split for text")
         if isinstance(sentences, str):
             return self.translate([sentences], first_line)[0]

@@ -23,13 +23,20 @@ activate() {
 # keep FILE TEXT: write a file, whole or not at all.
 keep() { echo "$2" >"$1.part" && mv "$1.part" "$1"; }
 
+# sum_of DATA: a sum of what a training on a data folder depends on; check.py compares it, too.
+sum_of() {
+    local LC_ALL=C
+    { cat "$1"/dict.*.txt "$1"/train.*.idx 2>/dev/null || true; } | sha256sum | cut -d ' ' -f 1
+}
+
 # train DATA OUT FLAGS...: fairseq-train. It goes on where an earlier call with the same data and flags was stopped.
+# finetune.sh sets start: what tells its checkpoint from another of that name.
 train() {
     local data=${1%/} out=$2 embeddings=--share-decoder-input-output-embed sum
     shift 2
     [ -d "$data" ] || die "there is no folder $data; make it with scripts/prepare_*.sh"
     if cmp -s "$data"/dict.*.txt </dev/null; then embeddings=--share-all-embeddings; fi
-    sum=$(LC_ALL=C && { cat "$data"/dict.*.txt "$data"/train.*.idx 2>/dev/null || true; } | sha256sum | cut -d ' ' -f 1)
+    sum=$(sum_of "$data")
     if [ -f "$out/checkpoint_last.pt" ]; then # else nothing has been trained, whatever was asked for
         [ ! -f "$out/flags" ] || [ "$(cat "$out/flags")" = "$*" ] \
             || die "$out was trained with '$(cat "$out/flags")', not '$*'; remove it or give another folder"

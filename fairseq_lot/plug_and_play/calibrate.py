@@ -23,7 +23,14 @@ from fairseq_lot.output.files import atomic_write, refuse_same
 from fairseq_lot.output.tables import MISSING, Table
 from fairseq_lot.plug_and_play.distillation import Distillation, Fit, Match, fit
 from fairseq_lot.plug_and_play.sentences import Sentences, dictionary_of_training, encoded, from_text, random_pieces
-from fairseq_lot.pretrained.checkpoint import Checkpoint, model_args, read, serialised, with_own_arguments
+from fairseq_lot.pretrained.checkpoint import (
+    Checkpoint,
+    State,
+    load_checkpoint,
+    model_args,
+    serialised,
+    with_own_arguments,
+)
 from fairseq_lot.pretrained.device import add_device_argument, choose_device
 from fairseq_lot.pretrained.languages import add_language_arguments, typed_pair, with_languages
 from fairseq_lot.pretrained.loading import Loaded, build, load_data
@@ -124,7 +131,7 @@ class Calibrated:
             projections (of the encoder: to its output; of the decoder: to what is predicted).
     """
 
-    state: dict
+    state: State
     description: str
     matched: list[Match] = dataclasses.field(repr=False)
     before: torch.Tensor = dataclasses.field(repr=False)
@@ -165,14 +172,15 @@ def calibrate(
     """
     fitting = FitOptions(**options)
     device = choose_device(device)
-    state, path = read(checkpoint)
-    trained = trained_attention(state, path)
+    state = load_checkpoint(checkpoint)
+    trained = trained_attention(state)
     if trained != DEFAULT:
-        raise InputError(f"{path} was trained with {trained} attention; calibration fits to {DEFAULT}: fine-tune it")
-    student = build(state, path, device=device).requires_grad_(False)
-    teacher = build(state, path, device=device, attention=DEFAULT).requires_grad_(False)
+        was = f"{state.path} was trained with {trained} attention"
+        raise InputError(f"{was}; calibration fits to {DEFAULT}: fine-tune it")
+    student = build(state, device=device).requires_grad_(False)
+    teacher = build(state, device=device, attention=DEFAULT).requires_grad_(False)
     both = Distillation(student, teacher)
-    sentences = _sentences(with_languages(state, path, languages), path, data, fitting, teacher)
+    sentences = _sentences(with_languages(state, languages), data, fitting, teacher)
     held_out = both.readable(sentences.held_out)
     run = partial(fit, samples=map(both.readable, sentences.batches), held_out=held_out)
     fits = [run([(both.added, fitting.learning_rate)], both.head_errors, steps=fitting.steps, title="error per layer")]
@@ -191,13 +199,13 @@ def calibrate(
     description = f"calibrated on {sentences.description} ({steps} steps, seed {fitting.seed})"
     if fitting.distill_steps:
         description += ", projections included"
-    state = _write_back(state, path, student, description, distilled=fitting.distill_steps > 0)
+    state = _write_back(state, student, description, distilled=fitting.distill_steps > 0)
     return Calibrated(state, description, both.matched, fits[0].before, after, fits)
 
 
-def trained_attention(state: dict, path: str | Path) -> str:
+def trained_attention(state: State) -> str:
     """The attention that a checkpoint was trained with: its own, unless a swap, which leaves no optimiser, tells."""
-    args = copy.copy(model_args(state, path))
+    args = copy.copy(model_args(state))
     if "last_optimizer_state" in state and state["last_optimizer_state"] is None and hasattr(args, "trained_attention"):
         return args.trained_attention
     base_architecture(args)  # old checkpoints may lack arguments that have a default today
@@ -205,26 +213,25 @@ def trained_attention(state: dict, path: str | Path) -> str:
     return describe(attention, mechanism_options(args, attention))
 
 
-def _sentences(
-    state: dict, path: str | Path, data: str | Path | None, fitting: FitOptions, teacher: TransformerModel
-) -> Sentences:
+def _sentences(state: State, data: str | Path | None, fitting: FitOptions, teacher: TransformerModel) -> Sentences:
     """What to run on."""
     shared = {"max_tokens": fitting.max_tokens, "held_out": fitting.held_out, "seed": fitting.seed}
     if data is None:
-        return random_pieces(teacher, dictionary_of_training(state, path, len(teacher.encoder.dictionary)), **shared)
+        return random_pieces(teacher, dictionary_of_training(state, len(teacher.encoder.dictionary)), **shared)
     if Path(data).is_file():
-        return from_text(encoded(state, path, data, teacher), str(data), **shared)
-    task, dataset = load_data(state, path, data, fitting.split, needs_target=False)
-    return from_text(Loaded(teacher, task, dataset, str(path)), f"{data}, {fitting.split}", **shared)
+        return from_text(encoded(state, data, teacher), str(data), **shared)
+    task, dataset = load_data(state, data, fitting.split, needs_target=False)
+    return from_text(Loaded(teacher, task, dataset, state.path), f"{data}, {fitting.split}", **shared)
 
 
-def _write_back(state: dict, path: str | Path, student: TransformerModel, description: str, *, distilled: bool) -> dict:
+def _write_back(state: State, student: TransformerModel, description: str, *, distilled: bool) -> State:
     """A checkpoint like ``state`` with what was fitted in the student, which says what was done."""
-    state = with_own_arguments({**state, "model": dict(state["model"])})
+    state = with_own_arguments(state)
+    state["model"] = dict(state["model"])
     for name, parameter in student.named_parameters():
         if parameter.requires_grad:
             state["model"][name] = parameter.detach().to("cpu", state["model"][name].dtype)
-    args = model_args(state, path)
+    args = model_args(state)
     args.calibration = description
     if distilled:  # softmax in its place would no longer be the model that was trained
         args.trained_attention = describe(args.attention, mechanism_options(args, args.attention))

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from fairseq_lot.errors import InputError
 from fairseq_lot.output.files import read_lines
-from fairseq_lot.pretrained.checkpoint import saved_encoders
+from fairseq_lot.pretrained.checkpoint import State, saved_encoders
 from fairseq_lot.pretrained.loading import Loaded, load_data, on_device
 from fairseq_lot.pretrained.text import Text
 
@@ -68,15 +68,15 @@ def in_batches(loaded: Loaded, indices: np.ndarray, max_tokens: int) -> list[Seq
     return [*loaded.sentences.batch_by_size(short, max_tokens=max_tokens), *([index] for index in long)]
 
 
-def encoded(state: dict, path: str | Path, file: str | Path, model: TransformerModel) -> Loaded:
+def encoded(state: State, file: str | Path, model: TransformerModel) -> Loaded:
     """A model with the sentences of a plain text file, in pieces as they are made for it; blank lines are left out.
 
     Raises:
         InputError: the file cannot be read, or what made the pieces of the model's text is not here.
     """
     lines = read_lines(file)
-    task, _ = load_data(state, path, None, None)
-    loaded = Loaded(model, task, None, str(path), saved_encoders(state))
+    task, _ = load_data(state, None, None)
+    loaded = Loaded(model, task, None, state.path, saved_encoders(state))
     pieces = filter(None, Text.of(loaded).encode(tqdm(lines, desc=Path(file).name, leave=False, disable=None)))
     return loaded.with_sources([loaded.source(sentence) for sentence in pieces])
 
@@ -123,10 +123,10 @@ def random_pieces(
     return Sentences(f"random pieces, {how}", held_out_sample, endless())
 
 
-def dictionary_of_training(state: dict, path: str | Path, size: int) -> Dictionary | None:
+def dictionary_of_training(state: State, size: int) -> Dictionary | None:
     """The source dictionary that a checkpoint was trained with; None unless it is still there, of this size."""
     try:
-        task, _ = load_data(state, path, None, None)
+        task, _ = load_data(state, None, None)
     except InputError:  # there is none, or none that can be read: pieces are then drawn uniformly
         return None
     return task.source_dictionary if len(task.source_dictionary) == size else None

@@ -28,8 +28,8 @@ from fairseq_lot.plug_and_play.calibrate import FitOptions, calibrate, how_to_fi
 from fairseq_lot.pretrained.checkpoint import (
     Checkpoint,
     State,
+    load_checkpoint,
     model_args,
-    read,
     saved_task,
     serialised,
     settings,
@@ -82,13 +82,13 @@ def run(args: Namespace) -> int:
     """Swap, calibrate unless told not to, and say in one line what was done."""
     refuse_same({"--path": args.path, "--calibrate": args.calibrate, "--out": args.out})
     how = how_to_fit(args, args.calibrate, without="--no-calibrate" if args.no_calibrate else None)
-    base = read(args.path)
-    state = _swap(*base, **{"attention": PLUGGED, **typed_options(args)})
-    before, given_up = model_args(*base), []
+    base = load_checkpoint(args.path)
+    state = swap(base, **{"attention": PLUGGED, **typed_options(args)})
+    before, given_up = model_args(base), []
     if (getattr(before, "attention", None) or DEFAULT) != DEFAULT or getattr(before, "softmax_prior", None):
-        after = attention_sites(model_args(state, args.out))
+        after = attention_sites(model_args(state))
         given_up = [site for site in attention_sites(before) if site not in after]
-    reason = "not calibrated: as drawn" if args.no_calibrate else why_not_calibrated(state, args.path)
+    reason = "not calibrated: as drawn" if args.no_calibrate else why_not_calibrated(state)
     with atomic_write(args.out, "wb") as file:  # opened first: an unwritable path fails at once
         done = calibrate(state, args.calibrate, **how) if args.calibrate is not None or reason is None else None
         if done is not None:
@@ -96,7 +96,7 @@ def run(args: Namespace) -> int:
         file.write(serialised(state))
     if done is not None:
         print(render(done))
-    swapped = model_args(state, args.out)
+    swapped = model_args(state)
     if given_up:
         print(f"{args.path} has {before.attention} attention at {','.join(given_up)} too, which becomes plain softmax")
     print(f"{args.out}: {swapped.attention} attention at {swapped.attention_sites}, from {args.path}; {reason}")
@@ -104,13 +104,13 @@ def run(args: Namespace) -> int:
     return 0
 
 
-def fine_tuning_command(state: dict, path: str | Path) -> str:
+def fine_tuning_command(state: State, path: str | Path) -> str:
     """The fairseq-train of a swapped checkpoint: its sizes; its attention comes with the checkpoint."""
-    args = model_args(state, path)
+    args = model_args(state)
     suffix = args.arch.partition("_transformer")[2]
     sizes = _sizes_besides(args, SIZES[suffix])
     task = settings(state, "task")
-    told = saved_task(state, path) if isinstance(task, (dict, Namespace)) else {}
+    told = saved_task(state) if isinstance(task, (dict, Namespace)) else {}
     data, pair = told.get("data"), (told.get("source_lang"), told.get("target_lang"))
     return shlex.join(
         [
@@ -138,15 +138,15 @@ def _sizes_besides(args: Namespace, size: Callable[[Namespace], None]) -> dict:
             return told
 
 
-def why_not_calibrated(state: dict, path: str | Path) -> str | None:
+def why_not_calibrated(state: State) -> str | None:
     """Why a swapped checkpoint is left as it is when nobody asked for a calibration; None: it is to be calibrated."""
-    if not can_be_fitted(build(state, path)):
+    if not can_be_fitted(build(state)):
         return "not calibrated: this attention has no parameters that a fit could change"
-    trained = trained_attention(state, path)
+    trained = trained_attention(state)
     return None if trained == DEFAULT else f"not calibrated: the model was trained with {trained} attention"
 
 
-def swap(checkpoint: Checkpoint, *, attention: str = PLUGGED, **flat_options: Any) -> dict:
+def swap(checkpoint: Checkpoint, *, attention: str = PLUGGED, **flat_options: Any) -> State:
     """Return a checkpoint whose attention is another one; everything that both share is kept bit for bit.
 
     Args:
@@ -165,28 +165,23 @@ def swap(checkpoint: Checkpoint, *, attention: str = PLUGGED, **flat_options: An
     Raises:
         InputError: an unknown mechanism or option, a site where the mechanism cannot stand, or that the model lacks.
     """
-    return _swap(*read(checkpoint), attention=attention, **flat_options)
-
-
-def _swap(state: dict, path: str, *, attention: str, **flat_options: Any) -> dict:
-    """:func:`swap` of a checkpoint that has been read."""
     if any(name.startswith("differential") for name in flat_options):
         raise InputError("swap keeps the differential form as it is; leave out its options")
-    trained = trained_attention(state, path)
-    state = {**with_own_arguments(state), "last_optimizer_state": None}
-    args, weights = model_args(state, path), state["model"]
+    state = with_own_arguments(load_checkpoint(checkpoint))
+    trained = trained_attention(state)
+    args, weights = model_args(state), state["model"]
     # old checkpoints may lack arguments that have a default today
     base_architecture(args)
     previous = getattr(args, "attention", None) or DEFAULT
     args.trained_attention = trained
     vars(args).pop("calibration", None)
     plug(args, attention, **flat_options)
-    shared = {name: value for name, value in weights.items() if ".mechanism." not in name}
-    model = build({**state, "model": shared}, path)
+    state["model"] = {name: value for name, value in weights.items() if ".mechanism." not in name}
+    model = build(state)
     drawn = model.state_dict()
     lacking = set(attention_sites(args)) - {site for site, _, _ in attentions(model)}
     if lacking:
-        raise InputError(f"{path} has no attention at {', '.join(sorted(lacking))}; name other sites")
+        raise InputError(f"{state.path} has no attention at {', '.join(sorted(lacking))}; name other sites")
 
     def is_kept(name: str) -> bool:
         """λ and the norm of the differential form stay; what is a mechanism's own stays with the same mechanism."""
@@ -196,12 +191,13 @@ def _swap(state: dict, path: str, *, attention: str, **flat_options: Any) -> dic
         is_trained = trained != DEFAULT and previous == attention
         return not of_mechanism or (is_trained and weights[name].shape == drawn[name].shape)
 
-    kept = {name: weights[name] if is_kept(name) else drawn[name] for name in drawn}
+    state["model"] = {name: weights[name] if is_kept(name) else drawn[name] for name in drawn}
+    state["last_optimizer_state"] = None
     # averages of the base's weights are not those of this model
     extra = state.get("extra_state")
     if isinstance(extra, dict):
         state["extra_state"] = {name: value for name, value in extra.items() if not name.startswith("ema")}
-    return State({**state, "model": kept})
+    return State(state)  # no longer what its file holds
 
 
 swap.__doc__ = (swap.__doc__ or "").format(mechanisms=", ".join(MECHANISMS), sites=", ".join(SITES))

@@ -36,7 +36,7 @@ from fairseq_lot.plug_and_play.points import (
 from fairseq_lot.plug_and_play.sentences import in_batches
 from fairseq_lot.plug_and_play.swap import swap, why_not_calibrated
 from fairseq_lot.plug_and_play.sweep_table import draw, render, render_balance
-from fairseq_lot.pretrained.checkpoint import load_checkpoint
+from fairseq_lot.pretrained.checkpoint import State, load_checkpoint
 from fairseq_lot.pretrained.device import add_device_argument
 from fairseq_lot.pretrained.languages import add_language_arguments, with_languages
 from fairseq_lot.pretrained.loading import Loaded, load
@@ -117,7 +117,7 @@ def run(args: Namespace) -> None:
             done = {(point.base, *point.key) for point in points if point.bleu or args.no_bleu}
             missing = [way for way in ways if (base.sum, *way.key) not in done]
             progress.update(len(ways) - len(missing))
-            state = with_languages(load_checkpoint(base.path), base.path, languages) if missing else {}
+            state = with_languages(load_checkpoint(base.path), languages)
             translations = None if args.no_bleu else folder / "work" / f"{base.sum[:16]}.txt"
             for way in missing:
                 points = add_point(folder, settings, measured(base, state, way, translations=translations, **how))
@@ -139,12 +139,12 @@ def ways_to_try(tries: Iterable[str], path: str, *, calibrate: bool, text: bool)
     """
     ways = list({way.key: way for way in (SOFTMAX, *(way for words in tries for way in expand(words)))}.values())
     state = load_checkpoint(path)
-    fitted = [way for way in ways if why_not_calibrated(swap_as(state, way), path) is None]
+    fitted = [way for way in ways if why_not_calibrated(swap_as(state, way)) is None]
     calibrations = [PIECES, TEXT][: 1 + text] if calibrate else []
     return ways + [replace(way, calibrated_on=calibration) for calibration in calibrations for way in fitted]
 
 
-def swap_as(base: dict, way: Way) -> dict:
+def swap_as(base: State, way: Way) -> State:
     """A checkpoint with its attention swapped in one way, as drawn."""
     return swap(base, attention=way.attention, **way.options)
 
@@ -156,7 +156,7 @@ def read_base(path: str) -> Base:
         InputError: it cannot be read, or was trained with another attention than softmax.
     """
     state = load_checkpoint(path)
-    trained = trained_attention(state, path)
+    trained = trained_attention(state)
     if trained != DEFAULT:
         raise InputError(f"{path} was trained with {trained} attention; give a base of {DEFAULT}, which swaps replace")
     try:
@@ -181,7 +181,7 @@ def check_epochs(bases: Iterable[Base]) -> None:
 
 def measured(
     base: Base,
-    state: dict,
+    state: State,
     way: Way,
     *,
     data: str,

@@ -20,18 +20,22 @@ from fairseq_lot import models  # noqa: F401 - registers the architectures
 from fairseq_lot.errors import InputError, first_line
 from fairseq_lot.models.pluggable_transformer import PluggableTransformerModel
 
-# a checkpoint by its path, or as load_checkpoint returned it
-Checkpoint = str | Path | dict
-
 
 class State(dict):
     """A checkpoint in memory: fairseq's own dictionary, whose ``repr`` is one line.
 
     A pickle of it holds a plain ordered dictionary, which torch's safe loader takes.
+
+    Attributes:
+        path: what messages call it: the file that it was read from.
     """
 
+    def __init__(self, content: dict, path: str = "checkpoint") -> None:
+        super().__init__(content)
+        self.path = path
+
     def __repr__(self) -> str:
-        args = model_args(self, "checkpoint")
+        args = model_args(self)
         numbers = sum(weight.numel() for weight in self["model"].values())
         return f"<checkpoint of {args.arch}: {args.attention} at {args.attention_sites}, {numbers:,} numbers>"
 
@@ -39,14 +43,18 @@ class State(dict):
         return OrderedDict, (), None, None, iter(self.items())
 
 
-def read(checkpoint: Checkpoint) -> tuple[dict, str]:
-    """A checkpoint that is given in either way, and its name for messages.
+# a checkpoint by its path, or in memory
+Checkpoint = str | Path | dict
+
+
+def load_checkpoint(checkpoint: Checkpoint) -> State:
+    """A fairseq checkpoint of a Transformer as fairseq's own dictionary: ``cfg`` or ``args``, ``model``, ...
 
     Raises:
-        InputError: it is neither, or not the checkpoint of a Transformer.
+        InputError: missing, truncated, foreign, not a Transformer, or holding anything but data.
     """
     if isinstance(checkpoint, dict):
-        state, path = checkpoint, "checkpoint"
+        state, path = checkpoint, getattr(checkpoint, "path", "checkpoint")
     elif isinstance(checkpoint, (str, Path)):
         state, path = _load(Path(checkpoint)), str(checkpoint)
     else:
@@ -58,20 +66,12 @@ def read(checkpoint: Checkpoint) -> tuple[dict, str]:
         raise InputError(f"{path} is not a fairseq checkpoint: it holds no model weights")
     if getattr(weights.get("encoder.embed_tokens.weight"), "ndim", 0) != 2:
         raise InputError(f"{path} is not a fairseq checkpoint of a Transformer: it has no embedding of the source")
-    arch = getattr(model_args(state, path), "arch", None)
+    state = State(state, path)
+    arch = getattr(model_args(state), "arch", None)
     model = ARCH_MODEL_REGISTRY.get(arch) if isinstance(arch, str) else None
     if model not in (TransformerModel, PluggableTransformerModel):
         raise InputError(f"{path} holds a model of architecture {arch!r}, neither fairseq's transformer* nor ours")
-    return state, path
-
-
-def load_checkpoint(path: str | Path) -> dict:
-    """A fairseq checkpoint of a Transformer as fairseq's own dictionary: ``cfg`` or ``args``, ``model``, ...
-
-    Raises:
-        InputError: missing, truncated, foreign, not a Transformer, or holding anything but data.
-    """
-    return read(path)[0]
+    return state
 
 
 def _load(path: Path) -> Any:
@@ -101,26 +101,26 @@ def settings(state: dict, kind: str) -> Any:
     return cfg.get(kind) if isinstance(cfg, dict) else state.get("args")
 
 
-def model_args(state: dict, path: str | Path) -> Namespace:
+def model_args(state: State) -> Namespace:
     """The model's arguments inside ``state``, the same object, so that changes to it are kept."""
     args = settings(state, "model")
     if isinstance(args, dict):
-        raise InputError(f"{path} was trained by fairseq-hydra-train; only models of fairseq-train are read")
+        raise InputError(f"{state.path} was trained by fairseq-hydra-train; only models of fairseq-train are read")
     if not isinstance(args, Namespace):
-        raise InputError(f"{path} is not a fairseq checkpoint of a Transformer: it holds no model arguments")
+        raise InputError(f"{state.path} is not a fairseq checkpoint of a Transformer: it holds no model arguments")
     return args
 
 
-def with_own_arguments(state: dict) -> State:
+def with_own_arguments(state: State) -> State:
     """The same checkpoint with arguments of its own, which may be changed; its weights are those of the other."""
-    return State({**state, **{holder: copy.deepcopy(state.get(holder)) for holder in ("cfg", "args")}})
+    return State(state | {holder: copy.deepcopy(state.get(holder)) for holder in ("cfg", "args")}, state.path)
 
 
-def saved_task(state: dict, path: str | Path) -> dict:
+def saved_task(state: State) -> dict:
     """Options of the task that the checkpoint was trained on."""
     task = settings(state, "task")
     if not isinstance(task, (dict, Namespace)):
-        raise InputError(f"{path} cannot be loaded: it does not say which task it was trained on")
+        raise InputError(f"{state.path} cannot be loaded: it does not say which task it was trained on")
     task = dict(task if isinstance(task, dict) else vars(task))
     # early versions of fairseq saved several folders, and truth values as words
     words = {"True": True, "False": False}

@@ -12,6 +12,7 @@ from fairseq.data.indexed_dataset import _code_to_dtype, infer_dataset_impl
 from fairseq.tasks.translation import TranslationTask
 
 from fairseq_lot.errors import InputError
+from fairseq_lot.pretrained.checkpoint import State
 
 _WAY_OUT = "make it with fairseq-preprocess, see scripts/prepare_*.sh"
 
@@ -97,7 +98,7 @@ def read_dictionary(data: str | Path, lang: str) -> Dictionary:
         raise InputError(f"{file} is not a fairseq dictionary: {error}") from error
 
 
-def check_embeddings(task: TranslationTask, state: dict, path: str | Path, trained_on: Any = None) -> None:
+def check_embeddings(task: TranslationTask, state: State, trained_on: Any) -> None:
     """Either embedding must have a row for each symbol, else fairseq fails deep inside; the symbols must be the same.
 
     Args:
@@ -108,7 +109,7 @@ def check_embeddings(task: TranslationTask, state: dict, path: str | Path, train
         embedding = state["model"].get(f"{stack}.embed_tokens.weight")
         if embedding is not None and len(embedding) != len(symbols):
             raise InputError(
-                f"{path} was trained with {len(embedding)} symbols, but {task.cfg.data}/dict.{language}.txt has "
+                f"{state.path} was trained with {len(embedding)} symbols, but {task.cfg.data}/dict.{language}.txt has "
                 f"{len(symbols)}; use the data folder that it was trained on"
             )
         elsewhere = isinstance(trained_on, str) and trained_on != task.cfg.data
@@ -116,6 +117,6 @@ def check_embeddings(task: TranslationTask, state: dict, path: str | Path, train
             before, now = (read_dictionary(data, language).symbols for data in (trained_on, task.cfg.data))
             if before != now:
                 raise InputError(
-                    f"{task.cfg.data}/dict.{language}.txt has other pieces than that of {trained_on}, on which {path} "
-                    "was trained; use that folder, or move it away if it was made again"
+                    f"{task.cfg.data}/dict.{language}.txt has other pieces than that of {trained_on}, on which "
+                    f"{state.path} was trained; use that folder, or move it away if it was made again"
                 )

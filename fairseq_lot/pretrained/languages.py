@@ -5,7 +5,7 @@ from argparse import ArgumentParser, Namespace, _ArgumentGroup
 from pathlib import Path
 
 from fairseq_lot.errors import InputError
-from fairseq_lot.pretrained.checkpoint import saved_task, settings, with_own_arguments
+from fairseq_lot.pretrained.checkpoint import State, saved_task, settings, with_own_arguments
 
 Pair = tuple[str, str]
 
@@ -27,11 +27,11 @@ def typed_pair(args: Namespace) -> Pair | None:
     return pair
 
 
-def with_languages(state: dict, path: str | Path, pair: Pair | None) -> dict:
+def with_languages(state: State, pair: Pair | None) -> State:
     """A checkpoint whose task says these languages; the very same where none were typed."""
     if pair is None:
         return state
-    saved_task(state, path)
+    saved_task(state)
     state = with_own_arguments(state)
     task = settings(state, "task")
     (task if isinstance(task, dict) else vars(task)).update(source_lang=pair[0], target_lang=pair[1])

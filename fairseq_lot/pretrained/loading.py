@@ -19,7 +19,7 @@ from fairseq.utils import apply_to_sample
 
 from fairseq_lot.errors import InputError, first_line
 from fairseq_lot.models.pluggable_transformer import base_architecture
-from fairseq_lot.pretrained.checkpoint import Checkpoint, model_args, read, saved_encoders, saved_task
+from fairseq_lot.pretrained.checkpoint import Checkpoint, State, load_checkpoint, model_args, saved_encoders, saved_task
 from fairseq_lot.pretrained.data_folder import check_data, check_embeddings, read_dictionary
 from fairseq_lot.pretrained.device import choose_device
 from fairseq_lot.pretrained.languages import Pair, languages, with_languages
@@ -124,18 +124,16 @@ def on_device(sample: dict, device: torch.device) -> dict:
     return apply_to_sample(lambda tensor: tensor.to(device), sample)
 
 
-def build(
-    state: dict, path: str | Path = "checkpoint", *, device: str | torch.device | None = "cpu", **overrides: Any
-) -> TransformerModel:
+def build(state: State, *, device: str | torch.device | None = "cpu", **overrides: Any) -> TransformerModel:
     """The model of a checkpoint, in eval mode and without what only trainings need, such as checkpointed activations.
 
     No data is needed: its dictionaries hold numbers for symbols. ``overrides`` are arguments of the model that differ
     from the saved ones.
 
     Raises:
-        InputError: its weights do not fit its arguments; ``path`` is where they came from.
+        InputError: its weights do not fit its arguments.
     """
-    args = copy.deepcopy(model_args(state, path))
+    args = copy.deepcopy(model_args(state))
     for name, value in {**_WITHOUT_TRAINING, **overrides}.items():
         setattr(args, name, value)
     weights = state["model"]
@@ -147,7 +145,7 @@ def build(
     except InputError:
         raise
     except Exception as error:  # whatever a checkpoint of other options or another time leads to
-        raise InputError(f"{path} cannot be loaded: {first_line(error)}") from error
+        raise InputError(f"{state.path} cannot be loaded: {first_line(error)}") from error
     return model.eval().to(device)
 
 
@@ -183,22 +181,20 @@ def load(
     Raises:
         InputError: either is missing or damaged, or they do not fit each other.
     """
-    state, path = read(checkpoint)
-    state = with_languages(state, path, pair)
-    task, dataset = load_data(state, path, data, split, needs_target=needs_target)
-    model = build(state, path, device=choose_device(device))
-    return Loaded(model, task, dataset, path, saved_encoders(state))
+    state = with_languages(load_checkpoint(checkpoint), pair)
+    task, dataset = load_data(state, data, split, needs_target=needs_target)
+    return Loaded(build(state, device=choose_device(device)), task, dataset, state.path, saved_encoders(state))
 
 
 def load_data(
-    state: dict, path: str | Path, data: str | Path | None, split: str | None, *, needs_target: bool = True
+    state: State, data: str | Path | None, split: str | None, *, needs_target: bool = True
 ) -> tuple[TranslationTask, LanguagePairDataset | None]:
     """The task that a checkpoint was trained on, with a data folder and perhaps a split; arguments as for :func:`load`.
 
     Raises:
         InputError: the folder is missing or damaged, or does not fit the checkpoint.
     """
-    saved = saved_task(state, path)
+    saved, path = saved_task(state), state.path
     if data is None:
         data = saved.get("data")
         if not isinstance(data, str) or not Path(data).is_dir():
@@ -227,6 +223,6 @@ def load_data(
         raise InputError(f"{path}: {error}") from None
     except Exception as error:  # whatever a folder of other options or another time leads to
         raise InputError(f"{path} cannot be loaded with the data in {data}: {first_line(error)}") from error
-    check_embeddings(task, state, path, saved.get("data"))
+    check_embeddings(task, state, saved.get("data"))
     dataset = None if split is None else task.dataset(split)
     return task, dataset.datasets[0] if isinstance(dataset, ConcatDataset) else dataset  # multilingual: of one pair

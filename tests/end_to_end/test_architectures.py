@@ -26,7 +26,7 @@ def test_train_swap_generate_score(arch, data, tmp_path):
     shallow = () if arch.endswith("_small") else ("--encoder-layers", 1, "--decoder-layers", 1)
     sites = ("--attention-sites", "encoder,cross,decoder") if arch == "lot_transformer_small" else ()
     checkpoint = train(data / "bin", tmp_path, "--arch", arch, "--share-all-embeddings", *shallow, *sites, updates=3)
-    trained = model_args(load_checkpoint(checkpoint), checkpoint)
+    trained = model_args(load_checkpoint(checkpoint))
     differential = family == "diff_transformer"
     assert trained.attention == ("softmax" if differential else family.removesuffix("_transformer"))
     assert trained.differential == differential

@@ -32,7 +32,7 @@ FIT = ("--steps", 12, "--joint-steps", 4, "--held-out", 16, "--max-tokens", 300)
 
 def calibration_of(checkpoint):
     """How it was calibrated, as its arguments say."""
-    return model_args(load_checkpoint(checkpoint), checkpoint).calibration
+    return model_args(load_checkpoint(checkpoint)).calibration
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +91,9 @@ def test_distillation_fits_the_projections_and_leaves_softmax_behind(
     told = re.search(rf"{measure}, in 12 more steps.*: ([\d.]+) → ([\d.]+)", capsys.readouterr().out)
     old, new = map(float, told.groups())
     assert new < old
-    assert model_args(after, out).calibration.endswith("projections included")
+    assert model_args(after).calibration.endswith("projections included")
     # softmax in its place would be another model now: not a teacher any more
-    assert model_args(after, out).trained_attention.startswith("lot")
+    assert model_args(after).trained_attention.startswith("lot")
     refuse(capsys, "calibrate", "--path", out, "--out", tmp_path / "again.pt", *FIT, naming=["was trained with lot"])
 
 
@@ -200,8 +200,8 @@ def test_the_table_has_gaps_where_an_attention_has_fewer_heads(data, tmp_path, c
 
 def test_a_checkpoint_without_optimiser_that_no_swap_wrote_was_trained_with_its_attention(lot_checkpoint):
     state = load_checkpoint(lot_checkpoint)
-    del model_args(state, "").trained_attention  # of fairseq-train, its optimiser taken out
-    assert calibration.trained_attention(state, "").startswith("lot")
+    del model_args(state).trained_attention  # of fairseq-train, its optimiser taken out
+    assert calibration.trained_attention(state).startswith("lot")
 
 
 def test_what_was_not_trained_with_softmax_is_not_fitted_to_it(data, stock_checkpoint, tmp_path, capsys):
@@ -249,7 +249,7 @@ def test_temperatures_of_sinkhorn_are_calibrated_by_the_swap_itself(data, stock_
     assert "calibrated on random pieces" in said and "sinkhorn attention at encoder" in said
     before, after = zip(*re.findall(r"([0-9.]+) → ([0-9.]+) +\|", said), strict=True)
     assert sum(map(float, after)) < 0.9 * sum(map(float, before))
-    args, drawn = model_args(load_checkpoint(paths[1]), paths[1]), load_checkpoint(paths[0])["model"]
+    args, drawn = model_args(load_checkpoint(paths[1])), load_checkpoint(paths[0])["model"]
     assert args.sinkhorn_epsilon == 0.3 and args.sinkhorn_learn_epsilon is True
     names = [f"encoder.layers.{layer}.self_attn.mechanism.log_epsilon" for layer in range(args.encoder_layers)]
     assert differing(*paths) == set(names)

@@ -49,7 +49,7 @@ def test_text_is_not_taken_for_pieces_of_a_split(stock_checkpoint):
 @pytest.mark.parametrize("sites", [["encoder", "cross"], ("encoder", "cross"), "encoder,cross"])
 def test_sites_may_be_a_list(sites, stock_checkpoint):
     swapped = fairseq_lot.swap(stock_checkpoint, attention="lot", attention_sites=sites, lot_num_pivots=3)
-    assert model_args(swapped, "swapped").attention_sites == "encoder,cross"
+    assert model_args(swapped).attention_sites == "encoder,cross"
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def fine_tuned(data, tmp_path):
 
     def fine_tuned(*flags, save=tmp_path / "fine-tuned", updates=2):
         checkpoint = train(data / "bin", save, *flags, updates=updates)
-        return model_args(load_checkpoint(checkpoint), save), weights_of(checkpoint)
+        return model_args(load_checkpoint(checkpoint)), weights_of(checkpoint)
 
     return fine_tuned
 
@@ -79,7 +79,7 @@ def test_the_command_repeats_what_is_not_fairseq_s_default(stock_checkpoint):
     state = swap(stock_checkpoint, attention="lot")
     usual = fine_tuning_command(state, "x.pt")
     assert "positions" not in usual and "norm" not in usual and "adaptive" not in usual
-    vars(model_args(state, "")).update(max_source_positions=77, no_decoder_final_norm=True, adaptive_softmax_factor=2.0)
+    vars(model_args(state)).update(max_source_positions=77, no_decoder_final_norm=True, adaptive_softmax_factor=2.0)
     told = fine_tuning_command(state, "x.pt")
     for flags in ("--max-source-positions 77", "--no-decoder-final-norm --", "--adaptive-softmax-factor 2.0"):
         assert f" {flags}" in told

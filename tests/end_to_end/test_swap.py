@@ -41,11 +41,11 @@ def test_softmax_for_softmax_is_the_identity_bit_for_bit(base, data, stock_check
 def test_swap_without_a_mechanism_is_near_far_at_the_encoder(stock_checkpoint, tmp_path):
     unnamed = tmp_path / "swapped.pt"
     fairseq_lot("swap", "--path", stock_checkpoint, "--no-calibrate", "--out", unnamed)
-    args = model_args(load_checkpoint(unnamed), unnamed)
+    args = model_args(load_checkpoint(unnamed))
     assert (args.attention, args.attention_sites, args.near_far_window) == ("near_far", "encoder", 8)
-    assert model_args(swap(stock_checkpoint), "swapped").attention == "near_far"
+    assert model_args(swap(stock_checkpoint)).attention == "near_far"
     named = swapped(stock_checkpoint, tmp_path / "named.pt", "near_far")
-    assert model_args(load_checkpoint(named), named) == args
+    assert model_args(load_checkpoint(named)) == args
     assert not differing(named, unnamed)
 
 
@@ -95,7 +95,7 @@ def test_a_second_swap_draws_anew(stock_checkpoint):
     again = swap(fitted, attention="lot", lot_num_pivots=6)
     key = "encoder.layers.0.self_attn.mechanism.pivots"
     assert torch.equal(again["model"][key], once["model"][key])
-    assert not hasattr(model_args(again, ""), "calibration") and hasattr(model_args(fitted, ""), "calibration")
+    assert not hasattr(model_args(again), "calibration") and hasattr(model_args(fitted), "calibration")
     other = swap(fitted, attention="lot", lot_num_pivots=6, lot_seed=7)
     assert not torch.equal(other["model"][key], once["model"][key])
 
@@ -129,7 +129,7 @@ def test_what_cannot_be_swapped_is_refused(data, stock_checkpoint, tmp_path, cap
 def test_of_several_folders_of_data_the_first_is_meant(data, stock_checkpoint):
     state = load_checkpoint(stock_checkpoint)
     state["cfg"]["task"]["data"] = f"{data / 'bin'}:elsewhere"
-    assert saved_task(state, "")["data"] == str(data / "bin")
+    assert saved_task(state)["data"] == str(data / "bin")
 
 
 def test_a_misspelt_model_override_is_refused(data, stock_checkpoint):
@@ -188,14 +188,14 @@ def test_swap_keeps_learnt_parameters_of_the_same_mechanism_only(data, tmp_path)
     key = "encoder.layers.0.self_attn.mechanism.pivots"
     learnt = state["model"][key]
     same = swap(state, attention="lot", lot_epsilon=0.5)
-    assert torch.equal(same["model"][key], learnt) and model_args(same, "").lot_epsilon == 0.5
+    assert torch.equal(same["model"][key], learnt) and model_args(same).lot_epsilon == 0.5
     assert swap(state, attention="lot", lot_num_pivots=8)["model"][key].shape[1] == 8
     gone = swap(state, attention="sinkhorn")
     assert not any(name.endswith("pivots") for name in gone["model"])
     assert torch.equal(state["model"][key], learnt), "the argument was changed"
-    assert "lot_num_pivots" not in vars(model_args(gone, ""))
+    assert "lot_num_pivots" not in vars(model_args(gone))
     del state["last_optimizer_state"]  # trained with --no-save-optimizer-state
-    assert model_args(swap(state, attention="near_far"), "").trained_attention == "lot"
+    assert model_args(swap(state, attention="near_far")).trained_attention == "lot"
     for trained in (checkpoint, state, swap(state, attention="near_far")):
         with pytest.raises(InputError, match="was trained with lot attention; calibration fits to softmax"):
             calibrate(trained)
@@ -212,7 +212,7 @@ def test_parameters_stand_in_the_order_of_the_model(base, attention, request):
 
 def test_embeddings_that_a_training_started_from_may_be_gone(stock_checkpoint):
     state = load_checkpoint(stock_checkpoint)
-    args = model_args(state, "")
+    args = model_args(state)
     args.encoder_embed_path = args.decoder_embed_path = "/gone/vectors.txt"
     assert len(swap(state)["model"]) > len(state["model"])
 
@@ -233,7 +233,7 @@ def test_old_checkpoints_with_fused_projections_can_be_swapped(stock_checkpoint,
 def test_a_file_that_the_first_version_swapped_translates(data, stock_checkpoint, lot_checkpoint, tmp_path):
     """The names of its arguments and parameters, written out, as the code that wrote them is gone."""
     with edited(stock_checkpoint, tmp_path / "old.pt") as state:
-        args = model_args(state, stock_checkpoint)
+        args = model_args(state)
         args.arch = args._name = "lot_transformer"
         args.attention, args.attention_sites, args.trained_attention = "lot", "encoder", "softmax"
         args.differential, args.lot_learn_pivots, args.lot_learn_masses = False, True, True
@@ -250,7 +250,7 @@ def test_a_file_that_the_first_version_swapped_translates(data, stock_checkpoint
 
 def test_a_site_that_goes_back_to_softmax_is_named(lot_checkpoint, tmp_path, capsys):
     with edited(lot_checkpoint, tmp_path / "both.pt") as state:
-        model_args(state, "").attention_sites = "encoder,cross"
+        model_args(state).attention_sites = "encoder,cross"
     words = ("swap", "--path", tmp_path / "both.pt", "--no-calibrate", "--out", tmp_path / "out.pt", "--attention")
     fairseq_lot(*words, "sinkhorn")
     assert "both.pt has lot attention at cross too, which becomes plain softmax" in capsys.readouterr().out

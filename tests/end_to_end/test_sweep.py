@@ -73,7 +73,7 @@ def test_a_base_that_was_not_trained_with_softmax_is_refused(others, data, stock
     shutil.copy(stock_checkpoint, tmp_path / "stock.pt")
     others = [tmp_path / other for other in others]
     with edited(stock_checkpoint, tmp_path / "alibi.pt") as state:
-        vars(model_args(state, "")).update(attention="softmax", softmax_prior="alibi")
+        vars(model_args(state)).update(attention="softmax", softmax_prior="alibi")
     words = ("sweep", data / "bin", "--path", *others, tmp_path / "alibi.pt", "--out", tmp_path / "out", "--try", "lot")
     refuse(capsys, *words, naming=["alibi.pt was trained with softmax (prior=alibi)", "which swaps replace"])
 

@@ -61,7 +61,7 @@ def test_a_base_that_was_trained_with_all_of_them_is_swapped_and_measured(data, 
     fit = ("--steps", 2, "--joint-steps", 2, "--distill-steps", 2, "--held-out", 4, "--lot-num-pivots", 4)
     fairseq_lot("swap", "--path", base, "--attention", "lot", *fit, "--out", out)
     fairseq_lot("diagnose", data / "bin", "--path", out, "--sentences", 4, "--json", tmp_path / "out.json")
-    args = model_args(load_checkpoint(out), out)
+    args = model_args(load_checkpoint(out))
     assert args.checkpoint_activations and args.encoder_layerdrop == 0.2, "a training that goes on wants them again"
 
 

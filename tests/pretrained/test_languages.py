@@ -5,7 +5,7 @@ from argparse import Namespace
 import pytest
 
 from fairseq_lot.errors import InputError
-from fairseq_lot.pretrained.checkpoint import saved_task
+from fairseq_lot.pretrained.checkpoint import State, saved_task
 from fairseq_lot.pretrained.languages import languages, pairs_in, typed_pair, with_languages
 
 
@@ -62,14 +62,14 @@ def test_typed_languages():
 @pytest.mark.parametrize("form", ["cfg", "args"])
 def test_typed_languages_win_and_the_checkpoint_is_not_changed(form):
     task = {"source_lang": "de", "target_lang": None, "data": "d"}
-    state = {"cfg": {"task": task, "model": Namespace()}} if form == "cfg" else {"args": Namespace(**task)}
-    assert with_languages(state, "c.pt", None) is state
-    changed = saved_task(with_languages(state, "c.pt", ("fr", "en")), "c.pt")
+    state = State({"cfg": {"task": task, "model": Namespace()}} if form == "cfg" else {"args": Namespace(**task)})
+    assert with_languages(state, None) is state
+    changed = saved_task(with_languages(state, ("fr", "en")))
     assert changed == task | {"source_lang": "fr", "target_lang": "en"}
-    assert saved_task(state, "c.pt") == task
+    assert saved_task(state) == task
 
 
 def test_early_versions_of_fairseq():
     args = Namespace(data=["data-bin/a"], left_pad_source="True", left_pad_target="False", source_lang="de")
     pads = {"left_pad_source": True, "left_pad_target": False}
-    assert saved_task({"args": args}, "c.pt") == {"data": "data-bin/a", "source_lang": "de"} | pads
+    assert saved_task(State({"args": args})) == {"data": "data-bin/a", "source_lang": "de"} | pads

@@ -4,7 +4,7 @@
 #   bash scripts/finetune.sh SWAPPED.pt DATA OUT [FLAGS of fairseq-train]
 #   bash scripts/finetune.sh lot.pt data-bin/synthetic checkpoints/tuned --lr 0.0003 --max-epoch 1
 #
-#   SWAPPED.pt  of plug_and_play.sh, which prints the --arch that fits; attention, options and sites come with it
+#   SWAPPED.pt  of plug_and_play.sh; its attention, with options and sites, and its sizes come with it
 #   DATA        folder of prepare_*.sh or fairseq-preprocess
 #   OUT         folder for checkpoint_best.pt, checkpoint_last.pt and train.log
 #   FLAGS       win over those below
@@ -20,5 +20,5 @@ if [ -f "$out/checkpoint_last.pt" ] && [ -f "$out/start" ] && [ "$(cat "$out/sta
     die "$out was trained from another $swapped; remove it to train again"
 fi
 activate
-train "$data" "$out" --arch lot_transformer_small --finetune-from-model "$swapped" --lr-scheduler fixed --lr 0.00005 \
+train "$data" "$out" --arch pluggable_transformer --finetune-from-model "$swapped" --lr-scheduler fixed --lr 0.00005 \
     --dropout 0.3 --max-tokens 4096 --max-epoch 10 --seed 1 "$@"

@@ -142,6 +142,7 @@ def _small(args):
 # They differ in defaults only: any of them takes any --attention.
 _FAMILIES = {f"{name}_transformer": {"attention": name} for name in MECHANISMS} | {
     "diff_transformer": {"differential": True},
+    "pluggable_transformer": {},  # the attention of the checkpoint that a training starts from
 }
 SIZES = {"": base_architecture, "_iwslt_de_en": transformer_iwslt_de_en, "_small": _small}
 
@@ -154,9 +155,8 @@ def own_architecture(arch: str) -> str:
 
 def _register(arch, attention_defaults, size):
     def architecture(args):
-        size(args)
         typed = typed_options(args) if is_command_line(args) else ()
-        take_over(args, attention_defaults)
+        take_over(args, attention_defaults, size)
         fill(args, attention_defaults)
         if typed:
             attention = getattr(args, "attention", None) or DEFAULT
@@ -169,8 +169,7 @@ def _stock(size):
     """A stock architecture whose training, when it starts from a checkpoint of ours, is of that checkpoint's model."""
 
     def architecture(args):
-        size(args)
-        if take_over(args, {}):
+        if take_over(args, {}, size):
             args.arch = own_architecture(args.arch)
 
     return architecture

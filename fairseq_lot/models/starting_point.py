@@ -1,4 +1,4 @@
-"""What a training takes over from the checkpoint that it starts from: attention, options and sites.
+"""What a training takes over from the checkpoint that it starts from: attention, options and sites, and the sizes.
 
 fairseq builds the model from the command line and then reads the weights into it. An attention that is not in the
 weights, such as a temperature, would silently be another one.
@@ -7,11 +7,15 @@ weights, such as a temperature, would silently be another one.
 import copy
 import logging
 import os
+import re
 import zipfile
 from argparse import Namespace
+from collections.abc import Callable
 
 import torch
 from fairseq.data.data_utils import infer_language_pair
+from fairseq.models.transformer import DEFAULT_MAX_SOURCE_POSITIONS, DEFAULT_MAX_TARGET_POSITIONS
+from fairseq.models.transformer.transformer_legacy import base_architecture
 from fairseq.utils import split_paths
 
 from fairseq_lot.attention.options import SITES
@@ -42,12 +46,28 @@ _UNSEEN = (
 )
 
 
-def take_over(args: Namespace, defaults: dict) -> bool:
-    """Complete the attention of a training's command line with that of the checkpoint from which it starts.
+# arguments of a model that neither its weights nor its function depend on; layers that are not kept are gone afterwards
+_TRAINING_ONLY = re.compile("drop|quant_noise|_activations|min_params|mha_|ffn_blocks|embed_path|layers_to_keep")
+# what architectures say nothing about, and fairseq-train assumes
+_ASSUMED = {
+    "max_source_positions": DEFAULT_MAX_SOURCE_POSITIONS,
+    "max_target_positions": DEFAULT_MAX_TARGET_POSITIONS,
+    "no_decoder_final_norm": False,
+    "adaptive_softmax_factor": 4,
+    "tie_adaptive_proj": False,
+    "base_layers": 0,
+    "base_sublayers": 1,
+    "base_shuffle": 1,
+}
+
+
+def take_over(args: Namespace, defaults: dict, size: Callable[[Namespace], None]) -> bool:
+    """Complete a training's command line with the attention of the checkpoint from which it starts.
 
     Args:
-        args: the command line, sizes of the model included; of the attention, what was typed alone.
+        args: the command line: what was typed alone.
         defaults: what the architecture adds to the attention where nothing was typed.
+        size: adds the architecture's sizes, where neither the command line nor the checkpoint of a fine-tuning has any.
 
     Returns:
         Whether there is a checkpoint that names its attention.
@@ -58,9 +78,10 @@ def take_over(args: Namespace, defaults: dict) -> bool:
     """
     path = starting_point(args) if is_command_line(args) else None
     if path is None:
+        size(args)
         return False
     saved, task, has_optimiser = _read(path)
-    _keep_what_no_weight_shows(args, saved, path)
+    _keep_model(args, saved, path, size)
     _keep_direction(args, task, path)
     typed = typed_options(args)
     if getattr(saved, "attention", None) is None:
@@ -106,8 +127,21 @@ def take_over(args: Namespace, defaults: dict) -> bool:
     return True
 
 
-def _keep_what_no_weight_shows(args: Namespace, saved: Namespace, path: str) -> None:
-    """Let the model compute and share as the checkpoint's does: reading its weights would not fail otherwise."""
+def _keep_model(args: Namespace, saved: Namespace, path: str, size: Callable[[Namespace], None]) -> None:
+    """Give a fine-tuning the checkpoint's sizes where none were typed; let any model compute and share as it does."""
+    arch = Namespace(**(_ASSUMED | vars(args)))
+    size(arch)
+    if args.finetune_from_model:
+        names = Namespace(**_ASSUMED)
+        base_architecture(names)
+        for name in vars(names):
+            value, typed = getattr(saved, name, None), getattr(args, name, None) not in (None, _ASSUMED.get(name))
+            if not (typed or value is None or _TRAINING_ONLY.search(name)):
+                setattr(args, name, value)
+    size(args)
+    kept = [name for name, value in vars(arch).items() if getattr(args, name, value) != value]
+    if kept:
+        logger.info(f"{path} has {', '.join(f'{flag(name)} {getattr(args, name)}' for name in kept)}, which is kept")
     shared = {"share_all_embeddings": (), "share_decoder_input_output_embed": ("share_all_embeddings",)}
     for name, implied_by in shared.items():
         here, there = (any(getattr(one, x, False) for x in (name, *implied_by)) for one in (args, saved))

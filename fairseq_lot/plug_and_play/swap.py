@@ -1,18 +1,14 @@
 """``fairseq-lot swap``: plug another attention into a pretrained model."""
 
-import re
 import shlex
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fairseq.models.transformer import DEFAULT_MAX_SOURCE_POSITIONS, DEFAULT_MAX_TARGET_POSITIONS
-
 from fairseq_lot.attention.options import SITES
 from fairseq_lot.attention.registry import DEFAULT, MECHANISMS, PLUGGED
-from fairseq_lot.errors import InputError, flag
-from fairseq_lot.models.pluggable_transformer import SIZES, base_architecture, own_architecture
+from fairseq_lot.errors import InputError
+from fairseq_lot.models.pluggable_transformer import base_architecture, own_architecture
 from fairseq_lot.modules.flat_options import (
     DEFAULTS,
     add_attention_args,
@@ -38,20 +34,6 @@ from fairseq_lot.pretrained.checkpoint import (
 from fairseq_lot.pretrained.device import add_device_argument
 from fairseq_lot.pretrained.languages import add_language_arguments
 from fairseq_lot.pretrained.loading import build
-
-# arguments of a model that its weights and its function do not depend on
-_TRAINING_ONLY = re.compile("drop|quant_noise|_activations|min_params|mha_|ffn_blocks|embed_path")
-# what architectures say nothing about, and fairseq-train assumes
-_ASSUMED = {
-    "max_source_positions": DEFAULT_MAX_SOURCE_POSITIONS,
-    "max_target_positions": DEFAULT_MAX_TARGET_POSITIONS,
-    "no_decoder_final_norm": False,
-    "adaptive_softmax_factor": 4,
-    "tie_adaptive_proj": False,
-    "base_layers": 0,
-    "base_sublayers": 1,
-    "base_shuffle": 1,
-}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -105,37 +87,18 @@ def run(args: Namespace) -> int:
 
 
 def fine_tuning_command(state: State, path: str | Path) -> str:
-    """The fairseq-train of a swapped checkpoint: its sizes; its attention comes with the checkpoint."""
-    args = model_args(state)
-    suffix = args.arch.partition("_transformer")[2]
-    sizes = _sizes_besides(args, SIZES[suffix])
+    """The fairseq-train of a swapped checkpoint, with which its attention and its sizes come."""
     task = settings(state, "task")
     told = saved_task(state) if isinstance(task, (dict, Namespace)) else {}
     data, pair = told.get("data"), (told.get("source_lang"), told.get("target_lang"))
     return shlex.join(
         [
             *("fairseq-train", data if isinstance(data, str) else "DATA", "--user-dir", "fairseq_lot"),
-            *("--arch", f"{'diff' if args.differential else args.attention}_transformer{suffix}"),
-            *(word for name, value in sizes.items() for word in [flag(name), *([] if value is True else [str(value)])]),
+            *("--arch", "pluggable_transformer"),
             *("--finetune-from-model", str(path)),
             *(("-s", pair[0], "-t", pair[1]) if all(isinstance(language, str) for language in pair) else ()),
         ]
     )
-
-
-def _sizes_besides(args: Namespace, size: Callable[[Namespace], None]) -> dict:
-    """What has to be told, besides an architecture of this size, for a model of these arguments."""
-    told: dict = {}
-    while True:  # one after the other, as some follow from others
-        usual = Namespace(**(_ASSUMED | told))
-        size(usual)
-        for name, value in vars(usual).items():
-            wanted = getattr(args, name, value)
-            if not (wanted is None or wanted is False or wanted == value) and not _TRAINING_ONLY.search(name):
-                told[name] = wanted
-                break
-        else:
-            return told
 
 
 def why_not_calibrated(state: State) -> str | None:

@@ -8,7 +8,7 @@ import torch
 from fairseq import checkpoint_utils, options
 from omegaconf import OmegaConf
 
-from fairseq_lot.errors import InputError
+from fairseq_lot.errors import InputError, flag
 from fairseq_lot.plug_and_play.swap import fine_tuning_command, swap
 from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
 from tests.end_to_end.conftest import TINY, edited, generate, hypotheses, swapped, train, weights_of
@@ -41,6 +41,10 @@ def save(state, folder):
     return folder / "swapped.pt"
 
 
+def words(flags):
+    return [word for name, value in flags.items() for word in [flag(name), *([] if value is True else [value])]]
+
+
 def lines(caplog):
     return [record.getMessage() for record in caplog.records if record.name.startswith("fairseq_lot")]
 
@@ -69,20 +73,36 @@ def test_the_command_that_swap_prints_keeps_all(data, stock_checkpoint, fine_tun
     torch.testing.assert_close(weights, weights_of(out), atol=1e-6, rtol=0)
 
 
-def test_the_command_of_a_size_that_has_a_name_is_short(data, diff_checkpoint, tmp_path, capsys):
-    swapped(diff_checkpoint, tmp_path / "out.pt", "lot")
-    said = capsys.readouterr().out
-    assert f"fairseq-train {data / 'bin'} --user-dir fairseq_lot --arch diff_transformer_small --finetune" in said
+@pytest.mark.parametrize("differential", [False, True])
+def test_the_sizes_of_the_checkpoint_are_kept(differential, data, fine_tuned, tmp_path, caplog):
+    """Also by a fine-tuning that goes on; what was told about training is not."""
+    sizes = {"encoder_layers": 1, "decoder_layers": 2, "decoder_normalize_before": True, "no_decoder_final_norm": True}
+    sizes |= {"max_source_positions": 77, "encoder_embed_dim": 128, "share_decoder_input_output_embed": True}
+    arch = "diff_transformer_small" if differential else "lot_transformer_small"
+    base = train(data / "bin", tmp_path / "base", "--arch", arch, *words(sizes), "--dropout", 0.4, updates=1)
+    caplog.set_level("INFO")
+    start = ("--arch", "pluggable_transformer", "--finetune-from-model", base)
+    for updates in (1, 2):
+        caplog.clear()
+        args, _ = fine_tuned(*start, updates=updates)
+        assert {name: getattr(args, name) for name in sizes} == sizes and args.dropout == 0.1
+        assert args.differential is differential and args.attention == ("softmax" if differential else "lot")
+        assert "--encoder-layers 1, " in lines(caplog)[0] and "dropout" not in lines(caplog)[0]
+    args, _ = fine_tuned(*start, "--max-source-positions", 99, save=tmp_path / "longer")
+    assert args.max_source_positions == 99
 
 
-def test_the_command_repeats_what_is_not_fairseq_s_default(stock_checkpoint):
-    state = swap(stock_checkpoint, attention="lot")
-    usual = fine_tuning_command(state, "x.pt")
-    assert "positions" not in usual and "norm" not in usual and "adaptive" not in usual
-    vars(model_args(state)).update(max_source_positions=77, no_decoder_final_norm=True, adaptive_softmax_factor=2.0)
-    told = fine_tuning_command(state, "x.pt")
-    for flags in ("--max-source-positions 77", "--no-decoder-final-norm --", "--adaptive-softmax-factor 2.0"):
-        assert f" {flags}" in told
+def test_the_sizes_of_a_stock_checkpoint_are_kept(stock_checkpoint, fine_tuned):
+    args, weights = fine_tuned("--arch", "pluggable_transformer", "--finetune-from-model", stock_checkpoint, "--lr", 0)
+    assert args.attention == "softmax" and args.encoder_embed_dim == 64
+    torch.testing.assert_close(weights, weights_of(stock_checkpoint))
+
+
+def test_the_model_of_a_training_that_goes_on_is_not_replaced(data, tmp_path):
+    """Somebody forgot to name another folder."""
+    train(data / "bin", tmp_path, "--arch", "lot_transformer_small", *SHALLOW, updates=1)
+    with pytest.raises(Exception, match="ensure that the architectures match"):
+        train(data / "bin", tmp_path, "--arch", "lot_transformer_small", updates=2)
 
 
 def test_the_command_of_a_checkpoint_that_names_no_task(stock_checkpoint):
@@ -98,6 +118,7 @@ def test_embeddings_are_shared_where_the_checkpoint_shares_them(shared, data, fi
     sizes = tuple(word for word in TINY if word != flag)
     base = train(data / "bin", tmp_path / "base", "--arch", "transformer", *sizes, *[flag] * shared, updates=1)
     start = save(swap(base, attention="sinkhorn"), tmp_path)
+    caplog.set_level("INFO")
     words = ("--arch", "sinkhorn_transformer", *sizes, *[flag] * (not shared), "--finetune-from-model", start)
     args, weights = fine_tuned(*words)
     assert args.share_decoder_input_output_embed is shared
@@ -105,7 +126,8 @@ def test_embeddings_are_shared_where_the_checkpoint_shares_them(shared, data, fi
     assert all(torch.equal(value, before[name]) for name, value in weights.items())
     same = torch.equal(weights["decoder.embed_tokens.weight"], weights["decoder.output_projection.weight"])
     assert same is shared
-    assert any(f"{'with' if shared else 'without'} {flag}, which is kept" in line for line in lines(caplog))
+    said = f"has {flag} True, which is kept" if shared else f"was trained without {flag}, which is kept"
+    assert any(said in line for line in lines(caplog))
 
 
 def test_what_no_weight_shows_is_kept(stock_checkpoint, fine_tuned, caplog):

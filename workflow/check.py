@@ -120,7 +120,11 @@ def check(config: dict[str, Any]) -> None:
 
     def train(given: list[str]) -> Namespace:
         nowhere = f"--save-dir={os.devnull}/none"  # a checkpoint in fairseq's default folder would be read
-        return options.parse_args_and_arch(options.get_training_parser(), ["DATA", nowhere, *given])
+        parser = options.get_training_parser()
+        args = options.parse_args_and_arch(parser, ["DATA", nowhere, *given])
+        if args.lr_scheduler == "inverse_sqrt" and args.warmup_updates < 1:  # fairseq divides by it
+            parser.error("inverse_sqrt begins with a warm-up; give warmup-updates of at least 1, or lr-scheduler fixed")
+        return args
 
     def translate(given: list[str]) -> Namespace:
         return options.parse_args_and_arch(options.get_generation_parser(), ["DATA", "--path=CKPT", *given])

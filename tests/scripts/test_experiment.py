@@ -53,6 +53,10 @@ WRONG = [
     ({"backbones": {"mamba": {}}}, "backbones: "),
     ({"backbones": {"transformer": {"differential-lambda": 1}}}, "pretrain, transformer: unrecognized arguments"),
     ({"pretrain": {"max-epochs": 3}}, "pretrain, transformer: unrecognized arguments: --max-epochs=3"),
+    (
+        {"finetune": {"lr-scheduler": "inverse_sqrt", "warmup-updates": 0}},
+        "finetune, transformer: inverse_sqrt begins with a warm-up; give warmup-updates",
+    ),
     ({"finetune": {"max-epoch": "x"}}, "finetune, transformer: argument --max-epoch"),
     ({"generate": {"beams": 3}}, "generate: unrecognized arguments: --beams=3"),
     ({"backbones": {"transformer": {"encoder-attention-heads": 3}}}, "systems, softmax: 3 attention heads do not"),

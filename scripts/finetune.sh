@@ -16,7 +16,7 @@ swapped=$1 data=$2 out=$3
 shift 3
 [ -f "$swapped" ] || die "there is no checkpoint $swapped; make it with plug_and_play.sh"
 start=$(stat -Lc '%s %y' "$swapped")
-if [ -f "$out/checkpoint_last.pt" ] && [ -f "$out/start" ] && [ "$(cat "$out/start")" != "$start" ]; then
+if begun "$out" && [ -f "$out/start" ] && [ "$(cat "$out/start")" != "$start" ]; then
     die "$out was trained from another $swapped; remove it to train again"
 fi
 activate

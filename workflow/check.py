@@ -55,7 +55,7 @@ def lengths(config: dict[str, Any], split: str) -> list[str]:
         return []
     calls = [*trainings, *[config.get("generate", {})] * (split != "valid")]
     limits = ("max-source-positions", "max-target-positions")
-    return words({limit: min(flags.get(limit, 1024) for flags in calls) for limit in limits})
+    return words({limit: min(int(flags.get(limit, 1024)) for flags in calls) for limit in limits})
 
 
 def check(config: dict[str, Any]) -> None:

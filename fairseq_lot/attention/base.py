@@ -166,9 +166,15 @@ class Mechanism(nn.Module):
             masked: the padded slots of q, k and v hold zeros already.
 
         Raises:
-            InputError: ``causal`` with a mechanism that does not support it or with more queries than keys, or queries
-                that are not the keys' tokens with a mechanism that ties them.
+            InputError: tensors of other shapes; ``causal`` with a mechanism that does not support it or with more
+                queries than keys, or queries that are not the keys' tokens with a mechanism that ties them.
         """
+        one_batch = q.shape[:2] == k.shape[:2] == v.shape[:2] and k.size(2) == v.size(2)
+        if not (one_batch and q.size(1) == self.num_heads and q.size(3) == k.size(3) == self.head_dim):
+            raise InputError(
+                f"q and k must be (bsz, {self.num_heads} heads, len, {self.head_dim}), with a value for each key; got "
+                f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+            )
         masks = Masks(query_padding_mask, key_padding_mask, causal)
         return self._masked(self.attend, q, k, v, masks, need_weights, masked=masked)
 
@@ -187,7 +193,7 @@ class Mechanism(nn.Module):
             raise InputError(f"{name} attention cannot be causal")
         if masks.causal and q.size(-2) > k.size(-2):
             raise InputError(f"causal attention needs a key for every query; got {q.size(-2)} and {k.size(-2)}")
-        if not len(q):  # an empty batch
+        if not (len(q) and q.size(2) and k.size(2)):  # an empty batch, or no tokens
             weights = q[..., :1] * k.new_zeros(k.size(-2)) if need_weights else None
             return AttentionOutput(q[..., :1] * v.new_zeros(v.size(-1)), weights)
         if not masked:

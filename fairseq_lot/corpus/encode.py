@@ -93,7 +93,7 @@ class Bpe:
         file_name: what the learned model is kept as.
         learn: ``(lines, vocab_size) -> model``.
         encode: ``(model, lines, threads) -> lines of pieces``.
-        reserved: finds what the text must not hold, since joining the pieces would take it for a mark of its own.
+        reserved: finds what the text must not hold, since pieces or symbols are spelt so.
     """
 
     file_name: str
@@ -104,7 +104,8 @@ class Bpe:
 
 BPES = {
     "sentencepiece": Bpe(MODEL_NAME, learn_bpe, encode_lines, SPACE),
-    "subword_nmt": Bpe("code", learn_codes, segment_lines, r"@@(?= |$)"),
+    # fairseq reads words like </s> as symbols of its own
+    "subword_nmt": Bpe("code", learn_codes, segment_lines, r"@@(?= |$)|(?<!\S)<(s|pad|/s|unk)>(?!\S)"),
 }
 
 
@@ -136,10 +137,10 @@ def run(args: Namespace) -> None:
     texts = read_splits(args.text, languages, out=args.out)
     for split, sides in texts.items():
         for language, lines in zip(languages, sides, strict=True):
-            for number, line in enumerate(lines, start=1):
+            for line in lines:
                 if mark := re.search(bpe.reserved, line):
-                    where = f"{split}.{language}, line {number}"
-                    raise InputError(f"{where}: holds {mark[0]!r}, which the BPE uses itself; replace it")
+                    where = f"{split}, {language}: {line!r:.80}"
+                    raise InputError(f"{where} holds {mark[0]!r}, which the BPE or fairseq uses itself; replace it")
     reference = Path(args.text[0]) / "raw" / f"test.{args.target}"
     if reference.exists():
         found, wanted = len(read_lines(reference)), len(texts["test"][1])

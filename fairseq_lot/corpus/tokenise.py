@@ -56,8 +56,9 @@ def run(args: Namespace) -> None:
         if not pair[0]:
             raise InputError(f"no pair of {split} passes the cleaning; give --no-clean or wider limits")
         for lines, language in zip(pair, languages, strict=True):
-            if "" in lines:  # a line of control characters
-                raise InputError(f"{split}.{language}, line {lines.index('') + 1}: no token in it; remove it from both")
+            if "" in lines:  # a line of control characters; numbers are not those of the file, where some are held out
+                raw = " and ".join(f"{side[lines.index('')]!r:.80}" for side in sides)
+                raise InputError(f"{split}: of {raw}, that in {language} has no token; remove both")
         tokenised[split] = pair
     with output_folder(args.out) as folder:
         write_splits(folder, tokenised, languages)

@@ -93,6 +93,8 @@ def score(args: argparse.Namespace, label: Label) -> tuple[Row, np.ndarray]:
 
     tokens, plain = read(args.generated)
     base, plain_base = (None, None) if args.baseline_generated is None else read(args.baseline_generated)
+    if args.baseline_generated is not None:
+        check_same_sentences(args.generated, args.baseline_generated)
     statistics = sentence_statistics(tokens, references, metric=TOKENISED)
     row = Row(
         **vars(label),
@@ -138,6 +140,13 @@ def read_hypotheses(path: str | Path, sentences: int) -> list[str]:
             "fairseq-generate again, without --quiet"
         )
     return [hypotheses[sentence] for sentence in range(sentences)]
+
+
+def check_same_sentences(path: str, base: str) -> None:
+    """Raise InputError where most sentences of two outputs differ; another dictionary may change a few."""
+    ours, theirs = ({line for line in read_lines(file) if re.match(r"[ST]-\d", line)} for file in (path, base))
+    if ours and theirs and 2 * len(ours & theirs) < len(ours):
+        raise InputError(f"{base} has translations of other sentences than {path}; give those of the same test set")
 
 
 def target_language(args: argparse.Namespace) -> str:

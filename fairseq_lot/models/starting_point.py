@@ -43,6 +43,8 @@ _UNSEEN = (
     "no_scale_embedding",
     "no_token_positional_embeddings",
     "cross_self_attention",
+    "decoder_normalize_before",
+    "no_decoder_final_norm",
 )
 
 

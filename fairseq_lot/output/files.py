@@ -1,9 +1,11 @@
 """Files that are either complete or absent."""
 
 import contextlib
+import gzip
 import itertools
 import lzma
 import os
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO
@@ -59,7 +61,7 @@ def atomic_write(path: str | Path, mode: str = "w") -> Iterator[IO]:
 
 
 def read_lines(path: str | Path) -> list[str]:
-    """Return the lines of a UTF-8 text file, perhaps compressed (``.xz``), without their line ends.
+    """Return the lines of a UTF-8 text file, perhaps compressed (``.xz``, ``.gz``), without their line ends.
 
     Raises:
         InputError: the file is missing or damaged, or a line is not UTF-8 (the message gives its number).
@@ -68,13 +70,13 @@ def read_lines(path: str | Path) -> list[str]:
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """Return what is in a file, perhaps compressed (``.xz``); InputError when it is missing or damaged."""
+    """Return what is in a file, perhaps compressed (``.xz``, ``.gz``); InputError when it is missing or damaged."""
     path = Path(path)
     try:
         raw = path.read_bytes()
-        return lzma.decompress(raw) if path.suffix == ".xz" else raw
-    except (OSError, lzma.LZMAError) as error:
-        raise InputError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from error
+        return {".xz": lzma.decompress, ".gz": gzip.decompress}.get(path.suffix, bytes)(raw)
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        raise InputError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def split_lines(raw: bytes, name: str | Path) -> list[str]:

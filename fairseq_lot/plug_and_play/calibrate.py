@@ -22,7 +22,14 @@ from fairseq_lot.modules.flat_options import add_options, mechanism_options
 from fairseq_lot.output.files import atomic_write, refuse_same
 from fairseq_lot.output.tables import MISSING, Table
 from fairseq_lot.plug_and_play.distillation import Distillation, Fit, Match, fit
-from fairseq_lot.plug_and_play.sentences import Sentences, dictionary_of_training, encoded, from_text, random_pieces
+from fairseq_lot.plug_and_play.sentences import (
+    Sentences,
+    dictionary_of_training,
+    encoded,
+    from_text,
+    is_text_file,
+    random_pieces,
+)
 from fairseq_lot.pretrained.checkpoint import (
     Checkpoint,
     State,
@@ -75,7 +82,7 @@ def how_to_fit(args: Namespace, data: str | None, *, without: str | None = None)
     for field in dataclasses.fields(FitOptions) if without else ():
         if getattr(args, field.name) != field.default:
             raise InputError(f"is of a calibration; leave it out, or {without}", field.name).on_command_line()
-    if args.split != FitOptions.split and (data is None or Path(data).is_file()):
+    if args.split != FitOptions.split and (data is None or is_text_file(data)):
         way_out = "leave it out, or give one (swap: with --calibrate, sweep: with --text)"
         raise InputError(f"--split {args.split} is of a data folder to calibrate on, and there is none; {way_out}")
     fitting = dataclasses.asdict(FitOptions.of(args))
@@ -218,7 +225,7 @@ def _sentences(state: State, data: str | Path | None, fitting: FitOptions, teach
     shared = {"max_tokens": fitting.max_tokens, "held_out": fitting.held_out, "seed": fitting.seed}
     if data is None:
         return random_pieces(teacher, dictionary_of_training(state, len(teacher.encoder.dictionary)), **shared)
-    if Path(data).is_file():
+    if is_text_file(data):
         return from_text(encoded(state, data, teacher), str(data), **shared)
     task, dataset = load_data(state, data, fitting.split, needs_target=False)
     return from_text(Loaded(teacher, task, dataset, state.path), f"{data}, {fitting.split}", **shared)

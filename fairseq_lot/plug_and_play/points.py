@@ -144,7 +144,7 @@ def check_settings(folder: Path, settings: dict) -> None:
         before = dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else settings
     except (ValueError, TypeError) as error:
         raise InputError(f"{file} cannot be read ({error}); remove it if the points are of this base") from error
-    others = [name for name, value in settings.items() if before.get(name) != value]
+    others = [name for name, value in settings.items() if before.get(name, value) != value]
     if others:
         different = " and ".join(f"{name} {before.get(name)}, not {settings[name]}" for name in others)
         raise InputError(f"{folder} holds points with {different}; give another --out")

@@ -68,6 +68,11 @@ def in_batches(loaded: Loaded, indices: np.ndarray, max_tokens: int) -> list[Seq
     return [*loaded.sentences.batch_by_size(short, max_tokens=max_tokens), *([index] for index in long)]
 
 
+def is_text_file(data: str | Path) -> bool:
+    """Whether this is no folder, but text itself, perhaps through a pipe."""
+    return Path(data).is_file() or Path(data).is_fifo()
+
+
 def encoded(state: State, file: str | Path, model: TransformerModel) -> Loaded:
     """A model with the sentences of a plain text file, in pieces as they are made for it; blank lines are left out.
 

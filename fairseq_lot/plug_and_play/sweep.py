@@ -1,6 +1,7 @@
 """``fairseq-lot sweep``: swap the attention of one model, or of several, in many ways, and compare."""
 
 import hashlib
+import json
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
@@ -104,7 +105,7 @@ def run(args: Namespace) -> None:
     folder, fitting = Path(args.out), how_to_fit(args, args.data if args.text else None)
     device, languages = fitting.pop("device"), fitting.pop("languages")
     test = {"data": args.data, "sentences": args.sentences, "beam": args.beam}
-    settings = {**test, "languages": languages and list(languages), **fitting}
+    settings = {**test, "sum of data": sum_of(Path(args.data)), "languages": languages and list(languages), **fitting}
     how: dict[str, Any] = {**test, "fitting": fitting, "device": device}
     bases = sorted(dict.fromkeys(map(read_base, args.paths)), key=lambda base: base.epoch or 0)
     points = read_points(folder / "sweep.jsonl")
@@ -118,7 +119,8 @@ def run(args: Namespace) -> None:
             missing = [way for way in ways if (base.sum, *way.key) not in done]
             progress.update(len(ways) - len(missing))
             state = with_languages(load_checkpoint(base.path), languages)
-            translations = None if args.no_bleu else folder / "work" / f"{base.sum[:16]}.txt"
+            told = hashlib.sha256(json.dumps([base.sum, settings]).encode()).hexdigest()
+            translations = None if args.no_bleu else folder / "work" / f"{told[:16]}.txt"
             for way in missing:
                 points = add_point(folder, settings, measured(base, state, way, translations=translations, **how))
                 progress.update()
@@ -129,6 +131,12 @@ def run(args: Namespace) -> None:
             print(table)
     if len({point.base for point in points}) > 1:
         write_figure(draw(points), folder / "sweep.svg")
+
+
+def sum_of(data: Path) -> str:
+    """A sum of what a sweep reads of a data folder; of the training set the lengths stand for the text."""
+    files = {file for kind in ("dict.*", "*.idx", "valid.*", "test.*", "text/test.*") for file in data.glob(kind)}
+    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files) if file.is_file())).hexdigest()
 
 
 def ways_to_try(tries: Iterable[str], path: str, *, calibrate: bool, text: bool) -> list[Way]:

@@ -53,8 +53,8 @@ class Translator:
         languages: Pair | None = None,
         **text: Any,
     ) -> None:
-        if beam < 1:
-            raise InputError(f"--beam must be at least 1, got {beam}")
+        if not isinstance(beam, int) or beam < 1:
+            raise InputError(f"--beam must be at least 1, got {beam!r}")
         told = [flag(name) for name, value in text.items() if value]
         if split is not None and told:
             raise InputError(f"{', '.join(told)}: the sentences of a split are in pieces already; leave it out")

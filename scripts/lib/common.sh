@@ -29,6 +29,9 @@ sum_of() {
     { cat "$1"/dict.*.txt "$1"/train.*.idx 2>/dev/null || true; } | sha256sum | cut -d ' ' -f 1
 }
 
+# begun OUT: whether there is a checkpoint of a training.
+begun() { [ -n "$(find "$1" -maxdepth 1 -name 'checkpoint*.pt' 2>/dev/null)" ]; }
+
 # train DATA OUT FLAGS...: fairseq-train. It goes on where an earlier call with the same data and flags was stopped.
 # finetune.sh sets start: what tells its checkpoint from another of that name.
 train() {
@@ -37,13 +40,19 @@ train() {
     [ -d "$data" ] || die "there is no folder $data; make it with scripts/prepare_*.sh"
     if cmp -s "$data"/dict.*.txt </dev/null; then embeddings=--share-all-embeddings; fi
     sum=$(sum_of "$data")
-    if [ -f "$out/checkpoint_last.pt" ]; then # else nothing has been trained, whatever was asked for
+    if begun "$out"; then # else nothing has been trained, whatever was asked for
         [ ! -f "$out/flags" ] || [ "$(cat "$out/flags")" = "$*" ] \
             || die "$out was trained with '$(cat "$out/flags")', not '$*'; remove it or give another folder"
         [ ! -f "$out/data" ] || [ "$(cat "$out/data")" = "$data" ] \
             || die "$out was trained on $(cat "$out/data"), not $data; remove it, or $out/data if the text is the same"
         [ ! -f "$out/data.sum" ] || [ "$(cat "$out/data.sum")" = "$sum" ] \
             || die "$data was made again since $out was trained on it; remove $out or give another folder"
+        if [ -f "$out/finished" ]; then # fairseq would train on after --patience, and without checkpoint_last.pt
+            echo "$out is trained already"
+            return
+        fi
+        [ -f "$out/checkpoint_last.pt" ] \
+            || die "$out has checkpoints and no checkpoint_last.pt to go on from; remove them or give another folder"
     fi
     mkdir -p "$out" && keep "$out/data" "$data" && keep "$out/data.sum" "$sum" && keep "$out/flags" "$*" \
         && { [ -z "${start:-}" ] || keep "$out/start" "$start"; } \
@@ -52,4 +61,5 @@ train() {
         --optimizer adam --adam-betas '(0.9, 0.98)' --weight-decay 0.0001 \
         --criterion label_smoothed_cross_entropy --label-smoothing 0.1 \
         --distributed-world-size 1 --no-epoch-checkpoints --log-interval 100 "$@"
+    keep "$out/finished" "$(date)"
 }

@@ -156,6 +156,21 @@ def test_sizes_below_one_are_refused(num_heads, head_dim):
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
+def test_tensors_of_other_shapes_are_refused(name):
+    mechanism, (q, k, v) = build_mechanism(name, **CONTEXT), draw()
+    others = [(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)), (q, k, v[:, :, 1:]), (q, k[:1], v[:1])]
+    for tensors in [*others, (q[..., 1:], k[..., 1:], v), (q[:, 1:], k[:, 1:], v[:, 1:])]:
+        with pytest.raises(ValueError, match=r"^q and k must be \(bsz, .*, with a value for each key; got q \("):
+            mechanism(*tensors)
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_without_tokens_there_are_no_values(name):
+    output = build_mechanism(name, **CONTEXT)(*(x[:, :, :0] for x in draw()), need_weights=True)
+    assert output.values.shape[2] == 0 and output.weights.shape[2:] == (0, 0)
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
 def test_differential_needs_pairs_of_heads(name):
     with pytest.raises(ValueError, match="even, got 3"):
         build_differential(name, num_heads=3, head_dim=HEAD_DIM)

@@ -89,10 +89,10 @@ def test_same_text_gives_the_same_bytes(words, tmp_path):
         assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes()
 
 
-@pytest.mark.parametrize("line", ["a@@ b", "b @@"])
-def test_subword_nmt_refuses_its_own_mark(line, folder, words, refused):
+@pytest.mark.parametrize("line, mark", [("a@@ b", "@@"), ("b @@", "@@"), ("a </s> b", "</s>"), ("<unk>", "<unk>")])
+def test_subword_nmt_refuses_what_pieces_or_symbols_are_spelt_like(line, mark, folder, words, refused):
     (folder / "valid.en").write_text(f"good\n{line}\ngood\ngood\n")
-    refused([*words, *BY_SUBWORD_NMT], "valid.en, line 2: holds '@@'")
+    refused([*words, *BY_SUBWORD_NMT], f"valid, en: '{line}' holds '{mark}'")
 
 
 def test_without_the_package_there_is_one_line_with_the_command(words, refused, monkeypatch):
@@ -139,7 +139,7 @@ DAMAGES = {
     "encoding": (["train.de"], b"gut\nsch\xf6n\ngut\ngut\n", "train.de, line 2: not valid UTF-8"),
     "source": (["test.de"], "gut\ngut\n \u00a0\ngut\n", "test.de, line 3: empty line"),
     "target": (["train.en"], "\ngood\ngood\ngood\n", "train.en, line 1: empty line"),
-    "reserved": (["train.en"], "good\na \u2581 b\ngood\ngood\n", "train.en, line 2: holds '▁'"),
+    "reserved": (["train.en"], "good\na \u2581 b\ngood\ngood\n", "train, en: 'a ▁ b' holds '▁'"),
     "reference": (["raw/test.en"], "One line.\n", "raw/test.en has 1 lines but the test set has 4"),
 }
 

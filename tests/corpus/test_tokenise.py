@@ -106,7 +106,7 @@ def test_text_that_would_be_replaced_is_refused(command, prefixes, folder, refus
         ("test.de", b"gut\nsch\xf6n\ngut\ngut\n", (), "test.de, line 2: not valid UTF-8"),
         ("valid.de", b"gut\n", (), "valid.de has 1 lines but"),
         ("train.de", None, (), "train.de is missing"),
-        ("test.de", b"gut\n\x01\ngut\ngut\n", (), "test.de, line 2: no token in it"),
+        ("test.de", b"gut\n\x01\ngut\ngut\n", (), r"test: of '\x01' and "),
         ("train.en", b"a\n" * 3 + b"b\n", ("--max-ratio", "1"), "passes the cleaning"),
         ("train.de", b"a\n" * 4, ("--max-ratio", "0.5"), "--max-ratio must be at least 1, got 0.5"),
         ("train.de", b"a\n" * 4, ("--max-ratio", "nan"), "--max-ratio must be at least 1, got nan"),

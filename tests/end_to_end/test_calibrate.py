@@ -4,6 +4,7 @@ import contextlib
 import errno
 import io
 import json
+import os
 import re
 import shutil
 import signal
@@ -14,6 +15,7 @@ import pytest
 from fairseq_lot import cli
 from fairseq_lot.plug_and_play import calibrate as calibration
 from fairseq_lot.plug_and_play.distillation import Distillation
+from fairseq_lot.plug_and_play.sentences import is_text_file
 from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
 from tests.end_to_end.conftest import (
     differing,
@@ -305,6 +307,8 @@ def test_a_plain_text_file_is_fitted_to_in_the_pieces_of_the_model(data, stock_c
     words = ("swap", "--path", stock_checkpoint, "--near-far-num-features", 6, *FIT, "--calibrate")
     for source, file in zip((raw, folder), out, strict=True):
         fairseq_lot(*words, source, "--out", file)
+    os.mkfifo(tmp_path / "pipe")
+    assert is_text_file(tmp_path / "pipe") and is_text_file(raw) and not is_text_file(folder)
     assert f"calibrated on text of {raw} (12 + 4 steps" in capsys.readouterr().out
     assert not differing(*out)
 

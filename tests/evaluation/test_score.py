@@ -157,6 +157,15 @@ def test_the_same_system_is_replaced_and_another_refused(arguments, tmp_path, re
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+def test_translations_of_another_test_set_are_no_base(arguments, corpus, tmp_path, refused, write_generated):
+    other = write_generated("other.txt", corpus[2])
+    text = other.read_text(encoding="utf-8")
+    other.write_text(text.replace("ein satz", "noch einer"), encoding="utf-8")  # another half of the lines: two systems
+    assert main(arguments(baseline_generated=other)) == 0
+    other.write_text(text.replace("ein satz", "noch einer").replace("a sentence", "one more"), encoding="utf-8")
+    refused(arguments(baseline_generated=other), "other.txt has translations of other sentences than")
+
+
 def test_full_disk_leaves_no_row(arguments, tmp_path, monkeypatch, refused):
     def full(*_):
         raise OSError(28, "No space left on device")

@@ -1,12 +1,14 @@
 """Files are complete or absent; links are followed, and what is no file stays what it is."""
 
+import gzip
+import lzma
 import os
 import threading
 
 import pytest
 
 from fairseq_lot.errors import InputError
-from fairseq_lot.output.files import atomic_write, refuse_same, split_lines
+from fairseq_lot.output.files import atomic_write, read_lines, refuse_same, split_lines
 
 
 def test_an_error_keeps_the_old_file(tmp_path):
@@ -41,6 +43,17 @@ def test_a_pipe_is_written_to_and_stays(tmp_path):
         file.write(b"text")
     reader.join()
     assert read == [b"text"] and (tmp_path / "pipe").is_fifo()
+
+
+def test_compressed_text_is_read(tmp_path):
+    for suffix, compress in ((".gz", gzip.compress), (".xz", lzma.compress), (".txt", bytes)):
+        path = tmp_path / f"text{suffix}"
+        path.write_bytes(compress(b"one\ntwo\n"))
+        assert read_lines(path) == ["one", "two"]
+        if suffix != ".txt":
+            path.write_bytes(path.read_bytes()[:-4])
+            with pytest.raises(InputError, match=f"^cannot read {path}: "):
+                read_lines(path)
 
 
 def test_one_file_under_two_names_is_refused(tmp_path):

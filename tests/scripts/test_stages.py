@@ -79,6 +79,7 @@ def test_a_folder_belongs_to_its_data_and_flags_once_something_is_trained(stage,
     other.mkdir()
 
     def trained(*words):
+        (out / "finished").unlink(missing_ok=True)
         calls, error = stage(*words)
         return len(calls) or error.partition("was trained ")[2].partition(" ")[0]
 
@@ -96,3 +97,18 @@ def test_a_folder_belongs_to_its_data_and_flags_once_something_is_trained(stage,
     assert trained("finetune.sh", swapped, other, out) == 1, "made before data were noted"
     os.utime(swapped, (1, 1))  # an older one, as cp -p leaves it
     assert trained("finetune.sh", swapped, other, out) == "from"
+
+
+def test_what_is_finished_is_not_trained_on(stage, tmp_path):
+    """fairseq would: it forgets at the next call that --patience has stopped it."""
+    data, out = tmp_path / "data", tmp_path / "out [1]"
+    data.mkdir()
+    words = ("pretrain.sh", data, out, "--patience", "1")
+    assert len(stage(*words)[0]) == 1
+    (out / "checkpoint_best.pt").touch()
+    assert stage(*words) == ([], "")
+    assert "was trained with" in stage(*words[:3])[1]
+    (out / "finished").unlink()
+    assert "has checkpoints and no checkpoint_last.pt to go on from" in stage(*words)[1]
+    (out / "checkpoint_last.pt").touch()
+    assert len(stage(*words)[0]) == 1

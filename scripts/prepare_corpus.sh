@@ -2,7 +2,7 @@
 # Makes a data folder of one's own parallel text, in any pair of languages. A folder that is there is left as it is.
 #
 #   SRC, TGT     the languages, by which the names of the files end: SRC=fr TGT=en
-#   TRAIN        prefix of the text to train on: TRAIN=my/train is my/train.fr and my/train.en, or the same with .xz
+#   TRAIN        prefix of the text to train on: TRAIN=my/train is my/train.fr and my/train.en, or the same with .xz or .gz
 #   VALID, TEST  prefixes too, or numbers: so many pairs, evenly spread over TRAIN, are held out of it
 #   TOKENISED    yes: the text is taken as it is; no: it becomes Moses tokens in lower case
 #   CLEAN        of text that is tokenised here, keep every pair (no), or drop long and unequal ones as fairseq's IWSLT

@@ -131,14 +131,16 @@ def check(config: dict[str, Any]) -> None:
 
     for backbone, own in config["backbones"].items():
         architecture = {"arch": f"{'lot_' * (backbone == 'transformer')}{backbone}_{config['size']}"}
-        model = _parse(f"pretrain, {backbone}", train, {**architecture, **own, **config["pretrain"]})
+        scheduler = {"lr-scheduler": "inverse_sqrt"}  # pretrain.sh's default
+        model = _parse(f"pretrain, {backbone}", train, {**architecture, **scheduler, **own, **config["pretrain"]})
         _parse(f"finetune, {backbone}", train, {**architecture, **own, **config.get("finetune", {})})
         for name, system in config["systems"].items():
             try:
                 _build(system, copy.copy(model))
             except (InputError, ValueError, AssertionError) as error:  # fairseq's are of sizes that do not fit
                 raise InputError(f"systems, {name}: {' '.join(str(error).split())}") from None
-            _parse(f"systems, {name}, finetune", train, {**architecture, **system.get("finetune", {})})
+            tuned = {**architecture, **own, **config.get("finetune", {}), **system.get("finetune", {})}
+            _parse(f"systems, {name}, finetune", train, tuned)
     _parse("generate", translate, config.get("generate", {}))
 
 

@@ -169,7 +169,7 @@ class Mechanism(nn.Module):
             InputError: tensors of other shapes; ``causal`` with a mechanism that does not support it or with more
                 queries than keys, or queries that are not the keys' tokens with a mechanism that ties them.
         """
-        one_batch = q.shape[:2] == k.shape[:2] == v.shape[:2] and k.size(2) == v.size(2)
+        one_batch = q.ndim == k.ndim == v.ndim == 4 and q.shape[:2] == k.shape[:2] and k.shape[:3] == v.shape[:3]
         if not (one_batch and q.size(1) == self.num_heads and q.size(3) == k.size(3) == self.head_dim):
             raise InputError(
                 f"q and k must be (bsz, {self.num_heads} heads, len, {self.head_dim}), with a value for each key; got "

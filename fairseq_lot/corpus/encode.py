@@ -105,7 +105,7 @@ class Bpe:
 BPES = {
     "sentencepiece": Bpe(MODEL_NAME, learn_bpe, encode_lines, SPACE),
     # fairseq reads words like </s> as symbols of its own
-    "subword_nmt": Bpe("code", learn_codes, segment_lines, r"@@(?= |$)|(?<!\S)<(s|pad|/s|unk)>(?!\S)"),
+    "subword_nmt": Bpe("code", learn_codes, segment_lines, r"@@(?= |$)|<(s|pad|/s|unk)>(?!\S)"),
 }
 
 

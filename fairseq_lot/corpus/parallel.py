@@ -96,7 +96,7 @@ def read_parallel(prefix: str | Path, languages: Sequence[str], *, allow_empty: 
     Every run of white space (also no-break spaces, as fairseq splits on them) becomes one space.
 
     Args:
-        prefix: the files are ``{prefix}.{language}``, or compressed, ``{prefix}.{language}.xz``.
+        prefix: the files are ``{prefix}.{language}``, or compressed, with ``.xz`` or ``.gz`` behind.
         allow_empty: keep empty lines, for a caller that drops such pairs.
 
     Raises:
@@ -104,10 +104,10 @@ def read_parallel(prefix: str | Path, languages: Sequence[str], *, allow_empty: 
     """
     paths = []
     for language in languages:
-        plain, packed = Path(f"{prefix}.{language}"), Path(f"{prefix}.{language}.xz")
-        if not plain.is_file() and not packed.is_file():
-            raise InputError(f"{plain} is missing; the text needs {prefix}.{{{','.join(languages)}}}")
-        paths.append(plain if plain.is_file() else packed)
+        there = [path for end in ("", ".xz", ".gz") if (path := Path(f"{prefix}.{language}{end}")).is_file()]
+        if not there:
+            raise InputError(f"{prefix}.{language} is missing; the text needs {prefix}.{{{','.join(languages)}}}")
+        paths.append(there[0])
     sides = [[" ".join(line.split()) for line in read_lines(path)] for path in paths]
     counts = [len(lines) for lines in sides]
     if len(set(counts)) != 1:

@@ -87,14 +87,17 @@ def score(args: argparse.Namespace, label: Label) -> tuple[Row, np.ndarray]:
             f"unequal line counts: {len(raw)} in {args.raw_reference}, {len(references)} in {args.tokenised_reference}"
         )
 
-    def read(path: str) -> tuple[list[str], list[str]]:
-        tokens = read_hypotheses(path, len(references))
-        return tokens, detokenise(tokens, language=language)
+    def read(path: str) -> tuple[list[str], list[str], set[str]]:
+        tokens, given = read_hypotheses(path, len(references))
+        return tokens, detokenise(tokens, language=language), given
 
-    tokens, plain = read(args.generated)
-    base, plain_base = (None, None) if args.baseline_generated is None else read(args.baseline_generated)
+    tokens, plain, ours = read(args.generated)
+    base = plain_base = None
     if args.baseline_generated is not None:
-        check_same_sentences(args.generated, args.baseline_generated)
+        base, plain_base, theirs = read(args.baseline_generated)
+        if ours and theirs and 2 * len(ours & theirs) < len(ours):  # another dictionary may change a few
+            other = f"{args.baseline_generated} has translations of other sentences than {args.generated}"
+            raise InputError(f"{other}; give those of the same test set")
     statistics = sentence_statistics(tokens, references, metric=TOKENISED)
     row = Row(
         **vars(label),
@@ -113,8 +116,8 @@ def score(args: argparse.Namespace, label: Label) -> tuple[Row, np.ndarray]:
     return row, statistics
 
 
-def read_hypotheses(path: str | Path, sentences: int) -> list[str]:
-    """Return the 1-best tokenised hypotheses of a ``fairseq-generate`` output in corpus order.
+def read_hypotheses(path: str | Path, sentences: int) -> tuple[list[str], set[str]]:
+    """Return the 1-best tokenised hypotheses of a ``fairseq-generate`` output in corpus order, and what they are of.
 
     The output lists the sentences by length, not in the order of the corpus, between lines of its log.
 
@@ -123,9 +126,12 @@ def read_hypotheses(path: str | Path, sentences: int) -> list[str]:
     """
     raw = read_bytes(path)
     hypotheses: dict[int, str] = {}
+    given = set()  # sources and references
     for number, line in enumerate(split_lines(raw[: raw.rfind(b"\n") + 1], path), start=1):  # whole lines
         match, place = _HYPOTHESIS.fullmatch(line), f"{path}, line {number}"
         if match is None:
+            if re.match(r"[ST]-\d", line):
+                given.add(line)
             continue
         sentence, words = int(match[1]), match[2].split()
         if sentence in hypotheses:
@@ -139,14 +145,7 @@ def read_hypotheses(path: str | Path, sentences: int) -> list[str]:
             f"{path} has {found}, but the reference has {sentences} lines: it is cut off, or of another test set; run "
             "fairseq-generate again, without --quiet"
         )
-    return [hypotheses[sentence] for sentence in range(sentences)]
-
-
-def check_same_sentences(path: str, base: str) -> None:
-    """Raise InputError where most sentences of two outputs differ; another dictionary may change a few."""
-    ours, theirs = ({line for line in read_lines(file) if re.match(r"[ST]-\d", line)} for file in (path, base))
-    if ours and theirs and 2 * len(ours & theirs) < len(ours):
-        raise InputError(f"{base} has translations of other sentences than {path}; give those of the same test set")
+    return [hypotheses[sentence] for sentence in range(sentences)], given
 
 
 def target_language(args: argparse.Namespace) -> str:

@@ -35,7 +35,7 @@ from fairseq_lot.modules.sites import ATTENTION_AT, attention_sites, build_site_
 
 logger = logging.getLogger(__name__)
 
-# arguments of a model that change what it computes, and no weight
+# arguments of a model that change what it computes, and no weight; the last two do where both are given
 _UNSEEN = (
     "encoder_attention_heads",
     "decoder_attention_heads",
@@ -46,8 +46,6 @@ _UNSEEN = (
     "decoder_normalize_before",
     "no_decoder_final_norm",
 )
-
-
 # arguments of a model that neither its weights nor its function depend on; layers that are not kept are gone afterwards
 _TRAINING_ONLY = re.compile("drop|quant_noise|_activations|min_params|mha_|ffn_blocks|embed_path|layers_to_keep")
 # what architectures say nothing about, and fairseq-train assumes
@@ -64,7 +62,7 @@ _ASSUMED = {
 
 
 def take_over(args: Namespace, defaults: dict, size: Callable[[Namespace], None]) -> bool:
-    """Complete a training's command line with the attention of the checkpoint from which it starts.
+    """Complete a training's command line by the checkpoint from which it starts.
 
     Args:
         args: the command line: what was typed alone.
@@ -137,7 +135,7 @@ def _keep_model(args: Namespace, saved: Namespace, path: str, size: Callable[[Na
         names = Namespace(**_ASSUMED)
         base_architecture(names)
         for name in vars(names):
-            value, typed = getattr(saved, name, None), getattr(args, name, None) not in (None, _ASSUMED.get(name))
+            value, typed = getattr(saved, name, None), getattr(args, name, None) is not None
             if not (typed or value is None or _TRAINING_ONLY.search(name)):
                 setattr(args, name, value)
     size(args)

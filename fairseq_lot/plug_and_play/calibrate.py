@@ -233,7 +233,7 @@ def _sentences(state: State, data: str | Path | None, fitting: FitOptions, teach
 
 def _write_back(state: State, student: TransformerModel, description: str, *, distilled: bool) -> State:
     """A checkpoint like ``state`` with what was fitted in the student, which says what was done."""
-    state = with_own_arguments(state)
+    state = State(with_own_arguments(state))  # no longer what its file holds
     state["model"] = dict(state["model"])
     for name, parameter in student.named_parameters():
         if parameter.requires_grad:

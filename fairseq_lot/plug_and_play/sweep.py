@@ -105,7 +105,8 @@ def run(args: Namespace) -> None:
     folder, fitting = Path(args.out), how_to_fit(args, args.data if args.text else None)
     device, languages = fitting.pop("device"), fitting.pop("languages")
     test = {"data": args.data, "sentences": args.sentences, "beam": args.beam}
-    settings = {**test, "sum of data": sum_of(Path(args.data)), "languages": languages and list(languages), **fitting}
+    settings = {**test, "languages": languages and list(languages), **fitting}
+    settings["sum of data"] = sum_of_splits(Path(args.data))
     how: dict[str, Any] = {**test, "fitting": fitting, "device": device}
     bases = sorted(dict.fromkeys(map(read_base, args.paths)), key=lambda base: base.epoch or 0)
     points = read_points(folder / "sweep.jsonl")
@@ -118,6 +119,8 @@ def run(args: Namespace) -> None:
             done = {(point.base, *point.key) for point in points if point.bleu or args.no_bleu}
             missing = [way for way in ways if (base.sum, *way.key) not in done]
             progress.update(len(ways) - len(missing))
+            if not missing:
+                continue
             state = with_languages(load_checkpoint(base.path), languages)
             told = hashlib.sha256(json.dumps([base.sum, settings]).encode()).hexdigest()
             translations = None if args.no_bleu else folder / "work" / f"{told[:16]}.txt"
@@ -133,10 +136,11 @@ def run(args: Namespace) -> None:
         write_figure(draw(points), folder / "sweep.svg")
 
 
-def sum_of(data: Path) -> str:
+def sum_of_splits(data: Path) -> str:
     """A sum of what a sweep reads of a data folder; of the training set the lengths stand for the text."""
     files = {file for kind in ("dict.*", "*.idx", "valid.*", "test.*", "text/test.*") for file in data.glob(kind)}
-    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files) if file.is_file())).hexdigest()
+    sums = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(files) if file.is_file()}
+    return hashlib.sha256(json.dumps(sums).encode()).hexdigest()
 
 
 def ways_to_try(tries: Iterable[str], path: str, *, calibrate: bool, text: bool) -> list[Way]:

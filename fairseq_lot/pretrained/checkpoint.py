@@ -37,7 +37,9 @@ class State(dict):
     def __repr__(self) -> str:
         args = model_args(self)
         numbers = sum(weight.numel() for weight in self["model"].values())
-        return f"<checkpoint of {args.arch}: {args.attention} at {args.attention_sites}, {numbers:,} numbers>"
+        attention = getattr(args, "attention", None)
+        ours = f"{attention} at {args.attention_sites}" if attention else "fairseq's own attention"
+        return f"<checkpoint of {args.arch}: {ours}, {numbers:,} numbers>"
 
     def __reduce__(self) -> tuple:
         return OrderedDict, (), None, None, iter(self.items())

@@ -30,7 +30,7 @@ sum_of() {
 }
 
 # begun OUT: whether there is a checkpoint of a training.
-begun() { [ -n "$(find "$1" -maxdepth 1 -name 'checkpoint*.pt' 2>/dev/null)" ]; }
+begun() { [ -n "$(find -L "$1" -maxdepth 1 -name 'checkpoint*.pt' 2>/dev/null)" ]; }
 
 # train DATA OUT FLAGS...: fairseq-train. It goes on where an earlier call with the same data and flags was stopped.
 # finetune.sh sets start: what tells its checkpoint from another of that name.
@@ -51,10 +51,10 @@ train() {
             echo "$out is trained already"
             return
         fi
-        [ -f "$out/checkpoint_last.pt" ] \
-            || die "$out has checkpoints and no checkpoint_last.pt to go on from; remove them or give another folder"
+        [ -f "$out/checkpoint_last.pt" ] || [ -f "$out/flags" ] \
+            || die "$out has checkpoints that were not trained here, and no checkpoint_last.pt; give another folder"
     fi
-    mkdir -p "$out" && keep "$out/data" "$data" && keep "$out/data.sum" "$sum" && keep "$out/flags" "$*" \
+    mkdir -p "$out" && rm -f "$out/finished" && keep "$out/data" "$data" && keep "$out/data.sum" "$sum" && keep "$out/flags" "$*" \
         && { [ -z "${start:-}" ] || keep "$out/start" "$start"; } \
         || die "cannot write in $out; free space or give another folder"
     fairseq-train "$data" --user-dir fairseq_lot "$embeddings" --save-dir "$out" --log-file "$out/train.log" \

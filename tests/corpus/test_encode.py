@@ -89,7 +89,7 @@ def test_same_text_gives_the_same_bytes(words, tmp_path):
         assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes()
 
 
-@pytest.mark.parametrize("line, mark", [("a@@ b", "@@"), ("b @@", "@@"), ("a </s> b", "</s>"), ("<unk>", "<unk>")])
+@pytest.mark.parametrize("line, mark", [("a@@ b", "@@"), ("b @@", "@@"), ("a</s> b", "</s>"), ("<unk>", "<unk>")])
 def test_subword_nmt_refuses_what_pieces_or_symbols_are_spelt_like(line, mark, folder, words, refused):
     (folder / "valid.en").write_text(f"good\n{line}\ngood\ngood\n")
     refused([*words, *BY_SUBWORD_NMT], f"valid, en: '{line}' holds '{mark}'")

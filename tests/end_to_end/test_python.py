@@ -80,6 +80,7 @@ def test_results_fit_on_a_screen_and_are_saved_as_plain_data(stock_checkpoint, t
     done = fairseq_lot.calibrate(swapped, steps=2, joint_steps=1, held_out=4)
     for result in (swapped, done.state, done):
         assert len(repr(result)) < 400 and "\n" not in repr(result), repr(result)[:1000]
+    assert "fairseq's own attention" in repr(load_checkpoint(stock_checkpoint))
     assert "lot at encoder" in repr(swapped) and "calibrated on random pieces" in repr(done)
     torch.save(done.state, tmp_path / "saved.pt")  # by a user, without our own writer
     saved = load_checkpoint(tmp_path / "saved.pt")

@@ -88,8 +88,8 @@ def test_the_sizes_of_the_checkpoint_are_kept(differential, data, fine_tuned, tm
         assert {name: getattr(args, name) for name in sizes} == sizes and args.dropout == 0.1
         assert args.differential is differential and args.attention == ("softmax" if differential else "lot")
         assert "--encoder-layers 1, " in lines(caplog)[0] and "dropout" not in lines(caplog)[0]
-    args, _ = fine_tuned(*start, "--max-source-positions", 99, save=tmp_path / "longer")
-    assert args.max_source_positions == 99
+    args, _ = fine_tuned(*start, "--max-source-positions", 1024, save=tmp_path / "longer")
+    assert args.max_source_positions == 1024
 
 
 def test_the_sizes_of_a_stock_checkpoint_are_kept(stock_checkpoint, fine_tuned):

@@ -15,7 +15,7 @@ def read(tmp_path):
     def read(text, sentences=2):
         path = tmp_path / "generated.txt"
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        return read_hypotheses(path, sentences)
+        return read_hypotheses(path, sentences)[0]
 
     return read
 
@@ -23,7 +23,7 @@ def read(tmp_path):
 def test_corpus_order_whatever_the_order_of_the_lines(write_generated, read):
     hypotheses = [f"sentence {number} ." for number in range(25)]
     path = write_generated("some.txt", hypotheses)
-    assert read_hypotheses(path, 25) == hypotheses
+    assert read_hypotheses(path, 25)[0] == hypotheses
     lines = sorted(path.read_text(encoding="utf-8").splitlines())
     assert read("\n".join(lines) + "\n", 25) == hypotheses
 
@@ -62,7 +62,7 @@ def test_without_sentences_there_is_nothing_to_score(read):
 def test_compressed_output(write_generated, tmp_path):
     path = tmp_path / "generated.txt.xz"
     path.write_bytes(lzma.compress(write_generated("two.txt", ["zero", "one two"]).read_bytes()))
-    assert read_hypotheses(path, 2) == ["zero", "one two"]
+    assert read_hypotheses(path, 2)[0] == ["zero", "one two"]
     path.write_bytes(lzma.compress(b"H-0\t-1\ta\nH-1\t-1\tb"))
     with pytest.raises(InputError, match="is cut off"):
         read_hypotheses(path, 2)

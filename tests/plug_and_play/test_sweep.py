@@ -13,7 +13,7 @@ from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation.bleu import MetricScore
 from fairseq_lot.output.figures import as_bytes
 from fairseq_lot.plug_and_play.points import LENGTHS, Loss, Point, Way, add_point, check_settings, expand, read_points
-from fairseq_lot.plug_and_play.sweep import Base, check_epochs, read_base, sum_of
+from fairseq_lot.plug_and_play.sweep import Base, check_epochs, read_base, sum_of_splits
 from fairseq_lot.plug_and_play.sweep_table import draw, render, render_balance
 
 
@@ -154,11 +154,11 @@ def test_of_several_bases_the_figure_has_a_line_for_each_way():
 
 def test_points_of_other_data_are_told_apart(tmp_path):
     (tmp_path / "text").mkdir()
-    found = [sum_of(tmp_path)]
+    found = [sum_of_splits(tmp_path)]
     for name in ("dict.de.txt", "test.de-en.de.bin", "valid.de-en.en.idx", "text/test.en", "train.de-en.de.idx"):
         (tmp_path / name).write_text("made again")
-        found.append(sum_of(tmp_path))
-    assert len({*found}) == 6 and sum_of(tmp_path) == found[-1]
+        found.append(sum_of_splits(tmp_path))
+    assert len({*found}) == 6 and sum_of_splits(tmp_path) == found[-1]
     (tmp_path / "settings.json").write_text(json.dumps({"beam": 5}))
     check_settings(tmp_path, {"beam": 5, "sum of data": found[0]})  # of an earlier version
     (tmp_path / "settings.json").write_text(json.dumps({"beam": 5, "sum of data": found[1]}))

@@ -108,7 +108,20 @@ def test_what_is_finished_is_not_trained_on(stage, tmp_path):
     (out / "checkpoint_best.pt").touch()
     assert stage(*words) == ([], "")
     assert "was trained with" in stage(*words[:3])[1]
+    (tmp_path / "link").symlink_to(out)
+    assert stage(*words[:2], tmp_path / "link", *words[3:]) == ([], "")
     (out / "finished").unlink()
-    assert "has checkpoints and no checkpoint_last.pt to go on from" in stage(*words)[1]
-    (out / "checkpoint_last.pt").touch()
-    assert len(stage(*words)[0]) == 1
+    assert len(stage(*words)[0]) == 1, "a first checkpoint_last.pt may not have come about"
+    (out / "flags").unlink()
+    (out / "finished").unlink()
+    assert "has checkpoints that were not trained here" in stage(*words)[1]
+
+
+def test_what_failed_is_not_finished(stage, tmp_path):
+    data, out = tmp_path / "data", tmp_path / "out"
+    data.mkdir()
+    (tmp_path / "bin" / "fairseq-train").write_text("#!/bin/sh\necho killed >&2; exit 2\n")
+    out.mkdir()
+    (out / "finished").touch()  # of a training whose checkpoints were removed
+    assert stage("pretrain.sh", data, out)[1] == "killed\n"
+    assert not (out / "finished").exists()

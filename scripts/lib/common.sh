@@ -61,5 +61,5 @@ train() {
         --optimizer adam --adam-betas '(0.9, 0.98)' --weight-decay 0.0001 \
         --criterion label_smoothed_cross_entropy --label-smoothing 0.1 \
         --distributed-world-size 1 --no-epoch-checkpoints --log-interval 100 "$@"
-    keep "$out/finished" "$(date)"
+    [[ " $* " == *" --stop-time-hours"* ]] || keep "$out/finished" "$(date)" # with it fairseq stops early, to go on later
 }

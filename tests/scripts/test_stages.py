@@ -115,6 +115,9 @@ def test_what_is_finished_is_not_trained_on(stage, tmp_path):
     (out / "flags").unlink()
     (out / "finished").unlink()
     assert "has checkpoints that were not trained here" in stage(*words)[1]
+    (out / "checkpoint_last.pt").touch()
+    for _ in range(2):
+        assert len(stage(*words, "--stop-time-hours", "1")[0]) == 1, "it goes on where the hours were not enough"
 
 
 def test_what_failed_is_not_finished(stage, tmp_path):

@@ -77,7 +77,8 @@ def main():
         axes.set_xlabel("epochs of fine-tuning" if args.results else "epochs")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.spines[["top", "right"]].set_visible(False)
-    left.legend(fontsize="small", frameon=False)
+    labels = left.get_legend_handles_labels()
+    figure.legend(*labels, loc="outside upper center", ncols=2, fontsize="small", frameon=False)
     write_figure(figure, args.out)
 
 

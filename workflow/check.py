@@ -130,17 +130,18 @@ def check(config: dict[str, Any]) -> None:
         return options.parse_args_and_arch(options.get_generation_parser(), ["DATA", "--path=CKPT", *given])
 
     for backbone, own in config["backbones"].items():
-        architecture = {"arch": f"{'lot_' * (backbone == 'transformer')}{backbone}_{config['size']}"}
+        shape = {"arch": f"{'lot_' * (backbone == 'transformer')}{backbone}_{config['size']}", **own}
         scheduler = {"lr-scheduler": "inverse_sqrt"}  # pretrain.sh's default
-        model = _parse(f"pretrain, {backbone}", train, {**architecture, **scheduler, **own, **config["pretrain"]})
-        _parse(f"finetune, {backbone}", train, {**architecture, **own, **config.get("finetune", {})})
+        model = _parse(f"pretrain, {backbone}", train, scheduler | shape | config["pretrain"])
+        tuning = shape | config.get("finetune", {})
+        _parse(f"finetune, {backbone}", train, tuning)
         for name, system in config["systems"].items():
             try:
                 _build(system, copy.copy(model))
             except (InputError, ValueError, AssertionError) as error:  # fairseq's are of sizes that do not fit
                 raise InputError(f"systems, {name}: {' '.join(str(error).split())}") from None
-            tuned = {**architecture, **own, **config.get("finetune", {}), **system.get("finetune", {})}
-            _parse(f"systems, {name}, finetune", train, tuned)
+            if "finetune" in system:
+                _parse(f"systems, {name}, finetune", train, tuning | system["finetune"])
     _parse("generate", translate, config.get("generate", {}))
 
 

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     add = parser.add_argument_group("translations and references").add_argument
     add("--generated", required=True, metavar="FILE", help="output of fairseq-generate")
-    add("--tokenised-reference", required=True, metavar="FILE", help="Moses tokens, lower-cased, a sentence per line")
+    add("--tokenised-reference", required=True, metavar="FILE", help="tokens as in the data, a sentence per line")
     add("--raw-reference", metavar="FILE", help="untokenised reference; without it the tokens are detokenised")
     add("--baseline-generated", metavar="FILE", help="output of the base, for the paired test")
     add("--target-lang", metavar="LANG", help="for detokenising, en or eng or en_XX; a name that is no code has no "

@@ -20,7 +20,7 @@ SEES = {
     "output": {"errors"},
     "kernels": {"errors"},
     "transport": {"kernels", "errors"},
-    "attention": {"transport", "errors"},
+    "attention": {"transport", "kernels", "errors"},
     "modules": {"attention", "transport", "errors"},
     "models": {"modules", "attention", "errors"},
     "pretrained": {"models", "modules", "attention", *EXPERIMENT},

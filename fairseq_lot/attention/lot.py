@@ -15,8 +15,10 @@ from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism, State,
 from fairseq_lot.attention.convolution import TokenConvolution
 from fairseq_lot.attention.options import Options, option
 from fairseq_lot.errors import InputError
+from fairseq_lot.kernels import choice as kernels
+from fairseq_lot.kernels.naive import LotInputs, LotSettings
 from fairseq_lot.transport.marginals import Pads, at_least_float32, uniform_log_mass
-from fairseq_lot.transport.pivots import Coupling, fusable, fused_values, key_side, pivot_coupling, pivot_scores
+from fairseq_lot.transport.pivots import Coupling, key_side, pivot_coupling, pivot_scores
 from fairseq_lot.transport.pivots_causal import PrefixState, absorb, empty_prefix, prefix_apply
 
 
@@ -150,20 +152,11 @@ class Lot(Mechanism):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, masks: Masks, need_weights: bool) -> AttentionOutput:
         """:meth:`attend_scored` of the scores, or on a GPU the same in one kernel."""
-        if not masks.causal and not need_weights and fusable(q):
-            values = fused_values(
-                q,
-                k,
-                self._mixed(v),
-                self.pivots,
-                self.log_masses(),
-                masks.query_pads,
-                masks.key_pads,
-                scale=self.scaling / self.options.epsilon,
-                query_updates=self.query_updates,
-                key_updates=self.options.num_updates,
-                dropout=self.dropout if self.drops else 0.0,
-            )
+        if not masks.causal and not need_weights and kernels.wanted(q):
+            options, dropout = self.options, self.dropout if self.drops else 0.0
+            settings = LotSettings(self.scaling / options.epsilon, self.query_updates, options.num_updates, dropout)
+            inputs = LotInputs(q, k, self._mixed(v), self.pivots, self.log_masses(), masks.query_pads, masks.key_pads)
+            values = kernels.lot(inputs, settings)
             if values is not None:
                 return AttentionOutput(values)
         return self.attend_scored(self.scores(q), self.scores(k), v, masks, need_weights)

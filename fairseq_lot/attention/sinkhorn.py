@@ -47,6 +47,7 @@ class Sinkhorn(Mechanism):
     options_class = SinkhornOptions
     options: SinkhornOptions
     log_epsilon: nn.Parameter | None
+    uncoupling_options = {"num_updates": 1}
 
     def __init__(self, **context: Any) -> None:
         super().__init__(**context)

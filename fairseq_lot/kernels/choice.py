@@ -1,15 +1,9 @@
 """When a kernel is used: the one place for the choice, the test that precedes it, and the way back to plain torch.
 
-Kernels are used on CUDA devices of compute capability 8.0 or more, in float32, float16 and bfloat16, up to the sizes
-below. Before the first use with a device, types, sizes and numbers of updates, the kernel solves a small padded
-problem: values and gradients must agree with ``naive`` in float64 to 1e-4, and to what rounding to a half precision
-costs. If they do not, or if anything is raised, there is one warning and plain torch from then on.
-
-``FAIRSEQ_LOT_KERNELS`` may be ``auto`` (the default: as above), ``off`` (never) or ``on`` (an error with the reason
-where a kernel cannot be used, on the CPU too; not for what has no kernel at all: a tolerance, a position factor,
-returned weights, the causal form). With ``TRITON_INTERPRET=1`` kernels run on the CPU, slowly, if they are ``on``.
-
-Triton itself is imported only once a kernel is to be used.
+docs/kernels.md says on what devices, for what sizes, and what ``FAIRSEQ_LOT_KERNELS`` changes. Before the first use
+with a device, types, sizes and numbers of updates, the kernel solves a small padded problem: values and gradients must
+agree with ``naive`` in float64 to 1e-4, and to what rounding to a half precision costs. If they do not, or if anything
+is raised, there is one warning and plain torch from then on. Triton is imported only once a kernel is to be used.
 """
 
 import importlib.util
@@ -74,10 +68,7 @@ def lot(inputs: LotInputs, settings: LotSettings) -> Tensor | None:
 def sinkhorn(scores: Tensor, log_a: Tensor, log_b: Tensor, *, num_updates: int) -> Tensor | None:
     """The conditional of :func:`~fairseq_lot.transport.sinkhorn.sinkhorn`, or None where the kernel is not used.
 
-    Args:
-        scores: ``(bsz, num_heads, n, m)``, or with fewer leading axes; divided by epsilon.
-        log_a: ``(..., n)`` and log_b: ``(..., m)``, -inf = no mass.
-        num_updates: half-updates, the last one of the rows.
+    Arguments as for it; there are two leading axes of scores at most.
     """
     *lead, n, m = scores.shape
     limit = _beyond([x.dtype for x in (scores, log_a, log_b)], DTYPES[:1])

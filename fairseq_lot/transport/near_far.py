@@ -15,8 +15,9 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad, threshold
+
+from fairseq_lot.transport.autograd import once_in_full_precision
 
 # Queries in a block, and the sentence length up to which all keys are one neighbourhood.
 _BLOCK, _DENSE = 32, 96
@@ -69,7 +70,7 @@ class _FeatureLogs(torch.autograd.Function):
         return logs.unflatten(0, x.shape[:2])
 
     @staticmethod
-    @once_differentiable
+    @once_in_full_precision
     def backward(ctx, grad_logs):
         (x, features), scale = ctx.saved_tensors, ctx.scale
         grad_x = grad_features = None
@@ -252,7 +253,7 @@ class _NearFar(torch.autograd.Function):
         return blocks.tokens(values), log_sums
 
     @staticmethod
-    @once_differentiable
+    @once_in_full_precision
     def backward(ctx, grad_values, grad_log_sums):
         q, k, v, values, plan, mass, phi, psi, beyond, mass_beyond = ctx.saved_tensors
         blocks, needs = ctx.blocks, ctx.needs_input_grad

@@ -9,11 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from fairseq_lot.kernels import choice as kernels
-from fairseq_lot.kernels.naive import LotInputs, LotSettings
-from fairseq_lot.transport.marginals import Pads
 from fairseq_lot.transport.sinkhorn import Plan, sinkhorn
 
 
@@ -88,85 +84,14 @@ def pivot_coupling(
     return Coupling(from_queries, to_keys)
 
 
-def fusable(q: Tensor) -> bool:
-    """Whether :func:`fused_values` is worth a call: on a GPU, unless kernels are off."""
-    return kernels.wanted(q)
-
-
-def fused_values(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    pivots: Tensor,
-    log_masses: Tensor,
-    query_pads: Pads,
-    key_pads: Pads,
-    *,
-    scale: float,
-    query_updates: int,
-    key_updates: int,
-    dropout: float,
-) -> Tensor | None:
-    """:meth:`Coupling.apply` for scores ``scale·x·z`` in one kernel, which keeps no scores; None where there is none.
-
-    Arguments as in :class:`LotInputs` and :class:`LotSettings`. ``(bsz, num_heads, n, value_dim)``, zero at pads.
-    """
-    inputs = LotInputs(q, k, v, pivots, log_masses, query_pads, key_pads)
-    return kernels.lot(inputs, LotSettings(scale, query_updates, key_updates, dropout))
-
-
-class _PivotScores(torch.autograd.Function):
-    """``x zᵀ`` as products of one batch; torch's own way costs half as much again when sentences are short.
-
-    Where x is time first in memory, as fairseq has it, that is one product a head, else one a sentence and head.
-    """
-
-    @staticmethod
-    def forward(ctx, x, pivots):
-        ctx.save_for_backward(x, pivots)
-        if not _is_time_first(x):
-            return torch.bmm(x.flatten(0, 1), _for_each(pivots, x.size(0)).mT).unflatten(0, x.shape[:2])
-        scores = torch.bmm(_by_head(x), pivots.mT).unflatten(1, (x.size(2), x.size(0)))
-        return scores.permute(2, 0, 1, 3).contiguous()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_scores):
-        x, pivots = ctx.saved_tensors
-        grad_x, grad_pivots = None, None
-        if _is_time_first(x):
-            grad_scores = _by_head(grad_scores)
-            if ctx.needs_input_grad[0]:
-                grad_x = torch.bmm(grad_scores, pivots).unflatten(1, (x.size(2), x.size(0))).permute(2, 0, 1, 3)
-            if ctx.needs_input_grad[1]:
-                grad_pivots = torch.bmm(grad_scores.mT, _by_head(x))
-            return grad_x, grad_pivots
-        grad_scores = grad_scores.flatten(0, 1)
-        if ctx.needs_input_grad[0]:
-            grad_x = torch.bmm(grad_scores, _for_each(pivots, x.size(0))).view(x.shape)
-        if ctx.needs_input_grad[1]:
-            grad_pivots = torch.bmm(grad_scores.mT, x.flatten(0, 1)).unflatten(0, x.shape[:2]).sum(0)
-        return grad_x, grad_pivots
-
-
-def _for_each(pivots, bsz):
-    """``(num_heads, r, d) -> (bsz·num_heads, r, d)``."""
-    return pivots.expand(bsz, -1, -1, -1).flatten(0, 1)
-
-
-def _is_time_first(x):
-    """Whether ``(bsz, num_heads, n, d)`` is ``(n, bsz, ...)`` in memory, so that :func:`_by_head` is a view."""
-    return x.stride(2) == x.size(0) * x.stride(0)
-
-
-def _by_head(x):
-    """``(bsz, num_heads, n, d) -> (num_heads, n·bsz, d)``."""
-    return x.permute(1, 2, 0, 3).flatten(1, 2)
-
-
 def pivot_scores(x: Tensor, pivots: Tensor) -> Tensor:
     """``x_i·z_t``: ``(bsz, num_heads, n, d), (num_heads, r, d) -> (bsz, num_heads, n, r)``, no copy of x is made."""
-    return _PivotScores.apply(x, pivots)
+    if x.stride(2) != x.size(0) * x.stride(0):
+        return x @ pivots.mT
+    # time first in memory, as fairseq has it: one product a head
+    by_head = x.permute(1, 2, 0, 3).flatten(1, 2)  # (num_heads, n·bsz, d), a view
+    scores = torch.bmm(by_head, pivots.mT).unflatten(1, (x.size(2), x.size(0)))
+    return scores.permute(2, 0, 1, 3).contiguous()
 
 
 def gaussian_scores(x: Tensor, pivots: Tensor) -> Tensor:

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from fairseq_lot.kernels import choice as kernels
 from fairseq_lot.kernels import naive
+from fairseq_lot.transport.autograd import once_in_full_precision
 from fairseq_lot.transport.marginals import marginal_error
 from fairseq_lot.transport.sinkhorn_scaling import scaled_conditional
 
@@ -52,7 +52,7 @@ class _TransposedProduct(torch.autograd.Function):
         return conditional @ v
 
     @staticmethod
-    @once_differentiable
+    @once_in_full_precision
     def backward(ctx, grad_values):
         conditional, v = ctx.saved_tensors
         grad_conditional = (v @ grad_values.transpose(-1, -2)).transpose(-1, -2)

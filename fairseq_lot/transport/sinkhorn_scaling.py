@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from fairseq_lot.transport.autograd import once_in_full_precision
 
 
 def scaled_conditional(
@@ -133,7 +134,7 @@ class _Unrolled(torch.autograd.Function):
         return solution.conditional.view(scores.shape)
 
     @staticmethod
-    @once_differentiable
+    @once_in_full_precision
     def backward(ctx, grad_conditional):
         plan, a, b, *sums = ctx.saved_tensors
         row_sums, column_sums = sums[: ctx.num_row_sums], sums[ctx.num_row_sums :]

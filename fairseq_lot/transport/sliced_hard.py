@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from fairseq_lot.transport.autograd import once_in_full_precision
 from fairseq_lot.transport.marginals import num_real
 from fairseq_lot.transport.sliced_soft import sort_real
 
@@ -141,7 +141,7 @@ class _Costs(torch.autograd.Function):
         return costs / n.squeeze(-1)
 
     @staticmethod
-    @once_differentiable
+    @once_in_full_precision
     def backward(ctx, grad_costs):
         q, k, slices, rows, columns, share, n, m = ctx.saved_tensors
         entries = Entries(rows, columns, share)
@@ -162,7 +162,7 @@ class _Apply(torch.autograd.Function):
         return _combine(weights, entries, v, tgt_len)
 
     @staticmethod
-    @once_differentiable
+    @once_in_full_precision
     def backward(ctx, grad_values):
         weights, v, *entries = ctx.saved_tensors
         entries, grad_values = Entries(*entries), grad_values.contiguous()

@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import threshold
 
+from fairseq_lot.transport.autograd import once_in_full_precision
 from fairseq_lot.transport.marginals import num_real
 
 # Elements of one (sentences, heads, L, tgt_len, src_len) tensor that is alive at a time: on the CPU about a cache's
@@ -70,7 +70,7 @@ class SoftSort(torch.autograd.Function):
         return sort
 
     @staticmethod
-    @once_differentiable
+    @once_in_full_precision
     def backward(ctx: Any, grad_sort: Tensor) -> tuple[Tensor, Tensor, None, None]:
         ordered, tokens, sort = ctx.saved_tensors
         pull = grad_sort * sort
@@ -138,7 +138,7 @@ class _InChunks(torch.autograd.Function):
         return values
 
     @staticmethod
-    @once_differentiable
+    @once_in_full_precision
     def backward(ctx, grad_values):
         *inputs, values, log_weights = ctx.saved_tensors
         needed = ctx.needs_input_grad[:4]

@@ -73,6 +73,20 @@ def test_autocast_does_not_lower_the_precision(case):
         assert torch.equal(plain, autocast)
 
 
+@every_case
+def test_a_backward_pass_within_autocast_is_only_rounded(case):
+    """torch's own products are taken in half precision there, which may round them, but not make them overflow."""
+    mechanism = case.build(torch.float32)
+    inputs = [2 * x for x in draw(src_len=5, dtype=torch.float32)]
+    leaves = [x.requires_grad_() for x in (*inputs, *mechanism.parameters())]
+    with torch.autocast("cpu", torch.float16):
+        values = mechanism(*inputs).values
+        within = gradients(values, leaves)
+    outside = gradients(mechanism(*inputs).values, leaves)
+    ours, exact = (torch.cat([gradient.flatten() for gradient in some]) for some in (within, outside))
+    assert (ours - exact).norm() <= 1e-2 * exact.norm()
+
+
 @pytest.mark.parametrize("case", [case for case in PLAIN_CASES if not case.flag("mixes_values")], ids=str)
 def test_values_may_be_of_another_width(case):
     q, k, v = case.draw()

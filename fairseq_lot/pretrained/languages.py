@@ -6,6 +6,7 @@ from pathlib import Path
 
 from fairseq_lot.errors import InputError
 from fairseq_lot.pretrained.checkpoint import State, saved_task, settings, with_own_arguments
+from fairseq_lot.pretrained.multilingual import is_multilingual
 
 Pair = tuple[str, str]
 
@@ -28,10 +29,18 @@ def typed_pair(args: Namespace) -> Pair | None:
 
 
 def with_languages(state: State, pair: Pair | None) -> State:
-    """A checkpoint whose task says these languages; the very same where none were typed."""
+    """A checkpoint whose task says these languages; the very same where none were typed.
+
+    Raises:
+        InputError: they are the opposite of the direction that it was trained in.
+    """
     if pair is None:
         return state
-    saved_task(state)
+    saved = saved_task(state)
+    if not is_multilingual(saved) and (saved.get("source_lang"), saved.get("target_lang")) == pair[::-1]:
+        target, source = pair
+        way_out = f"give --source-lang {source} --target-lang {target}"
+        raise InputError(f"{state.path} translates {source} to {target}, not {target} to {source}; {way_out}")
     state = with_own_arguments(state)
     task = settings(state, "task")
     (task if isinstance(task, dict) else vars(task)).update(source_lang=pair[0], target_lang=pair[1])

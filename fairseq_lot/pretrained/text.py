@@ -4,7 +4,8 @@ A sentence is split into tokens (fairseq's ``--tokenizer``), and those into piec
 text of a model is known from the options, else from the checkpoint if its training was told, else from the data folder:
 
 - Sentencepiece's pieces begin with ``\u2581``, those of subword-nmt and fastBPE end with ``@@``, others are words.
-  The file that made them is looked for under its usual names. The tokenizer is then Moses.
+  The file that made them is looked for under its usual names. The tokenizer is then Moses, but for sentencepiece where
+  commas and full stops go on the words before them.
 - Text without capitals was lower-cased, text with quotation marks was not escaped (``&quot;``), text with ``@-@`` was
   split at dashes.
 """
@@ -12,7 +13,7 @@ text of a model is known from the options, else from the checkpoint if its train
 import contextlib
 import io
 from argparse import ArgumentParser, Namespace, _ArgumentGroup
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,8 @@ def add_text_arguments(parser: ArgumentParser | _ArgumentGroup) -> None:
     add(
         "--tokenizer",
         choices=sorted(TOKENIZER_REGISTRY),
-        help="fairseq's encoder of tokens; default: the checkpoint's, else moses; space leaves sentences as they are",
+        help="fairseq's encoder of tokens; default: the checkpoint's; else moses, but none where sentencepiece's "
+        "pieces show commas on words; space leaves sentences as they are",
     )
     add(
         "--tokenised",
@@ -124,12 +126,11 @@ class Text:
         """
         task = loaded.task
         saved = {kind: loaded.encoders.get(kind, {}) for kind in _BUILDERS}
+        names = {"bpe": bpe or saved["bpe"].get("_name") or piece_kind(task.source_dictionary)}
         # a training that was told of a BPE and of no tokenizer had none
-        usual = None if saved["bpe"] and bpe is None else "moses"
-        names = {
-            "bpe": bpe or saved["bpe"].get("_name") or piece_kind(task.source_dictionary),
-            "tokenizer": None if tokenised else tokenizer or saved["tokenizer"].get("_name") or usual,
-        }
+        untold = saved["bpe"] and bpe is None or names["bpe"] == "sentencepiece" and _is_raw(task.source_dictionary)
+        usual = None if untold else "moses"
+        names["tokenizer"] = None if tokenised else tokenizer or saved["tokenizer"].get("_name") or usual
         told = {kind: saved[kind] if saved[kind].get("_name") == name else {} for kind, name in names.items()}
         spelt = _symbols(task.source_dictionary) if names["bpe"] in _PARTS_OF_TEXT else []
         words, pieces = None, None
@@ -170,6 +171,15 @@ def _share(dictionary: Dictionary, condition: Callable[[str], bool]) -> float:
     symbols = zip(_symbols(dictionary), dictionary.count[dictionary.nspecial :], strict=True)
     counts = {symbol: max(count, 1) for symbol, count in symbols}
     return sum(count for symbol, count in counts.items() if condition(symbol)) / max(sum(counts.values()), 1)
+
+
+def _is_raw(dictionary: Dictionary) -> bool:
+    """Whether sentencepiece has seen sentences as people write them: no space stands before commas and full stops."""
+
+    def count(symbols: Iterable[str]) -> int:
+        return sum(dictionary.count[dictionary.index(symbol)] for symbol in symbols if symbol in dictionary)
+
+    return count(",.") > count((SPACE, f"{SPACE},", f"{SPACE}."))
 
 
 def _moses_options(spelt: list[str]) -> dict[str, bool]:

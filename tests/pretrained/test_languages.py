@@ -69,6 +69,14 @@ def test_typed_languages_win_and_the_checkpoint_is_not_changed(form):
     assert saved_task(state) == task
 
 
+def test_the_opposite_direction_is_refused_unless_the_model_has_both():
+    task = {"source_lang": "de", "target_lang": "en", "data": "d"}
+    with pytest.raises(InputError, match="translates de to en, not en to de; give --source-lang de --target-lang en"):
+        with_languages(State({"cfg": {"task": task}}), ("en", "de"))
+    task["_name"] = "translation_multi_simple_epoch"
+    assert saved_task(with_languages(State({"cfg": {"task": task}}), ("en", "de")))["source_lang"] == "en"
+
+
 def test_early_versions_of_fairseq():
     args = Namespace(data=["data-bin/a"], left_pad_source="True", left_pad_target="False", source_lang="de")
     pads = {"left_pad_source": True, "left_pad_target": False}

@@ -117,6 +117,17 @@ def test_an_option_comes_before_the_checkpoint_and_that_before_the_folder(subwor
     assert encoded(text, RAW) == sentencepiece[1]
 
 
+def test_sentencepiece_of_sentences_as_people_write_them_needs_no_tokenizer(tmp_path):
+    raw = ["Der Mann, die Frau, das Kind.", "Das Kind, der Mann, die Frau."]
+    pieces = learn_bpe(raw * 9, 40)
+    (tmp_path / MODEL_NAME).write_bytes(pieces)
+    lines = encode_lines(pieces, raw)
+    text = Text.of(model(tmp_path, lines))
+    assert text.tokenizer is None and encoded(text, raw) == lines
+    assert text.decode(lines[0]) == raw[0]
+    assert Text.of(model(tmp_path, lines), tokenizer="moses").tokenizer is not None
+
+
 def test_tokenizers(sentencepiece, tmp_path):
     (tmp_path / MODEL_NAME).write_bytes(sentencepiece[0])
     lines, moses, dashes, none = sentencepiece[1], "buch-buch .", "buch @-@ buch .", "buch-buch."

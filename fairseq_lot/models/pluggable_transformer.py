@@ -74,7 +74,8 @@ class PluggableTransformerModel(TransformerModel):
                 if getattr(getattr(layer.self_attn, "mechanism", None), "counts_slots", False):
                     raise InputError(
                         f"{args.attention} attention at decoder counts the slots between tokens, and with "
-                        "--cross-self-attention pads would stand between source and target; use --left-pad-source True"
+                        "--cross-self-attention pads would stand between source and target; leave out "
+                        "--left-pad-source, which switches left pads off"
                     )
         return model
 

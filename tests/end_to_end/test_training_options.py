@@ -39,6 +39,7 @@ def test_all_at_once(family, data, tmp_path):
         ("--encoder-normalize-before", "--decoder-normalize-before", "--encoder-learned-pos", "--layernorm-embedding"),
         ("--offload-activations",),
         ("--quant-noise-pq", 0.1),
+        ("--store-ema", "--ema-decay", 0.9),
     ],
     ids=lambda flags: flags[0].lstrip("-"),
 )

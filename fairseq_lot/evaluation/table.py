@@ -212,7 +212,7 @@ def _notes(systems: _Systems) -> list[str]:
         f"Systems: {_valued({row.system: row.settings for row in rows})}",
         f"Training: {_valued({row.backbone: row.training for row in rows})}",
         f"Signature: {_listed(f'`{getattr(row, systems.metric).signature}`' for row in rows)}",
-        f"References: {_listed(row.reference for row in rows) if systems.metric == 'sacrebleu' else 'the tokens of the data'}",
+        f"References: {_listed(row.reference for row in rows) if systems.metric == 'sacrebleu' else 'as in the data'}",
         *([f"Precision: {precision}"] if precision != "fp32" else []),
         f"Device: {'; '.join(sorted({row.device for row in rows}))}",
         f"Commit: {_listed(row.commit for row in rows)}",

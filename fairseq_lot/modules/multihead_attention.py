@@ -141,14 +141,12 @@ class PluggableMultiheadAttention(FairseqIncrementalState, nn.Module):
         return self._split_heads(self.k_proj(key)), self._split_heads(self.v_proj(value))
 
     def _attend_static(self, q, key, value, key_padding_mask, incremental_state, need_weights):
-        """Keys that never change are summarised once, or again when weights are first asked for later on."""
+        """Keys that never change are summarised once; without weights if the first step asks for none."""
         summary = self._kept(incremental_state)
-        if summary:
-            output = _exactly(self.mechanism.attend_summary, q, summary, need_weights)
-            if key is None or not need_weights or output.weights is not None:
-                return output
-        summary = _exactly(self.mechanism.summarise, *self._keys_and_values(key, value), key_padding_mask, need_weights)
-        self._keep(incremental_state, summary)
+        if not summary:
+            sides = self._keys_and_values(key, value)
+            summary = _exactly(self.mechanism.summarise, *sides, key_padding_mask, need_weights)
+            self._keep(incremental_state, summary)
         return _exactly(self.mechanism.attend_summary, q, summary, need_weights)
 
     def _attend_next(self, q, key, value, key_padding_mask, incremental_state, need_weights):

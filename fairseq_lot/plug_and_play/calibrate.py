@@ -2,10 +2,7 @@
 
 import copy
 import dataclasses
-import json
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -102,7 +99,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     add("--path", required=True, metavar="SWAPPED.pt", help="checkpoint whose attention was swapped")
     add("--out", required=True, metavar="CALIBRATED.pt", help="the new checkpoint; never half-written")
-    add("--json", metavar="OUT.json", help="also write the errors of every head here")
     add_device_argument(parser)
     add_language_arguments(parser)
     add_options(parser, FitOptions)
@@ -111,15 +107,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Calibrate, print the errors, write the checkpoint."""
     how = how_to_fit(args, args.data)
-    refuse_same({"--path": args.path, "DATA": args.data, "--out": args.out, "--json": args.json})
-    # both are opened first: an unwritable path fails at once
-    with nullcontext() if args.json is None else atomic_write(args.json) as errors:
-        with atomic_write(args.out, "wb") as file:
-            done = calibrate(args.path, args.data, **how)
-            file.write(serialised(done.state))
-        if errors is not None:
-            json.dump({"path": str(args.path), "data": args.data, **as_dict(done)}, errors, indent=1)
-            errors.write("\n")
+    refuse_same({"--path": args.path, "DATA": args.data, "--out": args.out})
+    with atomic_write(args.out, "wb") as file:  # opened first: an unwritable path fails at once
+        done = calibrate(args.path, args.data, **how)
+        file.write(serialised(done.state))
     print(render(done))
     print(f"{args.out}: {done.description}, from {args.path}")
     return 0
@@ -245,28 +236,6 @@ def _write_back(state: State, student: TransformerModel, description: str, *, di
     return state
 
 
-def as_dict(done: Calibrated) -> dict:
-    """The errors of every head, and of the output."""
-    output = done.fits[1]
-    return {
-        "description": done.description,
-        "heads": [
-            {"site": match.site, "layer": match.layer, "head": head, "before": before, "after": after}
-            for match, errors in _of_heads(done)
-            for head, (before, after) in enumerate(errors)
-        ],
-        "output": {"before": output.before.item(), "after": output.after.item()},
-        "steps": [fit.steps for fit in done.fits],
-        "best_steps": [fit.best_step for fit in done.fits],
-    }
-
-
-def _of_heads(done: Calibrated) -> Iterator[tuple[Match, list[tuple[float, float]]]]:
-    """Every attention, with the errors of its heads before and after."""
-    for match, before, after in zip(done.matched, done.before.tolist(), done.after.tolist(), strict=True):
-        yield match, list(zip(before, after, strict=True))[: match.student.num_heads]
-
-
 def render(done: Calibrated) -> str:
     """The errors as a table: a line for each attention, a column for each head, before → after."""
     num_heads, (apart, together, *distilled) = done.before.size(1), done.fits
@@ -278,13 +247,13 @@ def render(done: Calibrated) -> str:
         f"{one.title}, in {one.steps} more steps with the projections: {one.before.item():.4f} → {one.after.item():.4f}"
         for one in distilled
     ]
+    rows = []
+    for match, *errors in zip(done.matched, done.before.tolist(), done.after.tolist(), strict=True):
+        own = [f"{before:.3f} → {after:.3f}" for before, after in zip(*errors, strict=True)][: match.student.num_heads]
+        rows.append([match.site, match.layer, *own, *[MISSING] * (num_heads - len(own))])
     return Table(
         ["site", "layer", *(f"head {head}" for head in range(num_heads))],
-        [
-            [match.site, match.layer, *words, *[MISSING] * (num_heads - len(words))]
-            for match, errors in _of_heads(done)
-            for words in [[f"{before:.3f} → {after:.3f}" for before, after in errors]]
-        ],
+        rows,
         heading="relative squared errors of the heads on held-out sentences, before → after",
         notes=notes,
         align="<" + ">" * (1 + num_heads),

@@ -33,11 +33,6 @@ def _lines(points: list[Point]) -> list[Line]:
     return [lines[key] for key in sorted(lines, key=order)]
 
 
-def _softmax(lines: list[Line]) -> Line:
-    """The bases themselves."""
-    return lines[0] if next(iter(lines[0].values())).is_base else {}
-
-
 def _epochs(points: list[Point]) -> dict[str, int | None]:
     """The epochs of the bases, in ascending order, by their sums."""
     return dict(sorted({point.base: point.epoch for point in points}.items(), key=lambda item: item[1] or 0))
@@ -46,7 +41,7 @@ def _epochs(points: list[Point]) -> dict[str, int | None]:
 def render(points: list[Point]) -> str:
     """The points as a Markdown table; of several bases a column for each epoch: softmax's loss, what each swap adds."""
     lines, epochs = _lines(points), _epochs(points)
-    softmax, several = _softmax(lines), len(epochs) > 1
+    softmax, several = lines[0], len(epochs) > 1
     head = ["Mechanism", "Options", "Calibrated"]
     if several:
         with_bleu = any(point.bleu for point in points)
@@ -80,7 +75,7 @@ def render_balance(points: list[Point]) -> str:
     if len(_epochs(points)) > 1:
         return _balance_by_epoch(points)
     points = [point for line in _lines(points) for point in line.values()]
-    base = next((point for point in points if point.is_base), None)
+    base = points[0]
     head = ["Mechanism", "Options", "Calibrated", *(MEASURES[measure][0] for measure in BALANCE)]
     head += [f"≤ {most}" for most in LENGTHS[:-1]] + [LENGTHS[-1]]
     rows = []
@@ -89,7 +84,7 @@ def render_balance(points: list[Point]) -> str:
         for measure in BALANCE:
             row.append(f"{point.balance[measure]:{MEASURES[measure][1]}}" if point.balance else MISSING)
         for most, loss in (point.by_length or dict.fromkeys(map(str, LENGTHS))).items():
-            of_base = base.by_length[most] if base and base.by_length else None
+            of_base = base.by_length[most] if base.by_length else None
             if not loss or not loss.tokens or not of_base:
                 row.append(MISSING)
             elif point is base:
@@ -150,7 +145,7 @@ def _notes(points: list[Point], several: bool) -> list[str]:
 def draw(points: list[Point]) -> Figure:
     """Softmax's loss, and what each swap adds to it, against the epochs of the bases."""
     lines, epochs = _lines(points), _epochs(points)
-    softmax = _softmax(lines)
+    softmax = lines[0]
     figure = Figure(figsize=(13, 4.5), layout="constrained")
     of_base, of_swaps = figure.subplots(1, 2)
     of_base.set_ylabel("validation loss of softmax (nats per token)")

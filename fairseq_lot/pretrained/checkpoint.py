@@ -72,7 +72,9 @@ def load_checkpoint(checkpoint: Checkpoint) -> State:
     arch = getattr(model_args(state), "arch", None)
     model = ARCH_MODEL_REGISTRY.get(arch) if isinstance(arch, str) else None
     if model not in (TransformerModel, PluggableTransformerModel):
-        raise InputError(f"{path} holds a model of architecture {arch!r}, neither fairseq's transformer* nor ours")
+        raise InputError(
+            f"{path} holds a model of architecture {arch!r}, neither of fairseq's model transformer nor ours"
+        )
     return state
 
 

@@ -94,23 +94,18 @@ class Loaded:
     def translate(self, batches: Iterable[Iterable[int]], beam: int) -> Iterator[tuple[int, torch.Tensor]]:
         """The sentences of these batches with their best translations, as symbols with the end of sentence."""
         generator = self.task.build_generator([self.model], Namespace(beam=beam))
-        layers, cut = self.model.decoder.layers, 0
-        wanted = [layer.need_attn for layer in layers]
+        cut, limit = 0, min(generator.max_len_b, generator.max_len - 1)
+        for layer in self.model.decoder.layers:
+            layer.need_attn = False  # nobody reads the weights
         for sample in map(self.batch, batches):
-            try:
-                for layer in layers:
-                    layer.need_attn = False  # nobody reads the weights
-                found = self.task.inference_step(generator, [self.model], sample)
-            finally:
-                for layer, need_attn in zip(layers, wanted, strict=True):
-                    layer.need_attn = need_attn
+            found = self.task.inference_step(generator, [self.model], sample)
             for i, hypotheses in zip(sample["id"].tolist(), found, strict=True):
-                cut += len(hypotheses[0]["tokens"]) > generator.max_len_b
+                cut += len(hypotheses[0]["tokens"]) > limit
                 yield i, hypotheses[0]["tokens"].cpu()
         if cut:
             print(
-                f"{self.path}: {cut} translations have {generator.max_len_b} pieces, fairseq's limit, and may be cut "
-                "off; fairseq-generate has --max-len-a and --max-len-b",
+                f"{self.path}: {cut} translations have {limit} pieces, the limit, and may be cut off; "
+                "fairseq-generate has --max-len-a and --max-len-b",
                 file=sys.stderr,
             )
 

@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import io
-import json
 import os
 import re
 import shutil
@@ -42,7 +41,7 @@ def calibrated(data, lot_checkpoint, tmp_path_factory):
     folder = tmp_path_factory.mktemp("calibrated")
     words = ("calibrate", data / "bin", "--path", lot_checkpoint, "--out", folder / "lot.pt", *FIT)
     with contextlib.redirect_stdout(io.StringIO()) as told:
-        fairseq_lot(*words, "--json", folder / "errors.json")
+        fairseq_lot(*words)
     return folder, told.getvalue()
 
 
@@ -50,25 +49,21 @@ def test_only_what_was_added_changes_and_the_errors_fall(lot_checkpoint, calibra
     folder, told = calibrated
     changed = differing(lot_checkpoint, folder / "lot.pt")
     assert changed and all(key.endswith(("mechanism.pivots", "mechanism.mass_logits")) for key in changed)
-    report = json.loads((folder / "errors.json").read_text())
-    heads = report["heads"]
-    assert sum(head["after"] for head in heads) < sum(head["before"] for head in heads)
-    layers = {(head["site"], head["layer"]) for head in heads}
-    assert layers == {("encoder", layer) for layer in range(len(layers))}
-    assert report["output"]["after"] <= report["output"]["before"] and report["steps"] == [12, 4]
-    assert "before → after" in told and str(folder / "lot.pt") in told
+    lines = re.findall(r"^\| encoder +\| +(\d) (.*) \|$", told, re.MULTILINE)
+    assert [int(layer) for layer, _ in lines] == list(range(len(lines))) and lines
+    heads = [tuple(map(float, pair)) for _, cells in lines for pair in re.findall(r"([\d.]+) → ([\d.]+)", cells)]
+    assert sum(after for _, after in heads) < sum(before for before, _ in heads)
+    output = re.search(r"after 12 steps on the heads and 4 on the output: ([\d.]+) → ([\d.]+)", told)
+    assert float(output[2]) <= float(output[1]) and str(folder / "lot.pt") in told
 
 
 def test_files_that_cannot_be_written_are_refused_before_the_fit(lot_checkpoint, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(calibration, "calibrate", lambda *_, **__: pytest.fail("it fits"))
-    path, out = ("--path", shutil.copy(lot_checkpoint, tmp_path / "lot.pt")), ("--out", tmp_path / "out.pt")
+    path = "--path", shutil.copy(lot_checkpoint, tmp_path / "lot.pt")
     (tmp_path / "file").touch()
     for words, message in (
         ((*path, "--out", tmp_path / "." / "lot.pt"), "--path and --out are both"),
-        ((*path, *out, "--json", tmp_path / "lot.pt"), "--path and --json are both"),
-        ((*path, *out, "--json", tmp_path / "out.pt"), "--out and --json are both"),
-        ((*path, *out, "--json", tmp_path / "file" / "x.json"), "x.json: File exists"),
-        ((*path, "--out", tmp_path / "file" / "x.pt", "--json", tmp_path / "x.json"), "x.pt: File exists"),
+        ((*path, "--out", tmp_path / "file" / "x.pt"), "x.pt: File exists"),
     ):
         refuse_and_keep(capsys, tmp_path, "calibrate", *words, naming=[message])
 
@@ -82,14 +77,13 @@ def test_distillation_fits_the_projections_and_leaves_softmax_behind(
 ):
     out = tmp_path / "lot.pt"
     drawn = swapped(stock_checkpoint, tmp_path / "drawn.pt", "lot", "--attention-sites", sites)
-    words = "calibrate", *([data / "bin"] if text else []), "--path", drawn, "--json", tmp_path / "errors.json"
+    words = "calibrate", *([data / "bin"] if text else []), "--path", drawn
     fairseq_lot(*words, "--out", out, *FIT, "--distill-steps", 12)
     changed, after = differing(drawn, out), load_checkpoint(out)
     blocks = r"encoder\.layers\.\d\.self_attn" + (r"|decoder\.layers\.\d\.encoder_attn" if "cross" in sites else "")
     assert all(re.match(rf"({blocks})\.(mechanism|[qkv]_proj|out_proj)\.", key) for key in changed)
     weights = {key for key in after["model"] if re.match(rf"({blocks})\.v_proj\.weight", key)}
     assert weights and weights <= changed
-    assert json.loads((tmp_path / "errors.json").read_text())["steps"] == [12, 4, 12]
     told = re.search(rf"{measure}, in 12 more steps.*: ([\d.]+) → ([\d.]+)", capsys.readouterr().out)
     old, new = map(float, told.groups())
     assert new < old

@@ -27,7 +27,7 @@ LOT r=16: attention lot; LOT r=32: attention lot; \
 alibi: attention alibi; ESP: attention esp
 - Training: transformer: size small; diff_transformer: size small
 - Signature: `tok:none`
-- References: the tokens of the data
+- References: as in the data
 - Device: cpu
 - Commit: abc1234
 - Seeds: 1

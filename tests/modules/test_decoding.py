@@ -99,17 +99,6 @@ def test_static_keys_are_read_once(name, options, differential):
     close(torch.cat(steps), expected, 1e-6, relative=1e-5)
 
 
-def test_a_plan_may_be_asked_for_later_on_while_the_keys_are_at_hand():
-    attention = attention_at("cross", "lot", {"num_pivots": 4, "query_updates": 1})
-    query, key, mask = inputs_of("cross", "right")
-    expected, plans = teacher_forced(attention, query, key, mask, need_weights=True)
-    state, rows = {}, torch.arange(BSZ)
-    assert step(attention, state, query, key, mask, 0, rows)[1] is None
-    values, plan = step(attention, state, query, key, mask, 1, rows, need_weights=True)
-    close(values[0], expected[1], 1e-6, relative=1e-5)
-    close(plan[:, 0], plans[:, 1], 1e-6, relative=1e-5)
-
-
 @EVERYWHERE
 @MECHANISMS
 def test_fairseq_sees_that_keys_are_kept(site, name, options):

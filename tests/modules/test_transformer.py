@@ -170,9 +170,12 @@ def test_translating_makes_no_weights_and_says_what_it_may_have_cut(monkeypatch,
         cross, "forward", lambda *args, **named: asked.append(named["need_weights"]) or attend(*args, **named)
     )
     found = dict(loaded.translate([[0, 1]], beam=2))
-    assert asked and not any(asked) and all(layer.need_attn for layer in loaded.model.decoder.layers)
+    assert asked and not any(asked)
     assert [len(tokens) for tokens in found.values()] == [201, 201]
-    assert "2 translations have 200 pieces, fairseq's limit" in capsys.readouterr().err
+    assert "2 translations have 200 pieces, the limit" in capsys.readouterr().err
+    short = dict(load(max_target_positions=12, lengths=(5, 4)).translate([[0, 1]], beam=2))
+    assert [len(tokens) for tokens in short.values()] == [12, 12]
+    assert "2 translations have 11 pieces, the limit" in capsys.readouterr().err
 
 
 def test_training_gives_the_weights_that_a_loss_may_read():

@@ -16,7 +16,7 @@ COMMANDS = ("calibrate", "check", "diagnose", "report", "sweep", "swap", "transl
 def words_of(command, data, path, out):
     """The command on a checkpoint; whatever it writes goes below ``out``."""
     return {
-        "calibrate": ("calibrate", data, "--path", path, "--out", out / "o.pt", "--json", out / "o.json"),
+        "calibrate": ("calibrate", data, "--path", path, "--out", out / "o.pt"),
         "check": ("check", data, "--path", path),
         "diagnose": ("diagnose", data, "--path", path, "--json", out / "o.json"),
         "report": (

@@ -163,7 +163,7 @@ REFUSED = [
     ("--attention esp", "cross decoder", f"{COUPLED}$"),
     ("--attention lot --lot-query-updates 5", "cross decoder", f"{COUPLED} or --lot-query-updates 1$"),
     ("--attention near_far --near-far-num-updates 3", "cross decoder", f"{COUPLED} or --near-far-num-updates 1$"),
-    ("--attention sinkhorn", "cross decoder", f"{COUPLED}$"),
+    ("--attention sinkhorn", "cross decoder", f"{COUPLED} or --sinkhorn-num-updates 1$"),
     ("--attention set", "decoder", f"{COUPLED}$"),
     ("--attention set", "cross", "same tokens"),
     (POSITIONAL_SET, "decoder", f"{COUPLED}$"),

@@ -32,14 +32,18 @@ def read_counts(paths):
 
 
 def draw_losses(axes, losses):
-    """Validation losses above the control's; returns the colours of the systems."""
-    control, lines = losses[CONTROL], {}
+    """Validation losses above those of the control of the same seed; returns the colours of the systems."""
+    colours = {}
     for name, valid in losses.items():
-        if name != CONTROL:
+        system, comma, seed = name.partition(", ")
+        if system != CONTROL:
+            control = losses[CONTROL + comma + seed]
             gaps = [valid[at] - control[at] for at in control if at in valid]
-            (lines[name],) = axes.plot(range(1, len(gaps) + 1), gaps, "o-", label=name)
+            style = {"color": colours.get(system), "linestyle": "--" if seed else "-"}
+            (line,) = axes.plot(range(1, len(gaps) + 1), gaps, marker="o", label=name, **style)
+            colours.setdefault(system, line.get_color())
     axes.set_ylabel("validation loss above softmax's\n(nats per target token)")
-    return {name: line.get_color() for name, line in lines.items()}
+    return colours
 
 
 def draw_scores(axes, counts, colours):

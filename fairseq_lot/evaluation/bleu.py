@@ -11,7 +11,7 @@ from sacrebleu.metrics import BLEU
 from fairseq_lot.corpus.moses import rules_of
 from fairseq_lot.errors import check_least
 
-# The data is lower-cased, so that case must not count; "none" keeps the Moses tokens as they are.
+# The data is lower-cased, so that case must not count; "none" keeps the tokens as they are.
 SACREBLEU: dict[str, Any] = {"lowercase": True}
 # sacreBLEU's default splits by spaces and punctuation
 _WITHOUT_SPACES = {"zh": "zh", "yue": "zh", "ja": "char", "th": "char", "lo": "char", "km": "char", "my": "char"}

@@ -74,7 +74,7 @@ class Row(Label):
     """A scored system; the fields are written in this order.
 
     Attributes:
-        length: of all translations, in Moses tokens, divided by that of the references. BLEU punishes less than 1.
+        length: of all translations, in tokens, divided by that of the references. BLEU punishes less than 1.
             None in rows of before there was this field.
     """
 
@@ -181,7 +181,7 @@ def path_of(results: str | Path) -> Path:
 
 
 def format_statistics(row: Label, statistics: np.ndarray) -> str:
-    """The key of a row and its counts, from ``sentence_statistics`` of Moses tokens, as one line without its end."""
+    """The key of a row and its counts, from ``sentence_statistics`` of its tokens, as one line without its end."""
     return f"{json.dumps(row.key, ensure_ascii=False)}\t{encode(statistics)}"
 
 

@@ -75,7 +75,7 @@ def _in_its_direction(stock_load):
                 tuple(getattr(of, f"{side}_lang", None) for side in ("source", "target"))
                 for of in (loaded[1].task, task.cfg)
             )
-            if None not in now and trained == now[::-1]:
+            if None not in now and trained == now[::-1] != now:
                 pair = f"-s {trained[0]} -t {trained[1]}"
                 raise InputError(f"{filenames[-1]} translates {trained[0]} to {trained[1]}; give {pair}")
         return loaded

@@ -141,7 +141,7 @@ class PluggableMultiheadAttention(FairseqIncrementalState, nn.Module):
         return self._split_heads(self.k_proj(key)), self._split_heads(self.v_proj(value))
 
     def _attend_static(self, q, key, value, key_padding_mask, incremental_state, need_weights):
-        """Keys that never change are summarised once; without weights if the first step asks for none."""
+        """Keys that never change are summarised once, by LOT without weights unless the first step asks for them."""
         summary = self._kept(incremental_state)
         if not summary:
             sides = self._keys_and_values(key, value)

@@ -30,6 +30,7 @@ from fairseq_lot.plug_and_play.sentences import (
 from fairseq_lot.pretrained.checkpoint import (
     Checkpoint,
     State,
+    drop_averages,
     load_checkpoint,
     model_args,
     serialised,
@@ -229,6 +230,7 @@ def _write_back(state: State, student: TransformerModel, description: str, *, di
     for name, parameter in student.named_parameters():
         if parameter.requires_grad:
             state["model"][name] = parameter.detach().to("cpu", state["model"][name].dtype)
+    drop_averages(state)
     args = model_args(state)
     args.calibration = description
     if distilled:  # softmax in its place would no longer be the model that was trained

@@ -24,6 +24,7 @@ from fairseq_lot.plug_and_play.calibrate import FitOptions, calibrate, how_to_fi
 from fairseq_lot.pretrained.checkpoint import (
     Checkpoint,
     State,
+    drop_averages,
     load_checkpoint,
     model_args,
     saved_task,
@@ -156,12 +157,7 @@ def swap(checkpoint: Checkpoint, *, attention: str = PLUGGED, **flat_options: An
 
     state["model"] = {name: weights[name] if is_kept(name) else drawn[name] for name in drawn}
     state["last_optimizer_state"] = None
-    # averages of the base's weights are not those of this model; with none, --store-ema begins at the loaded weights
-    extra = state.get("extra_state")
-    if isinstance(extra, dict):
-        state["extra_state"] = {name: value for name, value in extra.items() if not name.startswith("ema")} | {
-            "ema": {}
-        }
+    drop_averages(state)
     return State(state)  # no longer what its file holds
 
 

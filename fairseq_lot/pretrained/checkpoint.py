@@ -120,6 +120,14 @@ def with_own_arguments(state: State) -> State:
     return State(state | {holder: copy.deepcopy(state.get(holder)) for holder in ("cfg", "args")}, state.path)
 
 
+def drop_averages(state: State) -> None:
+    """Leave out the moving averages, which are of other weights; with none, --store-ema begins at the loaded ones."""
+    extra = state.get("extra_state")
+    if isinstance(extra, dict):
+        kept = {name: value for name, value in extra.items() if not name.startswith("ema")}
+        state["extra_state"] = {**kept, "ema": {}}
+
+
 def saved_task(state: State) -> dict:
     """Options of the task that the checkpoint was trained on."""
     task = settings(state, "task")

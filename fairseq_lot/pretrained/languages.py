@@ -37,7 +37,8 @@ def with_languages(state: State, pair: Pair | None) -> State:
     if pair is None:
         return state
     saved = saved_task(state)
-    if not is_multilingual(saved) and (saved.get("source_lang"), saved.get("target_lang")) == pair[::-1]:
+    trained = saved.get("source_lang"), saved.get("target_lang")
+    if trained == pair[::-1] != pair and not is_multilingual(saved):
         target, source = pair
         way_out = f"give --source-lang {source} --target-lang {target}"
         raise InputError(f"{state.path} translates {source} to {target}, not {target} to {source}; {way_out}")

@@ -13,7 +13,7 @@ text of a model is known from the options, else from the checkpoint if its train
 import contextlib
 import io
 from argparse import ArgumentParser, Namespace, _ArgumentGroup
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -174,12 +174,12 @@ def _share(dictionary: Dictionary, condition: Callable[[str], bool]) -> float:
 
 
 def _is_raw(dictionary: Dictionary) -> bool:
-    """Whether sentencepiece has seen sentences as people write them: no space stands before commas and full stops."""
+    """Whether sentencepiece has seen sentences as people write them: no space stands before commas and full stops.
 
-    def count(symbols: Iterable[str]) -> int:
-        return sum(dictionary.count[dictionary.index(symbol)] for symbol in symbols if symbol in dictionary)
-
-    return count(",.") > count((SPACE, f"{SPACE},", f"{SPACE}."))
+    False where the dictionary does not say: its counts are all the same, or such marks are rare.
+    """
+    inside, apart = (_share(dictionary, symbols.__contains__) for symbols in (",.", (SPACE, f"{SPACE},", f"{SPACE}.")))
+    return len(set(dictionary.count[dictionary.nspecial :])) > 1 and inside > max(apart, _RARE)
 
 
 def _moses_options(spelt: list[str]) -> dict[str, bool]:

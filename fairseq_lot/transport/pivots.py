@@ -85,7 +85,7 @@ def pivot_coupling(
 
 
 def pivot_scores(x: Tensor, pivots: Tensor) -> Tensor:
-    """``x_i·z_t``: ``(bsz, num_heads, n, d), (num_heads, r, d) -> (bsz, num_heads, n, r)``, no copy of x is made."""
+    """``x_i·z_t``: ``(bsz, num_heads, n, d), (num_heads, r, d) -> (bsz, num_heads, n, r)``; time first, x is not copied."""
     if x.stride(2) != x.size(0) * x.stride(0):
         return x @ pivots.mT
     # time first in memory, as fairseq has it: one product a head

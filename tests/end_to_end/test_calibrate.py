@@ -80,6 +80,7 @@ def test_distillation_fits_the_projections_and_leaves_softmax_behind(
     words = "calibrate", *([data / "bin"] if text else []), "--path", drawn
     fairseq_lot(*words, "--out", out, *FIT, "--distill-steps", 12)
     changed, after = differing(drawn, out), load_checkpoint(out)
+    assert after["extra_state"]["ema"] == {}, "averages are of other weights"
     blocks = r"encoder\.layers\.\d\.self_attn" + (r"|decoder\.layers\.\d\.encoder_attn" if "cross" in sites else "")
     assert all(re.match(rf"({blocks})\.(mechanism|[qkv]_proj|out_proj)\.", key) for key in changed)
     weights = {key for key in after["model"] if re.match(rf"({blocks})\.v_proj\.weight", key)}

@@ -73,6 +73,8 @@ def test_the_opposite_direction_is_refused_unless_the_model_has_both():
     task = {"source_lang": "de", "target_lang": "en", "data": "d"}
     with pytest.raises(InputError, match="translates de to en, not en to de; give --source-lang de --target-lang en"):
         with_languages(State({"cfg": {"task": task}}), ("en", "de"))
+    both = {"source_lang": "en", "target_lang": "en", "data": "d"}
+    assert saved_task(with_languages(State({"cfg": {"task": both}}), ("en", "en"))) == both
     task["_name"] = "translation_multi_simple_epoch"
     assert saved_task(with_languages(State({"cfg": {"task": task}}), ("en", "de")))["source_lang"] == "en"
 

@@ -12,7 +12,7 @@ from fairseq_lot.corpus.encode import MODEL_NAME, encode_lines, learn_bpe
 from fairseq_lot.corpus.moses import tokenise_lines
 from fairseq_lot.errors import InputError
 from fairseq_lot.pretrained.checkpoint import saved_encoders
-from fairseq_lot.pretrained.text import Text, piece_kind
+from fairseq_lot.pretrained.text import Text, _is_raw, piece_kind
 
 RAW = [
     "Der alte Mann liest ein gutes Buch.",
@@ -126,6 +126,23 @@ def test_sentencepiece_of_sentences_as_people_write_them_needs_no_tokenizer(tmp_
     assert text.tokenizer is None and encoded(text, raw) == lines
     assert text.decode(lines[0]) == raw[0]
     assert Text.of(model(tmp_path, lines), tokenizer="moses").tokenizer is not None
+
+
+@pytest.mark.parametrize(
+    ("counts", "raw"),
+    [
+        ({",": 50, ".": 40, "\u2581": 20}, True),
+        ({"\u2581,": 50, "\u2581.": 40, ",": 2, ".": 9}, False),
+        ({",": 50, ".": 40, "\u2581": 100}, False),  # Moses tokens, whose marks are pieces of their own
+        ({",": 100, ".": 100, "\u2581a": 100}, False),  # counts that say nothing
+        ({",": 1, ".": 1, "\u2581a": 5000}, False),
+    ],
+)
+def test_commas_on_words_show_text_that_nobody_tokenised(counts, raw):
+    dictionary = Dictionary()
+    for symbol, count in counts.items():
+        dictionary.add_symbol(symbol, n=count)
+    assert _is_raw(dictionary) == raw
 
 
 def test_tokenizers(sentencepiece, tmp_path):

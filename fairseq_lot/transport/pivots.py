@@ -85,10 +85,10 @@ def pivot_coupling(
 
 
 def pivot_scores(x: Tensor, pivots: Tensor) -> Tensor:
-    """``x_i·z_t``: ``(bsz, num_heads, n, d), (num_heads, r, d) -> (bsz, num_heads, n, r)``; time first, x is not copied."""
+    """``x_i·z_t``: ``(bsz, num_heads, n, d), (num_heads, r, d) -> (bsz, num_heads, n, r)``."""
     if x.stride(2) != x.size(0) * x.stride(0):
         return x @ pivots.mT
-    # time first in memory, as fairseq has it: one product a head
+    # time first in memory, as fairseq has it: one product a head, for which x is not copied
     by_head = x.permute(1, 2, 0, 3).flatten(1, 2)  # (num_heads, n·bsz, d), a view
     scores = torch.bmm(by_head, pivots.mT).unflatten(1, (x.size(2), x.size(0)))
     return scores.permute(2, 0, 1, 3).contiguous()

@@ -11,7 +11,7 @@ from fairseq_lot.pretrained.loading import load
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("data", metavar="DATA", help="folder made by fairseq-preprocess")
-    parser.add_argument("--path", metavar="CKPT.pt", help="checkpoint that is to translate or be trained on it")
+    parser.add_argument("--path", metavar="CKPT.pt", help="checkpoint to translate or to train on it, in its direction")
     parser.add_argument("--split", default="test", help="train, valid or test (default: %(default)s)")
     for side in ("source", "target"):
         text = f"longest {side} that may be, in pieces with its end (default: the checkpoint's)"

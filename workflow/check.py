@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import io
+import itertools
 import json
 import os
 import subprocess
@@ -49,7 +50,7 @@ def attention_flags(system: dict[str, Any]) -> dict[str, Any]:
 
 def lengths(config: dict[str, Any], split: str) -> list[str]:
     """Flags of ``fairseq-lot check``: the longest sentences on which no training and no translation stops."""
-    trainings = [own | config["pretrain"] for own in config["backbones"].values()]
+    trainings = [own | config.get("pretrain", {}) for own in config["backbones"].values()]
     skipped = any("skip-invalid-size-inputs-valid-test" in flags for flags in trainings)
     if split == "train" or (split == "valid" and skipped):  # fairseq leaves out longer ones
         return []
@@ -83,6 +84,13 @@ def check(config: dict[str, Any]) -> None:
         if titles.count(title) > 1:
             raise InputError(f"tests: two are called {title!r}, so tables could not tell them apart; rename one")
     _refuse_new_data(config["work"], folder)
+    trained = [name for name, system in config["systems"].items() if system.get("from-scratch")]
+    if "pretrain" not in config and (trained or "base" not in config):
+        raise InputError(f"pretrain: missing, so nothing says how {(trained or ['the base'])[0]} is trained")
+    for seed, backbone in itertools.product(config["seeds"], config["backbones"]):
+        base = config.get("base", os.devnull).format(seed=seed, backbone=backbone)
+        if not Path(base).exists():
+            raise InputError(f"base: {base} is not there; train it, or leave base out, and it is trained as pretrain says")
     # not above: Snakefile imports this file, and fairseq changes how its process logs
     from fairseq import options
 
@@ -132,7 +140,7 @@ def check(config: dict[str, Any]) -> None:
     for backbone, own in config["backbones"].items():
         shape = {"arch": f"{'lot_' * (backbone == 'transformer')}{backbone}_{config['size']}", **own}
         scheduler = {"lr-scheduler": "inverse_sqrt"}  # pretrain.sh's default
-        model = _parse(f"pretrain, {backbone}", train, scheduler | shape | config["pretrain"])
+        model = _parse(f"pretrain, {backbone}", train, scheduler | shape | config.get("pretrain", {}))
         tuning = shape | config.get("finetune", {})
         _parse(f"finetune, {backbone}", train, tuning)
         for name, system in config["systems"].items():

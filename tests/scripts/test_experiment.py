@@ -43,7 +43,8 @@ def check():
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
 def test_configs_are_accepted(check, path):
-    check(yaml.safe_load(path.read_text(encoding="utf-8")))
+    config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    check(config | ({"base": str(path)} if "base" in config else {}))  # any file: it is not read here
 
 
 WRONG = [
@@ -67,6 +68,8 @@ WRONG = [
     ({"systems": {"ESP, 8 slices": {"attention": "esp"}}}, "systems: 'ESP, 8 slices' has one of"),
     ({"systems": {"base": {"attention": "lot"}}}, "systems: "),
     ({"work": ""}, "work: "),
+    ({"base": "{other}/base.pt"}, "base: '{other}/base.pt' has braces that are not {seed} or {backbone}"),
+    ({"base": "no/{backbone}{seed}.pt"}, "base: no/transformer1.pt is not there; train it, or leave base out"),
     ({"languages": ["de", "../x"]}, "languages, 1: "),
     ({"languages": ["de", "de"]}, "languages: "),
     (
@@ -145,6 +148,15 @@ def test_a_system_is_not_fine_tuned_where_nothing_is(check):
     config["systems"] = {"S": {"attention": "lot", "finetune": {"lr": 1}}}
     with pytest.raises(InputError, match="^systems, S, finetune: not used where the experiment has no finetune"):
         check(config)
+
+
+def test_what_is_trained_needs_flags(check):
+    config = {name: value for name, value in TINY.items() if name != "pretrain"} | {"data": "data", "work": "work"}
+    plugged = {"softmax": {"attention": "softmax"}, "LOT": {"attention": "lot"}}
+    check(config | {"base": "/dev/null", "systems": plugged})
+    for changes, trained in (({"systems": plugged}, "the base"), ({"base": "/dev/null"}, "ESP from scratch")):
+        with pytest.raises(InputError, match=f"^pretrain: missing, so nothing says how {trained} is trained"):
+            check(config | changes)
 
 
 def test_a_training_by_hand_in_the_folder_of_fairseqs_default_does_not_matter(check, tmp_path, monkeypatch):
@@ -237,6 +249,23 @@ def test_the_plan_has_each_stage_once_and_scores_every_test_set(tmp_path):
     assert len(scores) == 20 and sum('"numbers, short"' in line for line in scores) == 10
     for line in scores:
         assert ("--gen-subset=test1" in line) == ('"numbers, long"' in line) == ("base.test1" in line)
+
+
+def test_a_base_that_is_given_is_plugged_into_fine_tuned_and_scored(tmp_path):
+    for seed in (1, 2):
+        (tmp_path / f"mine{seed}.pt").touch()
+    given = f"{tmp_path}/mine{{seed}}.pt"
+    config = experiment(tmp_path, "data", seeds=[1, 2], base=given, report=True)
+    code, shown, errors = snakemake(config, "--dry-run", "--printshellcmds")
+    assert code == 0, errors
+    plan = shown + errors
+    assert dict(re.findall(r"^(given|pretrain|plug_and_play|finetune|score) +(\d+)$", plan, re.MULTILINE)) == {
+        "given": "2", "pretrain": "2", "plug_and_play": "2", "finetune": "4", "score": "10",
+    }  # fmt: skip
+    assert "transformer/base/checkpoint_best.pt" not in plan
+    for used in (r"plug_and_play.sh", r"finetune.sh", r"score.sh", r"fairseq-lot report .* --path"):
+        assert re.search(rf"{used} {tmp_path}/mine1.pt", plan), used
+    assert f'"base": "{given}"' in plan, "rows say which base"
 
 
 def test_the_precision_of_an_experiment_wins_over_that_of_a_profile(tmp_path):

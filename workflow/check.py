@@ -90,7 +90,7 @@ def check(config: dict[str, Any]) -> None:
     for seed, backbone in itertools.product(config["seeds"], config["backbones"]):
         base = config.get("base", os.devnull).format(seed=seed, backbone=backbone)
         if not Path(base).exists():
-            raise InputError(f"base: {base} is not there; train it, or leave base out, and it is trained as pretrain says")
+            raise InputError(f"base: {base} is not there; train it, or leave base out")
     # not above: Snakefile imports this file, and fairseq changes how its process logs
     from fairseq import options
 

@@ -150,7 +150,7 @@ class Mechanism(nn.Module):
         need_weights: bool = False,
         *,
         causal: bool = False,
-        masked: bool = False,
+        pads_are_zero: bool = False,
     ) -> AttentionOutput:
         """Attend: ``values = A v``.
 
@@ -163,7 +163,7 @@ class Mechanism(nn.Module):
             key_padding_mask: ``(bsz, src_len)`` bool, True = pad.
             need_weights: also return A.
             causal: query i sees keys 0 .. i + src_len - tgt_len only.
-            masked: the padded slots of q, k and v hold zeros already.
+            pads_are_zero: the padded slots of q, k and v hold zeros already.
 
         Raises:
             InputError: tensors of other shapes; ``causal`` with a mechanism that does not support it or with more
@@ -176,16 +176,16 @@ class Mechanism(nn.Module):
                 f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
             )
         masks = Masks(query_padding_mask, key_padding_mask, causal)
-        return self._masked(self.attend, q, k, v, masks, need_weights, masked=masked)
+        return self._attend_without_pads(self.attend, q, k, v, masks, need_weights, pads_are_zero=pads_are_zero)
 
     def forward_scored(
         self, query_scores: Tensor, key_scores: Tensor, v: Tensor, masks: Masks, need_weights: bool
     ) -> AttentionOutput:
         """:meth:`forward` on the products of q and k with :meth:`probes`, ``(bsz, num_heads, len, r)``."""
-        return self._masked(self.attend_scored, query_scores, key_scores, v, masks, need_weights)
+        return self._attend_without_pads(self.attend_scored, query_scores, key_scores, v, masks, need_weights)
 
-    def _masked(self, attend, q, k, v, masks, need_weights, *, masked=False):
-        """Attend with zeros in the padded slots of what goes in (unless ``masked``) and of what comes out."""
+    def _attend_without_pads(self, attend, q, k, v, masks, need_weights, *, pads_are_zero=False):
+        """Attend with zeros in the padded slots of what goes in (unless ``pads_are_zero``) and of what comes out."""
         name = type(self).__name__.lower()
         if self.tied_tokens and q.size(-2) != k.size(-2):
             raise InputError(f"{name} attention ties queries to keys; got {q.size(-2)} queries and {k.size(-2)} keys")
@@ -196,7 +196,7 @@ class Mechanism(nn.Module):
         if not (len(q) and q.size(2) and k.size(2)):  # an empty batch, or no tokens
             weights = q[..., :1] * k.new_zeros(k.size(-2)) if need_weights else None
             return AttentionOutput(q[..., :1] * v.new_zeros(v.size(-1)), weights)
-        if not masked:
+        if not pads_are_zero:
             q, v = without_pads(q, masks.query_pads), without_pads(v, masks.key_pads)
             k = without_pads(k, masks.key_pads)
         with torch.autocast(q.device.type, enabled=False):  # each mechanism chooses its own precision
@@ -234,7 +234,7 @@ class Mechanism(nn.Module):
     def attend_summary(self, q: Tensor, summary: State, need_weights: bool = False) -> AttentionOutput:
         """:meth:`forward` on summarised keys; no weights if the summary was made without."""
         mask = summary.get("key_padding_mask")
-        return self(q, summary["key"], summary["value"], None, mask, need_weights, masked=True)
+        return self(q, summary["key"], summary["value"], None, mask, need_weights, pads_are_zero=True)
 
     def causal_step(
         self,
@@ -263,7 +263,7 @@ class Mechanism(nn.Module):
                 parts = [no_pads.expand(-1, length) if mask is None else mask for mask, length in masks]
                 key_padding_mask = torch.cat(parts, 1)
             k, v = torch.cat([state["key"], k], 2), torch.cat([state["value"], v], 2)
-        output = self(q, k, v, None, key_padding_mask, need_weights, causal=True, masked=True)
+        output = self(q, k, v, None, key_padding_mask, need_weights, causal=True, pads_are_zero=True)
         return output, self._keep_all(k, v, key_padding_mask)
 
     def drop(self, weights: Tensor) -> Tensor:

@@ -63,7 +63,8 @@ class Differential(Mechanism):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, masks: Masks, need_weights: bool) -> AttentionOutput:
         query_pads, key_pads, causal = masks
         wide = self._widen(v)
-        return self._subtract(self.inner(q, k, wide, query_pads, key_pads, need_weights, causal=causal, masked=True))
+        output = self.inner(q, k, wide, query_pads, key_pads, need_weights, causal=causal, pads_are_zero=True)
+        return self._subtract(output)
 
     def summarise(self, k: Tensor, v: Tensor, key_padding_mask: Pads = None, need_weights: bool = False) -> State:
         if not self.summarises:  # plain keys and values are kept once, not widened

@@ -116,7 +116,7 @@ class Esp(Mechanism):
         problem["inverse_temperature"] = self.options.slice_inverse_temperature
         if self.options.hard or (self.options.hard_inference and not self.training):
             slices = self.num_slices if self.slices is None else self.directions(q)
-            apply = hard_sliced_plan(q, k, slices, same_number=same_number, **problem).apply
+            apply = hard_sliced_plan(q, k, slices, same_number=same_number, **problem)
         else:
             if not same_number:
                 n, m = num_real(query_pads, q), num_real(key_pads, k)

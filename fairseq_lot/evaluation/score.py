@@ -50,7 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seconds", type=float, metavar="FLOAT", help="generation time")
     # The parser of fairseq-lot keeps the subcommand under the name "command".
     add("--command", dest="made_with", default="", metavar="TEXT", help="what made the translations")
-    add("--commit", metavar="TEXT", help="default: the commit of this code, with -dirty if changed")
     add_bootstrap_arguments(parser)
 
 
@@ -110,7 +109,7 @@ def score(args: argparse.Namespace, label: Label) -> tuple[Row, np.ndarray]:
         bootstrap_seed=resampling["seed"],
         device=args.device,
         seconds=args.seconds,
-        commit=current_commit() if args.commit is None else args.commit,
+        commit=current_commit(),
         command=args.made_with,
     )
     return row, statistics

@@ -146,7 +146,9 @@ def _full(systems: _Systems, heading: str) -> Table:
         for stage in systems.stages:
             is_base = stage != FINE_TUNED and any(row.stage == BASE for row in own)
             scores = list(systems.scores(key, stage).values())
-            cells += [_score(scores), *[systems.length(key, stage)] * systems.with_length]
+            cells.append(_score(scores))
+            if systems.with_length:
+                cells.append(systems.length(key, stage))
             cells.append(MISSING if is_base else _difference(scores))
         if FINE_TUNED in systems.stages:
             differences = systems.differences(key, FINE_TUNED)
@@ -154,9 +156,11 @@ def _full(systems: _Systems, heading: str) -> Table:
             lacking = f"{len(differences)} of {seeds} seeds" if len(differences) < seeds else ""
             cells.append(_middle(differences, lacking) if differences else MISSING)
         lines.append(cells)
-    length = ["Length"] * systems.with_length
-    columns = (title for stage in systems.stages for title in (stage.capitalize(), *length, "Δ vs. base"))
-    head = ["Backbone", "System", *columns, *["Δ vs. control"] * (FINE_TUNED in systems.stages)]
+    head = ["Backbone", "System"]
+    for stage in systems.stages:
+        head += [stage.capitalize(), *(["Length"] if systems.with_length else []), "Δ vs. base"]
+    if FINE_TUNED in systems.stages:
+        head.append("Δ vs. control")
     return Table(head, lines, heading=heading, notes=_notes(systems))
 
 
@@ -191,29 +195,35 @@ def _notes(systems: _Systems) -> list[str]:
     rows = [row for own in systems.rows.values() for row in own]
     samples = sorted({(row.bootstrap_samples, row.bootstrap_seed) for row in rows})
     resamples = "; ".join(f"{number} resamples, seed {seed}" for number, seed in samples)
-    several = (
-        "Several seeds: median [lowest, highest bound of the seeds' intervals]; median Δ (lowest to highest), "
-        f"* where p < {LEVEL} for every seed, in the same direction."
-    )
-    of_softmax = ["plug-and-play is the base itself"] * (PLUG_AND_PLAY in systems.stages)
-    to_control, precision = "", _listed({row.precision for row in rows} - {"unknown"}) or "fp32"
+    notes = [
+        f"[low, high]: 95 % bootstrap interval. p: paired bootstrap test against the base, * where p < {LEVEL}. "
+        f"{resamples}.",
+    ]
+    of_softmax, to_control = [], ""
+    if PLUG_AND_PLAY in systems.stages:
+        of_softmax.append("plug-and-play is the base itself")
     if FINE_TUNED in systems.stages:
         of_softmax.append("fine-tuned the control, the base fine-tuned for the same epochs")
         to_control = " Δ vs. control: to the control of the same seed, not tested here (fairseq-lot compare does)."
-    return [
-        f"[low, high]: 95 % bootstrap interval. p: paired bootstrap test against the base, * where p < {LEVEL}. "
-        f"{resamples}.",
-        *([f"softmax: {', '.join(of_softmax)}.{to_control}"] if of_softmax else []),
-        *([several] if len({row.seed for row in rows}) > 1 else []),
-        *(
-            ["Length: of the translations, divided by that of the references. BLEU punishes less than 1."]
-            * systems.with_length
-        ),
+    if of_softmax:
+        notes.append(f"softmax: {', '.join(of_softmax)}.{to_control}")
+    if len({row.seed for row in rows}) > 1:
+        notes.append(
+            "Several seeds: median [lowest, highest bound of the seeds' intervals]; median Δ (lowest to highest), "
+            f"* where p < {LEVEL} for every seed, in the same direction."
+        )
+    if systems.with_length:
+        notes.append("Length: of the translations, divided by that of the references. BLEU punishes less than 1.")
+    notes += [
         f"Systems: {_valued({row.system: row.settings for row in rows})}",
         f"Training: {_valued({row.backbone: row.training for row in rows})}",
         f"Signature: {_listed(f'`{getattr(row, systems.metric).signature}`' for row in rows)}",
         f"References: {_listed(row.reference for row in rows) if systems.metric == 'sacrebleu' else 'as in the data'}",
-        *([f"Precision: {precision}"] if precision != "fp32" else []),
+    ]
+    precision = _listed({row.precision for row in rows} - {"unknown"}) or "fp32"
+    if precision != "fp32":
+        notes.append(f"Precision: {precision}")
+    return notes + [
         f"Device: {'; '.join(sorted({row.device for row in rows}))}",
         f"Commit: {_listed(row.commit for row in rows)}",
         f"Seeds: {_listed(row.seed for row in rows)}",

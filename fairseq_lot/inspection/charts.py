@@ -1,14 +1,10 @@
-"""The static figures of the report: BLEU, curves, and the maps of one sentence."""
+"""The figures of the report: BLEU and curves."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize, PowerNorm
 from matplotlib.figure import Figure
 
 from fairseq_lot.evaluation.results import STAGES, Row
-from fairseq_lot.inspection.maps import restore
 from fairseq_lot.inspection.training_log import Curves
 
 
@@ -46,51 +42,3 @@ def loss_curves(trainings: dict[str, Curves]) -> Figure:
     for text in axes.legend(fontsize="small").get_texts():
         text.set_parse_math(False)
     return figure
-
-
-def map_grid(maps: dict, site: str, layer: int) -> Figure:
-    """All heads of one layer on the first sentence, a row of panels per model, on one scale."""
-    shown = maps["sentences"][0]
-    of_models = {
-        name: [one for one in heads if (one["site"], one["layer"]) == (site, layer)]
-        for name, heads in zip(maps["models"], shown["maps"], strict=True)
-    }
-    rows = {name: heads for name, heads in of_models.items() if heads}  # some models may have fewer layers
-    source, target = shown["source"], shown["target"]
-    queries, keys = source if site == "encoder" else target, source
-    if site == "decoder":  # with --cross-self-attention the source stands before the target
-        keys = [*source, *target][-rows[next(iter(rows))][0]["map"]["columns"] :]
-    scale = _scale([head["map"] for heads in rows.values() for head in heads])
-
-    columns = max(map(len, rows.values()))
-    figure = Figure(figsize=(2.4 * columns + 1.5, 2.6 * len(rows) + 0.6), layout="constrained")
-    panels = figure.subplots(len(rows), columns, squeeze=False)
-    for axes in panels.flat:
-        axes.set_axis_off()
-    for (name, heads), row in zip(rows.items(), panels, strict=True):
-        for head, axes in zip(heads, row[: len(heads)], strict=True):
-            axes.set_axis_on()
-            axes.imshow(restore(head["map"]), norm=scale, aspect="auto", interpolation="nearest")
-            axes.set_title(f"head {head['head']}, Δ(A) = {head['imbalance']:.2f}", fontsize=7)
-            axes.set(xticks=[], yticks=[])
-            axes.tick_params(length=0)
-        _name(row[0].set_yticks, queries)
-        row[0].set_ylabel(f"{name} ({heads[0]['attention']})\nquery", fontsize=7, parse_math=False)
-    for axes in panels[-1][: len(heads)]:
-        _name(axes.set_xticks, keys, rotation=90)
-        axes.set_xlabel("key", fontsize=7)
-    figure.colorbar(ScalarMappable(scale), ax=panels, label="A (share of the query's attention)", shrink=0.6)
-    return figure
-
-
-def _scale(maps: Sequence[dict]) -> Normalize:
-    """One scale for all maps; as on the page small shares are to be seen, but a signed map has no root."""
-    low, high = min(one["low"] for one in maps), max(one["high"] for one in maps)
-    return PowerNorm(0.5, vmin=low, vmax=high) if low >= 0 else Normalize(low, high)
-
-
-def _name(set_ticks: Callable, tokens: Sequence[str], **style: Any) -> None:
-    """Name the tokens along an axis; of more than 60 only every second, third, ..., so that no name is below 2.5 pt."""
-    step = -(-len(tokens) // 60)
-    named = range(0, len(tokens), step)
-    set_ticks(named, tokens[::step], fontsize=min(6, 150 / len(named)), parse_math=False, **style)

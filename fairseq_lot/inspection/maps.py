@@ -121,9 +121,3 @@ def quantise(matrix: torch.Tensor) -> dict:
         "high": round(float(low + size), 6),
         "bytes": base64.b64encode(data.tobytes()).decode("ascii"),
     }
-
-
-def restore(packed: dict) -> np.ndarray:
-    """The matrix that :func:`quantise` packed, to within 1/510 of its range."""
-    data = np.frombuffer(base64.b64decode(packed["bytes"]), np.uint8).reshape(packed["rows"], packed["columns"])
-    return packed["low"] + (packed["high"] - packed["low"]) * data / _LEVELS

@@ -17,11 +17,11 @@ from fairseq_lot.attention.options import SITES
 from fairseq_lot.errors import InputError, flag
 from fairseq_lot.evaluation.results import Row, read_rows
 from fairseq_lot.evaluation.table import result_tables
-from fairseq_lot.inspection.charts import bleu_bars, loss_curves, map_grid
+from fairseq_lot.inspection.charts import bleu_bars, loss_curves
 from fairseq_lot.inspection.maps import sentence_maps
 from fairseq_lot.inspection.training_log import read_curves
 from fairseq_lot.modules.sites import named_sites
-from fairseq_lot.output.figures import as_bytes, write_figure
+from fairseq_lot.output.figures import as_bytes
 from fairseq_lot.output.files import atomic_write, read_lines, refuse_same
 from fairseq_lot.pretrained.device import add_device_argument
 from fairseq_lot.pretrained.languages import add_language_arguments, typed_pair
@@ -31,7 +31,6 @@ from fairseq_lot.pretrained.text import add_text_arguments, text_options
 from fairseq_lot.pretrained.translate import Translator
 
 FIRST = 5  # sentences of a split
-# the figures that have a section of their own; the others are maps
 CHARTS = {"bleu": "BLEU of each system", "loss": "Training and validation loss"}
 
 
@@ -52,11 +51,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_language_arguments(parser)
     add_text_arguments(parser.add_argument_group("from sentences to pieces"))
     add("--out", required=True, metavar="REPORT.html", help="the page")
-    add("--figures", metavar="DIR", help="also write its static figures here, as svg and png")
 
 
 def run(args: Namespace) -> None:
-    """Write the page, and the figures; say where it is and how large."""
+    """Write the page; say where it is and how large."""
     for path in (args.path, args.sentences, *args.compare, *args.results, *args.logs):
         refuse_same({"--out": args.out, "an input": path})
     with atomic_write(args.out, "wb") as file:  # opened first: an unwritable path fails at once
@@ -72,18 +70,10 @@ def run(args: Namespace) -> None:
             figures["bleu"] = bleu_bars(rows)
         if trainings:
             figures["loss"] = loss_curves({name: trainings[log] for name, log in _short_names([*trainings]).items()})
-        if maps:  # those of the first sentence
-            of_all = (one for of_model in maps["sentences"][0]["maps"] for one in of_model)
-            for site, layer in dict.fromkeys((one["site"], one["layer"]) for one in of_all):
-                figures[f"maps-{site}-layer-{layer}"] = map_grid(maps, site, layer)
-        if not figures:
+        if not figures and not maps:
             raise InputError("nothing to report; give --results, --logs, or --path with --sentences")
         data = page(rows, figures, maps).encode("utf-8")
         file.write(data)
-        if args.figures is not None:
-            for name, figure in figures.items():
-                for form in ("svg", "png"):
-                    write_figure(figure, Path(args.figures, f"{name}.{form}"))
     print(f"{args.out}: {len(data) / 1e6:.2f} MB", file=sys.stderr)
 
 
@@ -92,7 +82,7 @@ def page(rows: Sequence[Row], figures: dict[str, Figure], maps: dict | None) -> 
 
     Args:
         rows: scored systems; none: no table.
-        figures: by name; those that ``CHARTS`` does not name stand below the explorer.
+        figures: by the names in ``CHARTS``.
         maps: what ``sentence_maps`` returned; None: no explorer.
     """
     templates = jinja2.Environment(
@@ -101,21 +91,18 @@ def page(rows: Sequence[Row], figures: dict[str, Figure], maps: dict | None) -> 
         trim_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    images = {name: _image(name, figure) for name, figure in figures.items()}
     return templates.get_template("report.html.jinja").render(
         tables=[table.html() for table in result_tables(rows)],
-        charts=[image for name, image in images.items() if name in CHARTS],
-        stills=[image for name, image in images.items() if name not in CHARTS],
+        charts=[_image(name, figure) for name, figure in figures.items()],
         maps=maps,
         data=base64.b64encode(zlib.compress(json.dumps(maps, allow_nan=False).encode("utf-8"), 9)).decode("ascii"),
     )
 
 
 def _image(name: str, figure: Figure) -> dict[str, str]:
-    """The figure as the source of an image; maps as pixels, because a vector image of all their tokens is large."""
-    kind, form = ("svg+xml", "svg") if name in CHARTS else ("png", "png")
-    data = base64.b64encode(as_bytes(figure, form, dpi=90)).decode("ascii")
-    return {"title": CHARTS.get(name, name.replace("-", " ")), "source": f"data:image/{kind};base64,{data}"}
+    """The figure as the source of an image."""
+    data = base64.b64encode(as_bytes(figure, "svg")).decode("ascii")
+    return {"title": CHARTS[name], "source": f"data:image/svg+xml;base64,{data}"}
 
 
 def _maps(args: Namespace) -> dict | None:

@@ -35,7 +35,7 @@ from fairseq_lot.modules.sites import ATTENTION_AT, attention_sites, build_site_
 
 logger = logging.getLogger(__name__)
 
-# arguments of a model that change what it computes, and no weight; the last two do where both are given
+# arguments of a model that change what it computes and none of its weights; the last two together take away a norm
 _UNSEEN = (
     "encoder_attention_heads",
     "decoder_attention_heads",

@@ -11,11 +11,11 @@ from fairseq_lot.output.files import atomic_write
 _SVG = {"svg.fonttype": "none", "svg.hashsalt": "fairseq-lot"}  # text as text; the same names in every file
 
 
-def as_bytes(figure: Figure, form: str, *, dpi: int = 150) -> bytes:
+def as_bytes(figure: Figure, form: str) -> bytes:
     """The figure as ``svg`` or ``png``."""
     buffer = io.BytesIO()
     with matplotlib.rc_context(_SVG):
-        figure.savefig(buffer, format=form, dpi=dpi, metadata={"Date": None} if form == "svg" else None)
+        figure.savefig(buffer, format=form, dpi=150, metadata={"Date": None} if form == "svg" else None)
     return buffer.getvalue()
 
 

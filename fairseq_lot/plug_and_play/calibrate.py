@@ -183,10 +183,8 @@ def calibrate(
     held_out = both.readable(sentences.held_out)
     run = partial(fit, samples=map(both.readable, sentences.batches), held_out=held_out)
     fits = [run([(both.added, fitting.learning_rate)], both.head_errors, steps=fitting.steps, title="error per layer")]
-    together = [
-        (both.added, fitting.learning_rate / 4)
-    ]  # at a higher rate near_far gets no better than its heads alone
-    fits.append(run(together, both.output_error, steps=fitting.joint_steps, title="error of the output"))
+    slow = [(both.added, fitting.learning_rate / 4)]  # faster, near_far gets no better than its heads alone
+    fits.append(run(slow, both.output_error, steps=fitting.joint_steps, title="error of the output"))
     with torch.no_grad():
         after = both.head_errors(held_out)
     if fitting.distill_steps:

@@ -139,14 +139,12 @@ class Fit:
         title: what its errors are.
         before, after: the errors on held-out sentences.
         steps: how many were made.
-        best_step: the one whose parameters were kept; 0 when none was better than the start.
     """
 
     title: str
     before: torch.Tensor
     after: torch.Tensor
     steps: int
-    best_step: int
 
 
 def fit(
@@ -179,7 +177,7 @@ def fit(
     before = best = measured()
     if not before.isfinite().all():
         raise InputError(f"the {title} is not a finite number: a weight of the model is NaN or overflows; give another")
-    kept, best_step = copies(), 0
+    kept = copies()
     optimizer = torch.optim.Adam([{"params": some, "lr": rate} for some, rate in fitted])
     schedule = LambdaLR(optimizer, lambda step: (1 + math.cos(math.pi * step / max(1, steps))) / 2)
     for step in (bar := tqdm(range(1, steps + 1), title, unit="step", disable=None if steps else True)):
@@ -192,8 +190,8 @@ def fit(
             means = latest.sum(-1) / latest.count_nonzero(-1).clamp(min=1) if latest.dim() else latest
             bar.set_postfix_str(" ".join(f"{error:.3f}" for error in means.flatten()))
             if latest.sum() < best.sum():
-                best, kept, best_step = latest, copies(), step
+                best, kept = latest, copies()
     with torch.no_grad():
         for parameter, value in zip(parameters, kept, strict=True):
             parameter.copy_(value)
-    return Fit(title, before, best, steps, best_step)
+    return Fit(title, before, best, steps)

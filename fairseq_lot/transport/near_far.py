@@ -21,10 +21,10 @@ from fairseq_lot.transport.autograd import once_in_full_precision
 
 # Queries in a block, and the sentence length up to which all keys are one neighbourhood.
 _BLOCK, _DENSE = 32, 96
-# The largest feature of a key is 2 to the first power, what a query has of the kernel at most 1, and less mass than the
-# least is none: so a row whose largest feature belongs to a key of its band, where it does not count, keeps the rest.
-# A feature of a query over the mass of its row is at most the third, and its product with a key's does not overflow.
-# More headroom would cost precision: the roundings of a logarithm grow with it.
+# The largest feature of a key is 2**_HEADROOM, what a query has of the kernel at most 1, and less mass than _LEAST is
+# none: so a row whose largest feature belongs to a key of its band, where it does not count, keeps the rest. A feature
+# of a query over the mass of its row is at most _MOST, and its product with a key's does not overflow. More headroom
+# would cost precision: the roundings of a logarithm grow with it.
 _HEADROOM, _LEAST, _MOST = 16.0, 2.0**-120, 2.0**104
 # Where blocks are added up one after the other: torch sums over a strided axis ten times as slowly on a CPU.
 _ONE_BY_ONE = ("cpu",)

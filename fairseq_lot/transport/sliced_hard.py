@@ -1,6 +1,6 @@
 """Expected sliced plans from exact sorts: nothing of size n×m is made, forward or backward [ESPFormer]."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -57,26 +57,6 @@ class Entries(NamedTuple):
         return Entries(self.columns, self.rows, self.share)
 
 
-@dataclass(frozen=True)
-class HardSlicedPlan:
-    """``G = Σ_l σ_l U_l``.
-
-    Attributes:
-        weights: σ, ``(bsz, num_heads, L)``.
-        entries: of n·U_l, with sentences and heads as one axis.
-        tgt_len: number of queries.
-    """
-
-    weights: Tensor
-    entries: Entries
-    tgt_len: int
-
-    def apply(self, v: Tensor) -> Tensor:
-        """``n·G v``: ``(bsz, num_heads, src_len, c) -> (bsz, num_heads, tgt_len, c)``, v zero at pads."""
-        values = _Apply.apply(self.weights.flatten(0, 1), v.flatten(0, 1).contiguous(), self.entries, self.tgt_len)
-        return values.unflatten(0, v.shape[:2])
-
-
 def hard_sliced_plan(
     q: Tensor,
     k: Tensor,
@@ -86,13 +66,14 @@ def hard_sliced_plan(
     query_padding_mask: Tensor | None,
     key_padding_mask: Tensor | None,
     inverse_temperature: float,
-) -> HardSlicedPlan:
-    """Sort both sides exactly along every slice, weigh the slices by the cost of their plans.
+) -> Callable[[Tensor], Tensor]:
+    """The mean of exact sliced plans, ``G = Σ_l σ_l U_l``, as ``v -> n·G v``.
 
-    Time is O(L n log n + L n d) and memory O(n d + L n) and a chunk, backward too: the tokens in the order of a slice
-    are gathered again rather than kept. As many slices as fill a chunk are worked on at once. Equal values keep the
-    order of their tokens. Gradients go through v and through the weights to q and k; the plans are piecewise constant
-    in the slices, whose gradient is 0.
+    Both sides are sorted along every slice; σ weighs the slices by the cost of their plans. Time is O(L n log n + L n
+    d) and memory O(n d + L n) and a chunk, backward too: the tokens in the order of a slice are gathered again rather
+    than kept. As many slices as fill a chunk are worked on at once. Equal values keep the order of their tokens.
+    Gradients go through v and through the weights to q and k; the plans are piecewise constant in the slices, whose
+    gradient is 0.
 
     Args:
         q: ``(bsz, num_heads, tgt_len, d)`` and k: ``(bsz, num_heads, src_len, d)``, zero at pads.
@@ -119,8 +100,8 @@ def hard_sliced_plan(
     numbers = [_for_each_head(x.to(q.dtype), lead[1])[:, None, None] for x in (n, m)]
     directions = None if isinstance(slices, int) else slices
     costs = _Costs.apply(*(x.flatten(0, 1).contiguous() for x in (q, k)), directions, entries, *numbers)
-    weights = torch.softmax(-inverse_temperature * costs, -1).unflatten(0, lead)
-    return HardSlicedPlan(weights, entries, tgt_len)
+    weights = torch.softmax(-inverse_temperature * costs, -1)
+    return lambda v: _Apply.apply(weights, v.flatten(0, 1).contiguous(), entries, tgt_len).unflatten(0, lead)
 
 
 class _Costs(torch.autograd.Function):

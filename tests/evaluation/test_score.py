@@ -41,7 +41,6 @@ def arguments(tmp_path, write_generated, corpus):
         "tokenised_reference": reference,
         "baseline_generated": write_generated("bad.txt", bad),
         "out": tmp_path / "lot.jsonl",
-        "commit": "abc1234",
         "command": "fairseq-generate data-bin/toy --path lot.pt",
         "bootstrap_samples": 200,
     }
@@ -80,7 +79,7 @@ def test_row_agrees_with_sacrebleu(arguments, corpus, tmp_path, capsys):
     assert row.sentences == 151 and row.reference == "detokenised with sacremoses"
     assert (row.seconds, row.device, row.precision, row.settings) == (3.5, "cpu", "bf16", settings)
     assert row.key == ("toy", "by hand", "transformer", "LOT", "fine-tuned", 2) and row.training == {"size": "small"}
-    assert (row.commit, row.command) == ("abc1234", "fairseq-generate data-bin/toy --path lot.pt")
+    assert (row.commit, row.command) == (current_commit(), "fairseq-generate data-bin/toy --path lot.pt")
     out = capsys.readouterr().out
     assert out.count("\n") == 1 and f"tokenised BLEU {row.tokenised.score:.2f}" in out
 
@@ -149,9 +148,9 @@ def test_without_a_base_and_with_raw_references(arguments, corpus, tmp_path):
 
 
 def test_the_same_system_is_replaced_and_another_refused(arguments, tmp_path, refused):
-    for changes in ({}, {"commit": "def5678"}):
+    for changes in ({}, {"device": "cuda"}):
         assert main(arguments(**changes)) == 0
-    assert [row.commit for row in read_rows([tmp_path / "lot.jsonl"])] == ["def5678"]
+    assert [row.device for row in read_rows([tmp_path / "lot.jsonl"])] == ["cuda"]
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     refused(arguments({"seed": 2}), tmp_path / "lot.jsonl", "holds rows of other systems")
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -189,7 +188,6 @@ def test_bad_options(arguments, refused, tmp_path):
         ({"label": "{"}, ["--label '{'", "Invalid JSON"]),
         ({"device": "\udcff"}, ["not valid UTF-8"]),
         *[({"target_lang": name}, ["--target-lang", name]) for name in ("../x", "", "1")],
-        ({"commit": "\udcff"}, ["not valid UTF-8"]),
         ({"out": tmp_path}, [tmp_path]),
         ({"out": tmp_path / "lot.seed1"}, [tmp_path / "lot.seed1", ".jsonl"]),
         ({"out": "/dev/stdout"}, ["/dev/stdout", ".jsonl"]),

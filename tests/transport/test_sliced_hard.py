@@ -59,9 +59,9 @@ def test_chunk_size_changes_nothing(chunk, sizes, monkeypatch):
     for size in (2**20, chunk):
         monkeypatch.setitem(sliced_hard._CHUNKS, "cpu", size)
         inputs = [x.masked_fill(masks[i][:, None, :, None], 0.0) for x, i in ((q, 0), (k, 1), (v, 1))]
-        plan = solve(*inputs[:2], directions(), masks=masks, same_number=sizes[0] == sizes[1])
-        values = plan.apply(inputs[2])
-        results.append([plan.weights, values, *gradients(values, (q, k, v))])
+        apply = solve(*inputs[:2], directions(), masks=masks, same_number=sizes[0] == sizes[1])
+        values = apply(inputs[2])
+        results.append([values, *gradients(values, (q, k, v))])
     close(*results)
 
 
@@ -84,8 +84,8 @@ def measure(n, m, num_slices, *, dim=DIM, plan_asked=False, masked=False):
 
     with Sizes() as sizes:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-            plan = solve(q, k, slices, masks=masks, same_number=n == m)
-            values = plan.apply(torch.eye(m).expand(1, HEADS, m, m) if plan_asked else v)
+            apply = solve(q, k, slices, masks=masks, same_number=n == m)
+            values = apply(torch.eye(m).expand(1, HEADS, m, m) if plan_asked else v)
         torch.autograd.grad(values.square().sum(), (q, k, v, slices), allow_unused=True)
     return sizes.largest, sizes.total, sum(kept.values())
 

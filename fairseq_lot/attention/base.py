@@ -95,6 +95,8 @@ class Mechanism(nn.Module):
         super().__init__()
         if num_heads < 1 or head_dim < 1:
             raise InputError(f"num_heads and head_dim must be at least 1, got {num_heads} and {head_dim}")
+        if not 0 <= dropout <= 1:
+            raise InputError(f"dropout must be between 0 and 1, got {dropout}")
         self.num_heads, self.head_dim, self.options = num_heads, head_dim, options
         self.layer, self.dropout = layer, dropout
         self.scaling = head_dim**-0.5
@@ -175,6 +177,10 @@ class Mechanism(nn.Module):
                 f"q and k must be (bsz, {self.num_heads} heads, len, {self.head_dim}), with a value for each key; got "
                 f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
             )
+        for mask, x in ((query_padding_mask, q), (key_padding_mask, k)):
+            if mask is not None and (mask.shape != x.shape[::2] or mask.dtype != torch.bool):
+                expected = f"bool, ({x.size(0)}, {x.size(2)})"
+                raise InputError(f"a padding mask must be {expected}, got {mask.dtype}, {tuple(mask.shape)}")
         masks = Masks(query_padding_mask, key_padding_mask, causal)
         return self._attend_without_pads(self.attend, q, k, v, masks, need_weights, pads_are_zero=pads_are_zero)
 
@@ -193,12 +199,12 @@ class Mechanism(nn.Module):
             raise InputError(f"{name} attention cannot be causal")
         if masks.causal and q.size(-2) > k.size(-2):
             raise InputError(f"causal attention needs a key for every query; got {q.size(-2)} and {k.size(-2)}")
-        if not (len(q) and q.size(2) and k.size(2)):  # an empty batch, or no tokens
-            weights = q[..., :1] * k.new_zeros(k.size(-2)) if need_weights else None
-            return AttentionOutput(q[..., :1] * v.new_zeros(v.size(-1)), weights)
         if not pads_are_zero:
             q, v = without_pads(q, masks.query_pads), without_pads(v, masks.key_pads)
             k = without_pads(k, masks.key_pads)
+        if not (len(q) and q.size(2) and k.size(2)):  # an empty batch, or no tokens
+            weights = q[..., :1] * k.new_zeros(k.size(-2)) if need_weights else None
+            return AttentionOutput(q[..., :1] * v.new_zeros(v.size(-1)), weights)
         with torch.autocast(q.device.type, enabled=False):  # each mechanism chooses its own precision
             output = attend(q, k, v, masks, need_weights)
         values, weights = without_pads(output.values.to(v.dtype), masks.query_pads), output.weights

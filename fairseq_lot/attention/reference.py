@@ -105,7 +105,8 @@ def near_far_plan(
         far = matrix([torch.logsumexp(phi_i + psi_j, 0) for psi_j in psi] for phi_i in phi)
     centres = [i + m - n if causal else i for i in range(n)]
     if band == "expected":
-        centres = [round(sum(j * share.item() for j, share in enumerate(torch.softmax(row, 0)))) for row in far]
+        means = [sum(j * share.item() for j, share in enumerate(torch.softmax(row, 0))) for row in far]
+        centres = [math.floor(mean + 0.501) for mean in means]
     similarity = matrix(
         [exact[i, j] if abs(centres[i] - j) <= window else far[i, j] for j in range(m)] for i in range(n)
     )

@@ -25,7 +25,7 @@ class SetOptions(Options):
         above=1e-30,
     )
     pivot_std: float | None = option(
-        None, "standard deviation of the initial pivots; default: head_dim^(1/4)", minimum=0
+        None, "standard deviation of the initial pivots; default: head_dim^(1/4)", minimum=0, maximum=1e6
     )
     seed: int = option(0, "seed of the initial pivots", minimum=0, maximum=2**53)
 

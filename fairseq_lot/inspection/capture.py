@@ -93,8 +93,8 @@ def _softmax(q: Tensor, k: Tensor, key_padding_mask: Tensor | None, *, causal: b
 def capture(model: nn.Module) -> Iterator[list[Captured]]:
     """Collect what the attentions of a fairseq Transformer do in the forward passes inside the block.
 
-    Each one is computed a second time for that, so that the model gives what it gives unwatched. Steps of decoding are
-    left out.
+    Each one is computed a second time for that, so that a model in evaluation mode gives what it gives unwatched. Steps
+    of decoding are left out.
 
     Yields:
         A list that every forward pass extends by one :class:`Captured` per attention, in the order of the run;

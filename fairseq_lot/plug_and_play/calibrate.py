@@ -138,6 +138,8 @@ class Calibrated:
     fits: list[Fit] = dataclasses.field(repr=False)
 
 
+@torch.inference_mode(False)  # wherever it is called
+@torch.enable_grad()
 def calibrate(
     checkpoint: Checkpoint,
     data: str | Path | None = None,

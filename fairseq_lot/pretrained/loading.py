@@ -95,13 +95,18 @@ class Loaded:
         """The sentences of these batches with their best translations, as symbols with the end of sentence."""
         generator = self.task.build_generator([self.model], Namespace(beam=beam))
         cut, limit = 0, min(generator.max_len_b, generator.max_len - 1)
-        for layer in self.model.decoder.layers:
-            layer.need_attn = False  # nobody reads the weights
-        for sample in map(self.batch, batches):
-            found = self.task.inference_step(generator, [self.model], sample)
-            for i, hypotheses in zip(sample["id"].tolist(), found, strict=True):
-                cut += len(hypotheses[0]["tokens"]) > limit
-                yield i, hypotheses[0]["tokens"].cpu()
+        wanted = [(layer, layer.need_attn) for layer in self.model.decoder.layers]
+        try:
+            for layer, _ in wanted:
+                layer.need_attn = False  # nobody reads the weights
+            for sample in map(self.batch, batches):
+                found = self.task.inference_step(generator, [self.model], sample)
+                for i, hypotheses in zip(sample["id"].tolist(), found, strict=True):
+                    cut += len(hypotheses[0]["tokens"]) > limit
+                    yield i, hypotheses[0]["tokens"].cpu()
+        finally:
+            for layer, before in wanted:
+                layer.need_attn = before
         if cut:
             print(
                 f"{self.path}: {cut} translations have {limit} pieces, the limit, and may be cut off; "

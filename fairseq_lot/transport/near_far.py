@@ -152,7 +152,8 @@ class _Blocks:
         self.width = self.before + self.length + self.after
         self.causal = causal
         #: ``(length, width)``, 1 in the band and 0 elsewhere; its logs; 1 where the features count
-        make = _band if type(like) is torch.Tensor else _band.__wrapped__  # fake tensors must not be kept
+        # large ones and fake tensors must not be kept
+        make = _band if type(like) is torch.Tensor and self.length <= _DENSE else _band.__wrapped__
         sizes = self.length, self.width, self.before, window, causal
         self.band, self.log_band, self.outside = make(*sizes, like.dtype, like.device)
 
@@ -370,7 +371,7 @@ def near_far_at_expected(
     window: int,
     need_weights: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """:func:`near_far` with a query's band around the slot that its features expect, ``|j - round(p_i)| ≤ W``.
+    """:func:`near_far` with a query's band around the slot that its features expect, ``|j - ⌊p_i + 0.501⌋| ≤ W``.
 
     ``p_i`` is the mean slot of the keys under the features alone. Each query reads 2W + 1 keys: O(n (r + W) d). What
     the features give these keys is taken from what they give all; where less than 1e-5 of it is left, nothing is.
@@ -382,10 +383,12 @@ def near_far_at_expected(
         window: W, in tokens.
         need_weights: also return A, ``(bsz, num_heads, n, m)``.
     """
+    window = min(window, k.size(2) - 1)  # which reaches every key
     far = query_logs + summary.log_sums.unsqueeze(2)
     features = torch.softmax(far, -1)
     with torch.no_grad():
-        centre = (features @ summary.positions.unsqueeze(-1)).round_().long()
+        # halves, which equal keys give, go up whatever their rounding: pads on the left do not move the band
+        centre = (features @ summary.positions.unsqueeze(-1)).add_(0.501).floor_().long()
         wanted = centre + torch.arange(-window, window + 1, device=q.device)
         slots = wanted.clamp(0, k.size(2) - 1)
         hidden = slots != wanted

@@ -95,6 +95,22 @@ def test_a_window_over_the_sentence_is_softmax_or_sinkhorn_at_its_temperature(op
     close(*found, 1e-10)
 
 
+def test_at_cross_a_window_of_any_size_costs_what_the_sentence_costs():
+    widest, enough = (build(band="expected", window=window)(*inputs(9), need_weights=True) for window in (10**12, 8))
+    close(widest.weights, enough.weights, 0)
+
+
+def test_pads_on_the_left_do_not_move_a_band_between_two_slots():
+    """Four equal keys: the middle of their slots is halfway between two, with a pad before them as well."""
+    q, k, v = inputs(4)
+    k = k[:, :, :1].expand_as(k)
+    mechanism = build(band="expected", window=0)
+    alone = mechanism(q, k, v, need_weights=True).weights
+    k, v = (torch.nn.functional.pad(x, (0, 0, 1, 0)) for x in (k, v))
+    pads = torch.tensor([[True, *[False] * 4]] * len(q))
+    close(mechanism(q, k, v, None, pads, need_weights=True).weights[..., 1:], alone, 1e-10)
+
+
 def test_columns_approach_their_share_while_rows_are_exact():
     mask, errors = padding_mask((70, 40), 70, "right"), []
     for num_updates in (1, 3, 9, 81, 401):
@@ -254,9 +270,9 @@ def test_at_cross_a_rest_below_rounding_counts_as_nothing(size, kept):
     held = mechanism.features[0], mechanism.feature_bias[0]
     plan = n * near_far_plan(q[0, 0], k[0, 0], *held, window=2, band="expected")
     centre = sum(j * math.exp(size if j == n - 1 else 0) for j in range(n)) / (n - 1 + math.exp(size))
-    left = sum(1 for j in range(n) if abs(j - round(centre)) > 2) / (n - 1 + math.exp(size))
+    left = sum(1 for j in range(n) if abs(j - math.floor(centre + 0.501)) > 2) / (n - 1 + math.exp(size))
     assert (left > 1e-5) == kept
-    band = torch.tensor([abs(j - round(centre)) <= 2 for j in range(n)])
+    band = torch.tensor([abs(j - math.floor(centre + 0.501)) <= 2 for j in range(n)])
     if kept:
         close(weights[0, 0], plan, 1e-10)
     else:

@@ -1,5 +1,6 @@
 """The package from Python: what it returns is readable, what is wrong is one line."""
 
+import contextlib
 import pydoc
 
 import pytest
@@ -23,6 +24,21 @@ def test_a_string_gives_a_string_and_a_list_gives_a_list(data, model):
     assert isinstance(translation, str) and len(translation.split()) > 1
     assert model.translate([sentence, ""]) == [translation, ""]
     assert (model.translate(""), model.translate([])) == ("", [])
+
+
+def test_translating_leaves_the_model_as_it_was(model):
+    before = [layer.need_attn for layer in model.loaded.model.decoder.layers]
+    model.translate("der alte Mann")
+    assert [layer.need_attn for layer in model.loaded.model.decoder.layers] == before == [True] * len(before)
+
+
+def test_calibrates_where_gradients_are_off(stock_checkpoint):
+    swapped = fairseq_lot.swap(stock_checkpoint, attention="lot", lot_num_pivots=3)
+    found = []
+    for off in (contextlib.nullcontext, torch.no_grad, torch.inference_mode):
+        with off():
+            found.append(fairseq_lot.calibrate(swapped, steps=2, joint_steps=1, held_out=20).after)
+    assert found[0].isfinite().all() and torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
 @pytest.mark.parametrize(

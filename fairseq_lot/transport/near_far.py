@@ -340,7 +340,8 @@ class FarSummary:
     Attributes:
         log_sums: ``(bsz, num_heads, r)``, ``log Σ_j exp(key_logs_jt)``.
         means: ``(bsz, num_heads, r, value_dim)``, ``Σ_j exp(key_logs_jt) v_j / Σ_j exp(key_logs_jt)``.
-        positions: ``(bsz, num_heads, r)``, likewise of the slots j; no gradient.
+        positions: ``(bsz, num_heads, r)``, likewise of the slots ``j + 0.501``; no gradient. Halves, which equal keys
+            give, so go up whatever their rounding, and pads on the left do not move the band.
         shares: ``(bsz, num_heads, m, r)``, ``exp(key_logs_jt) / Σ_j' exp(key_logs_j't)``.
     """
 
@@ -356,7 +357,7 @@ def summarise_far(key_logs: torch.Tensor, v: torch.Tensor, key_padding_mask: tor
         key_logs = key_logs.masked_fill(key_padding_mask[:, None, :, None], -torch.inf)
     shares = torch.softmax(key_logs, 2)
     by_feature = shares.transpose(-1, -2)
-    slots = torch.arange(v.size(2), dtype=v.dtype, device=v.device)
+    slots = torch.arange(0.501, v.size(2), dtype=v.dtype, device=v.device)
     return FarSummary(torch.logsumexp(key_logs, 2), by_feature @ v, by_feature.detach() @ slots, shares)
 
 
@@ -387,8 +388,7 @@ def near_far_at_expected(
     far = query_logs + summary.log_sums.unsqueeze(2)
     features = torch.softmax(far, -1)
     with torch.no_grad():
-        # halves, which equal keys give, go up whatever their rounding: pads on the left do not move the band
-        centre = (features @ summary.positions.unsqueeze(-1)).add_(0.501).floor_().long()
+        centre = (features @ summary.positions.unsqueeze(-1)).floor_().long()
         wanted = centre + torch.arange(-window, window + 1, device=q.device)
         slots = wanted.clamp(0, k.size(2) - 1)
         hidden = slots != wanted

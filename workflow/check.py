@@ -89,8 +89,13 @@ def check(config: dict[str, Any]) -> None:
         raise InputError(f"pretrain: missing, so nothing says how {(trained or ['the base'])[0]} is trained")
     for seed, backbone in itertools.product(config["seeds"], config["backbones"]):
         base = config.get("base", os.devnull).format(seed=seed, backbone=backbone)
-        if not Path(base).exists():
-            raise InputError(f"base: {base} is not there; train it, or leave base out")
+        if not Path(base).exists() or Path(base).is_dir():
+            raise InputError(f"base: {base} is not there, or a folder; train it, or say pretrain instead")
+    for name, values in (("seed", config["seeds"]), ("backbone", config["backbones"])):
+        if len(values) > 1 and f"{{{name}}}" not in config.get("base", f"{{{name}}}"):
+            raise InputError(
+                f"base: one checkpoint for several {name}s; write {{{name}}} into the path, or give one {name}"
+            )
     # not above: Snakefile imports this file, and fairseq changes how its process logs
     from fairseq import options
 

@@ -341,7 +341,7 @@ class FarSummary:
         log_sums: ``(bsz, num_heads, r)``, ``log Σ_j exp(key_logs_jt)``.
         means: ``(bsz, num_heads, r, value_dim)``, ``Σ_j exp(key_logs_jt) v_j / Σ_j exp(key_logs_jt)``.
         positions: ``(bsz, num_heads, r)``, likewise of the slots ``j + 0.501``; no gradient. Halves, which equal keys
-            give, so go up whatever their rounding, and pads on the left do not move the band.
+            give, so go up (to some thousand keys in float32), and pads on the left do not move the band.
         shares: ``(bsz, num_heads, m, r)``, ``exp(key_logs_jt) / Σ_j' exp(key_logs_j't)``.
     """
 

@@ -4,6 +4,7 @@ import copy
 import hashlib
 import importlib.util
 import json
+import os
 import re
 import signal
 import subprocess
@@ -69,7 +70,13 @@ WRONG = [
     ({"systems": {"base": {"attention": "lot"}}}, "systems: "),
     ({"work": ""}, "work: "),
     ({"base": "{other}/base.pt"}, "base: '{other}/base.pt' has braces that are not {seed} or {backbone}"),
-    ({"base": "no/{backbone}{seed}.pt"}, "base: no/transformer1.pt is not there; train it, or leave base out"),
+    ({"base": "no/{backbone}{seed}.pt"}, "base: no/transformer1.pt is not there, or a folder; train it, or say"),
+    ({"base": "/dev"}, "base: /dev is not there, or a folder"),
+    ({"base": "/dev/null", "seeds": [1, 2]}, "base: one checkpoint for several seeds; write {seed} into the path"),
+    (
+        {"base": "/dev/null", "backbones": {"transformer": {}, "diff_transformer": {}}},
+        "base: one checkpoint for several b",
+    ),
     ({"languages": ["de", "../x"]}, "languages, 1: "),
     ({"languages": ["de", "de"]}, "languages: "),
     (
@@ -266,6 +273,21 @@ def test_a_base_that_is_given_is_plugged_into_fine_tuned_and_scored(tmp_path):
     for used in (r"plug_and_play.sh", r"finetune.sh", r"score.sh", r"fairseq-lot report .* --path"):
         assert re.search(rf"{used} {tmp_path}/mine1.pt", plan), used
     assert f'"base": "{given}"' in plan, "rows say which base"
+
+
+@pytest.mark.slow
+def test_another_base_is_noticed_also_an_older_one(tmp_path):
+    base, done = tmp_path / "mine.pt", tmp_path / "work" / "seed1" / "transformer" / "base.done"
+    base.write_text("one")
+    done.parents[2].mkdir()
+    (tmp_path / "work" / "data.done").write_text("data\n")
+    config = experiment(tmp_path, "data", base=str(base))
+    code, _, errors = snakemake(config, "--cores", "1", done)
+    assert code == 0 and done.read_text().startswith(hashlib.sha256(b"one").hexdigest()), errors
+    assert "given" not in "".join(snakemake(config, "--dry-run", done)[1:])
+    base.write_text("other")
+    os.utime(base, (1e9, 1e9))
+    assert "given" in "".join(snakemake(config, "--dry-run", done)[1:])
 
 
 def test_the_precision_of_an_experiment_wins_over_that_of_a_profile(tmp_path):

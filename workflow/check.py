@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -87,15 +87,8 @@ def check(config: dict[str, Any]) -> None:
     trained = [name for name, system in config["systems"].items() if system.get("from-scratch")]
     if "pretrain" not in config and (trained or "base" not in config):
         raise InputError(f"pretrain: missing, so nothing says how {(trained or ['the base'])[0]} is trained")
-    for seed, backbone in itertools.product(config["seeds"], config["backbones"]):
-        base = config.get("base", os.devnull).format(seed=seed, backbone=backbone)
-        if not Path(base).exists() or Path(base).is_dir():
-            raise InputError(f"base: {base} is not there, or a folder; train it, or say pretrain instead")
-    for name, values in (("seed", config["seeds"]), ("backbone", config["backbones"])):
-        if len(values) > 1 and f"{{{name}}}" not in config.get("base", f"{{{name}}}"):
-            raise InputError(
-                f"base: one checkpoint for several {name}s; write {{{name}}} into the path, or give one {name}"
-            )
+    if "base" in config:
+        _refuse_base(config["base"], seed=config["seeds"], backbone=config["backbones"])
     # not above: Snakefile imports this file, and fairseq changes how its process logs
     from fairseq import options
 
@@ -168,6 +161,18 @@ def _refuse_new_data(work: str, data: Path) -> None:
             if file.read_text(encoding="utf-8").strip() != now:
                 way_out = f"give another folder as work, or remove {file.parent}"
                 raise InputError(f"data: {data} was made again since {file.parent} was trained on it; {way_out}")
+
+
+def _refuse_base(path: str, **places: Collection[Any]) -> None:
+    """Raise InputError where a checkpoint to plug into is missing, or stands for several seeds or backbones."""
+    for name, values in places.items():
+        if len(values) > 1 and f"{{{name}}}" not in path:
+            way_out = f"write {{{name}}} into the path, or give one {name}"
+            raise InputError(f"base: one checkpoint for several {name}s; {way_out}")
+    for chosen in itertools.product(*places.values()):
+        base = Path(path.format(**dict(zip(places, chosen, strict=True))))
+        if not base.exists() or base.is_dir():
+            raise InputError(f"base: {base} is not there, or a folder; train it, or say pretrain instead")
 
 
 class _Loader(yaml.SafeLoader):

@@ -69,11 +69,12 @@ def hard_sliced_plan(
 ) -> Callable[[Tensor], Tensor]:
     """The mean of exact sliced plans, ``G = Σ_l σ_l U_l``, as ``v -> n·G v``.
 
-    Both sides are sorted along every slice; σ weighs the slices by the cost of their plans. Time is O(L n log n + L n
-    d) and memory O(n d + L n) and a chunk, backward too: the tokens in the order of a slice are gathered again rather
-    than kept. As many slices as fill a chunk are worked on at once. Equal values keep the order of their tokens.
-    Gradients go through v and through the weights to q and k; the plans are piecewise constant in the slices, whose
-    gradient is 0.
+    Both sides are sorted along every slice; σ weighs the slices by the cost of their plans.
+
+    Time is O(L n log n + L n d) and memory O(n d + L n) and a chunk, backward too: the tokens in the order of a slice
+    are gathered again rather than kept. As many slices as fill a chunk are worked on at once. Equal values keep the
+    order of their tokens. Gradients go through v and through the weights to q and k; the plans are piecewise constant
+    in the slices, whose gradient is 0.
 
     Args:
         q: ``(bsz, num_heads, tgt_len, d)`` and k: ``(bsz, num_heads, src_len, d)``, zero at pads.

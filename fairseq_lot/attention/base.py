@@ -1,6 +1,5 @@
 """The contract that every attention mechanism fulfils."""
 
-from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
@@ -29,8 +28,7 @@ class Masks(NamedTuple):
     causal: bool
 
 
-@dataclass(frozen=True)
-class AttentionOutput:
+class AttentionOutput(NamedTuple):
     """What a mechanism returns.
 
     Attributes:

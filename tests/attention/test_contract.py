@@ -2,9 +2,11 @@
 
 import copy
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from fairseq_lot.attention.registry import build_options
 from tests.conftest import close, gradients
@@ -71,6 +73,18 @@ def test_autocast_does_not_lower_the_precision(case):
         found.append([values, *gradients(values, [*inputs, *mechanism.parameters()])])
     for plain, autocast in zip(*found, strict=True):
         assert torch.equal(plain, autocast)
+
+
+@every_case
+def test_a_reentrant_checkpoint_keeps_the_gradients(case):
+    """It sees the tensors of a tuple, and drops the gradients of any other object in silence."""
+    mechanism = case.build()
+    found = []
+    for attend in (mechanism, partial(checkpoint, mechanism, use_reentrant=True)):
+        inputs = [x.requires_grad_() for x in draw(src_len=5)]
+        attend(*inputs)[0].square().sum().backward()
+        found.append([x.grad for x in inputs])
+    close(*found)
 
 
 @every_case

@@ -130,13 +130,18 @@ def read_rows(paths: Iterable[str | Path]) -> list[Row]:
     """The rows of results files, each once.
 
     Raises:
-        InputError: as :func:`read_lines_as`, or one name stands for two systems, trainings or rows.
+        InputError: as :func:`read_lines_as`, or one name stands for two systems, trainings, test sets or rows.
     """
     found: dict[tuple, tuple[Any, str]] = {}
     for path in paths:
         for place, row in read_lines_as(Row, path, "row"):
-            system, training = ("system", row.experiment, row.system), ("training", row.experiment, row.backbone)
-            for key, value in ((system, row.settings), (training, row.training), (("row", *row.key), row)):
+            named = {
+                ("system", row.experiment, row.system): row.settings,
+                ("training", row.experiment, row.backbone): row.training,
+                ("sentences", row.dataset, row.experiment): row.sentences,
+                ("row", *row.key): row,
+            }
+            for key, value in named.items():
                 old, at = found.setdefault(key, (value, place))
                 if old != value:
                     raise InputError(f"{at} and {place} have different values of {key}; give one of them another name")

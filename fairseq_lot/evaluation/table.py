@@ -75,7 +75,7 @@ def result_tables(
     show = _papers if papers else _medians if medians else _full
     found = []
     for part in tables(rows):
-        heading = f"**{part[0].dataset}**, {part[0].experiment}, {_listed(row.sentences for row in part)} sentences, "
+        heading = f"**{part[0].dataset}**, {part[0].experiment}, {part[0].sentences} sentences, "
         found.append(show(_Systems(part, metric), heading + METRICS[metric]))
     return found
 

@@ -60,11 +60,12 @@ def test_broken_line_names_file_and_line(tmp_path, make_row, broken, words):
     [
         ({"settings": {"attention": "lot", "options": {"lot-num-pivots": 3}}, "seed": 2}, "('system', 'short', 'LOT')"),
         ({"training": {"size": "small"}, "seed": 2}, "('training', 'short', 'transformer')"),
+        ({"sentences": 7, "seed": 2}, "('sentences', 'toy', 'short')"),
         ({"score": 31.0}, "('row', 'toy', 'short', 'transformer', 'LOT', 'plug-and-play', 1)"),
     ],
 )
 def test_one_name_stands_for_one_thing(tmp_path, make_row, changes, words):
-    """Systems and trainings of an experiment, and rows, also in several files."""
+    """Systems, trainings and test sets of an experiment, and rows, also in several files."""
     row = {"stage": "plug-and-play", "settings": {"attention": "lot"}}
     one = write_rows(tmp_path / "one.jsonl", make_row("LOT", **row))
     other = write_rows(tmp_path / "other.jsonl", make_row("LOT", **row | changes))

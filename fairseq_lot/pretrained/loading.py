@@ -1,5 +1,6 @@
 """A trained model, alone or together with the sentences it is to run on."""
 
+import contextlib
 import copy
 import dataclasses
 import sys
@@ -95,18 +96,12 @@ class Loaded:
         """The sentences of these batches with their best translations, as symbols with the end of sentence."""
         generator = self.task.build_generator([self.model], Namespace(beam=beam))
         cut, limit = 0, min(generator.max_len_b, generator.max_len - 1)
-        wanted = [(layer, layer.need_attn) for layer in self.model.decoder.layers]
-        try:
-            for layer, _ in wanted:
-                layer.need_attn = False  # nobody reads the weights
-            for sample in map(self.batch, batches):
+        for sample in map(self.batch, batches):
+            with _weights_unread(self.model):
                 found = self.task.inference_step(generator, [self.model], sample)
-                for i, hypotheses in zip(sample["id"].tolist(), found, strict=True):
-                    cut += len(hypotheses[0]["tokens"]) > limit
-                    yield i, hypotheses[0]["tokens"].cpu()
-        finally:
-            for layer, before in wanted:
-                layer.need_attn = before
+            for i, hypotheses in zip(sample["id"].tolist(), found, strict=True):
+                cut += len(hypotheses[0]["tokens"]) > limit
+                yield i, hypotheses[0]["tokens"].cpu()
         if cut:
             print(
                 f"{self.path}: {cut} translations have {limit} pieces, the limit, and may be cut off; "
@@ -117,6 +112,19 @@ class Loaded:
     def batch(self, indices: Iterable[int]) -> dict:
         """fairseq's sample of these sentences, on the model's device."""
         return on_device(self.sentences.collater([self.sentences[int(i)] for i in indices]), self.device)
+
+
+@contextlib.contextmanager
+def _weights_unread(model: TransformerModel) -> Iterator[None]:
+    """Let the decoder leave out the weights of its cross-attention, as ``fairseq-generate`` does."""
+    wanted = [(layer, layer.need_attn) for layer in model.decoder.layers]
+    try:
+        for layer, _ in wanted:
+            layer.need_attn = False
+        yield
+    finally:
+        for layer, before in wanted:
+            layer.need_attn = before
 
 
 def on_device(sample: dict, device: torch.device) -> dict:

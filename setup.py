@@ -30,7 +30,7 @@ def version():
 setup(
     name="fairseq-lot",
     version=version(),
-    description="Attention as optimal transport, inside fairseq: pluggable softmax, Sinkhorn, ESP and LOT attention",
+    description="Attention as optimal transport, inside fairseq: softmax, Sinkhorn, ESP, LOT, near_far and SeT",
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="MIT",

@@ -1,4 +1,4 @@
-"""Attention as optimal transport, inside fairseq: softmax, Sinkhorn, ESP and LOT attention for translation.
+"""Attention as optimal transport, inside fairseq: softmax, Sinkhorn, ESP, LOT, near_far and SeT for translation.
 
 The names in ``__all__`` are imported when they are first used, so that ``import fairseq_lot`` stays light.
 """

@@ -89,6 +89,7 @@ class Lot(Mechanism):
     pivots: Tensor
     mass_logits: Tensor
     summarises = True
+    supports_causal = True  # of some options
     uncoupling_options = {"query_updates": 1}
 
     def __init__(self, **context: Any) -> None:

@@ -79,6 +79,7 @@ class NearFar(Mechanism):
     feature_bias: Tensor
     summarises = True
     counts_slots = True
+    supports_causal = True  # of some options
     uncoupling_options = {"num_updates": 1}
 
     def __init__(self, **context: Any) -> None:

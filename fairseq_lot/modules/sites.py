@@ -100,7 +100,9 @@ def check_site(mechanism: Mechanism, name: str, site: str) -> None:
             "they belong to two sentences; use --attention-sites encoder"
         )
     if mechanism.couples_queries:
-        flags = [f"{flag(flat_name(name, k))} {v}" for k, v in mechanism.uncoupling_options.items()]
+        serves = site == "cross" or type(inner(mechanism)).supports_causal  # with other options
+        uncoupling = mechanism.uncoupling_options if serves else {}
+        flags = [f"{flag(flat_name(name, k))} {v}" for k, v in uncoupling.items()]
         raise InputError(
             f"{name} attention couples the queries (row i of the plan depends on all rows), so at the {site!r} site it "
             "would show future target tokens in training and could not decode step by step; "

@@ -235,16 +235,6 @@ class TestEncoderLayer:
         with pytest.raises(RuntimeError, match="1.fc1.weight"):
             layers.load_state_dict(state)
 
-    def test_attention_is_called_in_eval_mode_with_padding(self, layers):
-        calls = []
-        layer = layers.eval()[0]
-        layers.load_state_dict(layers.state_dict())
-        layer.self_attn.register_forward_hook(lambda *_: calls.append(1))
-        pad = torch.tensor([[False, False, False], [False, False, True]])
-        with torch.no_grad():
-            layer(torch.rand(3, 2, 8), pad)
-        assert calls == [1]
-
 
 class Malicious:
     """Makes a file when it is unpickled without care."""

@@ -34,7 +34,6 @@ VARIANTS = {
         "uncoupled": {"num_pivots": 6, "query_updates": 1, "epsilon": 0.7},
         "one-pivot": {"num_pivots": 1},
         "fixed": {"num_pivots": 6, "learn_pivots": False, "learn_masses": False},
-        "tempered": {"num_pivots": 6, "mass_temperature": 0.3},
         "convolution": {"num_pivots": 6, "conv_kernel": 3, "query_updates": 1},
         **{f"updates-{n}": {"num_pivots": 6, "num_updates": n, "epsilon": 0.5} for n in (1, 5)},
     },

@@ -14,8 +14,7 @@ from matplotlib.figure import Figure
 
 import fairseq_lot
 from fairseq_lot.inspection.capture import capture
-from fairseq_lot.output.figures import as_bytes
-from fairseq_lot.output.files import atomic_write
+from fairseq_lot.output.figures import write_figure
 
 COLOURS = "Blues"
 
@@ -72,8 +71,7 @@ def main():
     panels = {}
     for name, checkpoint in checkpoints.items():
         pieces, panels[name] = weights_of(checkpoint, args)
-    with atomic_write(args.out, "wb") as file:
-        file.write(as_bytes(draw(panels, pieces), args.out.suffix.lstrip(".")))
+    write_figure(draw(panels, pieces), args.out)
 
 
 if __name__ == "__main__":

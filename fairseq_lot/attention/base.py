@@ -124,16 +124,11 @@ class Mechanism(nn.Module):
         """Compute ``A v`` (and A when ``need_weights``); see :meth:`forward` for the shapes."""
         raise NotImplementedError
 
-    def attend_scored(
-        self, query_scores: Tensor, key_scores: Tensor, v: Tensor, masks: Masks, need_weights: bool
-    ) -> AttentionOutput:
-        """:meth:`attend` on the products of q and k with :meth:`probes`, ``(bsz, num_heads, len, r)``."""
-        raise NotImplementedError
-
     def probes(self, like: Tensor) -> Tensor | None:
         """``(num_heads, r, head_dim)``: all that is needed of q and k are their products with these; None: more is.
 
-        Who makes q and k by a projection may then make the products by a narrower one, for :meth:`forward_scored`.
+        Who makes q and k by a projection may then make the products by a narrower one, for :meth:`forward_scored`; the
+        mechanism has a method ``attend_scored`` of the products.
 
         Args:
             like: has the dtype and the device that q and k would have.

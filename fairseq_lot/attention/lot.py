@@ -43,7 +43,6 @@ class LotOptions(Options):
     seed: int = option(0, "seed of the initial pivots", minimum=0, maximum=2**53)
     learn_pivots: bool = option(True, "learn the pivots; false: they stay as they were drawn")
     learn_masses: bool = option(True, "learn the masses of the pivots; false: they stay equal")
-    mass_temperature: float = option(1.0, "masses are softmax(logits / this)", above=1e-30)
     conv_kernel: int | None = option(
         None, "odd width of a depthwise convolution of V over tokens, encoder only; default: none", minimum=1
     )
@@ -79,8 +78,7 @@ class Lot(Mechanism):
 
     Attributes:
         pivots: ``(num_heads, r, head_dim)``, learnt (else a buffer), in the space of q and k.
-        mass_logits: ``(num_heads, r)``, learnt (else, or where they play no part, a buffer);
-            ``σ = softmax(mass_logits / mass_temperature)``.
+        mass_logits: ``(num_heads, r)``, log σ up to a constant, learnt (else, or where they play no part, a buffer).
         convolution: what V goes through before it is attended to, or None.
     """
 
@@ -110,7 +108,7 @@ class Lot(Mechanism):
 
     def log_masses(self) -> Tensor:
         """log σ, ``(num_heads, r)``, at least float32."""
-        return torch.log_softmax(at_least_float32(self.mass_logits) / self.options.mass_temperature, -1)
+        return torch.log_softmax(at_least_float32(self.mass_logits), -1)
 
     def scores(self, x: Tensor) -> Tensor:
         """``s·x·z/ε`` of queries or keys with every pivot, ``(bsz, num_heads, len, r)``, at least float32."""

@@ -261,7 +261,7 @@ TWINS = {
         q,
         k,
         m.pivots[head],
-        m.mass_logits[head] / m.options.mass_temperature,
+        m.mass_logits[head],
         epsilon=m.options.epsilon,
         num_updates=m.options.num_updates,
         query_updates=m.options.query_updates,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tabulate import DataRow, TableFormat, tabulate
+from tabulate import tabulate
 
 MISSING = "–"
 
@@ -36,30 +36,24 @@ class Table:
             padded: make every column as wide as its widest cell, to be read in a terminal.
         """
         cells = [[_one_line(text).replace("|", "\\|") for text in row] for row in (self.head, *self.rows)]
-        form: dict[str, Any] = (
-            {"tablefmt": "pipe", "colalign": self._sides()} if padded else {"tablefmt": self._plain(), "stralign": None}
-        )
-        table = tabulate(cells[1:], cells[0], disable_numparse=True, **form)
+        if padded:
+            table = tabulate(cells[1:], cells[0], "pipe", colalign=self._sides(), disable_numparse=True)
+        else:  # so that a change of one cell changes one line
+            rule = ["---:" if side == "right" else "---" for side in self._sides()]
+            table = "\n".join(f"| {' | '.join(row)} |" for row in (cells[0], rule, *cells[1:]))
         notes = "\n".join(f"- {_one_line(note)}" for note in self.notes)
         return "\n\n".join(part for part in (_one_line(self.heading), table, notes) if part)
 
     def html(self) -> str:
         """The same as HTML; a table that is too wide scrolls, also by the keyboard."""
         cells = [[_inline(text) for text in row] for row in (self.head, *self.rows)]
-        form: dict[str, Any] = {"tablefmt": "unsafehtml", "colalign": self._sides()}
-        table = tabulate(cells[1:], cells[0], disable_numparse=True, **form)
+        table = tabulate(cells[1:], cells[0], "unsafehtml", colalign=self._sides(), disable_numparse=True)
         heading = f"<p>{_inline(self.heading)}</p>\n" if self.heading else ""
         notes = "".join(f"<li>{_inline(note)}</li>" for note in self.notes)
         return f'{heading}<div class="wide" tabindex="0">{table}</div>' + (f"\n<ul>{notes}</ul>" if notes else "")
 
     def _sides(self) -> list[str]:
         return ["right" if side == ">" else "left" for side in self.align or "<" * len(self.head)]
-
-    def _plain(self) -> TableFormat:
-        """Markdown without padding, so that a change of one cell changes one line."""
-        row = DataRow("| ", " | ", " |")
-        rule = f"| {' | '.join('---:' if side == 'right' else '---' for side in self._sides())} |"
-        return TableFormat(None, lambda widths, aligns: rule, None, None, row, row, 0, None)
 
 
 def _one_line(text: object) -> str:

@@ -1,12 +1,13 @@
 """Marginals: the mass that each token sends or receives."""
 
-from typing import TypeAlias, overload
+from typing import TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
 #: ``(bsz, len)`` bool, True = pad; None: there are no pads
 Pads: TypeAlias = Tensor | None
+SomePads = TypeVar("SomePads", Tensor, None, Pads)
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -14,11 +15,7 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-@overload
-def without_empty(padding_mask: Tensor) -> Tensor: ...
-@overload
-def without_empty(padding_mask: None) -> None: ...
-def without_empty(padding_mask: Pads) -> Pads:
+def without_empty(padding_mask: SomePads) -> SomePads:
     """The padding mask, cleared for sentences that are all padding, so that no sum over real tokens is empty.
 
     Their values are zero anyway; what matters is that nothing becomes NaN.

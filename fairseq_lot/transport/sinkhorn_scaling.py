@@ -25,13 +25,11 @@ def scaled_conditional(
     """
     with torch.no_grad(), torch.autocast(scores.device.type, enabled=False):
         solution = _solve(scores, log_a, log_b, num_updates, tolerance)
-        if solution is None or not solution.is_safe():
+        if not solution.is_safe():
             # again, shifted on the side that is updated first: its sums are then at least 1
             shifted = scores - scores.amax(-1 if num_updates % 2 else -2, keepdim=True)
             solution = _solve(shifted, log_a, log_b, num_updates, tolerance)
-    if solution is None or not solution.is_safe():
-        return None
-    return _Unrolled.apply(scores, log_a, log_b, solution)
+    return _Unrolled.apply(scores, log_a, log_b, solution) if solution.is_safe() else None
 
 
 @dataclass(frozen=True)
@@ -63,18 +61,15 @@ class _Solution:
 
 
 def _solve(scores, log_a, log_b, num_updates, tolerance):
-    """Alternate between columns and rows, the rows last; None when the first sums show that others would be extreme."""
+    """Alternate between columns and rows, the rows last."""
     *lead, n, m = scores.shape
     kernel = _exp(scores)
     a, b = _flat(log_a.exp(), lead), _flat(log_b.exp(), lead)
     # before its first update a side is scaled by 1 where it has mass
     u, w = (mass.sign().expand(kernel.size(0), -1) for mass in (a, b))
     row_sums, column_sums = [], []
-    turns = _turns(num_updates)
-    for turn, side in enumerate(turns[:-1]):
+    for side in _turns(num_updates)[:-1]:
         sums = _rows(kernel, w) if side == "rows" else _columns(kernel, u)
-        if turn == 0 and _are_extreme(sums):
-            return None
         if side == "rows":
             row_sums.append(sums)
             u = a / sums
@@ -93,11 +88,6 @@ def _solve(scores, log_a, log_b, num_updates, tolerance):
 def _turns(num_updates):
     """Whose turn each half-update is: both sides alternate, and the rows come last."""
     return [("columns", "rows")[(num_updates - turn) % 2] for turn in range(num_updates)]
-
-
-def _are_extreme(sums):
-    low, high = sums.aminmax()
-    return not (low.item() > 1e-15 and high.item() < 1e15)  # true for NaN
 
 
 def _exp(scores):

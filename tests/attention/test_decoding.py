@@ -6,6 +6,7 @@ import torch
 from fairseq_lot.attention import reference
 from fairseq_lot.attention.registry import build_mechanism
 from tests.conftest import close, gradients
+from tests.transport.test_pivots_causal import twin as prefix_twin
 from tests.variants import CASES, CAUSAL_CASES, HEAD_DIM, NUM_HEADS, draw, inner, padding_mask
 
 UNCOUPLED = [case for case in CASES if not case.build().couples_queries]
@@ -147,28 +148,18 @@ def test_a_plan_that_was_not_asked_for_in_time_is_none(case):
     assert output.weights is None and output.values.isfinite().all()
 
 
-def causal_lot_plan(q, k, pivots, epsilon):
-    """``A_ij = Σ_t softmax(s·q_i·z/ε)_t exp(s·k_j·z_t/ε) / Σ_{j' ≤ i} exp(s·k_j'·z_t/ε)``, with loops."""
-    from_queries, from_keys = reference.scores(q, pivots) / epsilon, reference.scores(k, pivots) / epsilon
-    rows = []
-    for i in range(len(q)):
-        shares = torch.exp(from_queries[i]) / torch.exp(from_queries[i]).sum()
-        row = [torch.zeros((), dtype=q.dtype)] * len(k)
-        for t in range(len(pivots)):
-            total = sum(torch.exp(from_keys[j, t]) for j in range(i + 1))
-            row = [x + shares[t] * torch.exp(from_keys[j, t]) / total if j <= i else x for j, x in enumerate(row)]
-        rows.append(row)
-    return reference.matrix(rows)
-
-
 @pytest.mark.parametrize("case", [c for c in CAUSAL_CASES if c.name == "lot" and not c.differential], ids=str)
 def test_causal_lot_agrees_with_slow_twin(case):
     mechanism = case.build()
     inputs = [x.requires_grad_() for x in draw(bsz=1, tgt_len=5, src_len=5)]
     output = mechanism(*inputs, need_weights=True, causal=True)
     q, k, v = (x[0] for x in inputs)
-    epsilon = mechanism.options.epsilon
-    plan = torch.stack([causal_lot_plan(q[h], k[h], mechanism.pivots[h], epsilon) for h in range(NUM_HEADS)])
+    identity = torch.eye(5, dtype=torch.float64)
+    plan = []
+    for pivots, *tokens in zip(mechanism.pivots, q, k, strict=True):
+        ours, keys = (reference.scores(x, pivots) / mechanism.options.epsilon for x in tokens)
+        plan.append(prefix_twin(torch.softmax(ours, -1), keys, identity))
+    plan = torch.stack(plan)
     close(output.weights[0], plan, 1e-10)
     close(output.values[0], plan @ v, 1e-10)
     leaves = [*inputs, mechanism.pivots]

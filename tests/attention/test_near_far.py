@@ -237,16 +237,18 @@ def test_the_causal_form_agrees_with_the_slow_twin(n, early):
     [*((*form, 60.0) for form in FORMS.values()), ({}, {"causal": True}, 0.0)],
     ids=[*FORMS, "causal-by-prefixes"],
 )
-def test_no_tensor_of_a_layer_grows_faster_than_the_sentence(options, how, limit, monkeypatch):
+def test_no_tensor_of_a_layer_grows_faster_than_the_sentence_nor_what_is_kept(options, how, limit, monkeypatch):
     monkeypatch.setattr(near_far_file, "_MODERATE", limit)
-    mechanism, largest = build(window=4, num_features=6, **options).float(), []
+    mechanism, largest, kept = build(window=4, num_features=6, **options).float(), [], []
     for n in (512, 1024, 2048):
-        leaves = [x.float().requires_grad_() for x in inputs(n)]
+        leaves, sizes = [x.float().requires_grad_() for x in inputs(n)], []
         with Sizes() as seen:
-            values = mechanism(*leaves, **how).values
+            with torch.autograd.graph.saved_tensors_hooks(lambda x, s=sizes: s.append(x.numel()) or x, lambda x: x):
+                values = mechanism(*leaves, **how).values
             torch.autograd.grad(values.sum(), [*leaves, *mechanism.parameters()])
         largest.append(seen.largest / n)
-    assert max(largest) <= 1.1 * min(largest), largest
+        kept.append(sum(sizes) / n)
+    assert max(largest) <= 1.1 * min(largest) and 0 < max(kept) <= 1.1 * min(kept), (largest, kept)
 
 
 def test_at_cross_float32_keeps_the_digits_that_the_bands_share_leaves():

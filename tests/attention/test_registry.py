@@ -71,7 +71,6 @@ REFUSED = [
     ("lot set", "num_pivots", (0, -1, 2.5)),
     ("lot", "query_updates", (0,)),
     ("lot set", "pivot_std", (-0.1, NAN, INF, 1e300)),
-    ("lot", "mass_temperature", (0, -1.0, NAN, INF)),
     ("lot", "conv_kernel", (2, 4, 0, -1, 2.5)),
     ("lot esp", "seed", (-1,)),
     ("set", "positional_temperature", (0, INF)),

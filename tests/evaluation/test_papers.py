@@ -63,10 +63,6 @@ def test_a_line_for_each_system_and_columns_for_each_backbone(make_row):
     ]
 
 
-def test_medians_of_sacrebleu(make_row):
-    assert "| softmax | 30.50 |" in lines([make_row()], metric="sacrebleu", medians=True)
-
-
 def test_medians_papers_and_metrics_that_exclude_each_other(make_row, tmp_path, capfd, refused):
     command = ["table", str(write_rows(tmp_path / "results.jsonl", make_row())), "--papers"]
     assert main(command) == 0

@@ -365,7 +365,7 @@ def test_solver_with_tokens_split(T, n, m, monkeypatch):
 MECHANISMS = {
     "lot": {"num_pivots": 6},
     "lot-convolution": {"num_pivots": 6, "conv_kernel": 3},
-    "lot-tempered": {"num_pivots": 6, "mass_temperature": 0.3, "epsilon": 0.5, "query_updates": 1},
+    "lot-uncoupled": {"num_pivots": 6, "epsilon": 0.5, "query_updates": 1},
     "set": {"num_pivots": 6},
     "sinkhorn": {},
     "sinkhorn-learnable": {"learn_epsilon": True},

@@ -113,13 +113,6 @@ def test_a_word_of_the_wrong_kind_ends_with_code_2(words, capsys):
     assert caught.value.code == 2 and words[0] in capsys.readouterr().err
 
 
-def test_options_of_a_mechanism_are_built_into_it():
-    mechanism = build("--attention", "lot", "--lot-num-pivots", "7", "--lot-epsilon", "0.5", layer=3)
-    assert mechanism.pivots.shape == (4, 7, 8)
-    assert mechanism.options == build_options("lot", num_pivots=7, epsilon=0.5)
-    assert mechanism.layer == 3
-
-
 def test_options_of_another_mechanism_in_a_checkpoint_change_nothing():
     assert build("--attention", "lot", "--sinkhorn-epsilon", "0.5").options == build_options("lot")
 

@@ -87,14 +87,6 @@ def test_temperatures_of_one_update_become_those_of_softmax(start):
         torch.testing.assert_close(one.student.epsilon().flatten(), torch.ones(HEADS), atol=0.05, rtol=0)
 
 
-def test_temperatures_start_at_softmax_s_own_and_come_nearer():
-    both, sentences = models("sinkhorn", sinkhorn_epsilon=None)
-    starts = [one.student.epsilon() for one in both.matched]
-    assert len(starts) == LAYERS and all(start.eq(1).all() for start in starts)
-    fitted = calibrate(both, sentences, rate=0.2)
-    assert fitted.after.sum() < fitted.before.sum()
-
-
 def test_error_is_relative_and_blind_to_pads():
     both, sentences = models("lot")
     batch, (match, *_), seen = sentences.batch(range(8)), both.matched, []

@@ -35,7 +35,7 @@ def draw_losses(axes, losses):
     """Validation losses above those of the control of the same seed; returns the colours of the systems."""
     colours = {}
     for name, valid in losses.items():
-        system, comma, seed = name.partition(", ")
+        system, comma, seed = name.partition(", seed ")
         if system != CONTROL:
             control = losses[CONTROL + comma + seed]
             gaps = [valid[at] - control[at] for at in control if at in valid]
@@ -46,21 +46,20 @@ def draw_losses(axes, losses):
     return colours
 
 
+def difference(ours, theirs):
+    """BLEU of some counts minus that of others, and the bounds of its 95 % interval by the paired bootstrap."""
+    resampled = resampled_scores([ours, theirs], samples=SAMPLES, seed=SEED)
+    return corpus_score(ours) - corpus_score(theirs), *interval(resampled[0] - resampled[1])
+
+
 def draw_scores(axes, counts, colours):
     """BLEU below the control's, with 95 % intervals of the paired bootstrap."""
     control = counts.pop(CONTROL)
     for shift, (name, by_epochs) in enumerate(counts.items()):
         epochs = sorted(by_epochs)
-        gaps, bounds = [], []
-        for at in epochs:
-            of_both = [control[at], by_epochs[at]]
-            gaps.append(corpus_score(of_both[0]) - corpus_score(of_both[1]))
-            resampled = resampled_scores(of_both, samples=SAMPLES, seed=SEED)
-            bounds.append(interval(resampled[0] - resampled[1]))
-        below, above = zip(*bounds, strict=True)
-        errors = np.array(gaps) - below, np.array(above) - gaps
+        gaps, low, high = np.array([difference(control[at], by_epochs[at]) for at in epochs]).T
         at = [epoch + 0.12 * (shift - 1) for epoch in epochs]
-        axes.errorbar(at, gaps, errors, fmt="o-", capsize=2, color=colours.get(name))
+        axes.errorbar(at, gaps, (gaps - low, high - gaps), fmt="o-", capsize=2, color=colours.get(name))
     axes.set_ylabel("BLEU below softmax's")
 
 

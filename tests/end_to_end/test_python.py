@@ -28,6 +28,9 @@ def test_a_string_gives_a_string_and_a_list_gives_a_list(data, model):
 
 def test_translating_leaves_the_model_as_it_was(model):
     """Also while others are still to be translated."""
+    before = [layer.need_attn for layer in model.loaded.model.decoder.layers]
+    model.translate("der alte Mann")
+    assert [layer.need_attn for layer in model.loaded.model.decoder.layers] == before == [True] * len(before)
     sources = model.loaded.with_sources([model.loaded.source(["x"])] * 2)
     translations = sources.translate([[0], [1]], beam=1)
     for _ in range(2):

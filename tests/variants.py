@@ -45,6 +45,8 @@ VARIANTS = {
         "expected": {"num_features": 6, "window": 1, "band": "expected"},
         "band": {"num_features": 0, "window": 2},
         "fixed": {"num_features": 6, "window": 1, "learn_features": False},
+        "alibi": {"num_features": 6, "window": 1, "prior": "alibi"},
+        "alibi-updates-3": {"num_features": 6, "window": 1, "num_updates": 3, "prior": "alibi"},
     },
     "set": {
         "default": {},

@@ -13,6 +13,7 @@ from fairseq_lot.errors import InputError
 from fairseq_lot.transport.marginals import Pads, at_least_float32, without_empty
 from fairseq_lot.transport.near_far import FarSummary, feature_logs, near_far, near_far_at_expected, summarise_far
 from fairseq_lot.transport.pivots_causal import PrefixState, absorb, empty_prefix, prefix_apply
+from fairseq_lot.transport.positions import alibi_slopes
 
 # The log of no mass: far below all others, and finite, so that sums of it have gradients.
 _NO_MASS = -1e30
@@ -35,6 +36,9 @@ class NearFarOptions(Options):
         "that the features expect; at cross always expected",
         choices=("diagonal", "expected"),
     )
+    prior: str | None = option(
+        None, "alibi: nearer keys are likelier before any score is seen; default: all alike", choices=("alibi",)
+    )
     learn_features: bool = option(True, "learn the features; false: they stay as they were drawn")
     seed: int = option(0, "seed of the initial features", minimum=0, maximum=2**53)
 
@@ -44,9 +48,12 @@ class NearFarOptions(Options):
             raise InputError("num_features must be at least 1 with band expected, got 0")
         if self.band == "expected" and self.num_updates > 1:
             raise InputError(f"num_updates must be 1 with band expected, got {self.num_updates}")
+        if self.band == "expected" and self.prior is not None:
+            raise InputError(f"prior must be None with band expected, got {self.prior}")
 
     def at_site(self, site: str) -> "NearFarOptions":
-        return replace(self, band="expected") if site == "cross" and self.num_updates == 1 else self
+        of_one_sentence = self.num_updates > 1 or self.prior is not None
+        return self if site != "cross" or of_one_sentence else replace(self, band="expected")
 
 
 class NearFar(Mechanism):
@@ -56,6 +63,8 @@ class NearFar(Mechanism):
         K̃_ij = φ(q_i)·ψ(k_j)      elsewhere
         φ_t(q) = exp(s·q·z_t - s‖q‖²/2 + c_t) / r
         ψ_t(k) = exp(s·k·z_t - s‖k‖²/2)
+
+    With the prior ``alibi`` both are times ``exp(-slope·|i - j|)``, with one slope per head [ALiBi].
 
     As drawn, z ~ N(0, √d) and c = 0, φ·ψ is an unbiased estimate of exp(s·q·k): the positive features of [FAVOR]. A
     kernel that is sparse and exact here and of low rank there is [Scatterbrain]'s, and with Sinkhorn's updates
@@ -93,6 +102,12 @@ class NearFar(Mechanism):
             self.keep("features", features, learn=options.learn_features)
             self.keep("feature_bias", torch.zeros(features.shape[:2]), learn=options.learn_features)
 
+    def _slopes(self, like: Tensor) -> Tensor | None:
+        """``(num_heads,)``; None without a prior."""
+        if self.options.prior is None:
+            return None
+        return alibi_slopes(self.num_heads, dtype=like.dtype, device=like.device)
+
     def _logs(self, x: Tensor) -> Tensor:
         """``s·x·z_t - s‖x‖²/2 - (log r)/2``, ``(bsz, num_heads, len, r)``: ``log ψ``, and ``log φ`` but for c."""
         return feature_logs(x, self.features, scale=self.scaling)
@@ -129,7 +144,7 @@ class NearFar(Mechanism):
         """:func:`near_far` of two sides and the logs of their features; without logs the band alone."""
         bias = None if logs[0] is None else self.feature_bias
         settings = {"window": self.options.window, "scale": self.scaling, **kind}
-        return near_far(sides[0], sides[1], v, logs[0], logs[1], log_mass, bias, **settings)
+        return near_far(sides[0], sides[1], v, logs[0], logs[1], log_mass, bias, self._slopes(sides[0]), **settings)
 
     def _log_masses(self, sides, logs, masks):
         """log w after all half-updates but the last, which is that of the rows; None: all keys alike."""
@@ -155,6 +170,10 @@ class NearFar(Mechanism):
         log_mass = _log_mass(key_pads, sides[1])
         values, log_sums = self._products(sides, v, (None, None), log_mass, causal=True, with_log_sums=True)
         query_logs, key_logs = logs
+        slopes = self._slopes(v)
+        if slopes is not None:
+            falls = slopes[:, None, None] * torch.arange(v.size(2), dtype=v.dtype, device=v.device).unsqueeze(-1)
+            query_logs, key_logs = query_logs - falls, key_logs + falls
         if key_pads is not None:
             key_logs = key_logs.masked_fill(key_pads[:, None, :, None], _NO_MASS)
         # a key counts from the query on whose window it has left
@@ -235,17 +254,23 @@ class NearFar(Mechanism):
             log_mass = state.get("log_mass", k.new_zeros(k.size(0), 1, k.size(2) - 1))
             now = k.new_zeros(k.size(0), 1, 1)
             log_mass = torch.cat([log_mass, now if pads is None else now.masked_fill_(pads.unsqueeze(1), _NO_MASS)], 2)
-        far = None
+        slopes, far = self._slopes(k), None
         if k.size(2) > self.options.window + 1:
             tokens = torch.cat([q, k[:, :, :1]], 2)
             query_logs, leaving = self._logs(tokens).split(1, 2)
             if log_mass is not None:
                 leaving, log_mass = leaving + log_mass[:, :, :1, None], log_mass[:, :, 1:]
             before = PrefixState(state["log_sums"], state["means"]) if "means" in state else empty_prefix(leaving, v)
+            if slopes is not None:
+                leaving = leaving - slopes[:, None, None] * (self.options.window + 1)
+                before = replace(before, log_sums=before.log_sums - slopes[:, None])
             far = absorb(before, leaving.squeeze(2), v[:, :, 0])
             q, k, v = tokens[:, :, :1], k[:, :, 1:], v[:, :, 1:]
         state = {"recent_key": k, "recent_value": v} | ({} if log_mass is None else {"log_mass": log_mass})
         bias = None if log_mass is None else log_mass.unsqueeze(2)
+        if slopes is not None:
+            falls = slopes[:, None, None] * torch.arange(1 - k.size(2), 1, dtype=k.dtype, device=k.device)
+            bias = falls.unsqueeze(0) if bias is None else bias + falls
         if far is None:
             return scaled_dot_product_attention(at_least_float32(q), k, v, bias), state
         heads = q.flatten(0, 1), k.flatten(0, 1).transpose(-1, -2)

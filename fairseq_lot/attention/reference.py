@@ -95,8 +95,12 @@ def near_far_plan(
     num_updates: int = 1,
     band: str = "diagonal",
     causal: bool = False,
+    slope: float = 0.0,
 ) -> Tensor:
-    """Exact scores within the window, ``Σ_t φ_t(q) ψ_t(k)`` elsewhere; half-updates of the plan, rows last."""
+    """Exact scores within the window, ``Σ_t φ_t(q) ψ_t(k)`` elsewhere; half-updates of the plan, rows last.
+
+    ``slope`` makes near keys likelier.
+    """
     n, m, s = len(q), len(k), 1 / math.sqrt(q.size(-1))
     exact, far = scores(q, k), torch.full((n, m), -math.inf, dtype=torch.float64)
     if len(features):
@@ -108,7 +112,8 @@ def near_far_plan(
         means = [sum(j * share.item() for j, share in enumerate(torch.softmax(row, 0))) for row in far]
         centres = [math.floor(mean + 0.501) for mean in means]
     similarity = matrix(
-        [exact[i, j] if abs(centres[i] - j) <= window else far[i, j] for j in range(m)] for i in range(n)
+        [(exact[i, j] if abs(centres[i] - j) <= window else far[i, j]) - slope * abs(centres[i] - j) for j in range(m)]
+        for i in range(n)
     )
     if causal:
         similarity = similarity + torch.full((n, m), -math.inf, dtype=torch.float64).triu(1 + m - n)
@@ -247,6 +252,10 @@ def _epsilon(mechanism, head):
     return mechanism.options.epsilon if mechanism.log_epsilon is None else torch.exp(mechanism.log_epsilon[head])
 
 
+def _slope(mechanism, head):
+    return alibi_slopes(mechanism.num_heads)[head] if mechanism.options.prior == "alibi" else 0.0
+
+
 # mechanism: the plan of one of its heads for q and k
 TWINS = {
     "esp": lambda m, head, q, k: esp_plan(
@@ -274,6 +283,7 @@ TWINS = {
         window=m.options.window,
         num_updates=m.options.num_updates,
         band=m.options.band,
+        slope=_slope(m, head),
     ),
     "set": lambda m, head, q, k: set_plan(
         (q + k) / 2,
@@ -283,7 +293,5 @@ TWINS = {
         positional_temperature=m.options.positional_temperature,
     ),
     "sinkhorn": lambda m, head, q, k: sinkhorn_plan(q, k, epsilon=_epsilon(m, head), num_updates=m.options.num_updates),
-    "softmax": lambda m, head, q, k: softmax_plan(
-        q, k, slope=alibi_slopes(m.num_heads)[head] if m.options.prior == "alibi" else 0.0
-    ),
+    "softmax": lambda m, head, q, k: softmax_plan(q, k, slope=_slope(m, head)),
 }

@@ -8,6 +8,8 @@ The kernel of n queries and m keys is
 and is never made. Queries are taken in blocks: a block is multiplied with the keys of its neighbourhood one by one, and
 with all others through sums over the keys before and after. These are sums of what lies outside of the neighbourhood;
 nothing is subtracted, so nothing cancels.
+
+With slopes the kernel falls with the distance, by ``exp(-slope |i - j|)``: so do the sums, from block to block.
 """
 
 import functools
@@ -91,6 +93,7 @@ def near_far(
     key_logs: torch.Tensor | None,
     key_log_mass: torch.Tensor | None = None,
     feature_bias: torch.Tensor | None = None,
+    slopes: torch.Tensor | None = None,
     *,
     window: int,
     scale: float = 1.0,
@@ -110,6 +113,7 @@ def near_far(
         key_logs: ``(bsz, num_heads, m, r)``, likewise of the keys.
         key_log_mass: ``(bsz, num_heads or 1, m)``, -inf = no mass; None: all alike.
         feature_bias: c, ``(num_heads, r)``; None: zero.
+        slopes: ``(num_heads,)``, at least 0; they get no gradient; None: zero.
         window: W, in tokens.
         scale: s, such that ``s q·k`` are the scores.
         causal: no key after the query, with as many keys as queries. Later keys' features are among those that
@@ -121,7 +125,7 @@ def near_far(
         finite number, or None.
     """
     settings = window, scale, causal, with_log_sums
-    return _NearFar.apply(q, k, v, query_logs, key_logs, key_log_mass, feature_bias, settings)
+    return _NearFar.apply(q, k, v, query_logs, key_logs, key_log_mass, feature_bias, slopes, settings)
 
 
 @functools.lru_cache(16)
@@ -140,9 +144,12 @@ class _Blocks:
         window: W.
         causal: no key after the query.
         like: gives dtype and device.
+        slopes: ``(num_heads,)`` or None.
     """
 
-    def __init__(self, n: int, m: int, window: int, causal: bool, like: torch.Tensor):
+    def __init__(
+        self, n: int, m: int, window: int, causal: bool, like: torch.Tensor, slopes: torch.Tensor | None = None
+    ):
         self.n, self.m, longest = n, m, max(n, m)
         is_one = longest <= max(_DENSE, window)
         self.length = longest if is_one else max(_BLOCK, window)
@@ -150,12 +157,28 @@ class _Blocks:
         self.before = 0 if is_one else window
         self.after = 0 if is_one or causal else window
         self.width = self.before + self.length + self.after
-        self.causal = causal
         #: ``(length, width)``, 1 in the band and 0 elsewhere; its logs; 1 where the features count
         # large ones and fake tensors must not be kept
         make = _band if type(like) is torch.Tensor and self.length <= _DENSE else _band.__wrapped__
         sizes = self.length, self.width, self.before, window, causal
         self.band, self.log_band, self.outside = make(*sizes, like.dtype, like.device)
+        #: the sides that have keys outside of a neighbourhood: those before it, and those after it
+        self.sides = 1 if causal else 2
+        #: how much a sum of a side falls from a block to the next, ``(num_heads, 1, 1)``; None: not at all
+        self.fall: torch.Tensor | None = None
+        #: what else is left of a key in it, by side, and what a query takes of it: ``(num_heads, 1, length, 1)``
+        self.of_keys: tuple[torch.Tensor, ...] = ()
+        self.of_queries: tuple[torch.Tensor, ...] = ()
+        if slopes is not None:
+            slopes = slopes.to(like.dtype)[:, None, None, None] * -_LOG2_E
+            slots = torch.arange(self.width, dtype=like.dtype, device=like.device)
+            own = slots[: self.length, None]
+            falls = slopes * (own + self.before - slots).abs_()
+            self.log_band, self.outside = self.log_band + falls, self.outside * falls.exp2_()
+            from_start, to_end = (slopes * (own + window)).exp2_(), (slopes * (self.length - own)).exp2_()
+            self.of_keys = (to_end, from_start)[: self.sides]
+            self.of_queries = (from_start, to_end)[: self.sides]
+            self.fall = (slopes[:, 0] * self.length).exp2_()
 
     def queries(self, x: torch.Tensor) -> torch.Tensor:
         """``(b, h, n, c) -> (b, h, count, length, c)``, filled up with zeros."""
@@ -199,14 +222,35 @@ class _Blocks:
         """
         return neighbours[..., : self.length, :], neighbours[..., self.width - self.length :, :]
 
+    def beyond(self, neighbours: torch.Tensor) -> list[torch.Tensor]:
+        """Features of keys as they are summed up: :meth:`beside`, faded."""
+        if self.fall is None:
+            return list(self.beside(neighbours))[: self.sides]
+        return [x * fade for x, fade in zip(self.beside(neighbours), self.of_keys, strict=False)]
+
+    def to_sides(self, phi: torch.Tensor) -> torch.Tensor:
+        """Features of queries as they meet the sums; with slopes those for each side, one beside the other."""
+        return phi if self.fall is None else torch.cat([phi * fade for fade in self.of_queries], -1)
+
+    def from_sides(self, grad: torch.Tensor) -> torch.Tensor:
+        """The transpose of :meth:`to_sides`."""
+        if self.fall is None:
+            return grad
+        first, *second = (x.mul_(fade) for x, fade in zip(grad.chunk(self.sides, -1), self.of_queries, strict=True))
+        return first.add_(second[0]) if second else first
+
+    def by_side(self, sums: torch.Tensor, axis: int) -> list[torch.Tensor]:
+        """Each side's part of what is as wide as :meth:`to_sides` along an axis."""
+        return [sums] * self.sides if self.fall is None else list(sums.chunk(self.sides, axis))
+
 
 class _NearFar(torch.autograd.Function):
     """The products. Kept for the gradients are the kernel beside the diagonal, in blocks, and the features."""
 
     @staticmethod
-    def forward(ctx, q, k, v, query_logs, key_logs, key_log_mass, feature_bias, settings):
+    def forward(ctx, q, k, v, query_logs, key_logs, key_log_mass, feature_bias, slopes, settings):
         window, scale, causal, with_log_sums = settings
-        blocks = _Blocks(q.size(2), k.size(2), window, causal, q)
+        blocks = _Blocks(q.size(2), k.size(2), window, causal, q, slopes)
         lowest = torch.finfo(q.dtype).min
         q, k, v = blocks.for_products(blocks.queries(q)), blocks.neighbours(k), blocks.neighbours(v)
         bias = blocks.log_band  # all logs are to base two
@@ -240,8 +284,9 @@ class _NearFar(torch.autograd.Function):
         values = plan @ v
         if blocks.count > 1 and phi is not None:
             beyond, mass_beyond = _sums_beyond(blocks, psi, v)
-            mass += phi @ mass_beyond.transpose(-1, -2)
-            values += phi @ beyond
+            far = blocks.to_sides(phi)
+            mass += far @ mass_beyond.transpose(-1, -2)
+            values += far @ beyond
         mass.clamp_(min=_LEAST)
         values.div_(mass)
         log_sums = None
@@ -271,9 +316,10 @@ class _NearFar(torch.autograd.Function):
             grad_far = grad_plan * blocks.outside
             grad_phi, grad_psi = grad_far @ psi, grad_far.transpose(-1, -2) @ phi
             if beyond is not None:
-                grad_phi += grad_values @ beyond.transpose(-1, -2)
-                grad_phi.addcmul_(grad_mass, mass_beyond)
-                grads = phi.transpose(-1, -2) @ grad_values, grad_mass.transpose(-1, -2) @ phi
+                grad_far = (grad_values @ beyond.transpose(-1, -2)).addcmul_(grad_mass, mass_beyond)
+                grad_phi += blocks.from_sides(grad_far)
+                far = blocks.to_sides(phi)
+                grads = far.transpose(-1, -2) @ grad_values, grad_mass.transpose(-1, -2) @ far
                 _add_beyond(blocks, psi, v, *grads, grad_psi, grad_v)
             grad_query_logs = blocks.tokens(grad_phi.mul_(phi))
             grad_key_logs = blocks.keys(grad_psi.mul_(psi))
@@ -288,49 +334,63 @@ class _NearFar(torch.autograd.Function):
             if grad_key_logs is not None:
                 grad_log_mass += grad_key_logs.sum(-1)
             grad_log_mass = grad_log_mass.sum_to_size(ctx.mass_shape)
-        return grad_q, grad_k, blocks.keys(grad_v), grad_query_logs, grad_key_logs, grad_log_mass, grad_bias, None
+        grad_v = blocks.keys(grad_v)
+        return grad_q, grad_k, grad_v, grad_query_logs, grad_key_logs, grad_log_mass, grad_bias, None, None
 
 
 def _sums_beyond(blocks, psi, v):
     """``Σ_j ψ_j v_j`` and ``Σ_j ψ_j`` over the keys outside of every neighbourhood.
 
-    ``(b, h, count, r, c)`` and ``(b, h, count, 1, r)``.
+    ``(b, h, count, r, c)`` and ``(b, h, count, 1, r)``; with slopes those of either side, one beside the other.
     """
-    earlier, later = zip(*map(blocks.beside, (psi, v)), strict=True)
-    beyond = [_sums_before(x) for x in _sums(*earlier)]
-    if not blocks.causal:
-        beyond = [x.add_(_sums_before(y, reverse=True)) for x, y in zip(beyond, _sums(*later), strict=True)]
-    return beyond
-
-
-def _sums(psi, v):
-    """``Σ_j ψ_j v_j`` and ``Σ_j ψ_j`` over the keys of every block."""
-    return psi.transpose(-1, -2) @ v, psi.sum(-2, keepdim=True)
+    sums = []
+    for is_after, keys, values in zip((False, True), blocks.beyond(psi), blocks.beside(v), strict=False):
+        products = keys.transpose(-1, -2) @ values, keys.sum(-2, keepdim=True)
+        sums.append([_sums_before(x, blocks.fall, reverse=is_after) for x in products])
+    if blocks.sides == 1:
+        return sums[0]
+    parts = zip(*sums, (-2, -1), strict=True)
+    return [x.add_(y) if blocks.fall is None else torch.cat([x, y], axis) for x, y, axis in parts]
 
 
 def _add_beyond(blocks, psi, v, grad_sums, grad_masses, grad_psi, grad_v):
     """Add what the sums beyond send back to the keys, given their gradients for every block."""
-    sides = zip(*map(blocks.beside, (psi, v, grad_psi, grad_v)), strict=True)
-    # keys before a neighbourhood get from the blocks after theirs, and the other way round
-    for (psi, v, to_psi, to_v), reverse in zip(sides, (True,) if blocks.causal else (True, False), strict=False):
-        sums = _sums_before(grad_sums, reverse=reverse)
-        to_psi += (v @ sums.transpose(-1, -2)).add_(_sums_before(grad_masses, reverse=reverse))
+    keys = zip(blocks.beyond(psi), *map(blocks.beside, (v, grad_psi, grad_v)), strict=False)
+    grads = zip(blocks.by_side(grad_sums, -2), blocks.by_side(grad_masses, -1), strict=True)
+    for is_after, (psi, v, to_psi, to_v), grad in zip((False, True), keys, grads, strict=False):
+        # keys before a neighbourhood get from the blocks after theirs, and the other way round
+        sums, masses = (_sums_before(x, blocks.fall, reverse=not is_after) for x in grad)
+        of_psi = (v @ sums.transpose(-1, -2)).add_(masses)
+        to_psi += of_psi if blocks.fall is None else of_psi.mul_(blocks.of_keys[is_after])
         to_v += psi @ sums
 
 
-def _sums_before(blocks: torch.Tensor, *, reverse: bool = False) -> torch.Tensor:
-    """For every block the sum of the blocks before it, or after it, over axis 2."""
+def _sums_before(blocks: torch.Tensor, fall: torch.Tensor | None, *, reverse: bool) -> torch.Tensor:
+    """For every block the sum of the blocks before it, or after it, over axis 2; a sum falls from block to block."""
     if blocks.device.type not in _ONE_BY_ONE:
         blocks = blocks.flip(2) if reverse else blocks
-        sums = pad(blocks[:, :, :-1], (0, 0, 0, 0, 1, 0)).cumsum(2)
+        sums = pad(blocks[:, :, :-1], (0, 0, 0, 0, 1, 0))
+        sums = sums.cumsum(2) if fall is None else _falling_sums(sums, fall.unsqueeze(1))
         return sums.flip(2) if reverse else sums
     sums = torch.empty_like(blocks)
     added, before = blocks.unbind(2), sums.unbind(2)
     order = range(blocks.size(2) - 1, -1, -1) if reverse else range(blocks.size(2))
     before[order[0]].zero_()
     for last, now in zip(order, order[1:], strict=False):
-        torch.add(before[last], added[last], out=before[now])
+        if fall is None:
+            torch.add(before[last], added[last], out=before[now])
+        else:
+            torch.addcmul(added[last], before[last], fall, out=before[now])
     return sums
+
+
+def _falling_sums(blocks: torch.Tensor, fall: torch.Tensor) -> torch.Tensor:
+    """``Σ_{a ≤ c} fall^(c - a) x_a`` over axis 2, in as many steps as the number of blocks has binary digits."""
+    reach = 1
+    while reach < blocks.size(2):
+        blocks = torch.cat([blocks[:, :, :reach], blocks[:, :, reach:] + fall**reach * blocks[:, :, :-reach]], 2)
+        reach *= 2
+    return blocks
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ FORMS = {
     "updates-3": ({"num_updates": 3}, {}),
     "expected": ({"band": "expected"}, {}),
     "causal": ({}, {"causal": True}),
+    "alibi": ({"prior": "alibi"}, {}),
+    "causal-alibi": ({"prior": "alibi"}, {"causal": True}),
 }
 every_form = pytest.mark.parametrize(("options", "how"), FORMS.values(), ids=FORMS)
 
@@ -79,6 +81,8 @@ WIDE = [
     ({}, {}, "softmax", {}),
     ({}, {"causal": True}, "softmax", {}),
     ({"band": "expected"}, {}, "softmax", {}),
+    ({"prior": "alibi"}, {}, "softmax", {"prior": "alibi"}),
+    ({"prior": "alibi"}, {"causal": True}, "softmax", {"prior": "alibi"}),
     *[({"num_updates": n}, {}, "sinkhorn", {"epsilon": 1.0, "num_updates": n}) for n in (1, 2, 3, 4, 15)],
 ]
 

@@ -24,9 +24,10 @@ SITES_AND_MECHANISMS = [
         ("softmax", {"prior": "alibi"}),
         ("lot", {"num_pivots": 4}),
         ("near_far", {"num_features": 4, "window": 1}),
+        ("near_far", {"num_features": 4, "window": 1, "prior": "alibi"}),
         ("sinkhorn", {"num_updates": 1, "learn_epsilon": True}),
     )
-    if (site, options) != ("cross", {"prior": "alibi"}) and (site, name) != ("decoder", "sinkhorn")
+    if (site, options.get("prior")) != ("cross", "alibi") and (site, name) != ("decoder", "sinkhorn")
 ]
 MECHANISMS = pytest.mark.parametrize(
     ("name", "options"),

@@ -9,8 +9,11 @@ from fairseq_lot.transport import near_far as near_far_file
 from fairseq_lot.transport.near_far import near_far
 from tests.conftest import close, gradients, random
 
+# one that keeps nothing of the next block, one that keeps nearly all, and none at all
+SLOPES = torch.tensor([0.5, 0.01, 0.0], dtype=torch.float64)
 
-def dense(q, k, v, query_logs, key_logs, mass, *, window, causal=False):
+
+def dense(q, k, v, query_logs, key_logs, mass, *, window, causal=False, slopes=None):
     """The same with the whole matrix, by logs of sums."""
     distance = torch.arange(q.size(2))[:, None] - torch.arange(k.size(2))
     logs = q @ k.mT
@@ -18,6 +21,8 @@ def dense(q, k, v, query_logs, key_logs, mass, *, window, causal=False):
     if query_logs is not None:
         far = torch.logsumexp(query_logs[:, :, :, None] + key_logs[:, :, None], -1)
     logs = torch.where(distance.abs() <= window, logs, far)
+    if slopes is not None:
+        logs = logs - slopes[:, None, None] * distance.abs()
     if causal:
         logs = logs.masked_fill(distance < 0, -torch.inf)
     if mass is not None:
@@ -39,20 +44,20 @@ def draw(n, m, *, r=6, masses=None, dtype=torch.float64):
 # one block, several, a last one that is not full, a window longer than a block; fewer queries than keys and more
 LENGTHS = [(1, 1), (5, 5), (7, 12), (12, 7), (65, 65), (77, 77), (200, 200), (100, 170), (170, 100)]
 GRID = [
-    (n, m, window, r, masses, causal)
-    for (n, m), window, (r, causal), masses in itertools.product(
-        LENGTHS, (0, 2, 40), itertools.product((0, 6), (False, True)), (None, 1, 3)
+    (n, m, window, r, masses, causal, slopes)
+    for (n, m), window, (r, causal), masses, slopes in itertools.product(
+        LENGTHS, (0, 2, 40), itertools.product((0, 6), (False, True)), (None, 1, 3), (None, SLOPES)
     )
-    if n == m or (r and not causal)
+    if (n == m or (r and not causal)) and (slopes is None or masses != 1)
 ]
 
 
 @pytest.mark.fast_if(lambda n, window, masses, **_: n in (7, 77, 170) or (window == 2 and masses == 3))
-@pytest.mark.parametrize(("n", "m", "window", "r", "masses", "causal"), GRID)
-def test_values_sums_and_gradients_are_those_of_the_matrix(n, m, window, r, masses, causal):
+@pytest.mark.parametrize(("n", "m", "window", "r", "masses", "causal", "slopes"), GRID)
+def test_values_sums_and_gradients_are_those_of_the_matrix(n, m, window, r, masses, causal, slopes):
     inputs = draw(n, m, r=r, masses=masses)
-    expected = dense(*inputs, window=window, causal=causal)
-    actual = near_far(*inputs, window=window, causal=causal, with_log_sums=True)
+    expected = dense(*inputs, window=window, causal=causal, slopes=slopes)
+    actual = near_far(*inputs, slopes=slopes, window=window, causal=causal, with_log_sums=True)
     close(actual, expected, 1e-11)
     leaves = [x for x in inputs if x is not None]
     of_actual, of_expected = (
@@ -61,13 +66,14 @@ def test_values_sums_and_gradients_are_those_of_the_matrix(n, m, window, r, mass
     close(of_actual, [x.nan_to_num() for x in of_expected], 1e-10)
 
 
+@pytest.mark.parametrize("slopes", [None, SLOPES])
 @pytest.mark.parametrize("causal", [False, True])
-def test_sums_of_blocks_are_the_same_where_they_are_not_added_one_by_one(causal, monkeypatch):
+def test_sums_of_blocks_are_the_same_where_they_are_not_added_one_by_one(causal, slopes, monkeypatch):
     """As on a GPU."""
     inputs, found = draw(200, 200, masses=3), []
     for devices in (("cpu",), ()):
         monkeypatch.setattr(near_far_file, "_ONE_BY_ONE", devices)
-        values, log_sums = near_far(*inputs, window=2, causal=causal, with_log_sums=True)
+        values, log_sums = near_far(*inputs, slopes=slopes, window=2, causal=causal, with_log_sums=True)
         found.append([values, log_sums, *gradients(torch.cat([values, log_sums.unsqueeze(-1)], -1), inputs)])
     close(*found, 1e-11)
 

@@ -77,9 +77,10 @@ def test_a_temperature_costs_few_kernels_where_it_is_learnt_and_none_where_it_is
     assert counts[2][0] <= counts[0][0] + 4 and counts[2][1] <= counts[0][1] + 8
 
 
-def test_a_layer_of_near_far_takes_few_kernels():
-    forward, backward = forward_and_backward(build("near_far"))
-    assert forward <= 40 and backward <= 42, (forward, backward)
+@pytest.mark.parametrize(("options", "most"), [({}, 40), ({"prior": "alibi"}, 61)])
+def test_a_layer_of_near_far_takes_few_kernels(options, most):
+    forward, backward = forward_and_backward(build("near_far", **options))
+    assert forward <= most and backward <= 42, (forward, backward)
 
 
 def test_the_decoder_of_near_far_takes_more_of_them(monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fairseq_lot.attention import near_far as near_far_file
-from fairseq_lot.attention.reference import near_far_plan
+from fairseq_lot.attention.reference import alibi_slopes, near_far_plan
 from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.transport.near_far import feature_logs
 from tests.conftest import Sizes, close, gradients, random
@@ -205,9 +205,26 @@ def test_the_causal_form_has_no_such_bound():
     close(values.double(), exact, 1e-5)
 
 
+@pytest.mark.parametrize("size", [55.0, 85.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_with_a_prior_a_row_keeps_all_that_is_e_85_below_a_key_that_is_too_far_to_count(size, dtype):
+    """The last key's products are e^size of all others', and times ``exp(-slope·distance)`` nothing at the start."""
+    n = 1800
+    mechanism, q, k, v = beside_its_feature(size, n, prior="alibi")
+    distance = (torch.arange(n)[:, None] - torch.arange(n)).abs()
+    logs = torch.zeros(n, n, dtype=torch.float64)
+    logs[:-3, -1] = size
+    slopes = torch.tensor(alibi_slopes(2), dtype=torch.float64)
+    expected = torch.softmax(logs - slopes[:, None, None] * distance, -1)
+    assert expected[0, 0, -1] < 1e-10 < 1e-3 < expected[0, -100, -1]
+    values = mechanism.to(dtype)(q.to(dtype), k.to(dtype), v.to(dtype)).values
+    close(values[0].double(), expected @ v[0], 1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"prior": "alibi"}], ids=str)
 @pytest.mark.parametrize("layout", [None, "right", "left"])
-def test_both_causal_forms_are_the_same(layout, monkeypatch):
-    mechanism, leaves = build(window=3, num_features=6), [x.requires_grad_() for x in inputs(120)]
+def test_both_causal_forms_are_the_same(layout, options, monkeypatch):
+    mechanism, leaves = build(window=3, num_features=6, **options), [x.requires_grad_() for x in inputs(120)]
     mask = None if layout is None else padding_mask((120, 70), 120, layout)
     found = []
     for limit in (60.0, 0.0):
@@ -217,19 +234,16 @@ def test_both_causal_forms_are_the_same(layout, monkeypatch):
     close(*found, 1e-10)
 
 
+@pytest.mark.parametrize(("options", "slopes"), [({}, (0.0, 0.0)), ({"prior": "alibi"}, alibi_slopes(2))], ids=str)
 @pytest.mark.parametrize("n", [5, 20])
 @pytest.mark.parametrize("early", [0, 3])
-def test_the_causal_form_agrees_with_the_slow_twin(n, early):
-    mechanism = build(window=2, num_features=6)
+def test_the_causal_form_agrees_with_the_slow_twin(n, early, options, slopes):
+    mechanism = build(window=2, num_features=6, **options)
     leaves = [x.requires_grad_() for x in inputs(n, n + early)]
     output = mechanism(*leaves, need_weights=True, causal=True)
     q, k, v = (x[0] for x in leaves)
-    plan = torch.stack(
-        [
-            n * near_far_plan(q[h], k[h], mechanism.features[h], mechanism.feature_bias[h], window=2, causal=True)
-            for h in range(2)
-        ]
-    )
+    heads = zip(q, k, mechanism.features, mechanism.feature_bias, slopes, strict=True)
+    plan = torch.stack([n * near_far_plan(*head, window=2, causal=True, slope=slope) for *head, slope in heads])
     close(output.weights[0], plan, 1e-10)
     close(output.values[0], plan @ v, 1e-10)
     learnt = [*leaves, *mechanism.parameters()]
@@ -238,8 +252,8 @@ def test_the_causal_form_agrees_with_the_slow_twin(n, early):
 
 @pytest.mark.parametrize(
     ("options", "how", "limit"),
-    [*((*form, 60.0) for form in FORMS.values()), ({}, {"causal": True}, 0.0)],
-    ids=[*FORMS, "causal-by-prefixes"],
+    [*((*form, 60.0) for form in FORMS.values()), *((*FORMS[name], 0.0) for name in ("causal", "causal-alibi"))],
+    ids=[*FORMS, "causal-by-prefixes", "causal-alibi-by-prefixes"],
 )
 def test_no_tensor_of_a_layer_grows_faster_than_the_sentence_nor_what_is_kept(options, how, limit, monkeypatch):
     monkeypatch.setattr(near_far_file, "_MODERATE", limit)

@@ -9,6 +9,7 @@ import pytest
 from fairseq_lot.attention.differential import Differential, scheduled_lambda_init
 from fairseq_lot.attention.options import SITES
 from fairseq_lot.attention.registry import MECHANISMS, build_options
+from fairseq_lot.errors import InputError
 from fairseq_lot.modules.flat_options import (
     DEFAULTS,
     add_attention_args,
@@ -149,6 +150,7 @@ def test_elsewhere_the_stock_attention_stays():
 
 
 ALIBI = "--attention softmax --softmax-prior alibi"
+NEAR_FAR_ALIBI = "--attention near_far --near-far-prior alibi"
 CONVOLUTION = "--attention lot --lot-query-updates 1 --lot-conv-kernel 3"
 POSITIONAL_SET = "--attention set --set-positional-temperature 0.5"
 COUPLED = "couples the queries.*future target tokens.*step by step; use --attention-sites encoder"
@@ -163,6 +165,7 @@ REFUSED = [
     (POSITIONAL_SET, "decoder", f"{COUPLED}$"),
     (POSITIONAL_SET, "cross", "same tokens"),
     (ALIBI, "cross", "positions.*no meaning"),
+    (NEAR_FAR_ALIBI, "cross", "positions.*no meaning"),
     (CONVOLUTION, "cross decoder", "mixes the values of neighbouring tokens.*future"),
 ]
 plain_and_differential = pytest.mark.parametrize("differential", [(), ("--differential",)])
@@ -184,6 +187,7 @@ def test_what_cannot_stand_in_the_decoder_is_refused_with_the_reason(words, site
     [
         (ALIBI, "encoder", "positional"),
         (ALIBI, "decoder", "positional"),
+        (NEAR_FAR_ALIBI, "decoder", "positional"),
         (CONVOLUTION, "encoder", "mixes_values"),
         ("--attention set", "encoder", "tied_tokens"),
         (POSITIONAL_SET, "encoder", "tied_tokens"),
@@ -210,6 +214,11 @@ def test_the_band_of_near_far_at_cross_stands_where_it_is_expected():
     words = ("--attention", "near_far", "--attention-sites", ",".join(SITES))
     bands = {site: build(*words, site=site).options.band for site in SITES}
     assert bands == {"encoder": "diagonal", "cross": "expected", "decoder": "diagonal"}
+
+
+def test_a_band_that_is_expected_has_no_prior():
+    with pytest.raises(InputError, match="prior must be None with band expected, got alibi"):
+        build(*NEAR_FAR_ALIBI.split(), "--near-far-band", "expected")
 
 
 @pytest.mark.parametrize("site", SITES)

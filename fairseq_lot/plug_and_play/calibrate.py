@@ -16,6 +16,7 @@ from fairseq_lot.attention.registry import DEFAULT, describe
 from fairseq_lot.errors import InputError
 from fairseq_lot.models.pluggable_transformer import base_architecture
 from fairseq_lot.modules.flat_options import add_options, mechanism_options
+from fairseq_lot.modules.sites import attention_sites
 from fairseq_lot.output.files import atomic_write, refuse_same
 from fairseq_lot.output.tables import MISSING, Table
 from fairseq_lot.plug_and_play.distillation import Distillation, Fit, Match, fit
@@ -148,7 +149,7 @@ def calibrate(
     languages: tuple[str, str] | None = None,
     **options: Any,
 ) -> Calibrated:
-    """Fit the parameters that a mechanism has added; the teacher is the same model with softmax in its place.
+    """Fit the parameters that a mechanism has added; the teacher is the same model with the softmax of its training.
 
     First every attention by itself, on the teacher's own queries, keys and values, to the outputs of the heads; then
     all together, each on what the ones before it give, to the output of the stack; with ``distill_steps`` then also
@@ -168,18 +169,18 @@ def calibrate(
         **options: of :class:`FitOptions`.
 
     Raises:
-        InputError: nothing to fit, a model that was not trained with softmax, or a checkpoint or data folder that
-            cannot be used.
+        InputError: nothing to fit, a model that was not trained with softmax, or with a prior at other sites, or a
+            checkpoint or data folder that cannot be used.
     """
     fitting = FitOptions(**options)
     device = choose_device(device)
     state = load_checkpoint(checkpoint)
-    trained = trained_attention(state)
-    if trained != DEFAULT:
-        was = f"{state.path} was trained with {trained} attention"
+    softmax = softmax_of_training(state)
+    if softmax is None:
+        was = f"{state.path} was trained with {trained_attention(state)} attention at {trained_sites(state)}"
         raise InputError(f"{was}; calibration fits to {DEFAULT}: fine-tune it")
     student = build(state, device=device).requires_grad_(False)
-    teacher = build(state, device=device, attention=DEFAULT).requires_grad_(False)
+    teacher = build(state, device=device, attention=DEFAULT, **softmax).requires_grad_(False)
     both = Distillation(student, teacher)
     sentences = _sentences(with_languages(state, languages), data, fitting, teacher)
     held_out = both.readable(sentences.held_out)
@@ -202,14 +203,34 @@ def calibrate(
     return Calibrated(state, description, both.matched, fits[0].before, after, fits)
 
 
+def softmax_of_training(state: State) -> dict[str, Any] | None:
+    """The flags of the softmax that was trained at the sites of a swapped attention; None: it was something else."""
+    trained, sites = trained_attention(state), ",".join(attention_sites(model_args(state)))
+    if trained == DEFAULT:
+        return {}
+    with_prior = trained == describe(DEFAULT, {"prior": "alibi"}) and trained_sites(state) == sites
+    return {"softmax_prior": "alibi"} if with_prior else None
+
+
 def trained_attention(state: State) -> str:
-    """The attention that a checkpoint was trained with: its own, unless a swap, which leaves no optimiser, tells."""
+    """The attention that a checkpoint was trained with: its own, unless a swap tells."""
     args = copy.copy(model_args(state))
-    if "last_optimizer_state" in state and state["last_optimizer_state"] is None and hasattr(args, "trained_attention"):
+    if _is_swapped(state):
         return args.trained_attention
     base_architecture(args)  # old checkpoints may lack arguments that have a default today
     attention = getattr(args, "attention", None) or DEFAULT
     return describe(attention, mechanism_options(args, attention))
+
+
+def trained_sites(state: State) -> str:
+    """Where that attention stood, separated by commas; unknown of some old swaps."""
+    args = model_args(state)
+    return getattr(args, "trained_sites", "unknown sites") if _is_swapped(state) else ",".join(attention_sites(args))
+
+
+def _is_swapped(state: State) -> bool:
+    """A swap leaves no optimiser."""
+    return state.get("last_optimizer_state", ...) is None and hasattr(model_args(state), "trained_attention")
 
 
 def _sentences(state: State, data: str | Path | None, fitting: FitOptions, teacher: TransformerModel) -> Sentences:

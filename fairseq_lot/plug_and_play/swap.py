@@ -20,7 +20,15 @@ from fairseq_lot.modules.flat_options import (
 )
 from fairseq_lot.modules.sites import attention_sites, attentions, can_be_fitted
 from fairseq_lot.output.files import atomic_write, refuse_same
-from fairseq_lot.plug_and_play.calibrate import FitOptions, calibrate, how_to_fit, render, trained_attention
+from fairseq_lot.plug_and_play.calibrate import (
+    FitOptions,
+    calibrate,
+    how_to_fit,
+    render,
+    softmax_of_training,
+    trained_attention,
+    trained_sites,
+)
 from fairseq_lot.pretrained.checkpoint import (
     Checkpoint,
     State,
@@ -106,8 +114,9 @@ def why_not_calibrated(state: State) -> str | None:
     """Why a swapped checkpoint is left as it is when nobody asked for a calibration; None: it is to be calibrated."""
     if not can_be_fitted(build(state)):
         return "not calibrated: this attention has no parameters that a fit could change"
-    trained = trained_attention(state)
-    return None if trained == DEFAULT else f"not calibrated: the model was trained with {trained} attention"
+    if softmax_of_training(state) is not None:
+        return None
+    return f"not calibrated: the model was trained with {trained_attention(state)} attention at {trained_sites(state)}"
 
 
 def swap(checkpoint: Checkpoint, *, attention: str = PLUGGED, **flat_options: Any) -> State:
@@ -132,12 +141,12 @@ def swap(checkpoint: Checkpoint, *, attention: str = PLUGGED, **flat_options: An
     if any(name.startswith("differential") for name in flat_options):
         raise InputError("swap keeps the differential form as it is; leave out its options")
     state = with_own_arguments(load_checkpoint(checkpoint))
-    trained = trained_attention(state)
+    trained, sites = trained_attention(state), trained_sites(state)
     args, weights = model_args(state), state["model"]
     # old checkpoints may lack arguments that have a default today
     base_architecture(args)
     previous = getattr(args, "attention", None) or DEFAULT
-    args.trained_attention = trained
+    args.trained_attention, args.trained_sites = trained, sites
     vars(args).pop("calibration", None)
     plug(args, attention, **flat_options)
     state["model"] = {name: value for name, value in weights.items() if ".mechanism." not in name}

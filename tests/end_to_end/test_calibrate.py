@@ -10,11 +10,13 @@ import signal
 from itertools import pairwise
 
 import pytest
+import torch
 
 from fairseq_lot import cli
 from fairseq_lot.plug_and_play import calibrate as calibration
 from fairseq_lot.plug_and_play.distillation import Distillation
 from fairseq_lot.plug_and_play.sentences import is_text_file
+from fairseq_lot.plug_and_play.swap import swap
 from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
 from tests.end_to_end.conftest import (
     differing,
@@ -202,8 +204,10 @@ def test_a_checkpoint_without_optimiser_that_no_swap_wrote_was_trained_with_its_
 
 
 def test_what_was_not_trained_with_softmax_is_not_fitted_to_it(data, stock_checkpoint, tmp_path, capsys):
-    """The checkpoint knows with what it was trained, however often it is swapped."""
-    for number, change in enumerate(({"attention": "sinkhorn"}, {"softmax_prior": "alibi"})):
+    """The checkpoint knows with what it was trained, and where, however often it is swapped."""
+    for number, change in enumerate(
+        ({"attention": "sinkhorn"}, {"softmax_prior": "alibi", "attention_sites": "decoder"})
+    ):
         paths = [tmp_path / f"{number}.{name}.pt" for name in ("base", "lot", "again")]
         with edited(stock_checkpoint, paths[0]) as state:
             vars(state["cfg"]["model"]).update({"arch": "lot_transformer", "attention": "softmax"} | change)
@@ -212,6 +216,22 @@ def test_what_was_not_trained_with_softmax_is_not_fitted_to_it(data, stock_check
         named = ["was trained with", *change.values()]
         refuse(capsys, "calibrate", data / "bin", "--path", paths[2], "--out", tmp_path / "o.pt", *FIT, naming=named)
     assert not (tmp_path / "o.pt").exists()
+
+
+def test_softmax_with_a_prior_is_fitted_to_where_it_was_trained(stock_checkpoint, tmp_path):
+    """near_far with the same prior and a window over all the sentence is that softmax, without it not."""
+    with edited(stock_checkpoint, tmp_path / "base.pt") as state:
+        alibi = {"softmax_prior": "alibi", "attention_sites": "encoder,decoder"}
+        vars(state["cfg"]["model"]).update({"arch": "lot_transformer", "attention": "softmax"} | alibi)
+    same = {"attention_sites": "encoder,decoder", "near_far_window": 1000}
+    errors = []
+    for prior in ({"near_far_prior": "alibi"}, {}):
+        once = swap(tmp_path / "base.pt", attention="lot")
+        both = [swap(path, attention="near_far", **same, **prior) for path in (tmp_path / "base.pt", once)]
+        done = [calibration.calibrate(state, steps=1, joint_steps=1, held_out=4) for state in both]
+        torch.testing.assert_close(done[0].before, done[1].before, atol=0, rtol=0)
+        errors.append(done[0].before.max().item())
+    assert errors[0] < 1e-9 < 1e-3 < errors[1]
 
 
 def swap_to(out, checkpoint, *options):

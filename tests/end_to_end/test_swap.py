@@ -197,7 +197,7 @@ def test_swap_keeps_learnt_parameters_of_the_same_mechanism_only(data, tmp_path)
     del state["last_optimizer_state"]  # trained with --no-save-optimizer-state
     assert model_args(swap(state, attention="near_far")).trained_attention == "lot"
     for trained in (checkpoint, state, swap(state, attention="near_far")):
-        with pytest.raises(InputError, match="was trained with lot attention; calibration fits to softmax"):
+        with pytest.raises(InputError, match="was trained with lot attention at encoder; calibration fits to softmax"):
             calibrate(trained)
 
 

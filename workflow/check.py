@@ -87,6 +87,11 @@ def check(config: dict[str, Any]) -> None:
     trained = [name for name, system in config["systems"].items() if system.get("from-scratch")]
     if "pretrain" not in config and (trained or "base" not in config):
         raise InputError(f"pretrain: missing, so nothing says how {(trained or ['the base'])[0]} is trained")
+    if "control" in config:
+        if (control := config["control"]) not in config["systems"]:
+            raise InputError(f"control: no system is called {control!r}; name one of {', '.join(config['systems'])}")
+        if others := config["systems"][control].keys() - {"attention", "sites", "options"}:
+            raise InputError(f"systems, {control}: the base is trained so; remove {', '.join(sorted(others))}")
     if "base" in config:
         _refuse_base(config["base"], seed=config["seeds"], backbone=config["backbones"])
     # not above: Snakefile imports this file, and fairseq changes how its process logs

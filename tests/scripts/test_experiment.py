@@ -97,6 +97,11 @@ WRONG = [
     ({"generate": {"nbest": 2}}, "generate: nbest has no place here, each sentence has one translation, which is"),
     ({"pretrain": {"disable-validation": True}}, "pretrain: disable-validation has no place here, the best checkpoint"),
     ({"systems": {"softmax": {"attention": "lot"}}}, "systems, softmax: the base and the control are called so"),
+    ({"control": "lot"}, "control: no system is called 'lot'; name one of softmax, "),
+    (
+        {"control": "S", "systems": {"S": {"attention": "lot", "finetune": {"lr": 1}, "from-scratch": True}}},
+        "systems, S: the base is trained so; remove finetune, from-scratch",
+    ),
 ]
 WRONG_SYSTEMS = [
     ({"attention": "lott"}, "systems, S: unknown attention mechanism 'lott'; choose one of esp, lot"),
@@ -273,6 +278,19 @@ def test_a_base_that_is_given_is_plugged_into_fine_tuned_and_scored(tmp_path):
     for used in (r"plug_and_play.sh", r"finetune.sh", r"score.sh", r"fairseq-lot report .* --path"):
         assert re.search(rf"{used} {tmp_path}/mine1.pt", plan), used
     assert f'"base": "{given}"' in plan, "rows say which base"
+
+
+def test_a_control_other_than_plain_softmax_is_what_the_base_is_trained_as(tmp_path):
+    systems = {"ALiBi": {"attention": "softmax", "options": {"softmax-prior": "alibi"}}, "LOT": {"attention": "lot"}}
+    config = experiment(tmp_path, "data", systems=systems, control="ALiBi")
+    code, shown, errors = snakemake(config, "--dry-run", "--printshellcmds")
+    assert code == 0, errors
+    plan = shown + errors
+    assert re.search(r"pretrain.sh .*/base --\S+ --attention=softmax --softmax-prior=alibi", plan)
+    assert re.search(r"finetune.sh \S*/base/checkpoint_best.pt .*/ALiBi/finetuned .*--softmax-prior=alibi", plan)
+    assert plan.count("scripts/plug_and_play.sh") == 1 and '"system": "softmax"' not in plan
+    scores = [line for line in plan.splitlines() if "scripts/score.sh" in line]
+    assert len(scores) == 4 and sum('"system": "ALiBi"' in line for line in scores) == 2
 
 
 @pytest.mark.slow

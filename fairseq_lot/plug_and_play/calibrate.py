@@ -205,7 +205,7 @@ def calibrate(
 
 def softmax_of_training(state: State) -> dict[str, Any] | None:
     """The flags of the softmax that was trained at the sites of a swapped attention; None: it was something else."""
-    trained, sites = trained_attention(state), ",".join(attention_sites(model_args(state)))
+    trained, sites = trained_attention(state), ",".join(sorted(attention_sites(model_args(state))))
     if trained == DEFAULT:
         return {}
     with_prior = trained == describe(DEFAULT, {"prior": "alibi"}) and trained_sites(state) == sites
@@ -223,9 +223,11 @@ def trained_attention(state: State) -> str:
 
 
 def trained_sites(state: State) -> str:
-    """Where that attention stood, separated by commas; unknown of some old swaps."""
+    """Where that attention stood, by the alphabet, separated by commas; unknown of some old swaps."""
     args = model_args(state)
-    return getattr(args, "trained_sites", "unknown sites") if _is_swapped(state) else ",".join(attention_sites(args))
+    if _is_swapped(state):
+        return getattr(args, "trained_sites", "unknown sites")
+    return ",".join(sorted(attention_sites(args)))
 
 
 def _is_swapped(state: State) -> bool:

@@ -223,7 +223,7 @@ def test_softmax_with_a_prior_is_fitted_to_where_it_was_trained(stock_checkpoint
     with edited(stock_checkpoint, tmp_path / "base.pt") as state:
         alibi = {"softmax_prior": "alibi", "attention_sites": "encoder,decoder"}
         vars(state["cfg"]["model"]).update({"arch": "lot_transformer", "attention": "softmax"} | alibi)
-    same = {"attention_sites": "encoder,decoder", "near_far_window": 1000}
+    same = {"attention_sites": "decoder, encoder", "near_far_window": 1000}
     errors = []
     for prior in ({"near_far_prior": "alibi"}, {}):
         once = swap(tmp_path / "base.pt", attention="lot")

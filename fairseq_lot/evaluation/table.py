@@ -108,9 +108,11 @@ class _Systems:
         return f"{median(lengths):.3f}" if lengths else MISSING
 
     def control(self, backbone: str) -> tuple[str, str]:
-        """The key of softmax without options: the base, and the base fine-tuned for as long; none: two empty words."""
-        plain = (key for key, own in self.rows.items() if own[0].settings == {"attention": "softmax"})
-        return next((key for key in plain if key[0] == backbone), ("", ""))
+        """The key of the base, which is fine-tuned as well; without one, of plain softmax; none: two empty words."""
+        own = {key: rows for key, rows in self.rows.items() if key[0] == backbone}
+        base = [key for key, rows in own.items() if any(row.stage == BASE for row in rows)]
+        plain = [key for key, rows in own.items() if rows[0].settings == {"attention": "softmax"}]
+        return next(iter(base + plain), ("", ""))
 
     def differences(self, key: tuple[str, str], stage: str) -> list[float]:
         """To the control's scores, seed by seed; none for the control itself."""
@@ -199,14 +201,15 @@ def _notes(systems: _Systems) -> list[str]:
         f"[low, high]: 95 % bootstrap interval. p: paired bootstrap test against the base, * where p < {LEVEL}. "
         f"{resamples}.",
     ]
-    of_softmax, to_control = [], ""
+    of_control, to_control = [], ""
     if PLUG_AND_PLAY in systems.stages:
-        of_softmax.append("plug-and-play is the base itself")
+        of_control.append("plug-and-play is the base itself")
     if FINE_TUNED in systems.stages:
-        of_softmax.append("fine-tuned the control, the base fine-tuned for the same epochs")
+        of_control.append("fine-tuned the control, the base fine-tuned for the same epochs")
         to_control = " Δ vs. control: to the control of the same seed, not tested here (fairseq-lot compare does)."
-    if of_softmax:
-        notes.append(f"softmax: {', '.join(of_softmax)}.{to_control}")
+    if of_control:
+        names = _listed({systems.control(backbone)[1] for backbone, _ in systems.rows} - {""}) or "softmax"
+        notes.append(f"{names}: {', '.join(of_control)}.{to_control}")
     if len({row.seed for row in rows}) > 1:
         notes.append(
             "Several seeds: median [lowest, highest bound of the seeds' intervals]; median Δ (lowest to highest), "

@@ -54,6 +54,21 @@ def render(rows, **options):
     return "\n\n".join(table.markdown() for table in result_tables(rows, **options))
 
 
+def test_the_control_is_what_the_base_is_of_whatever_its_attention(make_row):
+    alibi = {"attention": "softmax", "options": {"softmax-prior": "alibi"}}
+    rows = [
+        make_row("softmax", stage="plug-and-play", score=20.0, settings={"attention": "softmax"}),
+        make_row("ALiBi", stage="base", score=25.0, settings=alibi),
+        make_row("ALiBi", stage="fine-tuned", score=26.0, settings=alibi),
+        make_row("LOT", stage="fine-tuned", score=25.5, settings={"attention": "lot"}),
+    ]
+    full, medians = render(rows), render(rows, medians=True)
+    assert "- ALiBi: plug-and-play is the base itself, fine-tuned the control" in full
+    line = next(line for line in full.splitlines() if line.startswith("| transformer | LOT"))
+    assert line.endswith("| -0.50 |")
+    assert "| ALiBi | 25.00 | 26.00 |" in medians and "25.50 (-0.50)" in medians and "20.00 (-5.00)" in medians
+
+
 def test_exact_markdown(rows, tmp_path, capsys):
     one, two = write_rows(tmp_path / "one.jsonl", *rows[:5]), write_rows(tmp_path / "two.jsonl", *rows[3:])
     assert main(["table", str(one), str(two)]) == 0

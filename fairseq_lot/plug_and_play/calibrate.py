@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from fairseq.models.transformer import TransformerModel
 
-from fairseq_lot.attention.options import Options, option
+from fairseq_lot.attention.options import SITES, Options, option
 from fairseq_lot.attention.registry import DEFAULT, describe
 from fairseq_lot.errors import InputError
 from fairseq_lot.models.pluggable_transformer import base_architecture
@@ -169,16 +169,16 @@ def calibrate(
         **options: of :class:`FitOptions`.
 
     Raises:
-        InputError: nothing to fit, a model that was not trained with softmax, or with a prior at other sites, or a
-            checkpoint or data folder that cannot be used.
+        InputError: nothing to fit, a model that was trained with something else than softmax, or with ALiBi at other
+            sites than the swapped ones, or a checkpoint or data folder that cannot be used.
     """
     fitting = FitOptions(**options)
     device = choose_device(device)
     state = load_checkpoint(checkpoint)
     softmax = softmax_of_training(state)
     if softmax is None:
-        was = f"{state.path} was trained with {trained_attention(state)} attention at {trained_sites(state)}"
-        raise InputError(f"{was}; calibration fits to {DEFAULT}: fine-tune it")
+        teachers = f"{DEFAULT}, or to {DEFAULT} with a prior at the same sites"
+        raise InputError(f"{state.path} was {how_trained(state)}; calibration fits to {teachers}: fine-tune it")
     student = build(state, device=device).requires_grad_(False)
     teacher = build(state, device=device, attention=DEFAULT, **softmax).requires_grad_(False)
     both = Distillation(student, teacher)
@@ -205,11 +205,17 @@ def calibrate(
 
 def softmax_of_training(state: State) -> dict[str, Any] | None:
     """The flags of the softmax that was trained at the sites of a swapped attention; None: it was something else."""
-    trained, sites = trained_attention(state), ",".join(sorted(attention_sites(model_args(state))))
+    trained = trained_attention(state)
     if trained == DEFAULT:
         return {}
-    with_prior = trained == describe(DEFAULT, {"prior": "alibi"}) and trained_sites(state) == sites
+    is_there = trained_sites(state) == _sites(model_args(state))
+    with_prior = trained == describe(DEFAULT, {"prior": "alibi"}) and is_there
     return {"softmax_prior": "alibi"} if with_prior else None
+
+
+def how_trained(state: State) -> str:
+    """Words for messages."""
+    return f"trained with {trained_attention(state)} attention at {trained_sites(state)}"
 
 
 def trained_attention(state: State) -> str:
@@ -223,11 +229,15 @@ def trained_attention(state: State) -> str:
 
 
 def trained_sites(state: State) -> str:
-    """Where that attention stood, by the alphabet, separated by commas; unknown of some old swaps."""
+    """Where that attention stood, separated by commas; unknown of some old swaps."""
     args = model_args(state)
-    if _is_swapped(state):
-        return getattr(args, "trained_sites", "unknown sites")
-    return ",".join(sorted(attention_sites(args)))
+    return getattr(args, "trained_sites", "unknown sites") if _is_swapped(state) else _sites(args)
+
+
+def _sites(args: Namespace) -> str:
+    """Where ``--attention`` stands: each site once, in the order of ``SITES``."""
+    named = attention_sites(args)
+    return ",".join(site for site in SITES if site in named)
 
 
 def _is_swapped(state: State) -> bool:
@@ -258,6 +268,7 @@ def _write_back(state: State, student: TransformerModel, description: str, *, di
     args.calibration = description
     if distilled:  # softmax in its place would no longer be the model that was trained
         args.trained_attention = describe(args.attention, mechanism_options(args, args.attention))
+        args.trained_sites = _sites(args)
     return state
 
 

@@ -24,6 +24,7 @@ from fairseq_lot.plug_and_play.calibrate import (
     FitOptions,
     calibrate,
     how_to_fit,
+    how_trained,
     render,
     softmax_of_training,
     trained_attention,
@@ -114,9 +115,7 @@ def why_not_calibrated(state: State) -> str | None:
     """Why a swapped checkpoint is left as it is when nobody asked for a calibration; None: it is to be calibrated."""
     if not can_be_fitted(build(state)):
         return "not calibrated: this attention has no parameters that a fit could change"
-    if softmax_of_training(state) is not None:
-        return None
-    return f"not calibrated: the model was trained with {trained_attention(state)} attention at {trained_sites(state)}"
+    return None if softmax_of_training(state) is not None else f"not calibrated: the model was {how_trained(state)}"
 
 
 def swap(checkpoint: Checkpoint, *, attention: str = PLUGGED, **flat_options: Any) -> State:

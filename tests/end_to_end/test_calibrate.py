@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from fairseq_lot import cli
+from fairseq_lot.errors import InputError
 from fairseq_lot.plug_and_play import calibrate as calibration
 from fairseq_lot.plug_and_play.distillation import Distillation
 from fairseq_lot.plug_and_play.sentences import is_text_file
@@ -93,6 +94,7 @@ def test_distillation_fits_the_projections_and_leaves_softmax_behind(
     assert model_args(after).calibration.endswith("projections included")
     # softmax in its place would be another model now: not a teacher any more
     assert model_args(after).trained_attention.startswith("lot")
+    assert model_args(after).trained_sites == model_args(after).attention_sites
     refuse(capsys, "calibrate", "--path", out, "--out", tmp_path / "again.pt", *FIT, naming=["was trained with lot"])
 
 
@@ -223,7 +225,7 @@ def test_softmax_with_a_prior_is_fitted_to_where_it_was_trained(stock_checkpoint
     with edited(stock_checkpoint, tmp_path / "base.pt") as state:
         alibi = {"softmax_prior": "alibi", "attention_sites": "encoder,decoder"}
         vars(state["cfg"]["model"]).update({"arch": "lot_transformer", "attention": "softmax"} | alibi)
-    same = {"attention_sites": "decoder, encoder", "near_far_window": 1000}
+    same = {"attention_sites": "decoder, encoder,decoder", "near_far_window": 1000}
     errors = []
     for prior in ({"near_far_prior": "alibi"}, {}):
         once = swap(tmp_path / "base.pt", attention="lot")
@@ -232,6 +234,10 @@ def test_softmax_with_a_prior_is_fitted_to_where_it_was_trained(stock_checkpoint
         torch.testing.assert_close(done[0].before, done[1].before, atol=0, rtol=0)
         errors.append(done[0].before.max().item())
     assert errors[0] < 1e-9 < 1e-3 < errors[1]
+
+    del model_args(once).trained_sites  # of a swap that did not note them
+    with pytest.raises(InputError, match=r"softmax \(prior=alibi\) attention at unknown sites; calibration fits to"):
+        calibration.calibrate(once)
 
 
 def swap_to(out, checkpoint, *options):

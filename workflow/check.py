@@ -98,7 +98,7 @@ def check(config: dict[str, Any]) -> None:
     from fairseq import options
 
     from fairseq_lot.models import pluggable_transformer  # noqa: F401 (registers the architectures)
-    from fairseq_lot.modules.flat_options import option_names
+    from fairseq_lot.modules.flat_options import DEFAULTS, option_names
 
     given = GIVEN_TRAINING | {name.replace("_", "-") for name in option_names()}
     for backbone, own in config["backbones"].items():
@@ -126,6 +126,12 @@ def check(config: dict[str, Any]) -> None:
             raise InputError("systems, softmax: the base and the control are called so; give another name")
         _refuse(f"systems, {name}, options", system.get("options", {}), {"attention", "attention-sites"})
         _refuse(f"systems, {name}, finetune", system.get("finetune", {}), given | NOTHING_SAVED)
+        if "calibrate" in system and "control" in config:
+            base = config["systems"][config["control"]]
+            there = {named.get("sites", DEFAULTS["attention_sites"]).replace(" ", "") for named in (system, base)}
+            if base["attention"] != "softmax" or (base.get("options") and len(there) > 1):
+                fits = f"fits to softmax, and with a prior at the sites of {config['control']} alone"
+                raise InputError(f"systems, {name}, calibrate: {fits}; name these sites, or remove it")
         if system.get("calibrate", {}).get("with") == "pieces":
             _refuse(f"systems, {name}, calibrate", system["calibrate"], {"split"}, "it is of text")
 

@@ -97,6 +97,16 @@ WRONG = [
     ({"generate": {"nbest": 2}}, "generate: nbest has no place here, each sentence has one translation, which is"),
     ({"pretrain": {"disable-validation": True}}, "pretrain: disable-validation has no place here, the best checkpoint"),
     ({"systems": {"softmax": {"attention": "lot"}}}, "systems, softmax: the base and the control are called so"),
+    *[
+        (
+            {"control": "B", "systems": {"B": base, "S": {"attention": "lot", "calibrate": {"with": "pieces"}}}},
+            "systems, S, calibrate: fits to softmax, and with a prior at the sites of B alone; name these sites",
+        )
+        for base in (
+            {"attention": "sinkhorn"},
+            {"attention": "softmax", "options": {"softmax-prior": "alibi"}, "sites": "encoder,decoder"},
+        )
+    ],
     ({"control": "lot"}, "control: no system is called 'lot'; name one of softmax, "),
     (
         {"control": "S", "systems": {"S": {"attention": "lot", "finetune": {"lr": 1}, "from-scratch": True}}},

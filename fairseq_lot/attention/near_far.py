@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism, State, without_pads
-from fairseq_lot.attention.options import Options, option
+from fairseq_lot.attention.options import Options, option, prior_option
 from fairseq_lot.errors import InputError
 from fairseq_lot.transport.marginals import Pads, at_least_float32, without_empty
 from fairseq_lot.transport.near_far import FarSummary, feature_logs, near_far, near_far_at_expected, summarise_far
@@ -36,9 +36,7 @@ class NearFarOptions(Options):
         "that the features expect; at cross always expected",
         choices=("diagonal", "expected"),
     )
-    prior: str | None = option(
-        None, "alibi: nearer keys are likelier before any score is seen; default: all alike", choices=("alibi",)
-    )
+    prior: str | None = prior_option()
     learn_features: bool = option(True, "learn the features; false: they stay as they were drawn")
     seed: int = option(0, "seed of the initial features", minimum=0, maximum=2**53)
 
@@ -49,7 +47,7 @@ class NearFarOptions(Options):
         if self.band == "expected" and self.num_updates > 1:
             raise InputError(f"num_updates must be 1 with band expected, got {self.num_updates}")
         if self.band == "expected" and self.prior is not None:
-            raise InputError(f"prior must be None with band expected, got {self.prior}")
+            raise InputError(f"there is no prior with band expected, got {self.prior}")
 
     def at_site(self, site: str) -> "NearFarOptions":
         of_one_sentence = self.num_updates > 1 or self.prior is not None

@@ -28,6 +28,12 @@ def option(
     )
 
 
+def prior_option() -> Any:
+    """The field ``prior`` of a mechanism that may favour near tokens."""
+    what = "alibi: nearer keys are likelier before any score is seen; default: all alike"
+    return option(None, what, choices=("alibi",))
+
+
 @dataclass(frozen=True)
 class Options:
     """Options of a mechanism; subclasses declare fields with :func:`option`, values are checked here."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism
-from fairseq_lot.attention.options import Options, option
+from fairseq_lot.attention.options import Options, prior_option
 from fairseq_lot.transport.marginals import at_least_float32, without_empty
 from fairseq_lot.transport.positions import alibi_log_prior
 
@@ -17,9 +17,7 @@ from fairseq_lot.transport.positions import alibi_log_prior
 class SoftmaxOptions(Options):
     """Without options this is fairseq's own attention."""
 
-    prior: str | None = option(
-        None, "alibi: nearer keys are likelier before any score is seen; default: all alike", choices=("alibi",)
-    )
+    prior: str | None = prior_option()
 
 
 class Softmax(Mechanism):

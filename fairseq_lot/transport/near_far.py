@@ -166,7 +166,8 @@ class _Blocks:
         self.sides = 1 if causal else 2
         #: how much a sum of a side falls from a block to the next, ``(num_heads, 1, 1)``; None: not at all
         self.fall: torch.Tensor | None = None
-        #: what else is left of a key in it, by side, and what a query takes of it: ``(num_heads, 1, length, 1)``
+        #: by side, ``(num_heads, 1, length, 1)``: ``exp(-slope distance)`` from a key to the edge of its block that
+        #: faces the query, and from there to the query; with ``fall`` for each block between it is all the way
         self.of_keys: tuple[torch.Tensor, ...] = ()
         self.of_queries: tuple[torch.Tensor, ...] = ()
         if slopes is not None:
@@ -175,10 +176,11 @@ class _Blocks:
             own = slots[: self.length, None]
             falls = slopes * (own + self.before - slots).abs_()
             self.log_band, self.outside = self.log_band + falls, self.outside * falls.exp2_()
-            from_start, to_end = (slopes * (own + window)).exp2_(), (slopes * (self.length - own)).exp2_()
-            self.of_keys = (to_end, from_start)[: self.sides]
-            self.of_queries = (from_start, to_end)[: self.sides]
-            self.fall = (slopes[:, 0] * self.length).exp2_()
+            if self.count > 1:
+                from_start, to_end = (slopes * (own + window)).exp2_(), (slopes * (self.length - own)).exp2_()
+                self.of_keys = (to_end, from_start)[: self.sides]
+                self.of_queries = (from_start, to_end)[: self.sides]
+                self.fall = (slopes[:, 0] * self.length).exp2_()
 
     def queries(self, x: torch.Tensor) -> torch.Tensor:
         """``(b, h, n, c) -> (b, h, count, length, c)``, filled up with zeros."""

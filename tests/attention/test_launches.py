@@ -77,7 +77,7 @@ def test_a_temperature_costs_few_kernels_where_it_is_learnt_and_none_where_it_is
     assert counts[2][0] <= counts[0][0] + 4 and counts[2][1] <= counts[0][1] + 8
 
 
-@pytest.mark.parametrize(("options", "most"), [({}, 40), ({"prior": "alibi"}, 61)])
+@pytest.mark.parametrize(("options", "most"), [({}, 40), ({"prior": "alibi"}, 53)])
 def test_a_layer_of_near_far_takes_few_kernels(options, most):
     forward, backward = forward_and_backward(build("near_far", **options))
     assert forward <= most and backward <= 42, (forward, backward)
@@ -96,9 +96,22 @@ def test_near_far_takes_no_more_kernels_for_longer_sentences(options, most, monk
     assert found[0] == found[1] and all(count <= limit for count, limit in zip(found[0], most, strict=True)), found
 
 
+def test_with_a_prior_near_far_takes_as_many_more_as_the_number_of_blocks_has_digits(monkeypatch):
+    """7 blocks and 32."""
+    monkeypatch.setattr(near_far_file, "_ONE_BY_ONE", ())
+    for length, most in ((200, (152, 144)), (1000, (184, 176))):
+        found = forward_and_backward(build("near_far", prior="alibi"), length=length)
+        assert all(count <= limit for count, limit in zip(found, most, strict=True)), (length, found)
+
+
 @both_pads
 @pytest.mark.parametrize(
-    ("name", "options", "most"), [("lot", {"query_updates": 1}, (15, 15)), ("near_far", {}, (22, 32))]
+    ("name", "options", "most"),
+    [
+        ("lot", {"query_updates": 1}, (15, 15)),
+        ("near_far", {}, (22, 32)),
+        ("near_far", {"prior": "alibi"}, (31, 41)),
+    ],
 )
 @torch.no_grad()
 def test_a_token_of_the_target_takes_few_kernels(name, options, most, padded):

@@ -9,7 +9,7 @@ from fairseq_lot.transport import near_far as near_far_file
 from fairseq_lot.transport.near_far import near_far
 from tests.conftest import close, gradients, random
 
-# one that keeps nothing of the next block, one that keeps nearly all, and none at all
+# one that keeps 1e-7 of the next block, one that keeps nearly all, and none at all
 SLOPES = torch.tensor([0.5, 0.01, 0.0], dtype=torch.float64)
 
 

@@ -132,8 +132,9 @@ def check(config: dict[str, Any]) -> None:
             if base["attention"] != "softmax" or (base.get("options") and len(there) > 1):
                 fits = f"fits to softmax, and with a prior at the sites of {config['control']} alone"
                 raise InputError(f"systems, {name}, calibrate: {fits}; name these sites, or remove it")
-        if system.get("calibrate", {}).get("with") == "pieces":
-            _refuse(f"systems, {name}, calibrate", system["calibrate"], {"split"}, "it is of text")
+        if "calibrate" in system:
+            one, other = ("split", "text") if system["calibrate"]["with"] == "pieces" else ("longest", "random pieces")
+            _refuse(f"systems, {name}, calibrate", system["calibrate"], {one}, f"it is of {other}")
 
     def train(given: list[str]) -> Namespace:
         nowhere = f"--save-dir={os.devnull}/none"  # a checkpoint in fairseq's default folder would be read

@@ -58,7 +58,8 @@ class FitOptions(Options):
         minimum=0,
     )
     distill_rate: float = option(5e-4, "Adam's for the projections in these; ten times that for what is new", above=0)
-    max_tokens: int = option(512, "source pieces in a batch", minimum=1)
+    longest: int = option(80, "pieces of the longest random sentence, for documents as many as theirs", minimum=1)
+    max_tokens: int = option(512, "source pieces in a batch; a longer sentence is alone in one", minimum=1)
     held_out: int = option(64, "sentences to measure the errors on", minimum=1)
     split: str = option("train", "split of DATA, where DATA is given")
     seed: int = option(1, "seed of the sentences drawn", minimum=0)
@@ -81,6 +82,8 @@ def how_to_fit(args: Namespace, data: str | None, *, without: str | None = None)
     for field in dataclasses.fields(FitOptions) if without else ():
         if getattr(args, field.name) != field.default:
             raise InputError(f"is of a calibration; leave it out, or {without}", field.name).on_command_line()
+    if args.longest != FitOptions.longest and data is not None and not getattr(args, "text", False):
+        raise InputError(f"--longest {args.longest} is of random sentences, and there is text; leave out one of both")
     if args.split != FitOptions.split and (data is None or is_text_file(data)):
         way_out = "leave it out, or give one (swap: with --calibrate, sweep: with --text)"
         raise InputError(f"--split {args.split} is of a data folder to calibrate on, and there is none; {way_out}")
@@ -249,7 +252,8 @@ def _sentences(state: State, data: str | Path | None, fitting: FitOptions, teach
     """What to run on."""
     shared = {"max_tokens": fitting.max_tokens, "held_out": fitting.held_out, "seed": fitting.seed}
     if data is None:
-        return random_pieces(teacher, dictionary_of_training(state, len(teacher.encoder.dictionary)), **shared)
+        counted = dictionary_of_training(state, len(teacher.encoder.dictionary))
+        return random_pieces(teacher, counted, longest=fitting.longest, **shared)
     if is_text_file(data):
         return from_text(encoded(state, data, teacher), str(data), **shared)
     task, dataset = load_data(state, data, fitting.split, needs_target=False)

@@ -17,6 +17,8 @@ from fairseq_lot.attention.base import AttentionOutput, Mechanism
 from fairseq_lot.errors import InputError
 from fairseq_lot.modules.sites import attentions, inner
 
+PART = 80  # the most source pieces that are translated as one
+
 
 @dataclass(frozen=True)
 class Match:
@@ -124,11 +126,23 @@ class Distillation:
 
 @torch.no_grad()
 def translate_greedily(teacher: TransformerModel, sample: dict) -> torch.Tensor:
-    """The decoder's input for the teacher's own greedy translations, ``(bsz, tgt_len)``."""
-    dictionary = teacher.decoder.dictionary
+    """The decoder's input for the teacher's own greedy translations, ``(bsz, tgt_len)``.
+
+    A source of more than ``PART`` pieces is translated in parts: as a whole it takes long, and perhaps the teacher has
+    learnt sentences only.
+    """
+    dictionary, sources = teacher.decoder.dictionary, sample["net_input"]["src_tokens"]
+    texts = [source[source.ne(dictionary.pad())] for source in sources]
+    parts_of = [text[:-1].tensor_split(max(1, -(-(len(text) - 1) // PART))) for text in texts]
+    parts = [torch.cat([part, text[-1:]]) for text, own in zip(texts, parts_of, strict=True) for part in own]
+    lengths = torch.tensor([len(part) for part in parts], device=sources.device)
+    tokens = collate_tokens(parts, dictionary.pad(), left_pad=True)
     generator = SequenceGenerator([teacher], dictionary, beam_size=1, max_len_a=1.2, max_len_b=10)
-    best = [hypotheses[0]["tokens"] for hypotheses in generator.generate([teacher], sample)]
-    return collate_tokens(best, dictionary.pad(), dictionary.eos(), move_eos_to_beginning=True)
+    best = generator.generate([teacher], {"net_input": {"src_tokens": tokens, "src_lengths": lengths}})
+    translated = iter(hypotheses[0]["tokens"] for hypotheses in best)
+    eos = sources.new_tensor([dictionary.eos()])
+    joined = [torch.cat([*(next(translated)[:-1] for _ in own), eos]) for own in parts_of]
+    return collate_tokens(joined, dictionary.pad(), dictionary.eos(), move_eos_to_beginning=True)
 
 
 @dataclass(frozen=True)

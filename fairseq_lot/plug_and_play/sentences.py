@@ -17,8 +17,8 @@ from fairseq_lot.pretrained.checkpoint import State, saved_encoders
 from fairseq_lot.pretrained.loading import Loaded, load_data, on_device
 from fairseq_lot.pretrained.text import Text
 
-# pieces of a random sentence, both included; the end of sentence comes to them
-SHORTEST, LONGEST = 4, 80
+# pieces of a random sentence; the end of sentence comes to them
+SHORTEST = 4
 
 
 @dataclass(frozen=True)
@@ -87,15 +87,22 @@ def encoded(state: State, file: str | Path, model: TransformerModel) -> Loaded:
 
 
 def random_pieces(
-    model: TransformerModel, counted: Dictionary | None = None, *, max_tokens: int, held_out: int, seed: int
+    model: TransformerModel,
+    counted: Dictionary | None = None,
+    *,
+    longest: int,
+    max_tokens: int,
+    held_out: int,
+    seed: int,
 ) -> Sentences:
     """Sequences of random pieces, as they stand in no text: the checkpoint alone is enough.
 
-    A batch holds sequences of nearly one length, which is drawn uniformly between ``SHORTEST`` and ``LONGEST``, or
+    A batch holds sequences of nearly one length, which is drawn uniformly between ``SHORTEST`` and ``longest``, or
     what the model has positions for; pieces are independent of each other. There is no target side.
 
     Args:
         counted: dictionary to draw by its counts; None: every piece is equally likely.
+        longest: pieces of the longest sequence, without the end of sentence.
         max_tokens: source pieces in a batch.
         held_out: how many sequences to measure errors on.
     """
@@ -105,7 +112,7 @@ def random_pieces(
     if not likely.any():
         likely[symbols.nspecial :] = 1
     likely /= likely.sum()
-    most = min(LONGEST, model.max_positions()[0] - 1)
+    most = min(longest, model.max_positions()[0] - 1)
     least = min(SHORTEST, most)
 
     def sample(lengths: np.ndarray, random: np.random.Generator) -> dict:
@@ -118,9 +125,9 @@ def random_pieces(
     def endless() -> Iterator[dict]:
         random = np.random.default_rng([seed, 1])
         while True:
-            longest = int(random.integers(least, most + 1))
-            number = max(1, max_tokens // (longest + 1))
-            yield sample(random.integers(max(1, longest * 3 // 4), longest + 1, number), random)
+            length = int(random.integers(least, most + 1))
+            number = max(1, max_tokens // (length + 1))
+            yield sample(random.integers(max(1, length * 3 // 4), length + 1, number), random)
 
     random = np.random.default_rng([seed, 0])
     how = "all equally likely" if counted is None else "by the dictionary's counts"

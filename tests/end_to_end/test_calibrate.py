@@ -116,6 +116,26 @@ def test_a_split_of_no_folder_is_refused(data, stock_checkpoint, lot_checkpoint,
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_length_of_random_sentences_beside_text_is_refused(
+    data, stock_checkpoint, lot_checkpoint, tmp_path, capsys
+):
+    words = ("--out", tmp_path / "out.pt", "--longest", 90)
+    for text in (data / "bin", data / "raw" / "train.de"):
+        refuse(capsys, "calibrate", text, "--path", lot_checkpoint, *words, naming=["--longest 90", "there is text"])
+        refuse(capsys, "swap", "--path", stock_checkpoint, "--calibrate", text, *words, naming=["--longest 90"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_random_sentences_may_be_longer_than_by_default(lot_checkpoint, monkeypatch):
+    lengths, random_pieces = [], calibration.random_pieces
+    monkeypatch.setattr(
+        calibration, "random_pieces", lambda *a, **how: lengths.append(how["longest"]) or random_pieces(*a, **how)
+    )
+    for options in ({}, {"longest": 90}):
+        calibration.calibrate(lot_checkpoint, steps=1, joint_steps=0, held_out=2, **options)
+    assert lengths == [80, 90]
+
+
 def test_swap_can_calibrate_at_once(data, stock_checkpoint, calibrated, tmp_path):
     out = swap_to(tmp_path / "lot.pt", stock_checkpoint, "--calibrate", data / "bin", *FIT)
     assert not differing(out, calibrated[0] / "lot.pt")

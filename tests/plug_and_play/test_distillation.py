@@ -10,6 +10,7 @@ import torch
 
 from fairseq_lot.attention.registry import MECHANISMS
 from fairseq_lot.errors import InputError
+from fairseq_lot.plug_and_play import distillation
 from fairseq_lot.plug_and_play.distillation import Distillation, Fit, fit, translate_greedily
 from tests.plug_and_play.in_memory import HEADS, LAYERS, load
 
@@ -180,3 +181,34 @@ def test_own_translations_are_what_the_decoder_would_choose():
     for row, chosen in zip(tokens, logits.argmax(-1), strict=True):
         length = int(row.ne(sentences.pad).sum())
         assert torch.equal(row[1:length], chosen[: length - 1])
+
+
+def test_a_long_source_is_translated_in_parts(monkeypatch):
+    both, sentences = models("lot", source_only=True, lengths=(8, 4, 7, 3, 2))
+    pad, eos = sentences.pad, sentences.task.source_dictionary.eos()
+    with torch.no_grad():
+        for layer in both.teacher.decoder.layers:  # what is said depends on the source
+            layer.encoder_attn.v_proj.weight *= 50
+
+    def translated(*texts):
+        lengths = torch.tensor([len(text) + 1 for text in texts])
+        tokens = torch.full((len(texts), max(lengths)), pad)
+        for row, text in zip(tokens, texts, strict=True):
+            row[len(row) - len(text) - 1 :] = torch.tensor([*text, eos])
+        output = translate_greedily(both.teacher, {"net_input": {"src_tokens": tokens, "src_lengths": lengths}})
+        assert output[:, 0].eq(eos).all()
+        return [row[1:][row[1:].ne(pad)].tolist() for row in output]
+
+    texts = [sentences.sentences.src[index][:-1].tolist() for index in range(5)]
+    parts = [
+        [text[:3], text[3:5], text[5:]] if len(text) == 7 else [text[:3], text[3:]][: len(text) // 3 or 1]
+        for text in texts
+    ]
+    assert [list(map(len, own)) for own in parts] == [[3, 2, 2], [3], [3, 3], [2], [1]]
+    monkeypatch.setattr(distillation, "PART", 3)
+    joined = translated(*texts)
+    # the most that is said depends on the longest of a batch
+    assert joined == [[piece for part in own for piece in translated(part, parts[0][0])[0]] for own in parts]
+    assert len({piece for own in joined for piece in own}) > 2
+    monkeypatch.setattr(distillation, "PART", 7)
+    assert translated(*texts) == [translated(text, texts[0])[0] for text in texts] != joined

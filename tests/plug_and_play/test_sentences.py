@@ -4,7 +4,7 @@ from itertools import islice
 
 import pytest
 
-from fairseq_lot.plug_and_play.sentences import from_text
+from fairseq_lot.plug_and_play.sentences import SHORTEST, from_text, random_pieces
 from fairseq_lot.plug_and_play.sweep import total, validation_losses
 from tests.plug_and_play.in_memory import load
 
@@ -20,6 +20,21 @@ def test_a_sentence_of_more_pieces_than_a_batch_is_a_batch(source_only, max_toke
         assert len(indices) == 1 or len(indices) * max(map(pieces, indices)) <= max_tokens
         found.update(indices)
     assert found == {*range(len(loaded.sentences))} - {*sentences.held_out["id"].tolist()}
+
+
+@pytest.mark.parametrize(
+    ("longest", "positions", "most"), [(80, 1024, 80), (300, 1024, 300), (300, 200, 199), (2, 1024, 2)]
+)
+def test_random_sentences_are_as_long_as_asked_and_as_the_model_reads(longest, positions, most):
+    model = load(max_source_positions=positions).model
+    some = random_pieces(model, longest=longest, max_tokens=100, held_out=50, seed=1)
+    batches = [some.held_out, *islice(some.batches, 50)]
+    lengths = [length - 1 for batch in batches for length in batch["net_input"]["src_lengths"].tolist()]
+    assert max(lengths) <= most and min(lengths) >= min(SHORTEST, most) * 3 // 4
+    assert max(lengths) > 0.9 * most and min(lengths) < 0.2 * most + 2
+    for batch in batches[1:]:
+        tokens = batch["net_input"]["src_tokens"]
+        assert len(tokens) == 1 or tokens.numel() <= 100
 
 
 @pytest.mark.parametrize("max_tokens", [2, 8])

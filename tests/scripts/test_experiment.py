@@ -131,6 +131,7 @@ WRONG_SYSTEMS = [
     ({"attention": "sinkhorn", "calibrate": {"with": "text"}}, "systems, S: calibrate: this attention has no param"),
     ({"calibrate": {"with": "text", "split": "vlaid"}}, "systems, S, calibrate, split: 'vlaid' is not one of"),
     ({"calibrate": {"with": "pieces", "split": "valid"}}, "systems, S, calibrate: split has no place here"),
+    ({"calibrate": {"with": "text", "longest": 512}}, "systems, S, calibrate: longest has no place here"),
     ({"options": {"attention": "esp"}}, "systems, S, options: attention has no place here"),
     ({"options": {"attention-sites": "decoder"}}, "systems, S, options: attention-sites has no place here"),
     ({"finetune": {"attention": "esp"}}, "systems, S, finetune: attention has no place here"),

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from pydantic import FiniteFloat
 
-from fairseq_lot.attention.registry import DEFAULT, MECHANISMS
+from fairseq_lot.attention.registry import MECHANISMS
 from fairseq_lot.errors import InputError, flag
 from fairseq_lot.evaluation.bleu import MetricScore
 from fairseq_lot.evaluation.results import read_lines_as
@@ -55,11 +55,6 @@ class Way:
     def key(self) -> tuple:
         """What makes two ways the same."""
         return self.attention, tuple(sorted(self.options.items())), self.calibrated_on
-
-    @property
-    def is_base(self) -> bool:
-        """Nothing is swapped."""
-        return self.attention == DEFAULT and not self.options
 
     @property
     def flags(self) -> str:

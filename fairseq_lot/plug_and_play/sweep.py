@@ -5,7 +5,7 @@ import json
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,14 @@ from fairseq_lot.modules.flat_options import add_options
 from fairseq_lot.output.figures import write_figure
 from fairseq_lot.output.files import atomic_write, read_lines
 from fairseq_lot.output.provenance import current_commit
-from fairseq_lot.plug_and_play.calibrate import FitOptions, calibrate, how_to_fit, trained_attention
+from fairseq_lot.plug_and_play.calibrate import (
+    FitOptions,
+    calibrate,
+    how_to_fit,
+    how_trained,
+    softmax_of_training,
+    trained_sites,
+)
 from fairseq_lot.plug_and_play.points import (
     DRAWN,
     LENGTHS,
@@ -55,8 +62,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         nargs="+",
         required=True,
         metavar="BASE.pt",
-        help="pretrained checkpoint with softmax attention; or several of one training, each saved at the end of an "
-        "epoch: what swaps cost against the epochs",
+        help="pretrained checkpoint with softmax attention, plain or with a prior; or several of one training, each "
+        "saved at the end of an epoch: what swaps cost against the epochs",
     )
     add(
         "--out",
@@ -72,7 +79,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         required=True,
         metavar="WAY",
         help="a mechanism and its flat options in quotes, as in 'lot --lot-num-pivots 16/32 --attention-sites cross'; "
-        "all values between slashes are tried. May be given several times; softmax, the base, is always there",
+        "all values between slashes are tried. May be given several times; the base, softmax, is always there",
     )
     of_fit = parser.add_mutually_exclusive_group().add_argument
     as_drawn = "only as they stand; else what has parameters is also calibrated"
@@ -87,16 +94,20 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_options(parser.add_argument_group("calibration"), FitOptions)
 
 
-SOFTMAX = Way(attention=DEFAULT, options={})  # the base itself
-
-
 @dataclass(frozen=True)
 class Base:
-    """A checkpoint whose attention is swapped: where it is, sha256, and the epochs it was trained for, if it says."""
+    """A checkpoint whose attention is swapped.
+
+    Attributes:
+        path, sum: where it is, and its sha256.
+        epoch: the epochs it was trained for, if it says.
+        way: the softmax that it was trained with.
+    """
 
     path: str
     sum: str
     epoch: int | None
+    way: Way = field(default=Way(attention=DEFAULT, options={}), compare=False)
 
 
 def run(args: Namespace) -> None:
@@ -113,7 +124,10 @@ def run(args: Namespace) -> None:
     check_settings(folder, settings)
     before = (Base(f"a point in {folder}", point.base, point.epoch) for point in points)
     check_epochs([*before, *bases])
-    ways = ways_to_try(args.tries, args.paths[0], calibrate=not args.no_calibration, text=args.text)
+    if len({base.way.key for base in bases}) > 1:
+        found = ", ".join(f"{base.path} ({base.way.flags or 'plain'})" for base in bases)
+        raise InputError(f"several checkpoints must have one softmax, unlike {found}; give checkpoints of one training")
+    ways = ways_to_try(args.tries, bases[0], calibrate=not args.no_calibration, text=args.text)
     with tqdm(total=len(bases) * len(ways), unit="swap", disable=None) as progress:
         for base in bases:
             done = {(point.base, *point.key) for point in points if point.bleu or args.no_bleu}
@@ -143,14 +157,14 @@ def sum_of_splits(data: Path) -> str:
     return hashlib.sha256(json.dumps(sums).encode()).hexdigest()
 
 
-def ways_to_try(tries: Iterable[str], path: str, *, calibrate: bool, text: bool) -> list[Way]:
-    """Softmax, the ways of ``--try``, and those with something to fit once more, calibrated; all are known to work.
+def ways_to_try(tries: Iterable[str], base: Base, *, calibrate: bool, text: bool) -> list[Way]:
+    """The base itself, the ways of ``--try``, and what can be fitted once more, calibrated; all are known to work.
 
     Raises:
         InputError: a way is wrong.
     """
-    ways = list({way.key: way for way in (SOFTMAX, *(way for words in tries for way in expand(words)))}.values())
-    state = load_checkpoint(path)
+    ways = list({way.key: way for way in (base.way, *(way for words in tries for way in expand(words)))}.values())
+    state = load_checkpoint(base.path)
     fitted = [way for way in ways if why_not_calibrated(swap_as(state, way)) is None]
     calibrations = [PIECES, TEXT][: 1 + text] if calibrate else []
     return ways + [replace(way, calibrated_on=calibration) for calibration in calibrations for way in fitted]
@@ -168,15 +182,17 @@ def read_base(path: str) -> Base:
         InputError: it cannot be read, or was trained with another attention than softmax.
     """
     state = load_checkpoint(path)
-    trained = trained_attention(state)
-    if trained != DEFAULT:
-        raise InputError(f"{path} was trained with {trained} attention; give a base of {DEFAULT}, which swaps replace")
+    softmax = softmax_of_training(state)
+    if softmax is None:
+        raise InputError(f"{path} was {how_trained(state)}; give a base of {DEFAULT}, which swaps replace")
+    where = {"attention_sites": trained_sites(state)} if softmax else {}
     try:
         position = state["extra_state"]["train_iterator"]
         epochs = position["epoch"] - 1 if position["iterations_in_epoch"] == 0 else 0
     except (KeyError, TypeError):  # it does not say, or something else
         epochs = 0
-    return Base(path, hashlib.sha256(Path(path).read_bytes()).hexdigest(), epochs or None)
+    way = Way(attention=DEFAULT, options={**where, **softmax})
+    return Base(path, hashlib.sha256(Path(path).read_bytes()).hexdigest(), epochs or None, way)
 
 
 def check_epochs(bases: Iterable[Base]) -> None:
@@ -204,7 +220,7 @@ def measured(
     translations: Path | None,
 ) -> Point:
     """Swap, calibrate if asked, then BLEU and the loss; a file keeps the base's translations, None: no BLEU."""
-    swapped, seconds = swap_as(state, way), None
+    swapped, seconds, is_base = swap_as(state, way), None, way.key == base.way.key
     if way.calibrated_on != DRAWN:
         started = time.perf_counter()
         text = data if way.calibrated_on == TEXT else None
@@ -214,11 +230,11 @@ def measured(
     if translations is not None:
         loaded = load(swapped, data, "test", device=device)
         if not translations.exists():
-            of_base = loaded if way.is_base else load(swap_as(state, SOFTMAX), data, "test", device=device)
+            of_base = loaded if is_base else load(swap_as(state, base.way), data, "test", device=device)
             with atomic_write(translations) as file:
                 file.writelines(line + "\n" for line in translate_split(of_base, beam=beam))
         kept = read_lines(translations)
-        ours, others = (kept, None) if way.is_base else (translate_split(loaded, beam=beam), kept)
+        ours, others = (kept, None) if is_base else (translate_split(loaded, beam=beam), kept)
         bleu = measure(ours, references(loaded, "test"), metric=TOKENISED, base=others)
     loaded = load(swapped, data, "valid", device=device)
     by_length = validation_losses(loaded, sentences)

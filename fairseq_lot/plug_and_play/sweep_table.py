@@ -3,7 +3,6 @@
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from fairseq_lot.attention.registry import DEFAULT
 from fairseq_lot.evaluation.bleu import LEVEL
 from fairseq_lot.inspection.diagnose import BALANCE
 from fairseq_lot.inspection.per_head import MEASURES
@@ -18,17 +17,17 @@ Line = dict[str, Point]
 
 
 def _lines(points: list[Point]) -> list[Line]:
-    """The points of each way, by epoch: softmax first, ways of a mechanism together, calibrated after as it stands."""
+    """The points of each way, by epoch: the base first, ways of a mechanism together, calibrated after as it stands."""
     lines: dict[tuple, Line] = {}
     for point in sorted(points, key=lambda point: point.epoch or 0):
         lines.setdefault(point.key, {})[point.base] = point
     attentions = list(dict.fromkeys(point.attention for point in points))
-    ways = list(dict.fromkeys(point.key[:2] for point in points))
+    ways = list(dict.fromkeys(point.key[:2] for point in points))  # the base is measured first
 
     def order(key: tuple) -> tuple:
         attention, options, calibrated_on = key
         given = ways.index((attention, options)), CALIBRATIONS.index(calibrated_on)
-        return (attention, options) != (DEFAULT, ()), attentions.index(attention), *given
+        return (attention, options) != ways[0], attentions.index(attention), *given
 
     return [lines[key] for key in sorted(lines, key=order)]
 

@@ -72,10 +72,47 @@ def test_a_base_that_was_not_trained_with_softmax_is_refused(others, data, stock
     """Wherever it stands among the bases."""
     shutil.copy(stock_checkpoint, tmp_path / "stock.pt")
     others = [tmp_path / other for other in others]
-    with edited(stock_checkpoint, tmp_path / "alibi.pt") as state:
-        vars(model_args(state)).update(attention="softmax", softmax_prior="alibi")
-    words = ("sweep", data / "bin", "--path", *others, tmp_path / "alibi.pt", "--out", tmp_path / "out", "--try", "lot")
-    refuse(capsys, *words, naming=["alibi.pt was trained with softmax (prior=alibi)", "which swaps replace"])
+    with edited(stock_checkpoint, tmp_path / "set.pt") as state:
+        vars(model_args(state)).update(attention="set")
+    words = ("sweep", data / "bin", "--path", *others, tmp_path / "set.pt", "--out", tmp_path / "out", "--try", "lot")
+    refuse(capsys, *words, naming=["set.pt was trained with set", "which swaps replace"])
+
+
+def test_a_base_with_a_prior_is_swapped_from_its_own_softmax(
+    data, stock_checkpoint, epochs, tmp_path, capsys, measured
+):
+    for epoch in (1, 2):
+        with edited(epochs[epoch], tmp_path / f"alibi{epoch}.pt") as state:
+            own = {"attention": "softmax", "softmax_prior": "alibi", "attention_sites": "decoder,encoder"}
+            vars(model_args(state)).update(own)
+    out, drawn = tmp_path / "out", "--attention-sites encoder,decoder"
+    words = ["sweep", data / "bin", "--out", out, "--sentences", 20, "--steps", 2, "--joint-steps", 1, "--held-out", 8]
+    words += [
+        "--beam",
+        1,
+        "--try",
+        f"near_far --near-far-window 99 --near-far-prior alibi {drawn}",
+        "--try",
+        f"near_far {drawn}",
+    ]
+    words += ["--try", "softmax", "--try", f"softmax --softmax-prior alibi {drawn}", "--try", "lot"]
+    _, points = measured(*words, "--path", tmp_path / "alibi2.pt")
+    ways = [(point["attention"], point["options"].get("attention_sites"), point["calibrated_on"]) for point in points]
+    both = "encoder,decoder"
+    swaps = [("near_far", both), ("near_far", both), ("softmax", None), ("lot", None)]
+    assert ways == [*((*way, "") for way in [("softmax", both), *swaps]), *((*way, "pieces") for way in swaps[:2])]
+    # a window that holds the whole sentence leaves nothing to approximate
+    assert points[1]["loss"] == pytest.approx(points[0]["loss"], rel=1e-5) != points[2]["loss"]
+    assert points[0]["bleu"]["delta"] is None and points[3]["loss"] != points[0]["loss"]
+    assert points[1]["bleu"]["base"] == points[0]["bleu"]["score"]
+    first = (out / "sweep.md").read_text().splitlines()[2]
+    assert first.startswith(f"| softmax | {drawn} --softmax-prior alibi | – | ")
+    for base in (epochs[1], tmp_path / "alibi1.pt"):
+        paths = ("--path", tmp_path / "alibi2.pt", base)
+        if base == epochs[1]:
+            refuse(capsys, *words, *paths, naming=["checkpoint1.pt (plain)", f"alibi2.pt ({drawn} --softmax-prior"])
+        else:
+            assert len(measured(*words, "--no-bleu", *paths)[1]) == 2 * len(points)
 
 
 @pytest.fixture

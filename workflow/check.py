@@ -117,12 +117,12 @@ def check(config: dict[str, Any]) -> None:
         if "finetune" in system and "finetune" not in config:
             raise InputError(f"systems, {name}, finetune: not used where the experiment has no finetune; remove it")
         is_plain = system["attention"] == "softmax" and not system.get("options") and not system.get("from-scratch")
-        if is_plain and len(system) > 1:
+        if is_plain and len(system) > 1 and "control" not in config:
             raise InputError(
                 f"systems, {name}: plain softmax is the control, the base fine-tuned as the others are; remove "
                 f"{', '.join(sorted(system.keys() - {'attention'}))}"
             )
-        if name == "softmax" and not is_plain:
+        if name == "softmax" and not is_plain and "control" not in config:
             raise InputError("systems, softmax: the base and the control are called so; give another name")
         _refuse(f"systems, {name}, options", system.get("options", {}), {"attention", "attention-sites"})
         _refuse(f"systems, {name}, finetune", system.get("finetune", {}), given | NOTHING_SAVED)

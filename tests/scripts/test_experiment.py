@@ -173,6 +173,15 @@ def test_a_system_is_not_fine_tuned_where_nothing_is(check):
         check(config)
 
 
+def test_beside_another_control_softmax_is_a_system_as_others_are(check):
+    config = TINY | {"data": "data", "work": "work", "control": "ALiBi"}
+    config["systems"] = {
+        "ALiBi": {"attention": "softmax", "options": {"softmax-prior": "alibi"}},
+        "softmax": {"attention": "softmax", "sites": "encoder,cross", "finetune": {"lr": 1}},
+    }
+    check(config)
+
+
 def test_what_is_trained_needs_flags(check):
     config = {name: value for name, value in TINY.items() if name != "pretrain"} | {"data": "data", "work": "work"}
     plugged = {"softmax": {"attention": "softmax"}, "LOT": {"attention": "lot"}}

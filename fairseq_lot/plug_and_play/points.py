@@ -23,6 +23,8 @@ from fairseq_lot.output.files import atomic_write
 DRAWN, PIECES, TEXT = CALIBRATIONS = ("", "pieces", "text")
 # the most source pieces of a sentence in each range that losses are told apart by
 LENGTHS = (10, 20, 40, 80, "more")
+# settings that a folder of an earlier version does not name, as they were then
+_EARLIER = {"longest": 80}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +138,7 @@ def check_settings(folder: Path, settings: dict) -> None:
     """Raise InputError where the points of a folder were made with other settings than these, as JSON has them."""
     file = folder / "settings.json"
     try:
-        before = dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else settings
+        before = _EARLIER | dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else settings
     except (ValueError, TypeError) as error:
         raise InputError(f"{file} cannot be read ({error}); remove it if the points are of this base") from error
     others = [name for name, value in settings.items() if before.get(name, value) != value]

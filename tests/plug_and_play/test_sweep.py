@@ -160,7 +160,9 @@ def test_points_of_other_data_are_told_apart(tmp_path):
         found.append(sum_of_splits(tmp_path))
     assert len({*found}) == 6 and sum_of_splits(tmp_path) == found[-1]
     (tmp_path / "settings.json").write_text(json.dumps({"beam": 5}))
-    check_settings(tmp_path, {"beam": 5, "sum of data": found[0]})  # of an earlier version
+    check_settings(tmp_path, {"beam": 5, "sum of data": found[0], "longest": 80})  # of an earlier version
+    with pytest.raises(InputError, match="holds points with longest 80, not 512"):
+        check_settings(tmp_path, {"beam": 5, "longest": 512})
     (tmp_path / "settings.json").write_text(json.dumps({"beam": 5, "sum of data": found[1]}))
     with pytest.raises(InputError, match="holds points with sum of data "):
         check_settings(tmp_path, {"beam": 5, "sum of data": found[0]})

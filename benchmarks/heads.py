@@ -62,6 +62,8 @@ def main() -> None:
     rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     for path in args.path:
         base = read_base(path)
+        if base.way.options:
+            raise InputError(f"{path} has softmax with a prior; give a base of plain softmax")
         if any((row["base"], row["sentences"]) == (base.sum, args.sentences) for row in rows):
             continue
         if any(row["epoch"] == base.epoch or row["sentences"] != args.sentences for row in rows):

@@ -41,6 +41,8 @@ from fairseq_lot.pretrained.device import add_device_argument, choose_device
 from fairseq_lot.pretrained.languages import add_language_arguments, typed_pair, with_languages
 from fairseq_lot.pretrained.loading import Loaded, build, load_data
 
+_PART = 80  # random pieces that are translated as one; text is translated by the sentence
+
 
 @dataclass(frozen=True)
 class FitOptions(Options):
@@ -60,7 +62,7 @@ class FitOptions(Options):
     distill_rate: float = option(5e-4, "Adam's for the projections in these; ten times that for what is new", above=0)
     longest: int = option(80, "pieces of the longest random sentence, for documents as many as theirs", minimum=1)
     max_tokens: int = option(512, "source pieces in a batch; a longer sentence is alone in one", minimum=1)
-    held_out: int = option(64, "sentences to measure the errors on", minimum=1)
+    held_out: int = option(64, "sentences to measure the errors on, in one batch", minimum=1)
     split: str = option("train", "split of DATA, where DATA is given")
     seed: int = option(1, "seed of the sentences drawn", minimum=0)
 
@@ -186,8 +188,9 @@ def calibrate(
     teacher = build(state, device=device, attention=DEFAULT, **softmax).requires_grad_(False)
     both = Distillation(student, teacher)
     sentences = _sentences(with_languages(state, languages), data, fitting, teacher)
-    held_out = both.readable(sentences.held_out)
-    run = partial(fit, samples=map(both.readable, sentences.batches), held_out=held_out)
+    readable = partial(both.readable, part=_PART if data is None else None)
+    held_out = readable(sentences.held_out)
+    run = partial(fit, samples=map(readable, sentences.batches), held_out=held_out)
     fits = [run([(both.added, fitting.learning_rate)], both.head_errors, steps=fitting.steps, title="error per layer")]
     slow = [(both.added, fitting.learning_rate / 4)]  # faster, near_far gets no better than its heads alone
     fits.append(run(slow, both.output_error, steps=fitting.joint_steps, title="error of the output"))

@@ -17,8 +17,6 @@ from fairseq_lot.attention.base import AttentionOutput, Mechanism
 from fairseq_lot.errors import InputError
 from fairseq_lot.modules.sites import attentions, inner
 
-PART = 80  # the most source pieces that are translated as one
-
 
 @dataclass(frozen=True)
 class Match:
@@ -62,11 +60,14 @@ class Distillation:
         self.added = [parameter for match in self.matched for parameter in match.student.fittable()]
         self.in_encoder = all(match.site == "encoder" for match in self.matched)
 
-    def readable(self, sample: dict) -> dict:
-        """The sample with something for the decoder to read: where there is no target, the teacher's translation."""
+    def readable(self, sample: dict, part: int | None = None) -> dict:
+        """The sample with something for the decoder to read: where there is no target, the teacher's translation.
+
+        ``part``: see :func:`translate_greedily`.
+        """
         if self.in_encoder or "prev_output_tokens" in sample["net_input"]:
             return sample
-        translations = translate_greedily(self.teacher, sample)
+        translations = translate_greedily(self.teacher, sample, part)
         return {**sample, "net_input": {**sample["net_input"], "prev_output_tokens": translations}}
 
     def head_errors(self, sample: dict) -> torch.Tensor:
@@ -125,24 +126,25 @@ class Distillation:
 
 
 @torch.no_grad()
-def translate_greedily(teacher: TransformerModel, sample: dict) -> torch.Tensor:
+def translate_greedily(teacher: TransformerModel, sample: dict, part: int | None = None) -> torch.Tensor:
     """The decoder's input for the teacher's own greedy translations, ``(bsz, tgt_len)``.
 
-    A source of more than ``PART`` pieces is translated in parts: as a whole it takes long, and perhaps the teacher has
-    learnt sentences only.
+    Args:
+        part: the most source pieces that are translated as one, for sources without order; the translations are joined.
+            As a whole long ones take long, and perhaps the teacher has learnt sentences only. None: no parts.
     """
     dictionary, sources = teacher.decoder.dictionary, sample["net_input"]["src_tokens"]
     texts = [source[source.ne(dictionary.pad())] for source in sources]
-    parts_of = [text[:-1].tensor_split(max(1, -(-(len(text) - 1) // PART))) for text in texts]
+    parts_of = [text[:-1].tensor_split(max(1, -(-(len(text) - 1) // (part or len(text))))) for text in texts]
     parts = [torch.cat([part, text[-1:]]) for text, own in zip(texts, parts_of, strict=True) for part in own]
     lengths = torch.tensor([len(part) for part in parts], device=sources.device)
     tokens = collate_tokens(parts, dictionary.pad(), left_pad=True)
     generator = SequenceGenerator([teacher], dictionary, beam_size=1, max_len_a=1.2, max_len_b=10)
     best = generator.generate([teacher], {"net_input": {"src_tokens": tokens, "src_lengths": lengths}})
-    translated = iter(hypotheses[0]["tokens"] for hypotheses in best)
-    eos = sources.new_tensor([dictionary.eos()])
-    joined = [torch.cat([*(next(translated)[:-1] for _ in own), eos]) for own in parts_of]
-    return collate_tokens(joined, dictionary.pad(), dictionary.eos(), move_eos_to_beginning=True)
+    translated = iter(hypotheses[0]["tokens"][:-1] for hypotheses in best)
+    joined = [torch.cat([next(translated) for _ in own])[: teacher.max_positions()[1] - 1] for own in parts_of]
+    ended = [torch.cat([text, text.new_tensor([dictionary.eos()])]) for text in joined]
+    return collate_tokens(ended, dictionary.pad(), dictionary.eos(), move_eos_to_beginning=True)
 
 
 @dataclass(frozen=True)

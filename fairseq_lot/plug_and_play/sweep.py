@@ -79,7 +79,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         required=True,
         metavar="WAY",
         help="a mechanism and its flat options in quotes, as in 'lot --lot-num-pivots 16/32 --attention-sites cross'; "
-        "all values between slashes are tried. May be given several times; the base, softmax, is always there",
+        "all values between slashes are tried. If no sites are named, at the encoder, or where the base has a prior. May "
+        "be given several times; the base, softmax, is always there",
     )
     of_fit = parser.add_mutually_exclusive_group().add_argument
     as_drawn = "only as they stand; else what has parameters is also calibrated"
@@ -124,9 +125,13 @@ def run(args: Namespace) -> None:
     check_settings(folder, settings)
     before = (Base(f"a point in {folder}", point.base, point.epoch) for point in points)
     check_epochs([*before, *bases])
-    if len({base.way.key for base in bases}) > 1:
-        found = ", ".join(f"{base.path} ({base.way.flags or 'plain'})" for base in bases)
-        raise InputError(f"several checkpoints must have one softmax, unlike {found}; give checkpoints of one training")
+    softmax = [(base.path, base.way) for base in bases] + [(f"a point in {folder}", point) for point in points[:1]]
+    if len({way.key for _, way in softmax}) > 1:
+        found = ", ".join(f"{path} ({way.flags or 'plain'})" for path, way in softmax)
+        raise InputError(
+            f"several checkpoints must have one softmax, unlike {found}; give checkpoints of one training, or another "
+            "--out"
+        )
     ways = ways_to_try(args.tries, bases[0], calibrate=not args.no_calibration, text=args.text)
     with tqdm(total=len(bases) * len(ways), unit="swap", disable=None) as progress:
         for base in bases:
@@ -163,7 +168,9 @@ def ways_to_try(tries: Iterable[str], base: Base, *, calibrate: bool, text: bool
     Raises:
         InputError: a way is wrong.
     """
-    ways = list({way.key: way for way in (base.way, *(way for words in tries for way in expand(words)))}.values())
+    sites = {name: value for name, value in base.way.options.items() if name == "attention_sites"}
+    given = [replace(way, options={**sites, **way.options}) for words in tries for way in expand(words)]
+    ways = list({way.key: way for way in (base.way, *given)}.values())
     state = load_checkpoint(base.path)
     fitted = [way for way in ways if why_not_calibrated(swap_as(state, way)) is None]
     calibrations = [PIECES, TEXT][: 1 + text] if calibrate else []
@@ -184,7 +191,7 @@ def read_base(path: str) -> Base:
     state = load_checkpoint(path)
     softmax = softmax_of_training(state)
     if softmax is None:
-        raise InputError(f"{path} was {how_trained(state)}; give a base of {DEFAULT}, which swaps replace")
+        raise InputError(f"{path} was {how_trained(state)}; give a base of {DEFAULT}, as it was before any swap")
     where = {"attention_sites": trained_sites(state)} if softmax else {}
     try:
         position = state["extra_state"]["train_iterator"]

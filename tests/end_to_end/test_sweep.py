@@ -75,7 +75,7 @@ def test_a_base_that_was_not_trained_with_softmax_is_refused(others, data, stock
     with edited(stock_checkpoint, tmp_path / "set.pt") as state:
         vars(model_args(state)).update(attention="set")
     words = ("sweep", data / "bin", "--path", *others, tmp_path / "set.pt", "--out", tmp_path / "out", "--try", "lot")
-    refuse(capsys, *words, naming=["set.pt was trained with set", "which swaps replace"])
+    refuse(capsys, *words, naming=["set.pt was trained with set", "before any swap"])
 
 
 def test_a_base_with_a_prior_is_swapped_from_its_own_softmax(
@@ -95,11 +95,11 @@ def test_a_base_with_a_prior_is_swapped_from_its_own_softmax(
         "--try",
         f"near_far {drawn}",
     ]
-    words += ["--try", "softmax", "--try", f"softmax --softmax-prior alibi {drawn}", "--try", "lot"]
+    words += ["--try", "softmax", "--try", "softmax --softmax-prior alibi", "--try", "lot --attention-sites encoder"]
     _, points = measured(*words, "--path", tmp_path / "alibi2.pt")
     ways = [(point["attention"], point["options"].get("attention_sites"), point["calibrated_on"]) for point in points]
     both = "encoder,decoder"
-    swaps = [("near_far", both), ("near_far", both), ("softmax", None), ("lot", None)]
+    swaps = [("near_far", both), ("near_far", both), ("softmax", both), ("lot", "encoder")]
     assert ways == [*((*way, "") for way in [("softmax", both), *swaps]), *((*way, "pieces") for way in swaps[:2])]
     # a window that holds the whole sentence leaves nothing to approximate
     assert points[1]["loss"] == pytest.approx(points[0]["loss"], rel=1e-5) != points[2]["loss"]
@@ -113,6 +113,7 @@ def test_a_base_with_a_prior_is_swapped_from_its_own_softmax(
             refuse(capsys, *words, *paths, naming=["checkpoint1.pt (plain)", f"alibi2.pt ({drawn} --softmax-prior"])
         else:
             assert len(measured(*words, "--no-bleu", *paths)[1]) == 2 * len(points)
+    refuse(capsys, *words, "--path", epochs[4], naming=["checkpoint4.pt (plain)", f"a point in {out} ({drawn} --soft"])
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import torch
 
 from fairseq_lot.attention.registry import MECHANISMS
 from fairseq_lot.errors import InputError
-from fairseq_lot.plug_and_play import distillation
 from fairseq_lot.plug_and_play.distillation import Distillation, Fit, fit, translate_greedily
 from tests.plug_and_play.in_memory import HEADS, LAYERS, load
 
@@ -183,32 +182,43 @@ def test_own_translations_are_what_the_decoder_would_choose():
         assert torch.equal(row[1:length], chosen[: length - 1])
 
 
-def test_a_long_source_is_translated_in_parts(monkeypatch):
-    both, sentences = models("lot", source_only=True, lengths=(8, 4, 7, 3, 2))
+@pytest.fixture
+def translated():
+    """The teacher's translations of some texts; what is said depends on the source."""
+    both, sentences = models("lot", source_only=True, lengths=(8, 4, 7, 3, 2), decoder_learned_pos=True)
     pad, eos = sentences.pad, sentences.task.source_dictionary.eos()
     with torch.no_grad():
-        for layer in both.teacher.decoder.layers:  # what is said depends on the source
+        for layer in both.teacher.decoder.layers:
             layer.encoder_attn.v_proj.weight *= 50
 
-    def translated(*texts):
+    def translated(*texts, part=None):
         lengths = torch.tensor([len(text) + 1 for text in texts])
         tokens = torch.full((len(texts), max(lengths)), pad)
         for row, text in zip(tokens, texts, strict=True):
             row[len(row) - len(text) - 1 :] = torch.tensor([*text, eos])
-        output = translate_greedily(both.teacher, {"net_input": {"src_tokens": tokens, "src_lengths": lengths}})
+        output = translate_greedily(both.teacher, {"net_input": {"src_tokens": tokens, "src_lengths": lengths}}, part)
         assert output[:, 0].eq(eos).all()
         return [row[1:][row[1:].ne(pad)].tolist() for row in output]
 
-    texts = [sentences.sentences.src[index][:-1].tolist() for index in range(5)]
-    parts = [
-        [text[:3], text[3:5], text[5:]] if len(text) == 7 else [text[:3], text[3:]][: len(text) // 3 or 1]
-        for text in texts
-    ]
-    assert [list(map(len, own)) for own in parts] == [[3, 2, 2], [3], [3, 3], [2], [1]]
-    monkeypatch.setattr(distillation, "PART", 3)
-    joined = translated(*texts)
+    translated.texts = [sentences.sentences.src[index][:-1].tolist() for index in range(5)]
+    translated.teacher = both.teacher
+    return translated
+
+
+def test_a_long_source_is_translated_in_parts(translated):
+    seven, three, six, two, one = texts = translated.texts
+    assert list(map(len, texts)) == [7, 3, 6, 2, 1]
+    parts = [[seven[:3], seven[3:5], seven[5:]], [three], [six[:3], six[3:]], [two], [one]]
+    joined = translated(*texts, part=3)
     # the most that is said depends on the longest of a batch
-    assert joined == [[piece for part in own for piece in translated(part, parts[0][0])[0]] for own in parts]
-    assert len({piece for own in joined for piece in own}) > 2
-    monkeypatch.setattr(distillation, "PART", 7)
-    assert translated(*texts) == [translated(text, texts[0])[0] for text in texts] != joined
+    assert joined == [[piece for part in own for piece in translated(part, three)[0]] for own in parts]
+    assert len({piece for own in joined for piece in own}) > 1
+    whole = translated(*texts)
+    assert whole == translated(*texts, part=7) == [translated(text, seven)[0] for text in texts] != joined
+
+
+def test_joined_translations_are_as_long_as_the_decoder_reads(translated, monkeypatch):
+    joined = translated(*translated.texts, part=1)
+    most = max(map(len, joined)) // 2
+    monkeypatch.setattr(translated.teacher, "max_positions", lambda: (1024, most + 1))
+    assert translated(*translated.texts, part=1) == [text[:most] for text in joined]

@@ -79,8 +79,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         required=True,
         metavar="WAY",
         help="a mechanism and its flat options in quotes, as in 'lot --lot-num-pivots 16/32 --attention-sites cross'; "
-        "all values between slashes are tried. If no sites are named, at the encoder, or where the base has a prior. May "
-        "be given several times; the base, softmax, is always there",
+        "all values between slashes are tried. Without sites it stands at the encoder, or where the base has a prior. "
+        "May be given several times; the base, softmax, is always there",
     )
     of_fit = parser.add_mutually_exclusive_group().add_argument
     as_drawn = "only as they stand; else what has parameters is also calibrated"

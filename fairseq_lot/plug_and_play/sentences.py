@@ -132,7 +132,7 @@ def random_pieces(
     random = np.random.default_rng([seed, 0])
     how = "all equally likely" if counted is None else "by the dictionary's counts"
     held_out_sample = sample(random.integers(least, most + 1, held_out), random)
-    return Sentences(f"up to {most} random pieces, {how}", held_out_sample, endless())
+    return Sentences(f"random pieces, up to {most} at a time, {how}", held_out_sample, endless())
 
 
 def dictionary_of_training(state: State, size: int) -> Dictionary | None:

@@ -271,7 +271,7 @@ def test_swap_calibrates_by_itself_without_data(stock_checkpoint, lot_checkpoint
     out = swap_to(tmp_path / "lot.pt", stock_checkpoint, *quick)
     said = capsys.readouterr().out
     assert calibration_of(out) in said
-    assert "calibrated on up to 80 random pieces, by the dictionary's counts (12 + 4 steps, seed 1)" in said
+    assert "calibrated on random pieces, up to 80 at a time, by the dictionary's counts (12 + 4 steps, seed 1)" in said
     changed = differing(lot_checkpoint, out)
     assert changed and all(key.endswith(("mechanism.pivots", "mechanism.mass_logits")) for key in changed)
     assert not differing(out, swap_to(tmp_path / "again.pt", stock_checkpoint, *quick))
@@ -279,7 +279,7 @@ def test_swap_calibrates_by_itself_without_data(stock_checkpoint, lot_checkpoint
     with edited(stock_checkpoint, tmp_path / "moved.pt") as state:
         state["cfg"]["task"]["data"] = str(tmp_path / "gone")
     uniform = swap_to(tmp_path / "uniform.pt", tmp_path / "moved.pt", *quick)
-    assert "up to 80 random pieces, all equally likely" in calibration_of(uniform)
+    assert "random pieces, up to 80 at a time, all equally likely" in calibration_of(uniform)
     assert differing(out, uniform)
 
 

@@ -41,8 +41,6 @@ from fairseq_lot.pretrained.device import add_device_argument, choose_device
 from fairseq_lot.pretrained.languages import add_language_arguments, typed_pair, with_languages
 from fairseq_lot.pretrained.loading import Loaded, build, load_data
 
-_PART = 80  # random pieces that are translated as one; text is translated by the sentence
-
 
 @dataclass(frozen=True)
 class FitOptions(Options):
@@ -75,16 +73,19 @@ class FitOptions(Options):
             raise error.on_command_line() from None
 
 
-def how_to_fit(args: Namespace, data: str | None, *, without: str | None = None) -> dict[str, Any]:
+def how_to_fit(
+    args: Namespace, data: str | None, *, without: str | None = None, pieces: bool = False
+) -> dict[str, Any]:
     """What :func:`calibrate` takes besides checkpoint and data, from a command line.
 
     Args:
         without: the flag by which nothing is fitted; an option of the fit is then refused.
+        pieces: fits are made on random pieces, too, where there are data.
     """
     for field in dataclasses.fields(FitOptions) if without else ():
         if getattr(args, field.name) != field.default:
             raise InputError(f"is of a calibration; leave it out, or {without}", field.name).on_command_line()
-    if args.longest != FitOptions.longest and data is not None and not getattr(args, "text", False):
+    if args.longest != FitOptions.longest and data is not None and not pieces:
         raise InputError(f"--longest {args.longest} is of random sentences, and there is text; leave out one of both")
     if args.split != FitOptions.split and (data is None or is_text_file(data)):
         way_out = "leave it out, or give one (swap: with --calibrate, sweep: with --text)"
@@ -188,7 +189,8 @@ def calibrate(
     teacher = build(state, device=device, attention=DEFAULT, **softmax).requires_grad_(False)
     both = Distillation(student, teacher)
     sentences = _sentences(with_languages(state, languages), data, fitting, teacher)
-    readable = partial(both.readable, part=_PART if data is None else None)
+    # however long random sequences are, they are translated in parts of a sentence's length
+    readable = partial(both.readable, part=FitOptions.longest if data is None else None)
     held_out = readable(sentences.held_out)
     run = partial(fit, samples=map(readable, sentences.batches), held_out=held_out)
     fits = [run([(both.added, fitting.learning_rate)], both.head_errors, steps=fitting.steps, title="error per layer")]

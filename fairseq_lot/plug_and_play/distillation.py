@@ -134,17 +134,17 @@ def translate_greedily(teacher: TransformerModel, sample: dict, part: int | None
             As a whole long ones take long, and perhaps the teacher has learnt sentences only. None: no parts.
     """
     dictionary, sources = teacher.decoder.dictionary, sample["net_input"]["src_tokens"]
+    most, eos = teacher.max_positions()[1] - 1, sources.new_tensor([dictionary.eos()])
     texts = [source[source.ne(dictionary.pad())] for source in sources]
     parts_of = [text[:-1].tensor_split(max(1, -(-(len(text) - 1) // (part or len(text))))) for text in texts]
-    parts = [torch.cat([part, text[-1:]]) for text, own in zip(texts, parts_of, strict=True) for part in own]
-    lengths = torch.tensor([len(part) for part in parts], device=sources.device)
+    parts = [torch.cat([one, text[-1:]]) for text, own in zip(texts, parts_of, strict=True) for one in own]
+    lengths = torch.tensor([len(one) for one in parts], device=sources.device)
     tokens = collate_tokens(parts, dictionary.pad(), left_pad=True)
     generator = SequenceGenerator([teacher], dictionary, beam_size=1, max_len_a=1.2, max_len_b=10)
     best = generator.generate([teacher], {"net_input": {"src_tokens": tokens, "src_lengths": lengths}})
     translated = iter(hypotheses[0]["tokens"][:-1] for hypotheses in best)
-    joined = [torch.cat([next(translated) for _ in own])[: teacher.max_positions()[1] - 1] for own in parts_of]
-    ended = [torch.cat([text, text.new_tensor([dictionary.eos()])]) for text in joined]
-    return collate_tokens(ended, dictionary.pad(), dictionary.eos(), move_eos_to_beginning=True)
+    joined = [torch.cat([torch.cat([next(translated) for _ in own])[:most], eos]) for own in parts_of]
+    return collate_tokens(joined, dictionary.pad(), dictionary.eos(), move_eos_to_beginning=True)
 
 
 @dataclass(frozen=True)

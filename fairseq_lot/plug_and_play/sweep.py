@@ -114,7 +114,7 @@ class Base:
 def run(args: Namespace) -> None:
     """Measure what is missing, then write the tables, and of several bases the figure."""
     check_least(args, sentences=1, beam=1)
-    folder, fitting = Path(args.out), how_to_fit(args, args.data if args.text else None)
+    folder, fitting = Path(args.out), how_to_fit(args, args.data if args.text else None, pieces=True)
     device, languages = fitting.pop("device"), fitting.pop("languages")
     test = {"data": args.data, "sentences": args.sentences, "beam": args.beam}
     settings = {**test, "languages": languages and list(languages), **fitting}
@@ -123,15 +123,8 @@ def run(args: Namespace) -> None:
     bases = sorted(dict.fromkeys(map(read_base, args.paths)), key=lambda base: base.epoch or 0)
     points = read_points(folder / "sweep.jsonl")
     check_settings(folder, settings)
-    before = (Base(f"a point in {folder}", point.base, point.epoch) for point in points)
-    check_epochs([*before, *bases])
-    softmax = [(base.path, base.way) for base in bases] + [(f"a point in {folder}", point) for point in points[:1]]
-    if len({way.key for _, way in softmax}) > 1:
-        found = ", ".join(f"{path} ({way.flags or 'plain'})" for path, way in softmax)
-        raise InputError(
-            f"several checkpoints must have one softmax, unlike {found}; give checkpoints of one training, or another "
-            "--out"
-        )
+    # the first point of a folder is of a base itself
+    check_bases([*(Base(f"a point in {folder}", point.base, point.epoch, points[0]) for point in points), *bases])
     ways = ways_to_try(args.tries, bases[0], calibrate=not args.no_calibration, text=args.text)
     with tqdm(total=len(bases) * len(ways), unit="swap", disable=None) as progress:
         for base in bases:
@@ -202,9 +195,18 @@ def read_base(path: str) -> Base:
     return Base(path, hashlib.sha256(Path(path).read_bytes()).hexdigest(), epochs or None, way)
 
 
-def check_epochs(bases: Iterable[Base]) -> None:
-    """Raise InputError unless different checkpoints are of different epochs, by which the table tells them apart."""
+def check_bases(bases: Iterable[Base]) -> None:
+    """Raise InputError unless different checkpoints have one softmax and different epochs, as those of one training.
+
+    By its epoch the table tells a checkpoint apart.
+    """
     different = {base.sum: base for base in bases}.values()
+    if len({base.way.key for base in different}) > 1:
+        found = ", ".join(f"{base.path} ({base.way.flags or 'plain'})" for base in different)
+        raise InputError(
+            f"several checkpoints must have one softmax, unlike {found}; give checkpoints of one training, or another "
+            "--out"
+        )
     epochs = {base.epoch for base in different}
     if len(different) > 1 and (None in epochs or len(epochs) < len(different)):
         found = ", ".join(f"{base.path} (epoch {base.epoch or 'unknown'})" for base in different)

@@ -13,7 +13,7 @@ from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation.bleu import MetricScore
 from fairseq_lot.output.figures import as_bytes
 from fairseq_lot.plug_and_play.points import LENGTHS, Loss, Point, Way, add_point, check_settings, expand, read_points
-from fairseq_lot.plug_and_play.sweep import Base, check_epochs, read_base, sum_of_splits
+from fairseq_lot.plug_and_play.sweep import Base, check_bases, read_base, sum_of_splits
 from fairseq_lot.plug_and_play.sweep_table import draw, render, render_balance
 
 
@@ -188,12 +188,12 @@ def test_epochs_are_those_that_are_finished(position, epoch, tmp_path, monkeypat
 
 def test_several_checkpoints_are_of_different_epochs():
     one, two, again = Base("one.pt", "a", 1), Base("two.pt", "b", 2), Base("copy.pt", "a", 1)
-    check_epochs([Base("alone.pt", "a", None)])
-    check_epochs([one, two, again])
+    check_bases([Base("alone.pt", "a", None)])
+    check_bases([one, two, again])
     with pytest.raises(InputError, match=r"one.pt \(epoch 1\), .*other.pt \(epoch 1\)"):
-        check_epochs([one, two, Base("other.pt", "c", 1)])
+        check_bases([one, two, Base("other.pt", "c", 1)])
     with pytest.raises(InputError, match=r"within.pt \(epoch unknown\)"):
-        check_epochs([one, Base("within.pt", "c", None)])
+        check_bases([one, Base("within.pt", "c", None)])
 
 
 def test_balance_and_lengths_have_a_table_where_they_were_measured():

@@ -99,6 +99,7 @@ def check(config: dict[str, Any]) -> None:
 
     from fairseq_lot.models import pluggable_transformer  # noqa: F401 (registers the architectures)
     from fairseq_lot.modules.flat_options import DEFAULTS, option_names
+    from fairseq_lot.modules.sites import named_sites
 
     given = GIVEN_TRAINING | {name.replace("_", "-") for name in option_names()}
     for backbone, own in config["backbones"].items():
@@ -128,7 +129,7 @@ def check(config: dict[str, Any]) -> None:
         _refuse(f"systems, {name}, finetune", system.get("finetune", {}), given | NOTHING_SAVED)
         if "calibrate" in system and "control" in config:
             base = config["systems"][config["control"]]
-            there = {named.get("sites", DEFAULTS["attention_sites"]).replace(" ", "") for named in (system, base)}
+            there = {named_sites(named.get("sites", DEFAULTS["attention_sites"])) for named in (system, base)}
             if base["attention"] != "softmax" or (base.get("options") and len(there) > 1):
                 fits = f"fits to softmax, and with a prior at the sites of {config['control']} alone"
                 raise InputError(f"systems, {name}, calibrate: {fits}; name these sites, or remove it")

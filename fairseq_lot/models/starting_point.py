@@ -260,7 +260,7 @@ def _words(args):
 
 def _changed(names, saved, planned):
     """Those of the options that differ; sites in any order and spacing are the same."""
-    sites_differ = set(attention_sites(saved)) != set(attention_sites(planned))
+    sites_differ = attention_sites(saved) != attention_sites(planned)
     return [
         name
         for name in names

@@ -51,15 +51,16 @@ def attention_sites(args: Any) -> tuple[str, ...]:
     return named_sites(getattr(args, "attention_sites", None) or DEFAULTS["attention_sites"])
 
 
-def named_sites(text: Any) -> tuple[str, ...]:
-    """Sites, separated by commas; InputError for an unknown one."""
-    sites = tuple(site.strip() for site in text.split(",") if site.strip()) if isinstance(text, str) else ()
-    if not sites:
-        raise InputError(f"attention_sites must name some of {', '.join(SITES)}, got {text!r}")
-    for site in sites:
+def named_sites(given: Any) -> tuple[str, ...]:
+    """A list of sites, or a text of them with commas between, in the order of ``SITES``; InputError for others."""
+    text = ",".join(map(str, given)) if isinstance(given, (list, tuple)) else given
+    named = [site.strip() for site in text.split(",") if site.strip()] if isinstance(text, str) else []
+    if not named:
+        raise InputError(f"attention_sites must name some of {', '.join(SITES)}, got {given!r}")
+    for site in named:
         if site not in SITES:
             raise InputError(f"unknown attention site {site!r}; choose from {', '.join(SITES)}")
-    return sites
+    return tuple(site for site in SITES if site in named)
 
 
 def build_site_mechanism(

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from fairseq.models.transformer import TransformerModel
 
-from fairseq_lot.attention.options import SITES, Options, option
+from fairseq_lot.attention.options import Options, option
 from fairseq_lot.attention.registry import DEFAULT, describe
 from fairseq_lot.errors import InputError
 from fairseq_lot.models.pluggable_transformer import base_architecture
@@ -216,7 +216,7 @@ def softmax_of_training(state: State) -> dict[str, Any] | None:
     trained = trained_attention(state)
     if trained == DEFAULT:
         return {}
-    is_there = trained_sites(state) == _sites(model_args(state))
+    is_there = trained_sites(state) == ",".join(attention_sites(model_args(state)))
     with_prior = trained == describe(DEFAULT, {"prior": "alibi"}) and is_there
     return {"softmax_prior": "alibi"} if with_prior else None
 
@@ -239,13 +239,7 @@ def trained_attention(state: State) -> str:
 def trained_sites(state: State) -> str:
     """Where that attention stood, separated by commas; unknown of some old swaps."""
     args = model_args(state)
-    return getattr(args, "trained_sites", "unknown sites") if _is_swapped(state) else _sites(args)
-
-
-def _sites(args: Namespace) -> str:
-    """Where ``--attention`` stands: each site once, in the order of ``SITES``."""
-    named = attention_sites(args)
-    return ",".join(site for site in SITES if site in named)
+    return getattr(args, "trained_sites", "unknown sites") if _is_swapped(state) else ",".join(attention_sites(args))
 
 
 def _is_swapped(state: State) -> bool:
@@ -277,7 +271,7 @@ def _write_back(state: State, student: TransformerModel, description: str, *, di
     args.calibration = description
     if distilled:  # softmax in its place would no longer be the model that was trained
         args.trained_attention = describe(args.attention, mechanism_options(args, args.attention))
-        args.trained_sites = _sites(args)
+        args.trained_sites = ",".join(attention_sites(args))
     return state
 
 

@@ -17,6 +17,7 @@ from fairseq_lot.errors import InputError, flag
 from fairseq_lot.evaluation.bleu import MetricScore
 from fairseq_lot.evaluation.results import read_lines_as
 from fairseq_lot.modules.flat_options import add_attention_args, typed_options
+from fairseq_lot.modules.sites import named_sites
 from fairseq_lot.output.files import atomic_write
 
 # what the parameters of a swapped attention were fitted on; empty: they are as drawn
@@ -125,6 +126,8 @@ def expand(text: str, given: str = "--try") -> list[Way]:
             raise InputError(
                 f"{given} {text!r} begins with the mechanism; leave out --attention {options['attention']}"
             )
+        if "attention_sites" in options:
+            options["attention_sites"] = ",".join(named_sites(options["attention_sites"]))
         ways.append(Way(attention=words[0], options=options))
     return ways
 

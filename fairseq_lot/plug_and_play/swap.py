@@ -18,7 +18,7 @@ from fairseq_lot.modules.flat_options import (
     spell_out,
     typed_options,
 )
-from fairseq_lot.modules.sites import attention_sites, attentions, can_be_fitted
+from fairseq_lot.modules.sites import attention_sites, attentions, can_be_fitted, named_sites
 from fairseq_lot.output.files import atomic_write, refuse_same
 from fairseq_lot.plug_and_play.calibrate import (
     FitOptions,
@@ -185,10 +185,7 @@ def plug(args: Namespace, attention: str, **flat_options: Any) -> None:
     for name in option_names():
         if name in vars(args) and not name.startswith("differential"):
             delattr(args, name)
-    sites = flat_options.get("attention_sites", DEFAULTS["attention_sites"])
-    if not isinstance(sites, (str, list, tuple)) or not sites:
-        raise InputError(f"attention_sites must name some of {', '.join(SITES)}, not {sites!r}")
-    sites = sites if isinstance(sites, str) else ",".join(map(str, sites))
+    sites = ",".join(named_sites(flat_options.get("attention_sites", DEFAULTS["attention_sites"])))
     vars(args).update({**flat_options, "attention": attention, "attention_sites": sites})
     spell_out(args)
     if args.arch.startswith("transformer"):

@@ -124,7 +124,8 @@ def test_options_of_another_mechanism_in_a_checkpoint_change_nothing():
         (None, ("encoder",)),
         ("encoder", ("encoder",)),
         ("encoder,cross", ("encoder", "cross")),
-        (" decoder , encoder ", ("decoder", "encoder")),
+        (" decoder , encoder ", ("encoder", "decoder")),
+        (["cross", "cross"], ("cross",)),
     ],
 )
 def test_sites_are_a_list(text, sites):
@@ -132,7 +133,7 @@ def test_sites_are_a_list(text, sites):
     assert set(sites) <= set(SITES)
 
 
-@pytest.mark.parametrize("sites", [",", ["encoder"], 1])
+@pytest.mark.parametrize("sites", [",", [""], 1])
 def test_sites_that_are_none_are_refused(sites):
     with pytest.raises(ValueError, match="attention_sites must name some of encoder, cross, decoder, got"):
         attention_sites(argparse.Namespace(attention_sites=sites))

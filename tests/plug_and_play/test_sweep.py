@@ -45,6 +45,7 @@ POINTS = [
 
 def test_slashes_stand_for_every_combination():
     assert expand("lot") == [Way(attention="lot", options={})]
+    assert expand("lot --attention-sites decoder,encoder") == expand("lot --attention-sites encoder,decoder")
     assert expand("lot --lot-num-pivots=8/16") == expand("lot --lot-num-pivots 8/16")
     assert expand("lot --lot-num-pivots 8/16 --attention-sites encoder/encoder,cross") == [
         Way(attention="lot", options={"lot_num_pivots": r, "attention_sites": sites})

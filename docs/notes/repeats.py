@@ -1,0 +1,56 @@
+"""How long translations are, how much they repeat themselves: of outputs of fairseq-generate. FILE.json holds it.
+
+python docs/notes/repeats.py FILE.json [--add NAME OUTPUT.out]... >FILE.md
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+
+from fairseq_lot.output.files import atomic_write, read_lines
+from fairseq_lot.output.tables import Table
+
+N = 4
+
+
+def repeated(texts):
+    """The share of the n-grams of some texts that stand earlier in the same text."""
+    grams = [[tuple(text[i : i + N]) for i in range(len(text) - N + 1)] for text in texts]
+    possible = sum(map(len, grams))
+    return (possible - sum(len(set(own)) for own in grams)) / max(1, possible)
+
+
+def measured(path):
+    """Shares of one output, rounded as in the table."""
+    lines = {kind: {} for kind in "HT"}  # translations and references
+    for line in read_lines(path):
+        kind, _, rest = line.partition("-")
+        if kind in lines:
+            number, *_, text = rest.split("\t")
+            lines[kind][number] = text.split()
+    ratios = [len(lines["H"][number]) / len(reference) for number, reference in lines["T"].items()]
+    shares = [*np.quantile(ratios, (0.1, 0.5, 0.9)), *(repeated(texts.values()) for texts in lines.values())]
+    return [round(float(share), 3) for share in shares]
+
+
+def table(outputs):
+    """A line for each output."""
+    head = ["Translations", "Length: 1st decile", "median", "9th decile", f"{N}-grams repeated", "in the references"]
+    rows = [[name, *(f"{share:.3f}" for share in shares)] for name, shares in outputs.items()]
+    notes = [f"Length: divided by that of the reference. Repeated: {N}-grams that stand earlier in the same text."]
+    return Table(head, rows, notes=notes, align="<" + ">" * 5).markdown()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("path", type=Path, metavar="FILE.json")
+    parser.add_argument("--add", nargs=2, action="append", default=[], metavar=("NAME", "OUTPUT.out"))
+    args = parser.parse_args()
+    outputs = json.loads(args.path.read_text(encoding="utf-8")) if args.path.exists() else {}
+    if args.add:
+        outputs |= {name: measured(path) for name, path in args.add}
+        with atomic_write(args.path) as file:
+            file.write(json.dumps(outputs, ensure_ascii=False, indent=1) + "\n")
+    print(table(outputs))

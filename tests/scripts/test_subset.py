@@ -1,0 +1,50 @@
+"""A subset of a training set by hashes of its pairs."""
+
+import subprocess
+import sys
+
+from tests.conftest import ROOT
+
+PAIRS = [
+    ("ein haus .", "a house ."),
+    ("es ist &quot; gut &quot; .", "it &apos;s good ."),
+    ("ja !", "yes !"),
+    ("ja .", "yes ."),
+]
+
+
+def write(folder, pairs):
+    folder.mkdir()
+    for number, language in enumerate(("de", "en")):
+        for split in ("train", "valid", "test"):
+            text = "".join(f"{pair[number]}\n" for pair in (pairs if split == "train" else pairs[:1]))
+            (folder / f"{split}.{language}").write_text(text, encoding="utf-8")
+    return folder
+
+
+def run(*words):
+    return subprocess.run([sys.executable, ROOT / "scripts/subset.py", *words], capture_output=True, text=True)
+
+
+def test_the_pairs_of_a_list_are_taken_in_its_order_whatever_their_tokens(tmp_path):
+    part, pairs = write(tmp_path / "part", PAIRS), tmp_path / "list"
+    assert run(pairs, part, "--make").returncode == 0 and pairs.stat().st_size == 5 * len(PAIRS)
+    tokens = ('Es ist "gut".', "it's good.")
+    others = [("ein hund .", "a dog ."), PAIRS[2], ("ein haus .", "a mouse ."), tokens, tokens, PAIRS[0], PAIRS[3]]
+    done = run(pairs, write(tmp_path / "all", others), tmp_path / "out")
+    assert done.stdout == f"{tmp_path / 'out'}: 4 of 4 pairs\n"
+    taken = [(tmp_path / "out" / f"train.{language}").read_text(encoding="utf-8") for language in ("de", "en")]
+    assert list(zip(*map(str.splitlines, taken), strict=True)) == [PAIRS[0], tokens, *PAIRS[2:]]
+    assert (tmp_path / "out" / "test.de").read_bytes() == (tmp_path / "all" / "test.de").read_bytes()
+
+
+def test_text_without_the_pairs_is_refused(tmp_path):
+    run(tmp_path / "list", write(tmp_path / "part", PAIRS), "--make")
+    done = run(tmp_path / "list", write(tmp_path / "all", [("ein hund .", "a dog .")]), tmp_path / "out")
+    assert done.returncode == 2 and "has none of the 4 pairs of" in done.stderr and not (tmp_path / "out").exists()
+
+
+def test_the_tracked_list_has_as_many_hashes_as_the_pages_say():
+    pairs = (ROOT / "config" / "iwslt14-65k.pairs").read_bytes()
+    hashes = {pairs[at : at + 5] for at in range(0, len(pairs), 5)}
+    assert len(pairs) == 5 * 64_902 and len(hashes) > 64_880  # some pairs differ in punctuation alone

@@ -2,7 +2,7 @@
 
 ``fairseq_lot_compat.pth`` imports this module at interpreter start; all that happens then is that one
 finder goes onto ``sys.meta_path``. When somebody imports ``fairseq``, the finder lets the normal loaders do
-their work and patches nine modules before, while or after they execute. No file of fairseq is edited.
+their work and patches ten modules before, while or after they execute. No file of fairseq is edited.
 What makes fairseq work is patched in every program; what is a convenience acts in fairseq's own commands and
 in fairseq-lot alone (:func:`in_command`). docs/fairseq.md lists every patch with its reason.
 
@@ -178,6 +178,22 @@ def _with_whole_splits(module, execute):
     module.batch_by_size = batch_by_size
 
 
+def _with_blocked_repeats(module, execute):
+    """Let ``--no-repeat-ngram-size`` block repeated n-grams where fairseq's CUDA extension is not built.
+
+    fairseq 0.12.2 looks for the last n-gram at the end of a buffer for the longest translation, where padding stands,
+    and so blocks nothing (its issues 4709 and 5206).
+    """
+    execute(module)
+    block = module.NGramRepeatBlock
+    original = block._no_repeat_ngram
+
+    def _no_repeat_ngram(self, tokens, lprobs, bsz, beam_size, step):
+        return original(self, tokens[:, : step + 1], lprobs, bsz, beam_size, step)
+
+    block._no_repeat_ngram = _no_repeat_ngram
+
+
 def _with_bf16_on_gpus(module, execute):
     """Let ``--bf16`` mean a GPU where torch_xla is not installed.
 
@@ -266,6 +282,7 @@ _PATCHED_MODULES = {
     "fairseq.models.transformer.transformer_config": _with_hashable_configs,
     "fairseq.models.transformer.transformer_legacy": _with_bf16_when_translating,
     "fairseq.modules.transformer_layer": _without_fast_path,
+    "fairseq.ngram_repeat_block": _with_blocked_repeats,
     "fairseq.options": _with_bf16_on_gpus,
     "fairseq.utils": _with_installed_user_dirs,
 }

@@ -17,6 +17,7 @@ from fairseq.data import Dictionary
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.models.transformer import TransformerConfig, TransformerModel
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
+from fairseq.ngram_repeat_block import NGramRepeatBlock
 from omegaconf import OmegaConf
 
 import fairseq_lot_compat
@@ -134,6 +135,13 @@ class TestBatches:
     def test_fairseq_itself_is_mended(self):
         """The wrapper stands where fairseq's data sets look for the function."""
         assert fairseq.data.data_utils.batch_by_size.__module__ == "fairseq_lot_compat"
+
+
+def test_repeated_ngrams_are_blocked_in_a_buffer_that_is_not_full():
+    tokens = torch.tensor([[2, 5, 6, 7, 5, 6, 1, 1, 1], [2, 5, 6, 7, 6, 5, 1, 1, 1]])
+    block = NGramRepeatBlock(3, use_extension=False)
+    scores = block(tokens, torch.zeros(2, 10), bsz=2, beam_size=1, step=5)
+    assert scores.isinf().nonzero().tolist() == [[0, 7]]
 
 
 class TestScripting:

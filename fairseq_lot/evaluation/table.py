@@ -15,17 +15,12 @@ from fairseq_lot.evaluation.results import (
     Row,
     at_stage,
     by_system,
-    mechanism_order,
     read_rows,
     tables,
 )
 from fairseq_lot.output.tables import MISSING, Table
 
 METRICS = {"tokenised": "tokenised BLEU", "sacrebleu": "sacreBLEU"}
-_NOTE = (
-    "In brackets: difference to softmax of the same stage; of what was measured here, the median over seeds. "
-    "'1 of 2 seeds' marks incomplete runs."
-)
 # Tokenised BLEU on IWSLT'14 De-En, plug-and-play and fine-tuned, medians of 4 runs [ESPFormer, LOTFormer]. What stands
 # beside esp is measured with Table 12's values, in the units of the released modules.
 _REPORTED = {
@@ -45,9 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("results", nargs="+", metavar="RESULTS.jsonl", help="rows of fairseq-lot score")
     parser.add_argument("--metric", choices=METRICS, default="tokenised", help="default: %(default)s, as the papers")
-    shown = parser.add_mutually_exclusive_group()
-    shown.add_argument("--medians", action="store_true", help="show medians only, the backbones side by side")
-    shown.add_argument("--papers", action="store_true", help="show medians only, beside what the papers report")
+    parser.add_argument("--papers", action="store_true", help="show medians only, beside what the papers report")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,22 +50,19 @@ def run(args: argparse.Namespace) -> int:
     rows = read_rows(args.results)
     if not rows:
         raise InputError(f"no row in {', '.join(args.results)}; score a system first with fairseq-lot score")
-    found = result_tables(rows, metric=args.metric, papers=args.papers, medians=args.medians)
+    found = result_tables(rows, metric=args.metric, papers=args.papers)
     print("\n\n".join(table.markdown() for table in found))
     return 0
 
 
-def result_tables(
-    rows: Iterable[Row], *, metric: str = "tokenised", papers: bool = False, medians: bool = False
-) -> list[Table]:
+def result_tables(rows: Iterable[Row], *, metric: str = "tokenised", papers: bool = False) -> list[Table]:
     """The tables, one for each experiment and test set.
 
     Args:
         metric: ``tokenised`` or ``sacrebleu``.
         papers: medians of tokenised BLEU beside the papers' instead.
-        medians: medians of both backbones side by side instead.
     """
-    show = _papers if papers else _medians if medians else _full
+    show = _papers if papers else _full
     found = []
     for part in tables(rows):
         heading = f"**{part[0].dataset}**, {part[0].experiment}, {part[0].sentences} sentences, "
@@ -253,17 +243,6 @@ def _listed(values: Iterable) -> str:
     return ", ".join(str(value) for value in sorted(set(values)))
 
 
-def _medians(systems: _Systems, heading: str) -> Table:
-    """A line for each system, a column for each backbone and stage."""
-    backbones = dict.fromkeys(backbone for backbone, _ in systems.rows)
-    columns = [(backbone, stage) for backbone in backbones for stage in systems.stages]
-    names = dict.fromkeys(
-        own[0].system for own in sorted(systems.rows.values(), key=lambda own: mechanism_order(own[0]))
-    )
-    lines = [[name, *(systems.median((backbone, name), stage) for backbone, stage in columns)] for name in names]
-    return Table(["System", *(f"{x}: {stage}" for x, stage in columns)], lines, heading=heading, notes=[_NOTE])
-
-
 def _papers(systems: _Systems, heading: str) -> Table:
     """The reported scores and the medians of the rows, with differences to softmax."""
     # the papers' settings are the defaults
@@ -277,9 +256,13 @@ def _papers(systems: _Systems, heading: str) -> Table:
         for number, stage in enumerate((PLUG_AND_PLAY, FINE_TUNED)):
             cells += [_reported(backbone, attention, number), systems.median((backbone, system), stage)]
         lines.append(cells)
+    note = (
+        "In brackets: difference to softmax of the same stage; of what was measured here, the median over seeds. "
+        "'1 of 2 seeds' marks incomplete runs."
+    )
     source = "IWSLT'14 De-En, 6+6 layers of width 512, 25 + 10 epochs, medians of 4 runs [ESPFormer, LOTFormer]."
     head = ["Backbone", "System", "Papers: plug-and-play", "Here", "Papers: fine-tuned", "Here"]
-    return Table(head, lines, heading=heading, notes=[f"Papers: {source}", _NOTE])
+    return Table(head, lines, heading=heading, notes=[f"Papers: {source}", note])
 
 
 def _reported(backbone: str, attention: str, number: int) -> str:

@@ -62,11 +62,10 @@ def test_the_control_is_what_the_base_is_of_whatever_its_attention(make_row):
         make_row("ALiBi", stage="fine-tuned", score=26.0, settings=alibi),
         make_row("LOT", stage="fine-tuned", score=25.5, settings={"attention": "lot"}),
     ]
-    full, medians = render(rows), render(rows, medians=True)
+    full = render(rows)
     assert "- ALiBi: plug-and-play is the base itself, fine-tuned the control" in full
     line = next(line for line in full.splitlines() if line.startswith("| transformer | LOT"))
     assert line.endswith("| -0.50 |")
-    assert "| ALiBi | 25.00 | 26.00 |" in medians and "25.50 (-0.50)" in medians and "20.00 (-5.00)" in medians
 
 
 def test_exact_markdown(rows, tmp_path, capsys):
@@ -107,9 +106,6 @@ def test_the_control_is_that_of_the_same_seed(make_row):
     rows = [make_row("LOT", stage="fine-tuned", seed=seed, score=31.0) for seed in (2, 3, 4)]
     seeds = "-1.50 (-2.00 to -1.00; 2 of 3 seeds)"
     assert f"| LOT | 31.00 [30.00, 32.00] (3 seeds) | – | {seeds} |" in render([*tuned, *rows])
-    assert "| LOT | 31.00 (-1.50, 2 of 3 seeds) |" in render([*tuned, *rows], medians=True)
-    rows = [make_row("ESP", stage="fine-tuned", score=30.0)]
-    assert "| ESP | 30.00 (-1.00, 1 of 3 seeds) |" in render([*tuned, *rows], medians=True)
 
 
 def test_half_precision_is_said(make_row):

@@ -182,16 +182,24 @@ def _with_blocked_repeats(module, execute):
     """Let ``--no-repeat-ngram-size`` block repeated n-grams where fairseq's CUDA extension is not built.
 
     fairseq 0.12.2 looks for the last n-gram at the end of a buffer for the longest translation, where padding stands,
-    and so blocks nothing (its issues 4709 and 5206).
+    and so blocks nothing (its issues 4709 and 5206). The new method compiles with ``torch.jit.script``, as the old did.
     """
     execute(module)
-    block = module.NGramRepeatBlock
-    original = block._no_repeat_ngram
+    module.NGramRepeatBlock._no_repeat_ngram = _no_repeat_ngram
 
-    def _no_repeat_ngram(self, tokens, lprobs, bsz, beam_size, step):
-        return original(self, tokens[:, : step + 1], lprobs, bsz, beam_size, step)
 
-    block._no_repeat_ngram = _no_repeat_ngram
+def _no_repeat_ngram(self, tokens, lprobs, bsz: int, beam_size: int, step: int):
+    """Give each token -inf that would end an n-gram which stands in its row already, ``(bsz * beam_size, vocabulary)``.
+
+    ``tokens[:, 1 : step + 1]`` have been translated; before them is the end of sentence, after them padding.
+    """
+    n = self.no_repeat_ngram_size
+    if step >= n:
+        seen = tokens[:, 1 : step + 1].unfold(1, n, 1)  # (rows, number of n-grams, n)
+        begun = tokens[:, step + 2 - n : step + 1].unsqueeze(1)
+        row, at = (seen[:, :, : n - 1] == begun).all(-1).nonzero().unbind(1)
+        lprobs[row, seen[row, at, n - 1]] = float("-inf")
+    return lprobs
 
 
 def _with_bf16_on_gpus(module, execute):

@@ -1,16 +1,14 @@
 """Takes the sentence pairs that a list of hashes names from a training set: IWSLT'14's 65k subset from all of it.
 
-bash scripts/prepare_iwslt14.sh
-python scripts/subset.py config/iwslt14-65k.pairs data-bin/iwslt14.de-en/text iwslt14-65k
+python scripts/subset.py config/iwslt14-65k.pairs TEXT OUT       # prepare_iwslt14.sh does it where PAIRS is given
 
-A hash is of the letters and digits of a pair, so other tokens of the same sentences are found, too. The pairs keep the
-order of the list. Validation and test set are copied.
+A hash is of the characters of a pair without the spaces between them, so it does not depend on how they were parted
+into tokens. The pairs keep the order of the list. Validation and test set are copied.
 """
 
 import argparse
 import hashlib
 import html
-import shutil
 import sys
 from pathlib import Path
 
@@ -23,7 +21,7 @@ SIZE = 5  # bytes of a hash
 
 def hash_of(pair: tuple[str, ...]) -> bytes:
     """What stands for a pair in a list."""
-    kept = ("".join(filter(str.isalnum, html.unescape(sentence).lower())) for sentence in pair)
+    kept = ("".join(html.unescape(sentence).lower().split()) for sentence in pair)
     return hashlib.blake2b("\t".join(kept).encode(), digest_size=SIZE).digest()
 
 
@@ -37,11 +35,9 @@ def pairs_of(folder: Path) -> list[tuple[str, ...]]:
 
 def chosen(hashes: bytes, pairs: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """The pairs that a list names, each once, in its order."""
-    by_hash: dict[bytes, list[tuple[str, ...]]] = {}
-    for pair in dict.fromkeys(pairs):
-        by_hash.setdefault(hash_of(pair), []).append(pair)
-    wanted = (by_hash.get(hashes[at : at + SIZE], []) for at in range(0, len(hashes), SIZE))
-    return [found.pop(0) for found in wanted if found]
+    by_hash = {hash_of(pair): pair for pair in reversed(pairs)}
+    wanted = (hashes[at : at + SIZE] for at in range(0, len(hashes), SIZE))
+    return [by_hash[one] for one in wanted if one in by_hash]
 
 
 def main() -> None:
@@ -57,18 +53,22 @@ def main() -> None:
     pairs = pairs_of(args.folder)
     if args.make:
         with atomic_write(args.list, "wb") as file:
-            file.writelines(map(hash_of, pairs))
+            file.writelines(dict.fromkeys(map(hash_of, pairs)))
         return
     hashes = read_bytes(args.list)
     found, total = chosen(hashes, pairs), len(hashes) // SIZE
+    if not hashes or len(hashes) % SIZE:
+        raise InputError(f"{args.list} has {len(hashes)} bytes, which are no hashes of {SIZE}; get it again")
     if not found:
         raise InputError(f"{args.folder} has none of the {total} pairs of {args.list}; give the text it was made from")
-    args.out.mkdir(parents=True, exist_ok=True)
+    copied = [f"{split}.{language}" for split in ("valid", "test") for language in LANGUAGES]
+    files = {name: read_bytes(args.folder / name) for name in copied}
     for language, sentences in zip(LANGUAGES, zip(*found, strict=True), strict=True):
-        for split in ("valid", "test"):
-            shutil.copyfile(args.folder / f"{split}.{language}", args.out / f"{split}.{language}")
-        with atomic_write(args.out / f"train.{language}") as file:
-            file.writelines(f"{sentence}\n" for sentence in sentences)
+        files[f"train.{language}"] = "".join(f"{sentence}\n" for sentence in sentences).encode()
+    args.out.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        with atomic_write(args.out / name, "wb") as file:
+            file.write(text)
     print(f"{args.out}: {len(found)} of {total} pairs")
 
 

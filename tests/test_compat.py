@@ -137,11 +137,28 @@ class TestBatches:
         assert fairseq.data.data_utils.batch_by_size.__module__ == "fairseq_lot_compat"
 
 
-def test_repeated_ngrams_are_blocked_in_a_buffer_that_is_not_full():
-    tokens = torch.tensor([[2, 5, 6, 7, 5, 6, 1, 1, 1], [2, 5, 6, 7, 6, 5, 1, 1, 1]])
-    block = NGramRepeatBlock(3, use_extension=False)
-    scores = block(tokens, torch.zeros(2, 10), bsz=2, beam_size=1, step=5)
-    assert scores.isinf().nonzero().tolist() == [[0, 7]]
+class TestRepeats:
+    """--no-repeat-ngram-size, in a buffer of tokens that is not full yet."""
+
+    TOKENS = ([2, 5, 6, 7, 5, 6, 1, 1, 1], [2, 5, 6, 7, 6, 5, 1, 1, 1])
+
+    @pytest.mark.parametrize("scripted", [False, True])
+    @pytest.mark.parametrize(
+        "size, step, banned",
+        [
+            (3, 5, [[0, 7]]),
+            (3, 4, []),
+            (2, 5, [[0, 7], [1, 6]]),
+            (1, 2, [[0, 5], [0, 6], [1, 5], [1, 6]]),
+            (6, 5, []),
+            (3, 0, []),
+        ],
+    )
+    def test_tokens_that_would_end_one_are_banned(self, size, step, banned, scripted):
+        block = NGramRepeatBlock(size, use_extension=False)
+        block = torch.jit.script(block) if scripted else block
+        scores = block(torch.tensor(self.TOKENS), torch.zeros(2, 10), bsz=2, beam_size=1, step=step)
+        assert scores.isinf().nonzero().tolist() == banned
 
 
 class TestScripting:

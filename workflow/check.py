@@ -99,7 +99,6 @@ def check(config: dict[str, Any]) -> None:
 
     from fairseq_lot.models import pluggable_transformer  # noqa: F401 (registers the architectures)
     from fairseq_lot.modules.flat_options import DEFAULTS, option_names
-    from fairseq_lot.modules.sites import named_sites
 
     given = GIVEN_TRAINING | {name.replace("_", "-") for name in option_names()}
     for backbone, own in config["backbones"].items():
@@ -129,7 +128,8 @@ def check(config: dict[str, Any]) -> None:
         _refuse(f"systems, {name}, finetune", system.get("finetune", {}), given | NOTHING_SAVED)
         if "calibrate" in system and "control" in config:
             base = config["systems"][config["control"]]
-            there = {named_sites(named.get("sites", DEFAULTS["attention_sites"])) for named in (system, base)}
+            sites = (named.get("sites", DEFAULTS["attention_sites"]) for named in (system, base))
+            there = {frozenset(named.replace(" ", "").split(",")) for named in sites}
             if base["attention"] != "softmax" or (base.get("options") and len(there) > 1):
                 fits = f"fits to softmax, and with a prior at the sites of {config['control']} alone"
                 raise InputError(f"systems, {name}, calibrate: {fits}; name these sites, or remove it")

@@ -35,9 +35,9 @@ COLUMNS = (
 NOTES = (
     "Tokenised BLEU minus softmax's, after as many epochs. Means of two seeds, (1): of one.",
     f"Asterisk: p < {LEVEL} in a paired bootstrap test of the sentences.",
-    "Sinkhorn: at the papers' ε = 0.1, with 15 updates. At ε = 1 it has 3.",
+    "Sinkhorn: at the papers' ε = 0.1, with 15 updates. At ε = 1 it has 3. A and B are two trainings of the base.",
 )
-INTERVALS = "[low, high]: 95 % interval by the same bootstrap. A and B are two trainings of the base."
+INTERVALS = "[low, high]: 95 % interval by the same bootstrap."
 
 
 def differences(name, stage):
@@ -60,7 +60,7 @@ def differences(name, stage):
 
 
 def table(*, short=False):
-    """A line for each system, a column for each stage; the short one has no intervals and does not name the bases."""
+    """A line for each system, a column for each stage; the short one has no intervals."""
     lines, order = {}, {}
     for title, stage, files in COLUMNS:
         for letter, name in files.items():
@@ -68,8 +68,8 @@ def table(*, short=False):
             for system, cell in found.items():
                 line = system.removesuffix(" from scratch")
                 order[line] = *orders[system], line
-                cell = re.sub(r" \[.*\]", "", cell) if short else f"{letter} {cell}".strip()
-                lines.setdefault(line, {}).setdefault(title, cell)
+                cell = re.sub(r" \[.*\]", "", cell) if short else cell
+                lines.setdefault(line, {}).setdefault(title, f"{letter} {cell}".strip())
     titles = [title for title, *_ in COLUMNS]
     rows = [
         [system, *(lines[system].get(title, MISSING) for title in titles)] for system in sorted(lines, key=order.get)

@@ -29,8 +29,8 @@ def measured(path):
         kind, _, rest = line.partition("-")
         if kind in lines:
             number, *_, text = rest.split("\t")
-            lines[kind][number] = text.split()
-    ratios = [len(lines["H"][number]) / len(reference) for number, reference in lines["T"].items()]
+            lines[kind].setdefault(number, text.split())  # the first of several translations is the best
+    ratios = [len(lines["H"][number]) / max(1, len(reference)) for number, reference in lines["T"].items()]
     shares = [*np.quantile(ratios, (0.1, 0.5, 0.9)), *(repeated(texts.values()) for texts in lines.values())]
     return [round(float(share), 3) for share in shares]
 

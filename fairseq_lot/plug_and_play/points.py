@@ -5,7 +5,7 @@ import fcntl
 import itertools
 import json
 import shlex
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -17,7 +17,7 @@ from fairseq_lot.errors import InputError, flag
 from fairseq_lot.evaluation.bleu import MetricScore
 from fairseq_lot.evaluation.results import read_lines_as
 from fairseq_lot.modules.flat_options import add_attention_args, typed_options
-from fairseq_lot.modules.sites import named_sites
+from fairseq_lot.modules.sites import attention_sites
 from fairseq_lot.output.files import atomic_write
 
 # what the parameters of a swapped attention were fitted on; empty: they are as drawn
@@ -56,8 +56,9 @@ class Way:
 
     @property
     def key(self) -> tuple:
-        """What makes two ways the same."""
-        return self.attention, tuple(sorted(self.options.items())), self.calibrated_on
+        """What makes two ways the same; sites in any order are."""
+        options = self.options | {"attention_sites": attention_sites(Namespace(**self.options))}
+        return self.attention, tuple(sorted(options.items())), self.calibrated_on
 
     @property
     def flags(self) -> str:
@@ -126,8 +127,6 @@ def expand(text: str, given: str = "--try") -> list[Way]:
             raise InputError(
                 f"{given} {text!r} begins with the mechanism; leave out --attention {options['attention']}"
             )
-        if "attention_sites" in options:
-            options["attention_sites"] = ",".join(named_sites(options["attention_sites"]))
         ways.append(Way(attention=words[0], options=options))
     return ways
 

@@ -45,7 +45,6 @@ POINTS = [
 
 def test_slashes_stand_for_every_combination():
     assert expand("lot") == [Way(attention="lot", options={})]
-    assert expand("lot --attention-sites decoder,encoder") == expand("lot --attention-sites encoder,decoder")
     assert expand("lot --lot-num-pivots=8/16") == expand("lot --lot-num-pivots 8/16")
     assert expand("lot --lot-num-pivots 8/16 --attention-sites encoder/encoder,cross") == [
         Way(attention="lot", options={"lot_num_pivots": r, "attention_sites": sites})
@@ -77,6 +76,12 @@ def test_options_are_shown_as_on_the_command_line_and_their_order_does_not_matte
         assert f" {words} " in f" {way.flags} "
     assert "true" not in way.flags
     assert expand("sinkhorn --sinkhorn-epsilon 1")[0].flags == "--sinkhorn-epsilon 1"
+
+
+@pytest.mark.parametrize("one, other", [("decoder,encoder", "encoder, decoder"), ("encoder", None)])
+def test_sites_in_any_order_are_one_way(one, other):
+    ways = [Way(attention="lot", options={"attention_sites": sites} if sites else {}) for sites in (one, other)]
+    assert ways[0].key == ways[1].key != Way(attention="lot", options={"attention_sites": "cross"}).key
 
 
 def test_points_are_read_back_and_broken_lines_named(tmp_path):

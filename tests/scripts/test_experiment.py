@@ -182,6 +182,13 @@ def test_beside_another_control_softmax_is_a_system_as_others_are(check):
     check(config)
 
 
+def test_a_fit_to_a_prior_is_at_its_sites_in_any_order(check):
+    prior = {"options": {"softmax-prior": "alibi"}, "sites": "encoder,decoder"}
+    fitted = {"attention": "near_far", "sites": "decoder, encoder", "calibrate": {"with": "pieces"}}
+    systems = {"ALiBi": {"attention": "softmax", **prior}, "S": fitted}
+    check(TINY | {"data": "data", "work": "work", "control": "ALiBi", "systems": systems})
+
+
 def test_what_is_trained_needs_flags(check):
     config = {name: value for name, value in TINY.items() if name != "pretrain"} | {"data": "data", "work": "work"}
     plugged = {"softmax": {"attention": "softmax"}, "LOT": {"attention": "lot"}}

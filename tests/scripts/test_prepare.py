@@ -174,6 +174,21 @@ def test_raw_archive_is_fetched_and_becomes_a_data_folder(tmp_path, preprocess):
     assert (data / "text" / "test.en").read_text().startswith("it &apos;s iwslt14.ted.dev2010.de-en en\n")
 
 
+def test_only_the_pairs_of_a_list_are_taken(text, tmp_path):
+    lines = {language: (text / f"train.{language}").read_text().splitlines() for language in ("de", "en")}
+    (tmp_path / "part").mkdir()
+    for language, sentences in lines.items():
+        (tmp_path / "part" / f"train.{language}").write_text("\n".join(sentences[40:10:-1]) + "\n")
+    subprocess.run(
+        [sys.executable, ROOT / "scripts/subset.py", tmp_path / "list", tmp_path / "part", "--make"], check=True
+    )
+    run = prepare("prepare_iwslt14.sh", tmp_path, TOKENISED=text, PAIRS=tmp_path / "list", VOCAB_SIZE=50)
+    assert run.returncode == 0 and "/subset: 30 of 30 pairs\n" in run.stdout
+    assert "train.de: 30 sents" in (tmp_path / "data" / "preprocess.log").read_text()
+    run = prepare("prepare_iwslt14.sh", tmp_path, TOKENISED=text, VOCAB_SIZE=50)
+    assert run.returncode == 2 and "PAIRS=" in run.stderr and "remove it or give another OUT" in run.stderr
+
+
 def test_failed_download_is_one_line(tmp_path):
     run = prepare("prepare_iwslt14.sh", tmp_path, URL=f"file://{tmp_path}/nothing.tgz")
     assert_refused(run, tmp_path, "cannot download", left=())

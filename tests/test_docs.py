@@ -59,6 +59,7 @@ def test_sweeps_are_those_of_their_points():
     "script, files, table",
     [
         ("heads.py", "iwslt14-65k.small.heads/*.json", "heads.md"),
+        ("repeats.py", "iwslt14-65k.documents-alibi.repeats.json", "iwslt14-65k.documents-alibi.repeats.md"),
         ("grid.py", "iwslt14-65k.small.epoch32.grid.seed1/sweep.jsonl", "grid.md"),
         *(("losses.py", f"iwslt14-65k.losses/{name}.json", f"{name}.md") for name in LOSSES),
     ],

@@ -79,7 +79,7 @@ def test_sites_may_be_a_list(sites, stock_checkpoint):
     [
         ({"attention_sites": ["encoder", "middle"]}, "'middle'"),
         ({"attention_sites": []}, r"\[\]"),
-        ({"attention_sites": 3}, "encoder, cross, decoder, not 3"),
+        ({"attention_sites": 3}, "encoder, cross, decoder, got 3"),
         ({"attention": None}, "None"),
     ],
 )

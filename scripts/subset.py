@@ -56,9 +56,9 @@ def main() -> None:
             file.writelines(dict.fromkeys(map(hash_of, pairs)))
         return
     hashes = read_bytes(args.list)
-    found, total = chosen(hashes, pairs), len(hashes) // SIZE
     if not hashes or len(hashes) % SIZE:
         raise InputError(f"{args.list} has {len(hashes)} bytes, which are no hashes of {SIZE}; get it again")
+    found, total = chosen(hashes, pairs), len(hashes) // SIZE
     if not found:
         raise InputError(f"{args.folder} has none of the {total} pairs of {args.list}; give the text it was made from")
     copied = [f"{split}.{language}" for split in ("valid", "test") for language in LANGUAGES]

@@ -27,14 +27,19 @@ def table(trainings):
     return Table(["Attention", *(f"{at} updates" for at in updates)], rows, align="<" + ">" * len(updates)).markdown()
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def keep_and_print(description, kind, measure, show):
+    """Add to FILE.json what ``measure`` finds in each file of ``--add``, then print all of it as ``show`` does."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("path", type=Path, metavar="FILE.json")
-    parser.add_argument("--add", nargs=2, action="append", default=[], metavar=("NAME", "LOG"))
+    parser.add_argument("--add", nargs=2, action="append", default=[], metavar=("NAME", kind))
     args = parser.parse_args()
-    losses = json.loads(args.path.read_text(encoding="utf-8")) if args.path.exists() else {}
+    kept = json.loads(args.path.read_text(encoding="utf-8")) if args.path.exists() else {}
     if args.add:
-        losses |= {name: of_log(log) for name, log in args.add}
+        kept |= {name: measure(path) for name, path in args.add}
         with atomic_write(args.path) as file:
-            file.write(json.dumps(losses, ensure_ascii=False, indent=1) + "\n")
-    print(table(losses))
+            file.write(json.dumps(kept, ensure_ascii=False, indent=1) + "\n")
+    print(show(kept))
+
+
+if __name__ == "__main__":
+    keep_and_print(__doc__, "LOG", of_log, table)

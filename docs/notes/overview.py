@@ -5,6 +5,7 @@ python docs/notes/overview.py --short >results/iwslt14-65k.overview.short.md
 """
 
 import argparse
+import functools
 import re
 from pathlib import Path
 
@@ -40,11 +41,17 @@ NOTES = (
 INTERVALS = "[low, high]: 95 % interval by the same bootstrap."
 
 
-def differences(name, stage):
-    """By system what ``fairseq-lot compare`` prints, the other way round; and by system its place among mechanisms."""
+@functools.cache
+def read(name):
+    """The rows of a file and the counts of their sentences."""
     path = RESULTS / f"{name}.jsonl"
     rows = read_rows([path])
-    statistics = read_statistics(path, rows)
+    return rows, read_statistics(path, rows)
+
+
+def differences(name, stage):
+    """By system what ``fairseq-lot compare`` prints, the other way round; and by system its place among mechanisms."""
+    rows, statistics = read(name)
     counts = {
         system: {seed: statistics[row.key] for seed, row in at_stage(own, stage).items()}
         for (_, system), own in by_system(rows).items()

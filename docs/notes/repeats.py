@@ -3,13 +3,10 @@
 python docs/notes/repeats.py FILE.json [--add NAME OUTPUT.out]... >FILE.md
 """
 
-import argparse
-import json
-from pathlib import Path
-
 import numpy as np
+from losses import keep_and_print  # the file beside this one
 
-from fairseq_lot.output.files import atomic_write, read_lines
+from fairseq_lot.output.files import read_lines
 from fairseq_lot.output.tables import Table
 
 N = 4
@@ -44,13 +41,4 @@ def table(outputs):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("path", type=Path, metavar="FILE.json")
-    parser.add_argument("--add", nargs=2, action="append", default=[], metavar=("NAME", "OUTPUT.out"))
-    args = parser.parse_args()
-    outputs = json.loads(args.path.read_text(encoding="utf-8")) if args.path.exists() else {}
-    if args.add:
-        outputs |= {name: measured(path) for name, path in args.add}
-        with atomic_write(args.path) as file:
-            file.write(json.dumps(outputs, ensure_ascii=False, indent=1) + "\n")
-    print(table(outputs))
+    keep_and_print(__doc__, "OUTPUT.out", measured, table)

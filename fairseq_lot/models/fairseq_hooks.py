@@ -1,10 +1,11 @@
 """What loading the user directory changes in fairseq itself, all of it here.
 
 A stock ``transformer`` whose arguments name an attention is built as the pluggable model; a task tells its model of
-every epoch that begins; a misspelt option of ours in ``--model-overrides`` is refused, and so are a checkpoint whose
-attention the configuration of fairseq-hydra-train does not repeat, and one that would translate in the direction
-opposite to its training; our own model refuses ``torch.jit.script``. In fairseq's own commands an InputError is one
-line. docs/fairseq.md lists these changes with their reasons.
+every epoch that begins; our own model refuses ``torch.jit.script``. Refused are a misspelt option of ours in
+``--model-overrides``, a training that would lose what the attention learns, a checkpoint whose attention the
+configuration of fairseq-hydra-train does not repeat, and one that would translate in the direction opposite to its
+training. In fairseq's own commands an InputError is one line.
+docs/fairseq.md lists these changes with their reasons.
 """
 
 import sys
@@ -30,7 +31,7 @@ def install(pluggable: type[TransformerModel]) -> None:
         TransformerModel.build_model = _build_named_attention(vars(TransformerModel)["build_model"], pluggable)
         checkpoint_utils.load_checkpoint_to_cpu = _with_known_overrides(checkpoint_utils.load_checkpoint_to_cpu)
         checkpoint_utils.load_model_ensemble_and_task = _in_its_direction(checkpoint_utils.load_model_ensemble_and_task)
-        checkpoint_utils.load_checkpoint = _of_the_same_attention(checkpoint_utils.load_checkpoint)
+        checkpoint_utils.load_checkpoint = _when_training_begins(checkpoint_utils.load_checkpoint)
         pluggable.__prepare_scriptable__ = _refuse_scripting
         if in_command():
             sys.excepthook = _exit_with_one_line(sys.excepthook)
@@ -83,8 +84,8 @@ def _in_its_direction(stock_load):
     return load_model_ensemble_and_task
 
 
-def _of_the_same_attention(stock_load):
-    """Let fairseq-hydra-train refuse a checkpoint whose attention its configuration does not repeat."""
+def _when_training_begins(stock_load):
+    """Refuse trainings that would lose something; of fairseq-hydra-train a start from another attention, too."""
 
     def load_checkpoint(cfg, trainer, **options):
         path, model = starting_point(cfg), trainer.cfg.model
@@ -92,9 +93,23 @@ def _of_the_same_attention(stock_load):
         if path is not None and configured and issubclass(configured, TransformerModel):
             values: Any = OmegaConf.to_container(model)
             check_configured(Namespace(**values), path)
+        refuse_to_lose(trainer.get_model(), trainer.cfg)
         return stock_load(cfg, trainer, **options)
 
     return load_checkpoint
+
+
+def refuse_to_lose(model, cfg):
+    """Raise InputError where half precision alone would round updates of the attention away, or averages are wrong."""
+    learnt = [name for name, _ in model.named_parameters() if ".mechanism." in name]
+    for half in ("fp16", "bf16"):
+        if learnt and getattr(cfg.common, f"memory_efficient_{half}"):
+            raise InputError(
+                f"--memory-efficient-{half} keeps no float32 copy of the parameters, so that most updates of those of "
+                f"the attention, such as {learnt[0]}, would be lost in rounding; use --{half}"
+            )
+    if cfg.ema.store_ema and any(name.endswith(".mechanism.epoch") for name, _ in model.named_buffers()):
+        raise InputError("--store-ema would average the epoch that --esp-anneal counts; leave out one of them")
 
 
 def _refuse_scripting(self):

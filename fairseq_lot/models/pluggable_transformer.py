@@ -19,10 +19,11 @@ from torch import Tensor, nn
 
 from fairseq_lot.attention.base import Mechanism
 from fairseq_lot.attention.registry import DEFAULT, MECHANISMS
-from fairseq_lot.errors import InputError, flag
+from fairseq_lot.errors import InputError
 from fairseq_lot.models.fairseq_hooks import announce_epochs, install
 from fairseq_lot.models.starting_point import is_command_line, take_over
 from fairseq_lot.modules.flat_options import add_attention_args, check_used, fill, spell_out, typed_options
+from fairseq_lot.modules.sites import attention_sites, attentions
 from fairseq_lot.modules.transformer import Decoder, Encoder
 
 
@@ -49,6 +50,7 @@ class PluggableTransformerModel(TransformerModel):
         """Build a model; InputError (exit code 2 in a command) when an option is wrong."""
         base_architecture(args)
         spell_out(args)
+        _spell_out_layers_to_keep(args)
         for side in ("encoder", "decoder"):
             width, heads = getattr(args, f"{side}_embed_dim"), getattr(args, f"{side}_attention_heads")
             if heads < 1 or width % heads:
@@ -68,6 +70,9 @@ class PluggableTransformerModel(TransformerModel):
         redrawn = vars(args).pop("redrawn_attention", ())  # no property of the model: its checkpoints do not have it
         model = super().build_model(args, task)
         model.redrawn_attention = redrawn
+        lacking = set(attention_sites(args)) - {site for site, _, _ in attentions(model)}
+        if lacking:
+            raise InputError(f"the model has no attention at {', '.join(sorted(lacking))}; name other sites")
         left_pads = getattr(getattr(task, "cfg", None), "left_pad_source", True)
         if getattr(args, "cross_self_attention", False) and not left_pads:
             for layer in model.decoder.layers:
@@ -80,29 +85,10 @@ class PluggableTransformerModel(TransformerModel):
         return model
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell all mechanisms that an epoch of the training begins, counted from 1.
-
-        Raises:
-            InputError: what they learn would be rounded away.
-        """
-        self._refuse_half_masters()
-        if getattr(self.args, "store_ema", False) and any(name.endswith(".epoch") for name, _ in self.named_buffers()):
-            raise InputError("--store-ema would average the epoch that --esp-anneal counts; leave out one of them")
+        """Tell all mechanisms that an epoch of the training begins, counted from 1."""
         for module in self.modules():
             if isinstance(module, Mechanism):
                 module.set_epoch(epoch)
-
-    def _refuse_half_masters(self):
-        """Memory-efficient training keeps parameters in half precision alone, where pivots lose their updates."""
-        for name in ("memory_efficient_fp16", "memory_efficient_bf16"):
-            if getattr(self.args, name, False):
-                learnt = [own for own, _ in self.named_parameters() if ".mechanism." in own]
-                if learnt:
-                    raise InputError(
-                        f"{flag(name)} keeps no float32 copy of the parameters, so that most updates of "
-                        f"those of the attention, such as {learnt[0]}, would be lost in rounding; "
-                        f"use --{name.removeprefix('memory_efficient_')}"
-                    )
 
     @classmethod
     def build_encoder(cls, args: Namespace, src_dict: Dictionary, embed_tokens: nn.Embedding) -> Encoder:
@@ -131,6 +117,18 @@ class PluggableTransformerModel(TransformerModel):
                 del state_dict[key]
         for key, value in own.items():
             state_dict.setdefault(key, value)
+
+
+def _spell_out_layers_to_keep(args):
+    """Write the kept layers as fairseq reads them: as text, not the lists that its parser makes, and of both sides.
+
+    Of a side that is not named it would drop all layers.
+    """
+    kept = {f"{side}_layers": getattr(args, f"{side}_layers_to_keep", None) for side in ("encoder", "decoder")}
+    if any(kept.values()):
+        for name, places in kept.items():
+            places = places or range(getattr(args, name))
+            setattr(args, f"{name}_to_keep", places if isinstance(places, str) else ",".join(map(str, places)))
 
 
 def _small(args):

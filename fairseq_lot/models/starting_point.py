@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import torch
 from fairseq.data.data_utils import infer_language_pair
-from fairseq.models.transformer import DEFAULT_MAX_SOURCE_POSITIONS, DEFAULT_MAX_TARGET_POSITIONS
+from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer.transformer_legacy import base_architecture
 from fairseq.utils import split_paths
 
@@ -50,14 +50,17 @@ _UNSEEN = (
 _TRAINING_ONLY = re.compile("drop|quant_noise|_activations|min_params|mha_|ffn_blocks|embed_path|layers_to_keep")
 # what architectures say nothing about, and fairseq-train assumes
 _ASSUMED = {
-    "max_source_positions": DEFAULT_MAX_SOURCE_POSITIONS,
-    "max_target_positions": DEFAULT_MAX_TARGET_POSITIONS,
-    "no_decoder_final_norm": False,
-    "adaptive_softmax_factor": 4,
-    "tie_adaptive_proj": False,
-    "base_layers": 0,
-    "base_sublayers": 1,
-    "base_shuffle": 1,
+    name: getattr(TransformerConfig(), name)
+    for name in (
+        "max_source_positions",
+        "max_target_positions",
+        "no_decoder_final_norm",
+        "adaptive_softmax_factor",
+        "tie_adaptive_proj",
+        "base_layers",
+        "base_sublayers",
+        "base_shuffle",
+    )
 }
 
 
@@ -115,7 +118,8 @@ def take_over(args: Namespace, defaults: dict, size: Callable[[Namespace], None]
         args.redrawn_attention = redrawn
     if redrawn or after.keys() - before:
         changes.append("parameters that are new or of another shape are drawn")
-    if getattr(args, "esp_anneal", None) not in (None, 1) and path == args.finetune_from_model:
+    begins = path == args.finetune_from_model or args.reset_dataloader
+    if begins and getattr(args, "esp_anneal", None) not in (None, 1):
         logger.warning(
             f"{path} sorts as cold as its training left it; here annealing begins again, in the first epoch "
             f"at {flag('esp_sort_temperature')} {args.esp_sort_temperature}"

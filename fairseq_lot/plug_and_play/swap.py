@@ -18,7 +18,7 @@ from fairseq_lot.modules.flat_options import (
     spell_out,
     typed_options,
 )
-from fairseq_lot.modules.sites import attention_sites, attentions, can_be_fitted, named_sites
+from fairseq_lot.modules.sites import attention_sites, can_be_fitted, named_sites
 from fairseq_lot.output.files import atomic_write, refuse_same
 from fairseq_lot.plug_and_play.calibrate import (
     FitOptions,
@@ -42,7 +42,7 @@ from fairseq_lot.pretrained.checkpoint import (
     with_own_arguments,
 )
 from fairseq_lot.pretrained.device import add_device_argument
-from fairseq_lot.pretrained.languages import add_language_arguments
+from fairseq_lot.pretrained.languages import add_language_arguments, with_languages
 from fairseq_lot.pretrained.loading import build
 
 
@@ -75,7 +75,9 @@ def run(args: Namespace) -> int:
     refuse_same({"--path": args.path, "--calibrate": args.calibrate, "--out": args.out})
     how = how_to_fit(args, args.calibrate, without="--no-calibrate" if args.no_calibrate else None)
     base = load_checkpoint(args.path)
+    with_languages(base, how["languages"])  # refuses the opposite ones
     state = swap(base, **{"attention": PLUGGED, **typed_options(args)})
+    state.path = base.path
     before, given_up = model_args(base), []
     if (getattr(before, "attention", None) or DEFAULT) != DEFAULT or getattr(before, "softmax_prior", None):
         after = attention_sites(model_args(state))
@@ -151,9 +153,6 @@ def swap(checkpoint: Checkpoint, *, attention: str = PLUGGED, **flat_options: An
     state["model"] = {name: value for name, value in weights.items() if ".mechanism." not in name}
     model = build(state)
     drawn = model.state_dict()
-    lacking = set(attention_sites(args)) - {site for site, _, _ in attentions(model)}
-    if lacking:
-        raise InputError(f"{state.path} has no attention at {', '.join(sorted(lacking))}; name other sites")
 
     def is_kept(name: str) -> bool:
         """λ and the norm of the differential form stay; what is a mechanism's own stays with the same mechanism."""

@@ -52,8 +52,9 @@ def test_differential_attention_passes_the_epoch_on(resumed, data, tmp_path):
     assert epochs(model.state_dict()) == [5, 5]
 
 
-def test_a_fine_tuning_says_that_annealing_begins_again(resumed, data, tmp_path, caplog):
-    train(data / "bin", tmp_path, *FLAGS, "--finetune-from-model", resumed, updates=1)
+@pytest.mark.parametrize("start", [("--finetune-from-model",), ("--reset-dataloader", "--restore-file")])
+def test_a_fine_tuning_says_that_annealing_begins_again(start, resumed, data, tmp_path, caplog):
+    train(data / "bin", tmp_path, *FLAGS, *start, resumed, updates=1)
     assert "annealing begins again, in the first epoch at --esp-sort-temperature 0.1" in caplog.text
 
 

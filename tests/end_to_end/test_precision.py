@@ -1,9 +1,13 @@
 """Half precision where fairseq's own handling of it is not enough: parameters without a float32 copy, and --bf16."""
 
+from argparse import Namespace
+
 import pytest
 import torch
+from fairseq.dataclass.configs import CommonConfig, EMAConfig
 
 from fairseq_lot.errors import InputError
+from fairseq_lot.models.fairseq_hooks import refuse_to_lose
 from fairseq_lot.modules.multihead_attention import PluggableMultiheadAttention
 from tests.end_to_end.conftest import contents, dtypes_of, generate, hypotheses, train
 from tests.plug_and_play import in_memory
@@ -17,18 +21,22 @@ LEARNT = {
 }
 
 
+def training(**common):
+    """fairseq's configuration of a training."""
+    return Namespace(common=CommonConfig(**common), ema=EMAConfig())
+
+
 @pytest.mark.parametrize("flag", MEMORY_EFFICIENT)
 @pytest.mark.parametrize("arch", LEARNT)
 def test_training_without_float32_copies_is_refused_where_the_attention_learns(arch, flag):
-    model = in_memory.load(arch, **{flag.strip("-").replace("-", "_"): True}).model
     with pytest.raises(InputError, match=f"^{flag} keeps no float32 copy.*{LEARNT[arch]}.*use --{flag[-4:]}$"):
-        model.set_epoch(1)
+        refuse_to_lose(in_memory.load(arch).model, training(**{flag.strip("-").replace("-", "_"): True}))
 
 
 @pytest.mark.parametrize("arch", ["softmax_transformer", "sinkhorn_transformer", "esp_transformer"])
 def test_training_without_float32_copies_is_allowed_elsewhere(arch):
-    in_memory.load(arch, memory_efficient_fp16=True).model.set_epoch(1)
-    in_memory.load("lot_transformer", memory_efficient_fp16=False).model.set_epoch(1)
+    refuse_to_lose(in_memory.load(arch).model, training(memory_efficient_fp16=True))
+    refuse_to_lose(in_memory.load("lot_transformer").model, training())
 
 
 def test_a_training_is_refused_before_it_writes_anything(data, tmp_path):

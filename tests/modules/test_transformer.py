@@ -51,6 +51,16 @@ def test_layers_that_are_kept_keep_their_attention():
     assert torch.equal(mechanism.pivots, trained.encoder.layers[1].self_attn.mechanism.pivots)
 
 
+def test_layers_to_keep_are_understood_as_the_command_line_gives_them():
+    """A list, and of one side alone; fairseq would then drop all layers of the other."""
+    trained = load(attention="lot", **EVERYWHERE).model
+    pruned = load(attention="lot", **EVERYWHERE, encoder_layers_to_keep=[1]).model
+    pruned.load_state_dict(trained.state_dict(), model_cfg=pruned.args)
+    found = [attention.mechanism.pivots for _, _, attention in attentions(pruned)]
+    kept = [attention.mechanism.pivots for site, i, attention in attentions(trained) if site != "encoder" or i == 1]
+    torch.testing.assert_close(found, kept, rtol=0, atol=0)
+
+
 def test_differential_layers_that_would_get_another_lambda_are_refused():
     with pytest.raises(InputError, match="--decoder-layers-to-keep 1 would move differential layers"):
         load("diff_transformer", decoder_layers_to_keep="1")

@@ -143,7 +143,9 @@ def check_settings(folder: Path, settings: dict) -> None:
         before = _EARLIER | dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else settings
     except (ValueError, TypeError) as error:
         raise InputError(f"{file} cannot be read ({error}); remove it if the points are of this base") from error
-    others = [name for name, value in settings.items() if before.get(name, value) != value]
+    # what is in a folder of data is told by its sum
+    told = {name: value for name, value in settings.items() if name != "data" or "sum of data" not in before}
+    others = [name for name, value in told.items() if before.get(name, value) != value]
     if others:
         different = " and ".join(f"{name} {before.get(name)}, not {settings[name]}" for name in others)
         raise InputError(f"{folder} holds points with {different}; give another --out")

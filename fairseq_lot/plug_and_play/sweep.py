@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
@@ -134,7 +135,7 @@ def run(args: Namespace) -> None:
             if not missing:
                 continue
             state = with_languages(load_checkpoint(base.path), languages)
-            told = hashlib.sha256(json.dumps([base.sum, settings]).encode()).hexdigest()
+            told = hashlib.sha256(json.dumps([base.sum, {**settings, "data": None}]).encode()).hexdigest()
             translations = None if args.no_bleu else folder / "work" / f"{told[:16]}.txt"
             for way in missing:
                 points = add_point(folder, settings, measured(base, state, way, translations=translations, **how))
@@ -248,6 +249,8 @@ def measured(
     loaded = load(swapped, data, "valid", device=device)
     by_length = validation_losses(loaded, sentences)
     whole = total(by_length)
+    if not math.isfinite(whole.mean):
+        raise InputError(f"{base.path} as {way.attention} {way.flags}: the loss is {whole.mean}; leave this way out")
     return Point(
         **vars(way),
         base=base.sum,

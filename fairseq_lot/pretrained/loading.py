@@ -139,7 +139,7 @@ def build(state: State, *, device: str | torch.device | None = "cpu", **override
     from the saved ones.
 
     Raises:
-        InputError: its weights do not fit its arguments.
+        InputError: its weights do not fit its arguments, or are not finite.
     """
     args = copy.deepcopy(model_args(state))
     for name, value in {**_WITHOUT_TRAINING, **overrides}.items():
@@ -154,6 +154,9 @@ def build(state: State, *, device: str | torch.device | None = "cpu", **override
         raise
     except Exception as error:  # whatever a checkpoint of other options or another time leads to
         raise InputError(f"{state.path} cannot be loaded: {first_line(error)}") from error
+    for name, weight in model.named_parameters():
+        if not weight.isfinite().all():
+            raise InputError(f"{state.path} has numbers in {name} that are not finite; give an earlier checkpoint")
     return model.eval().to(device)
 
 
@@ -218,6 +221,7 @@ def load_data(
             read_dictionary(data, language)
     known = {option.name for option in dataclasses.fields(TranslationConfig)}
     chosen = {"data": str(data), "source_lang": source, "target_lang": target}
+    chosen |= {"dataset_impl": None, "num_batch_buckets": 0}  # the format is the folder's, buckets are of a training
     try:
         with without_notes():
             if is_multilingual(saved):

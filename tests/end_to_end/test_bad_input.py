@@ -9,6 +9,7 @@ from tests.end_to_end.conftest import (
     ROOT,
     command,
     contents,
+    edited,
     fairseq_lot,
     in_this_process,
     refuse,
@@ -38,6 +39,12 @@ def test_a_full_disk_leaves_nothing(stock_checkpoint, tmp_path, capsys, monkeypa
     words = ("swap", "--no-calibrate", "--path", stock_checkpoint, "--attention", "lot", "--out", out)
     refuse(capsys, *words, naming=[out, "No space"])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_training_said_of_its_data_does_not_matter(data, stock_checkpoint, tmp_path):
+    with edited(stock_checkpoint, tmp_path / "raw.pt") as state:
+        state["cfg"]["task"].update(dataset_impl="raw", num_batch_buckets=5)
+    fairseq_lot("check", data / "bin", "--path", tmp_path / "raw.pt")
 
 
 def test_check_refuses_incomplete_and_damaged_data(data, stock_checkpoint, tmp_path, capsys):

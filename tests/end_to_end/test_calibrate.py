@@ -154,6 +154,13 @@ def test_languages_that_neither_checkpoint_nor_folder_tells_can_be_typed(data, s
     assert "calibrated on" in calibration_of(out)
 
 
+def test_a_swap_without_calibration_refuses_the_opposite_direction_too(stock_checkpoint, tmp_path, capsys):
+    words = "swap", "--no-calibrate", "--path", stock_checkpoint, "--out", tmp_path / "lot.pt"
+    refuse(
+        capsys, *words, "--source-lang", "en", "--target-lang", "de", naming=[stock_checkpoint, "translates de to en"]
+    )
+
+
 def test_nothing_to_calibrate_is_said(data, stock_checkpoint, tmp_path, capsys):
     out = tmp_path / "sinkhorn.pt"
     words = ("swap", "--path", stock_checkpoint, "--attention", "sinkhorn", "--out", out)

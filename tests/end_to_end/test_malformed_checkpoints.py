@@ -125,12 +125,12 @@ def test_wrong_types_and_models_that_cannot_be_built(name, command, data, stock_
     refuse_file(capsys, command, data, path, naming=[path] if name in WRONG else [])
 
 
-@pytest.mark.parametrize("command", ("diagnose", "report"))
+@pytest.mark.parametrize("command", ("diagnose", "report", "swap", "calibrate"))
 def test_weights_that_are_no_numbers(command, data, stock_checkpoint, tmp_path, capsys):
     path = tmp_path / "wrong.pt"
     with edited(stock_checkpoint, path) as state:
-        state["model"]["encoder.layers.1.self_attn.q_proj.bias"].fill_(torch.nan)
-    refuse_file(capsys, command, data, path, naming=[path, "encoder, layer 1", "is not finite"])
+        state["model"]["decoder.layers.1.fc2.bias"].fill_(torch.nan)
+    refuse_file(capsys, command, data, path, naming=[path, "decoder.layers.1.fc2.bias", "not finite"])
 
 
 class Attack:

@@ -3,7 +3,8 @@
 python scripts/subset.py config/iwslt14-65k.pairs TEXT OUT       # prepare_iwslt14.sh does it where PAIRS is given
 
 A hash is of the characters of a pair without the spaces between them, so it does not depend on how they were parted
-into tokens. The pairs keep the order of the list. Validation and test set are copied.
+into tokens. The pairs keep the order of the list. Validation and test set are copied, the test set's
+raw text with it.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import sys
 from pathlib import Path
 
 from fairseq_lot.errors import InputError
-from fairseq_lot.output.files import atomic_write, read_bytes, read_lines
+from fairseq_lot.output.files import atomic_write, read_bytes, read_lines, refuse_same
 
 LANGUAGES = "de", "en"
 SIZE = 5  # bytes of a hash
@@ -50,6 +51,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.make == (args.out is not None):
         parser.error("give either OUT or --make")
+    refuse_same({"LIST": args.list, "TEXT": args.folder, "OUT": args.out})
     pairs = pairs_of(args.folder)
     if args.make:
         with atomic_write(args.list, "wb") as file:
@@ -62,10 +64,10 @@ def main() -> None:
     if not found:
         raise InputError(f"{args.folder} has none of the {total} pairs of {args.list}; give the text it was made from")
     copied = [f"{split}.{language}" for split in ("valid", "test") for language in LANGUAGES]
+    copied += [name for name in ("raw/test.de", "raw/test.en") if (args.folder / name).is_file()]
     files = {name: read_bytes(args.folder / name) for name in copied}
     for language, sentences in zip(LANGUAGES, zip(*found, strict=True), strict=True):
         files[f"train.{language}"] = "".join(f"{sentence}\n" for sentence in sentences).encode()
-    args.out.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         with atomic_write(args.out / name, "wb") as file:
             file.write(text)

@@ -24,8 +24,8 @@ COMMON = SCHEMA.resolve().parents[1] / "scripts" / "lib" / "common.sh"
 GIVEN = {"user-dir", "source-lang", "target-lang", "fp16", "bf16"}
 GIVEN_TRAINING = GIVEN | {"arch", "seed", "save-dir", "restore-file", "finetune-from-model", "log-file"}
 GIVEN_TRANSLATING = GIVEN | {"path", "gen-subset", "model-overrides", "results-path"}
-# flags after which there is no checkpoint, or no translation of each sentence
-NOTHING_SAVED = {"no-save", "disable-validation", "checkpoint-suffix"}
+# flags after which there is no checkpoint of a whole training, or no translation of each sentence
+NOTHING_SAVED = {"no-save", "disable-validation", "checkpoint-suffix", "stop-time-hours"}
 NOT_ONE_EACH = {"quiet", "nbest", "num-shards", "shard-id", "score-reference", "skip-invalid-size-inputs-valid-test"}
 
 
@@ -78,7 +78,9 @@ def check(config: dict[str, Any]) -> None:
     folder = Path(config["data"])
     for name in test_sets(config):
         if folder.is_dir() and not any(folder.glob(f"{name}.*")):
-            raise InputError(f"tests: {folder} has no {name}; leave it out, or remove {folder} to make it again")
+            raise InputError(
+                f"tests: {folder} has no {name}; leave it out, or remove {folder} and {done} to make it again"
+            )
     titles = list(test_sets(config).values())
     for title in titles:
         if titles.count(title) > 1:
@@ -107,7 +109,7 @@ def check(config: dict[str, Any]) -> None:
         _refuse(f"backbones, {backbone}", own, {name for name in given if not name.startswith("differential-")})
     for stage in ("pretrain", "finetune"):
         _refuse(stage, config.get(stage, {}), given)
-        _refuse(stage, config.get(stage, {}), NOTHING_SAVED, "the best checkpoint is scored")
+        _refuse(stage, config.get(stage, {}), NOTHING_SAVED, "the best checkpoint of a whole training is scored")
     _refuse("generate", config.get("generate", {}), GIVEN_TRANSLATING)
     _refuse("generate", config.get("generate", {}), NOT_ONE_EACH, "each sentence has one translation, which is scored")
     for name, system in config["systems"].items():
@@ -189,13 +191,16 @@ def _refuse_base(path: str, **places: Collection[Any]) -> None:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice, of which YAML would silently keep the last."""
+    """Refuses a key that stands twice, of which YAML would silently keep the last, or that YAML takes for no text."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         keys = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
         twice = [key for key in keys if keys.count(key) > 1]
         if twice:
             raise InputError(f"{twice[0]} stands twice in line {node.start_mark.line + 1} and below; rename one")
+        for key, _ in node.value:
+            if key.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"):
+                raise InputError(f"{key.value} in line {key.start_mark.line + 1} is no text; write '{key.value}'")
         return super().construct_mapping(node, deep)
 
 

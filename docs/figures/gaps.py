@@ -19,11 +19,19 @@ from fairseq_lot.output.figures import write_figure
 CONTROL = "softmax"
 
 
+def read_one_seed(path):
+    """The rows of a file; several seeds would need several points."""
+    rows = read_rows([path])
+    if len({row.seed for row in rows}) > 1:
+        raise SystemExit(f"{path} has several seeds; give rows of one")
+    return rows
+
+
 def read_counts(paths):
     """For each system the counts of its translations after so many epochs, 0: as plugged in."""
     found = {}
     for path in paths:
-        rows = read_rows([path])
+        rows = read_one_seed(path)
         statistics = read_statistics(path, rows)
         for row in rows:
             epochs = row.training["finetune"]["max-epoch"] if row.stage == FINE_TUNED else 0

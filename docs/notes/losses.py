@@ -34,6 +34,8 @@ def keep_and_print(description, kind, measure, show):
     parser.add_argument("--add", nargs=2, action="append", default=[], metavar=("NAME", kind))
     args = parser.parse_args()
     kept = json.loads(args.path.read_text(encoding="utf-8")) if args.path.exists() else {}
+    if not (kept or args.add):
+        parser.error(f"there is no {args.path}; give --add NAME {kind}")
     if args.add:
         kept |= {name: measure(path) for name, path in args.add}
         with atomic_write(args.path) as file:

@@ -57,12 +57,12 @@ def run(args: argparse.Namespace) -> int:
                 if args.no_brevity_penalty:
                     heading += ", without brevity penalty"
                     systems = {name: _unpunished(by_seed) for name, by_seed in systems.items()}
-                found.append(
-                    compare(systems, part[0].tokenised.signature, heading=heading, against=args.against, **resampling)
-                )
+                signature = part[0].tokenised.signature
+                found.append(compare(systems, signature, heading=heading, against=args.against, **resampling))
+    found = [table for table in found if table.rows]
     if not found:
         raise InputError(
-            f"no two systems of stage {args.stage} in {args.results} have counts in {path_of(args.results)}"
+            f"no two systems of stage {args.stage} in {args.results} have counts of one seed in {path_of(args.results)}"
             + ("; score them once more" if args.against is None else f", or none of them is {args.against!r}")
         )
     print("\n\n".join(table.markdown() for table in found))

@@ -18,6 +18,7 @@ same() {
 # goes when the script ends.
 begin() {
     yes_or_no JOINED DOCUMENTS
+    [[ $OUT != *,* ]] || die "OUT=$OUT has a comma, at which fairseq-preprocess parts names; give another OUT"
     OUT=${OUT%/} sources=$1
     settings="$SRC-$TGT VOCAB_SIZE=$VOCAB_SIZE BPE=$BPE JOINED=$JOINED DOCUMENTS=$DOCUMENTS"
     if [ -f "$OUT/settings" ]; then

@@ -139,6 +139,11 @@ def test_counts_must_be_there_and_belong_to_their_rows(scored, corpus, refused):
     refused(command, f"{counts}, line 2: ")
     refused(["compare", results, "--bootstrap-samples=0"], "--bootstrap-samples", "0")
     refused(["compare", "missing.jsonl"], "missing.jsonl")
+    results.unlink()
+    counts.unlink()
+    scored("LOT", good, seed=1)
+    scored("ESP", bad, seed=2)
+    refused(command, "no two systems of stage fine-tuned", "counts of one seed")
 
 
 def test_a_row_without_counts_is_named(scored, corpus, capfd):

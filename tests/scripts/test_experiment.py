@@ -96,6 +96,10 @@ WRONG = [
     ({"generate": {"gen-subset": "valid"}}, "generate: gen-subset has no place here"),
     ({"generate": {"nbest": 2}}, "generate: nbest has no place here, each sentence has one translation, which is"),
     ({"pretrain": {"disable-validation": True}}, "pretrain: disable-validation has no place here, the best checkpoint"),
+    (
+        {"pretrain": {"stop-time-hours": 1}},
+        "pretrain: stop-time-hours has no place here, the best checkpoint of a whole",
+    ),
     ({"systems": {"softmax": {"attention": "lot"}}}, "systems, softmax: the base and the control are called so"),
     *[
         (
@@ -159,10 +163,23 @@ def test_a_system_that_stands_twice_is_refused(tmp_path):
     config = tmp_path / "twice.yaml"
     systems = "systems:\n  A: {attention: lot}\n  A: {attention: esp}\n"
     config.write_text("pretrain: &all {lr: 1}\nfinetune: {<<: *all, lr: 2}\n" + systems)
+    assert refusal_of(config) == "A stands twice in line 4 and below; rename one"
+
+
+def test_a_system_that_is_called_by_a_number_is_refused(tmp_path):
+    """snakemake would not find it under the text that paths have, and train the base in its place."""
+    config = tmp_path / "number.yaml"
+    config.write_text("systems:\n  8: {attention: lot}\n")
+    assert refusal_of(config) == "8 in line 2 is no text; write '8'"
+
+
+def refusal_of(config):
+    """The error of check.py with a config file, without its name."""
     words = [sys.executable, ROOT / "workflow" / "check.py", config]
     done = subprocess.run(words, input="{}", capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr == f"snakemake: error: {config}: A stands twice in line 4 and below; rename one\n"
+    before = f"snakemake: error: {config}: "
+    assert done.returncode == 2 and done.stderr.startswith(before)
+    return done.stderr.removeprefix(before).removesuffix("\n")
 
 
 def test_a_system_is_not_fine_tuned_where_nothing_is(check):
@@ -239,7 +256,7 @@ def test_a_test_set_that_is_not_there_is_refused(check, tmp_path):
     check(config)  # the data are still to be made
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "test.fr-en.fr.idx").touch()
-    with pytest.raises(InputError, match=f"^tests: {tmp_path}/data has no test1; leave it out"):
+    with pytest.raises(InputError, match=f"^tests: {tmp_path}/data has no test1; leave it out, or remove .*done to"):
         check(config)
 
 

@@ -103,6 +103,7 @@ def test_sentences_become_documents(text, tmp_path):
         ({"TOKENISED": "{text}"}, "--vocab-size 10000 does not fit this text"),
         ({"TOKENISED": "{text}", "JOINED": "maybe"}, "JOINED=maybe is neither yes nor no"),
         ({"TOKENISED": "{text}", "OUT": "{text}/train.de/data"}, "cannot write in"),
+        ({"TOKENISED": "{text}", "OUT": "{text}/a,b"}, "has a comma"),
         ({"TOKENISED": "{text}", "OUT": "{text}"}, "exists and was not made by prepare_*.sh"),
     ],
 )

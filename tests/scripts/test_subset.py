@@ -31,11 +31,14 @@ def test_the_pairs_of_a_list_are_taken_in_its_order_whatever_their_tokens(tmp_pa
     assert run(pairs, part, "--make").returncode == 0 and pairs.stat().st_size == 5 * len(PAIRS)
     tokens = ('Es ist "gut".', "it's good.")
     others = [("ein hund .", "a dog ."), PAIRS[2], ("ein haus .", "a mouse ."), tokens, tokens, PAIRS[0], PAIRS[3]]
-    done = run(pairs, write(tmp_path / "all", others), tmp_path / "out")
+    (write(tmp_path / "all", others) / "raw").mkdir()
+    (tmp_path / "all" / "raw" / "test.de").write_text("Ein Haus.\n")
+    done = run(pairs, tmp_path / "all", tmp_path / "out")
     assert done.stdout == f"{tmp_path / 'out'}: 4 of 4 pairs\n"
     taken = [(tmp_path / "out" / f"train.{language}").read_text(encoding="utf-8") for language in ("de", "en")]
     assert list(zip(*map(str.splitlines, taken), strict=True)) == [PAIRS[0], tokens, *PAIRS[2:]]
-    assert (tmp_path / "out" / "test.de").read_bytes() == (tmp_path / "all" / "test.de").read_bytes()
+    for name in ("test.de", "raw/test.de"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "all" / name).read_bytes()
 
 
 def test_what_cannot_be_taken_is_refused_and_nothing_is_written(tmp_path):
@@ -50,6 +53,8 @@ def test_what_cannot_be_taken_is_refused_and_nothing_is_written(tmp_path):
         done = run(tmp_path / name, text, tmp_path / "out")
         assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()
+    done = run(tmp_path / "list", other, other)
+    assert done.returncode == 2 and "TEXT and OUT are both" in done.stderr
 
 
 def test_the_tracked_list_has_as_many_pairs_as_the_page_says():

@@ -220,7 +220,7 @@ def load_data(
         for language in (source, target):
             read_dictionary(data, language)
     known = {option.name for option in dataclasses.fields(TranslationConfig)}
-    chosen = {"data": str(data), "source_lang": source, "target_lang": target}
+    chosen: dict[str, Any] = {"data": str(data), "source_lang": source, "target_lang": target}
     chosen |= {"dataset_impl": None, "num_batch_buckets": 0}  # the format is the folder's, buckets are of a training
     try:
         with without_notes():

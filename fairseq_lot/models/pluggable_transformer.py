@@ -70,9 +70,9 @@ class PluggableTransformerModel(TransformerModel):
         redrawn = vars(args).pop("redrawn_attention", ())  # no property of the model: its checkpoints do not have it
         model = super().build_model(args, task)
         model.redrawn_attention = redrawn
-        lacking = set(attention_sites(args)) - {site for site, _, _ in attentions(model)}
-        if lacking:
-            raise InputError(f"the model has no attention at {', '.join(sorted(lacking))}; name other sites")
+        sites = attention_sites(args)
+        if not any(site in sites for site, _, _ in attentions(model)):
+            raise InputError(f"the model has no attention at {','.join(sites)}; name other sites")
         left_pads = getattr(getattr(task, "cfg", None), "left_pad_source", True)
         if getattr(args, "cross_self_attention", False) and not left_pads:
             for layer in model.decoder.layers:

@@ -18,7 +18,7 @@ from fairseq_lot.modules.flat_options import (
     spell_out,
     typed_options,
 )
-from fairseq_lot.modules.sites import attention_sites, can_be_fitted, named_sites
+from fairseq_lot.modules.sites import attention_sites, attentions, can_be_fitted, named_sites
 from fairseq_lot.output.files import atomic_write, refuse_same
 from fairseq_lot.plug_and_play.calibrate import (
     FitOptions,
@@ -153,6 +153,9 @@ def swap(checkpoint: Checkpoint, *, attention: str = PLUGGED, **flat_options: An
     state["model"] = {name: value for name, value in weights.items() if ".mechanism." not in name}
     model = build(state)
     drawn = model.state_dict()
+    lacking = set(attention_sites(args)) - {site for site, _, _ in attentions(model)}
+    if lacking:
+        raise InputError(f"{state.path} has no attention at {', '.join(sorted(lacking))}; name other sites")
 
     def is_kept(name: str) -> bool:
         """λ and the norm of the differential form stay; what is a mechanism's own stays with the same mechanism."""

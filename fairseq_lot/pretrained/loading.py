@@ -150,8 +150,8 @@ def build(state: State, *, device: str | torch.device | None = "cpu", **override
         source = weights["encoder.embed_tokens.weight"]
         model = untrained(args, len(source), len(weights.get("decoder.embed_tokens.weight", source)))
         model.load_state_dict(dict(weights))
-    except InputError:
-        raise
+    except InputError as error:
+        raise InputError(f"{state.path}: {error}") from None
     except Exception as error:  # whatever a checkpoint of other options or another time leads to
         raise InputError(f"{state.path} cannot be loaded: {first_line(error)}") from error
     for name, weight in model.named_parameters():

@@ -6,7 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fairseq import checkpoint_utils, options
+from fairseq.dataclass.configs import FairseqConfig
 from omegaconf import OmegaConf
+from torch import nn
 
 from fairseq_lot.errors import InputError, flag
 from fairseq_lot.plug_and_play.swap import fine_tuning_command, swap
@@ -268,8 +270,9 @@ def test_hydra_has_to_repeat_the_attention(sinkhorn_checkpoint):
         raise Loads
 
     def start_training(name="lot_transformer", **model):
-        model = OmegaConf.create({"model": {"_name": name, **model}})
-        trainer = SimpleNamespace(cfg=model, checkpoint_suffix="", load_checkpoint=load_checkpoint)
+        cfg_of_all = FairseqConfig(model=OmegaConf.create({"_name": name, **model}))
+        built = {"get_model": lambda: nn.Linear(1, 1), "load_checkpoint": load_checkpoint}
+        trainer = SimpleNamespace(cfg=cfg_of_all, checkpoint_suffix="", **built)
         checkpoint_utils.load_checkpoint(cfg, trainer)
 
     expected = r"means lot attention.*\+model.attention=sinkhorn .*\+model.sinkhorn_epsilon=1"

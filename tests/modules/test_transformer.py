@@ -41,6 +41,11 @@ def test_a_model_in_training_with_layerdrop_has_all_its_attentions():
     assert found == [(site, layer) for site in SITES for layer in range(LAYERS)]
 
 
+def test_a_model_without_attention_at_the_sites_is_refused():
+    with pytest.raises(InputError, match="the model has no attention at cross; name other sites"):
+        load(attention="lot", attention_sites="cross", no_cross_attention=True, cross_self_attention=True)
+
+
 def test_layers_that_are_kept_keep_their_attention():
     """``--encoder-layers-to-keep``: the second layer becomes the first, with what its attention has learnt."""
     trained = load(attention="lot", **EVERYWHERE).model

@@ -133,6 +133,15 @@ def test_weights_that_are_no_numbers(command, data, stock_checkpoint, tmp_path, 
     refuse_file(capsys, command, data, path, naming=[path, "decoder.layers.1.fc2.bias", "not finite"])
 
 
+@pytest.mark.parametrize("command", ("diagnose", "report"))
+def test_scores_that_overflow(command, data, stock_checkpoint, tmp_path, capsys):
+    path = tmp_path / "wrong.pt"
+    with edited(stock_checkpoint, path) as state:
+        for name in ("q", "k"):
+            state["model"][f"encoder.layers.1.self_attn.{name}_proj.bias"].fill_(1e30)
+    refuse_file(capsys, command, data, path, naming=[path, "encoder, layer 1", "is not finite"])
+
+
 class Attack:
     """Unpickled, it calls a function."""
 

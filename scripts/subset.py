@@ -3,8 +3,7 @@
 python scripts/subset.py config/iwslt14-65k.pairs TEXT OUT       # prepare_iwslt14.sh does it where PAIRS is given
 
 A hash is of the characters of a pair without the spaces between them, so it does not depend on how they were parted
-into tokens. The pairs keep the order of the list. Validation and test set are copied, the test set's
-raw text with it.
+into tokens. The pairs keep the order of the list. Validation and test set are copied, the latter with its raw text.
 """
 
 import argparse

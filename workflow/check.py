@@ -194,12 +194,12 @@ class _Loader(yaml.SafeLoader):
     """Refuses a key that stands twice, of which YAML would silently keep the last, or that YAML takes for no text."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        keys = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
-        twice = [key for key in keys if keys.count(key) > 1]
-        if twice:
-            raise InputError(f"{twice[0]} stands twice in line {node.start_mark.line + 1} and below; rename one")
-        for key, _ in node.value:
-            if key.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"):
+        keys = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        names = [key.value for key in keys]
+        for key in keys:
+            if names.count(key.value) > 1:
+                raise InputError(f"{key.value} stands twice in line {node.start_mark.line + 1} and below; rename one")
+            if key.tag != "tag:yaml.org,2002:str":
                 raise InputError(f"{key.value} in line {key.start_mark.line + 1} is no text; write '{key.value}'")
         return super().construct_mapping(node, deep)
 

@@ -4,8 +4,7 @@ A stock ``transformer`` whose arguments name an attention is built as the plugga
 every epoch that begins; our own model refuses ``torch.jit.script``. Refused are a misspelt option of ours in
 ``--model-overrides``, a training that would lose what the attention learns, a checkpoint whose attention the
 configuration of fairseq-hydra-train does not repeat, and one that would translate in the direction opposite to its
-training. In fairseq's own commands an InputError is one line.
-docs/fairseq.md lists these changes with their reasons.
+training. In fairseq's own commands an InputError is one line. docs/fairseq.md lists these changes with their reasons.
 """
 
 import sys

@@ -48,20 +48,18 @@ _UNSEEN = (
 )
 # arguments of a model that neither its weights nor its function depend on; layers that are not kept are gone afterwards
 _TRAINING_ONLY = re.compile("drop|quant_noise|_activations|min_params|mha_|ffn_blocks|embed_path|layers_to_keep")
-# what architectures say nothing about, and fairseq-train assumes
-_ASSUMED = {
-    name: getattr(TransformerConfig(), name)
-    for name in (
-        "max_source_positions",
-        "max_target_positions",
-        "no_decoder_final_norm",
-        "adaptive_softmax_factor",
-        "tie_adaptive_proj",
-        "base_layers",
-        "base_sublayers",
-        "base_shuffle",
-    )
-}
+# what architectures say nothing about, and the defaults of it that fairseq-train assumes
+_UNSAID = (
+    "max_source_positions",
+    "max_target_positions",
+    "no_decoder_final_norm",
+    "adaptive_softmax_factor",
+    "tie_adaptive_proj",
+    "base_layers",
+    "base_sublayers",
+    "base_shuffle",
+)
+_ASSUMED = {name: value for name, value in vars(TransformerConfig()).items() if name in _UNSAID}
 
 
 def take_over(args: Namespace, defaults: dict, size: Callable[[Namespace], None]) -> bool:

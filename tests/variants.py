@@ -61,6 +61,8 @@ VARIANTS = {
         "tolerance": {"epsilon": 1.0, "num_updates": 101, "tolerance": 1e-12},
         "learnable": {"learn_epsilon": True},
         "learnable-one-update": {"learn_epsilon": True, "epsilon": 0.5, "num_updates": 1},
+        "alibi": {"epsilon": 1.0, "num_updates": 3, "prior": "alibi"},
+        "alibi-one-update": {"epsilon": 0.5, "num_updates": 1, "prior": "alibi"},
     },
     "softmax": {
         "default": {},

@@ -49,19 +49,20 @@ def alibi_slopes(num_heads: int) -> list[float]:
     return alibi_slopes(below) + alibi_slopes(2 * below)[0::2][: num_heads - below]
 
 
+def with_prior(similarity: Tensor, slope: float) -> Tensor:
+    """Less by ``slope`` for each place between query and key: near keys are likelier."""
+    return matrix([entry - slope * abs(i - j) for j, entry in enumerate(row)] for i, row in enumerate(similarity))
+
+
 def softmax_plan(q: Tensor, k: Tensor, *, slope: float = 0.0) -> Tensor:
-    """Each query spends 1/n; keys receive what they get. ``slope`` makes near keys likelier."""
-    similarity = scores(q, k)
-    rows = []
-    for i, row in enumerate(similarity):
-        distances = torch.tensor([abs(i - j) for j in range(len(k))])
-        rows.append(torch.softmax(row - slope * distances, 0) / len(q))
-    return torch.stack(rows)
+    """Each query spends 1/n; keys receive what they get."""
+    return torch.softmax(with_prior(scores(q, k), slope), 1) / len(q)
 
 
-def sinkhorn_plan(q: Tensor, k: Tensor, *, epsilon: float | Tensor, num_updates: int) -> Tensor:
-    """The plan of U(1/n, 1/m) that maximises ``⟨P, scores⟩ + epsilon H(P)``, after some half-updates."""
-    return entropic_plan(scores(q, k) / epsilon, uniform(len(q)), uniform(len(k)), num_updates)
+def sinkhorn_plan(q: Tensor, k: Tensor, *, epsilon: float | Tensor, num_updates: int, slope: float = 0.0) -> Tensor:
+    """The plan of U(1/n, 1/m) that maximises ``⟨P, scores⟩ - epsilon KL(P‖prior)``, after some half-updates."""
+    similarity = with_prior(scores(q, k) / epsilon, slope)
+    return entropic_plan(similarity, uniform(len(q)), uniform(len(k)), num_updates)
 
 
 def lot_plan(
@@ -292,6 +293,8 @@ TWINS = {
         num_updates=m.options.num_updates,
         positional_temperature=m.options.positional_temperature,
     ),
-    "sinkhorn": lambda m, head, q, k: sinkhorn_plan(q, k, epsilon=_epsilon(m, head), num_updates=m.options.num_updates),
+    "sinkhorn": lambda m, head, q, k: sinkhorn_plan(
+        q, k, epsilon=_epsilon(m, head), num_updates=m.options.num_updates, slope=_slope(m, head)
+    ),
     "softmax": lambda m, head, q, k: softmax_plan(q, k, slope=_slope(m, head)),
 }

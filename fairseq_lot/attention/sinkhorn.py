@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism
-from fairseq_lot.attention.options import Options, option
+from fairseq_lot.attention.options import Options, option, prior_option
 from fairseq_lot.transport.marginals import at_least_float32, uniform_log_mass
+from fairseq_lot.transport.positions import alibi_log_prior
 from fairseq_lot.transport.sinkhorn import sinkhorn
 
 
@@ -27,6 +28,7 @@ class SinkhornOptions(Options):
         above=1e-30,
     )
     learn_epsilon: bool = option(False, "learn a temperature for every head, which starts at epsilon")
+    prior: str | None = prior_option()
 
     @classmethod
     def completed(cls, given: dict[str, Any]) -> dict[str, Any]:
@@ -36,7 +38,8 @@ class SinkhornOptions(Options):
 class Sinkhorn(Mechanism):
     """``A = n·P`` with P in U(1/n, 1/m) maximising ``⟨P, s·q·k⟩ + ε H(P)`` [Sinkformer, Cuturi13]; rows exact.
 
-    With ``learn_epsilon`` every head has an ε of its own ([CETA], §7).
+    With ``learn_epsilon`` every head has an ε of its own ([CETA], §7). With a prior π, that of softmax attention,
+    ``-ε KL(P‖π)`` stands in the place of ``ε H(P)`` [AttentionOT].
 
     :func:`~fairseq_lot.attention.reference.sinkhorn_plan` computes the same in plain loops.
 
@@ -52,6 +55,7 @@ class Sinkhorn(Mechanism):
     def __init__(self, **context: Any) -> None:
         super().__init__(**context)
         self.couples_queries = self.options.num_updates > 1  # one update is the softmax of a row
+        self.positional = self.options.prior is not None
         self.log_epsilon = None
         if self.options.learn_epsilon:
             self.log_epsilon = nn.Parameter(torch.full((self.num_heads,), math.log(self.options.epsilon)))
@@ -64,8 +68,11 @@ class Sinkhorn(Mechanism):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, masks: Masks, need_weights: bool) -> AttentionOutput:
         q, k = at_least_float32(q), at_least_float32(k)
+        scores = (q * (self.scaling / self.epsilon())) @ k.transpose(-1, -2)
+        if self.options.prior == "alibi":
+            scores = scores + alibi_log_prior(masks.key_pads, q, k)
         solution = sinkhorn(
-            (q * (self.scaling / self.epsilon())) @ k.transpose(-1, -2),
+            scores,
             uniform_log_mass(masks.query_pads, q).unsqueeze(-2),
             uniform_log_mass(masks.key_pads, k).unsqueeze(-2),
             num_updates=self.options.num_updates,

@@ -84,6 +84,10 @@ WIDE = [
     ({"prior": "alibi"}, {}, "softmax", {"prior": "alibi"}),
     ({"prior": "alibi"}, {"causal": True}, "softmax", {"prior": "alibi"}),
     *[({"num_updates": n}, {}, "sinkhorn", {"epsilon": 1.0, "num_updates": n}) for n in (1, 2, 3, 4, 15)],
+    *[
+        ({"num_updates": n, "prior": "alibi"}, {}, "sinkhorn", {"epsilon": 1.0, "num_updates": n, "prior": "alibi"})
+        for n in (1, 3)
+    ],
 ]
 
 

@@ -70,7 +70,7 @@ class Sinkhorn(Mechanism):
         q, k = at_least_float32(q), at_least_float32(k)
         scores = (q * (self.scaling / self.epsilon())) @ k.transpose(-1, -2)
         if self.options.prior == "alibi":
-            scores = scores + alibi_log_prior(masks.key_pads, q, k)
+            scores += alibi_log_prior(masks.key_pads, q, k)
         solution = sinkhorn(
             scores,
             uniform_log_mass(masks.query_pads, q).unsqueeze(-2),

@@ -49,9 +49,10 @@ def alibi_slopes(num_heads: int) -> list[float]:
     return alibi_slopes(below) + alibi_slopes(2 * below)[0::2][: num_heads - below]
 
 
-def with_prior(similarity: Tensor, slope: float) -> Tensor:
-    """Less by ``slope`` for each place between query and key: near keys are likelier."""
-    return matrix([entry - slope * abs(i - j) for j, entry in enumerate(row)] for i, row in enumerate(similarity))
+def with_prior(similarity: Tensor, slope: float, first: int = 0) -> Tensor:
+    """Less by ``slope`` for each place between query and key: near keys are likelier. Query 0 stands at ``first``."""
+    rows = enumerate(similarity, start=first)
+    return matrix([entry - slope * abs(i - j) for j, entry in enumerate(row)] for i, row in rows)
 
 
 def softmax_plan(q: Tensor, k: Tensor, *, slope: float = 0.0) -> Tensor:
@@ -98,24 +99,22 @@ def near_far_plan(
     causal: bool = False,
     slope: float = 0.0,
 ) -> Tensor:
-    """Exact scores within the window, ``Σ_t φ_t(q) ψ_t(k)`` elsewhere; half-updates of the plan, rows last.
-
-    ``slope`` makes near keys likelier.
-    """
+    """Exact scores within the window, ``Σ_t φ_t(q) ψ_t(k)`` elsewhere; half-updates of the plan, rows last."""
     n, m, s = len(q), len(k), 1 / math.sqrt(q.size(-1))
+    first = m - n if causal else 0
     exact, far = scores(q, k), torch.full((n, m), -math.inf, dtype=torch.float64)
     if len(features):
         phi = scores(q, features) - s * (q**2).sum(1, keepdim=True) / 2 + bias - math.log(len(features))
         psi = scores(k, features) - s * (k**2).sum(1, keepdim=True) / 2
         far = matrix([torch.logsumexp(phi_i + psi_j, 0) for psi_j in psi] for phi_i in phi)
-    centres = [i + m - n if causal else i for i in range(n)]
+    centres = [first + i for i in range(n)]
     if band == "expected":
         means = [sum(j * share.item() for j, share in enumerate(torch.softmax(row, 0))) for row in far]
         centres = [math.floor(mean + 0.501) for mean in means]
     similarity = matrix(
-        [(exact[i, j] if abs(centres[i] - j) <= window else far[i, j]) - slope * abs(centres[i] - j) for j in range(m)]
-        for i in range(n)
+        [exact[i, j] if abs(centres[i] - j) <= window else far[i, j] for j in range(m)] for i in range(n)
     )
+    similarity = with_prior(similarity, slope, first)
     if causal:
         similarity = similarity + torch.full((n, m), -math.inf, dtype=torch.float64).triu(1 + m - n)
     return entropic_plan(similarity, uniform(n), uniform(m), num_updates)

@@ -65,17 +65,31 @@ def check(config: dict[str, Any]) -> None:
     Raises:
         InputError: it is not as the schema says, or a flag or a mechanism is unknown or wrong.
     """
+    _check_schema(config)
+    _check_data(config)
+    _check_starting_points(config)
+    _check_places(config)
+    for name, system in config["systems"].items():
+        _check_system(name, system, config)
+    _check_models(config)
+
+
+def _check_schema(config: dict[str, Any]) -> None:
+    """Raise InputError where the experiment is not as the schema says."""
     schema = yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
     error = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema).iter_errors(config))
     if error:
         known = error.validator == "pattern" and error.schema.get("description")
         message = f"{error.instance!r} {known}" if known else error.message
         raise InputError(f"{', '.join(map(str, error.absolute_path)) or 'the experiment'}: {message}")
-    done = Path(config["work"], "data.done")
+
+
+def _check_data(config: dict[str, Any]) -> None:
+    """Raise InputError where the data are not those of earlier jobs, or the test sets cannot be found or told apart."""
+    done, folder = Path(config["work"], "data.done"), Path(config["data"])
     if done.is_file() and (data := done.read_text(encoding="utf-8").strip()) not in ("", config["data"]):
         way_out = f"give another folder as work, or remove {done} if the text is the same"
         raise InputError(f"data: {done.parent} was made from {data}, not {config['data']}; {way_out}")
-    folder = Path(config["data"])
     for name in test_sets(config):
         if folder.is_dir() and not any(folder.glob(f"{name}.*")):
             raise InputError(
@@ -86,6 +100,10 @@ def check(config: dict[str, Any]) -> None:
         if titles.count(title) > 1:
             raise InputError(f"tests: two are called {title!r}, so tables could not tell them apart; rename one")
     _refuse_new_data(config["work"], folder)
+
+
+def _check_starting_points(config: dict[str, Any]) -> None:
+    """Raise InputError where nothing says what a system starts from."""
     trained = [name for name, system in config["systems"].items() if system.get("from-scratch")]
     if "pretrain" not in config and (trained or "base" not in config):
         raise InputError(f"pretrain: missing, so nothing says how {(trained or ['the base'])[0]} is trained")
@@ -96,13 +114,19 @@ def check(config: dict[str, Any]) -> None:
             raise InputError(f"systems, {control}: the base is trained so; remove {', '.join(sorted(others))}")
     if "base" in config:
         _refuse_base(config["base"], seed=config["seeds"], backbone=config["backbones"])
+
+
+def _given_training() -> set[str]:
+    """Flags of a training that the workflow gives."""
     # not above: Snakefile imports this file, and fairseq changes how its process logs
-    from fairseq import options
+    from fairseq_lot.modules.flat_options import option_names
 
-    from fairseq_lot.models import pluggable_transformer  # noqa: F401 (registers the architectures)
-    from fairseq_lot.modules.flat_options import DEFAULTS, option_names
+    return GIVEN_TRAINING | {name.replace("_", "-") for name in option_names()}
 
-    given = GIVEN_TRAINING | {name.replace("_", "-") for name in option_names()}
+
+def _check_places(config: dict[str, Any]) -> None:
+    """Raise InputError where a flag stands at a stage at which it has no place."""
+    given = _given_training()
     for backbone, own in config["backbones"].items():
         for stage in ("pretrain", "finetune"):
             _refuse(f"backbones, {backbone}", own, set(config.get(stage, {})), f"{stage} says it for all")
@@ -112,32 +136,50 @@ def check(config: dict[str, Any]) -> None:
         _refuse(stage, config.get(stage, {}), NOTHING_SAVED, "the best checkpoint of a whole training is scored")
     _refuse("generate", config.get("generate", {}), GIVEN_TRANSLATING)
     _refuse("generate", config.get("generate", {}), NOT_ONE_EACH, "each sentence has one translation, which is scored")
-    for name, system in config["systems"].items():
-        for stage in ("calibrate", "finetune"):
-            if stage in system and system.get("from-scratch"):
-                raise InputError(f"systems, {name}, {stage}: not used by a system from scratch; remove it")
-        if "finetune" in system and "finetune" not in config:
-            raise InputError(f"systems, {name}, finetune: not used where the experiment has no finetune; remove it")
+
+
+def _check_system(name: str, system: dict[str, Any], config: dict[str, Any]) -> None:
+    """Raise InputError where a system says what is not used, or what contradicts the experiment."""
+    for stage in ("calibrate", "finetune"):
+        if stage in system and system.get("from-scratch"):
+            raise InputError(f"systems, {name}, {stage}: not used by a system from scratch; remove it")
+    if "finetune" in system and "finetune" not in config:
+        raise InputError(f"systems, {name}, finetune: not used where the experiment has no finetune; remove it")
+    if "control" not in config:
         is_plain = system["attention"] == "softmax" and not system.get("options") and not system.get("from-scratch")
-        if is_plain and len(system) > 1 and "control" not in config:
+        if is_plain and len(system) > 1:
             raise InputError(
                 f"systems, {name}: plain softmax is the control, the base fine-tuned as the others are; remove "
                 f"{', '.join(sorted(system.keys() - {'attention'}))}"
             )
-        if name == "softmax" and not is_plain and "control" not in config:
+        if name == "softmax" and not is_plain:
             raise InputError("systems, softmax: the base and the control are called so; give another name")
-        _refuse(f"systems, {name}, options", system.get("options", {}), {"attention", "attention-sites"})
-        _refuse(f"systems, {name}, finetune", system.get("finetune", {}), given | NOTHING_SAVED)
-        if "calibrate" in system and "control" in config:
-            base = config["systems"][config["control"]]
-            sites = (named.get("sites", DEFAULTS["attention_sites"]) for named in (system, base))
-            there = {frozenset(named.replace(" ", "").split(",")) for named in sites}
-            if base["attention"] != "softmax" or (base.get("options") and len(there) > 1):
-                fits = f"fits to softmax, and with a prior at the sites of {config['control']} alone"
-                raise InputError(f"systems, {name}, calibrate: {fits}; name these sites, or remove it")
-        if "calibrate" in system:
-            one, other = ("split", "text") if system["calibrate"]["with"] == "pieces" else ("longest", "random pieces")
-            _refuse(f"systems, {name}, calibrate", system["calibrate"], {one}, f"it is of {other}")
+    _refuse(f"systems, {name}, options", system.get("options", {}), {"attention", "attention-sites"})
+    _refuse(f"systems, {name}, finetune", system.get("finetune", {}), _given_training() | NOTHING_SAVED)
+    if "calibrate" in system:
+        _check_calibration(name, system, config)
+
+
+def _check_calibration(name: str, system: dict[str, Any], config: dict[str, Any]) -> None:
+    """Raise InputError where a system cannot be calibrated to the base, or not so."""
+    from fairseq_lot.modules.flat_options import DEFAULTS
+
+    if "control" in config:
+        base = config["systems"][config["control"]]
+        sites = (named.get("sites", DEFAULTS["attention_sites"]) for named in (system, base))
+        there = {frozenset(named.replace(" ", "").split(",")) for named in sites}
+        if base["attention"] != "softmax" or (base.get("options") and len(there) > 1):
+            fits = f"fits to softmax, and with a prior at the sites of {config['control']} alone"
+            raise InputError(f"systems, {name}, calibrate: {fits}; name these sites, or remove it")
+    one, other = ("split", "text") if system["calibrate"]["with"] == "pieces" else ("longest", "random pieces")
+    _refuse(f"systems, {name}, calibrate", system["calibrate"], {one}, f"it is of {other}")
+
+
+def _check_models(config: dict[str, Any]) -> None:
+    """Raise InputError where fairseq does not take the flags of a stage, or a system's model cannot be built."""
+    from fairseq import options
+
+    from fairseq_lot.models import pluggable_transformer  # noqa: F401 (registers the architectures)
 
     def train(given: list[str]) -> Namespace:
         nowhere = f"--save-dir={os.devnull}/none"  # a checkpoint in fairseq's default folder would be read

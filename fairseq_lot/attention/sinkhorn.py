@@ -21,10 +21,10 @@ class SinkhornOptions(Options):
     epsilon: float = option(
         0.1, "entropic regularisation, in the unit of the scores; if learnt, 1 (softmax's) unless given", above=1e-30
     )
-    num_updates: int = option(15, "half-updates, S in the papers; 1 is softmax", minimum=1)
+    num_updates: int = option(15, "half-updates, S in the papers; 1 is softmax of the scores / epsilon", minimum=1)
     tolerance: float | None = option(
         None,
-        "stop once the marginal error is at most this, for which a GPU is waited for; num_updates stays the bound",
+        "stop once the marginal error is at most this (a GPU is waited for); num_updates stays the bound",
         above=1e-30,
     )
     learn_epsilon: bool = option(False, "learn a temperature for every head, which starts at epsilon")

@@ -16,6 +16,11 @@ def scheduled_lambda_init(layer: int) -> float:
     return 0.8 - 0.6 * math.exp(-0.3 * layer)
 
 
+def side_by_side(v: Tensor) -> Tensor:
+    """``[v_2h, v_2h+1]`` for every pair of heads, ``(bsz, num_heads / 2, src_len, 2 value_dim)``."""
+    return v.unflatten(1, (-1, 2)).transpose(2, 3).flatten(3)
+
+
 class Differential(Mechanism):
     """``A = A1 - λ A2``, where A1 and A2 are plans of the same mechanism on two halves of q and k [DiffTransformer].
 
@@ -93,18 +98,15 @@ class Differential(Mechanism):
     @staticmethod
     def _widen(v):
         """``[v_2h, v_2h+1]`` for both heads of a pair, ``(bsz, num_heads, src_len, 2 value_dim)``."""
-        wide = v.unflatten(1, (-1, 2)).transpose(2, 3).flatten(3)
-        return wide.repeat_interleave(2, dim=1)
+        return side_by_side(v).repeat_interleave(2, dim=1)
 
     def _subtract(self, output):
         """``A1 - λ A2`` of the inner mechanism's output, normalised; as ``(bsz, num_heads, tgt_len, value_dim)``."""
-        lambda_ = self.difference_weight()
-
-        def subtract(x):  # (bsz, num_heads, ...) -> (bsz, num_heads / 2, ...)
-            first, second = at_least_float32(x).unflatten(1, (-1, 2)).unbind(2)
-            return first - lambda_ * second
-
-        values = self.norm(subtract(output.values).to(self.norm.weight.dtype)) * (1 - self.lambda_init)
+        values = self.norm(self.difference(output.values).to(self.norm.weight.dtype)) * (1 - self.lambda_init)
         values = values.unflatten(-1, (2, -1)).transpose(2, 3).flatten(1, 2)
-        weights = None if output.weights is None else subtract(output.weights)
-        return AttentionOutput(values, weights)
+        return AttentionOutput(values, None if output.weights is None else self.difference(output.weights))
+
+    def difference(self, x: Tensor) -> Tensor:
+        """``x_2h - λ x_2h+1`` for every pair of heads, ``(bsz, num_heads, ...) -> (bsz, num_heads / 2, ...)``."""
+        first, second = at_least_float32(x).unflatten(1, (-1, 2)).unbind(2)
+        return first - self.difference_weight() * second

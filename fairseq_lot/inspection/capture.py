@@ -9,10 +9,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from fairseq_lot.attention.base import Mechanism
-from fairseq_lot.attention.differential import Differential
+from fairseq_lot.attention.differential import Differential, side_by_side
 from fairseq_lot.attention.registry import DEFAULT, MECHANISMS, build_mechanism
 from fairseq_lot.attention.sinkhorn import Sinkhorn
 from fairseq_lot.errors import InputError
+from fairseq_lot.modules.multihead_attention import split_heads
 from fairseq_lot.modules.sites import attentions, inner
 
 
@@ -66,15 +67,12 @@ class Captured:
             key_padding_mask: ``(bsz, src_len)`` bool, True = pad.
         """
         weights = _softmax(self.q, self.k, key_padding_mask, causal=self.causal)
-        if isinstance(self.mechanism, Differential):
-            first, second = weights.unflatten(1, (-1, 2)).unbind(2)
-            weights = first - self.mechanism.difference_weight() * second
-        return weights
+        return self.mechanism.difference(weights) if isinstance(self.mechanism, Differential) else weights
 
     @property
     def values(self) -> Tensor:
         """What ``weights`` multiply, ``(bsz, heads, src_len, ...)``: of a pair of heads both, side by side."""
-        return self.v.unflatten(1, (-1, 2)).transpose(2, 3).flatten(3) if self.signed else self.v
+        return side_by_side(self.v) if self.signed else self.v
 
     def check_finite(self, path: object) -> None:
         """Refuse NaN and infinities, which no measure has a meaning for; ``path`` names the checkpoint."""
@@ -115,7 +113,7 @@ def _watch(seen: list[Captured], site: str, layer: int) -> Callable[..., None]:
         if given.get("incremental_state") is not None:
             return
         names = ("query", "q_proj"), ("key", "k_proj"), ("value", "v_proj")
-        q, k, v = (_split_heads(getattr(attention, projection)(given[x]), attention) for x, projection in names)
+        q, k, v = (split_heads(getattr(attention, projection)(given[x]), attention) for x, projection in names)
         pads, causal = given.get("key_padding_mask"), given.get("attn_mask") is not None
         mechanism = getattr(attention, "mechanism", None)
         if mechanism is None:
@@ -126,8 +124,3 @@ def _watch(seen: list[Captured], site: str, layer: int) -> Callable[..., None]:
         seen.append(Captured(site, layer, mechanism, q, k, v, causal, weights))
 
     return hook
-
-
-def _split_heads(x: Tensor, attention: Any) -> Tensor:
-    """``(len, bsz, embed_dim) -> (bsz, num_heads, len, head_dim)``."""
-    return x.unflatten(-1, (attention.num_heads, attention.head_dim)).permute(1, 2, 0, 3)

@@ -19,6 +19,11 @@ def _exactly(method: Callable, first: Tensor, *others: Any) -> Any:
         return method(first, *others)
 
 
+def split_heads(x: Tensor, attention: Any) -> Tensor:
+    """``(len, bsz, embed_dim) -> (bsz, num_heads, len, head_dim)``, a view."""
+    return x.unflatten(-1, (attention.num_heads, attention.head_dim)).permute(1, 2, 0, 3)
+
+
 class PluggableMultiheadAttention(FairseqIncrementalState, nn.Module):
     """Projections and caches of fairseq's attention around any mechanism.
 
@@ -86,10 +91,10 @@ class PluggableMultiheadAttention(FairseqIncrementalState, nn.Module):
         if incremental_state is None:
             pads = key_padding_mask if self.site == "encoder" else None
             masks = Masks(pads, key_padding_mask, attn_mask is not None)
-            output = self._attend(query, key, self._split_heads(self.v_proj(value)), masks, need_weights)
+            output = self._attend(query, key, split_heads(self.v_proj(value), self), masks, need_weights)
         else:
             attend = self._attend_static if static_kv else self._attend_next
-            q = self._split_heads(self.q_proj(query))
+            q = split_heads(self.q_proj(query), self)
             output = attend(q, key, value, key_padding_mask, incremental_state, need_weights)
         values, weights = output.values.permute(2, 0, 1, 3).flatten(2), output.weights
         if weights is not None:
@@ -103,7 +108,7 @@ class PluggableMultiheadAttention(FairseqIncrementalState, nn.Module):
             products = self._products(self.q_proj, query, probes), self._products(self.k_proj, key, probes)
             return self.mechanism.forward_scored(*products, v, masks, need_weights)
         query_pads, key_pads, causal = masks
-        q, k = self._split_heads(self.q_proj(query)), self._split_heads(self.k_proj(key))
+        q, k = split_heads(self.q_proj(query), self), split_heads(self.k_proj(key), self)
         return self.mechanism(q, k, v, query_pads, key_pads, need_weights, causal=causal)
 
     def _probes(self, query, key):
@@ -132,13 +137,8 @@ class PluggableMultiheadAttention(FairseqIncrementalState, nn.Module):
         products = nn.functional.linear(x, weight, bias)
         return products.unflatten(-1, probes.shape[:2]).permute(1, 2, 0, 3).contiguous()
 
-    def _split_heads(self, x: Tensor) -> Tensor:
-        """``(len, bsz, embed_dim) -> (bsz, num_heads, len, head_dim)``, a view."""
-        length, bsz, _ = x.shape
-        return x.view(length, bsz, self.num_heads, self.head_dim).permute(1, 2, 0, 3)
-
     def _keys_and_values(self, key, value):
-        return self._split_heads(self.k_proj(key)), self._split_heads(self.v_proj(value))
+        return split_heads(self.k_proj(key), self), split_heads(self.v_proj(value), self)
 
     def _attend_static(self, q, key, value, key_padding_mask, incremental_state, need_weights):
         """Keys that never change are summarised once, by LOT without weights unless the first step asks for them."""

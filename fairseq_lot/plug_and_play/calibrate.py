@@ -251,8 +251,7 @@ def _sentences(state: State, data: str | Path | None, fitting: FitOptions, teach
     """What to run on."""
     shared = {"max_tokens": fitting.max_tokens, "held_out": fitting.held_out, "seed": fitting.seed}
     if data is None:
-        counted = dictionary_of_training(state, len(teacher.encoder.dictionary))
-        return random_pieces(teacher, counted, longest=fitting.longest, **shared)
+        return random_pieces(teacher, dictionary_of_training(state), longest=fitting.longest, **shared)
     if is_text_file(data):
         return from_text(encoded(state, data, teacher), str(data), **shared)
     task, dataset = load_data(state, data, fitting.split, needs_target=False)

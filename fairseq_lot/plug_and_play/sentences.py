@@ -135,10 +135,9 @@ def random_pieces(
     return Sentences(f"random pieces, up to {most} at a time, {how}", held_out_sample, endless())
 
 
-def dictionary_of_training(state: State, size: int) -> Dictionary | None:
-    """The source dictionary that a checkpoint was trained with; None unless it is still there, of this size."""
+def dictionary_of_training(state: State) -> Dictionary | None:
+    """The source dictionary that a checkpoint was trained with; None unless it is still there, of the same size."""
     try:
-        task, _ = load_data(state, None, None)
+        return load_data(state, None, None)[0].source_dictionary
     except InputError:  # there is none, or none that can be read: pieces are then drawn uniformly
         return None
-    return task.source_dictionary if len(task.source_dictionary) == size else None

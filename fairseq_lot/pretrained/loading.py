@@ -66,17 +66,13 @@ class Loaded:
 
     def draw(self, sentences: int | None, seed: int) -> np.ndarray:
         """Indices of random sentences that the model has positions for, all of them if None, the shortest first."""
-        fitting, left_out = self.sentences.filter_indices_by_size(
-            np.arange(len(self.sentences)), self.model.max_positions()
-        )
+        total, most = len(self.sentences), self.model.max_positions()
+        fitting, left_out = self.sentences.filter_indices_by_size(np.arange(total), most)
         if not len(fitting):
-            raise InputError(f"{self.path} takes no more than {self.model.max_positions()} pieces: no sentence fits")
+            raise InputError(f"{self.path} takes no more than {most} pieces: no sentence fits")
         if left_out:
-            total = f"{len(left_out)} of {len(self.sentences)} sentences"
-            print(
-                f"{self.path} has positions for {self.model.max_positions()} pieces: {total} are left out",
-                file=sys.stderr,
-            )
+            left = f"{len(left_out)} of {total} sentences are left out"
+            print(f"{self.path} has positions for {most} pieces: {left}", file=sys.stderr)
         drawn = np.random.default_rng(seed).permutation(fitting)[:sentences]
         return drawn[np.argsort(self.sentences.src_sizes[drawn], kind="stable")]
 

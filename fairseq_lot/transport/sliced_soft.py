@@ -118,7 +118,7 @@ def soft_sliced_apply(
 
 
 class _InChunks(torch.autograd.Function):
-    """:func:`_soft_sliced_apply` chunk by chunk, and again in the backward pass.
+    """:func:`_of_chunk` chunk by chunk, and again in the backward pass.
 
     What stays is written into tensors made before: allocated between the large tensors of the chunks it would
     fragment the heap.
@@ -160,9 +160,16 @@ class _InChunks(torch.autograd.Function):
 
 
 def _of_chunk(parts, sentences, per_sentence, temperatures):
-    """Values of a chunk, and the log of the weight that its slices have together."""
-    per_sentence = (None if x is None else x[sentences] for x in per_sentence)
-    return _soft_sliced_apply(*parts, *per_sentence, *temperatures)
+    """Values of a chunk, and ``log Σ_l exp(-τ ⟨C, U_l⟩)`` of its slices, ``(bsz, heads)``."""
+    (q, k, v, slices), (temperature, inverse_temperature) = parts, temperatures
+    rank_plan, query_pads, key_pads = (None if x is None else x[sentences] for x in per_sentence)
+    from_queries = _soft_sort(q, slices, query_pads, temperature)
+    to_keys = _soft_sort(k, slices, key_pads, temperature)
+    through = _by_ranks if _is_long(q, k, v) else _by_plans
+    cost, mean_values = through(q, k, v, from_queries, to_keys, rank_plan)
+    n = num_real(query_pads, q)[:, None, None]
+    logits = -inverse_temperature * cost / n
+    return mean_values(torch.softmax(logits, -1)), torch.logsumexp(logits, -1)
 
 
 def _chunks(q, k, slices):
@@ -178,19 +185,6 @@ def _chunks(q, k, slices):
             for line in range(0, num_slices, lines):
                 at = slice(i, i + sentences), slice(h, h + heads)
                 yield at, at, at, (at[1], slice(line, line + lines))
-
-
-def _soft_sliced_apply(
-    q, k, v, slices, rank_plan, query_padding_mask, key_padding_mask, temperature, inverse_temperature
-):
-    """One chunk of :func:`soft_sliced_apply`, and ``log Σ_l exp(-τ ⟨C, U_l⟩)`` of its slices, ``(bsz, heads)``."""
-    from_queries = _soft_sort(q, slices, query_padding_mask, temperature)
-    to_keys = _soft_sort(k, slices, key_padding_mask, temperature)
-    through = _by_ranks if _is_long(q, k, v) else _by_plans
-    cost, mean_values = through(q, k, v, from_queries, to_keys, rank_plan)
-    n = num_real(query_padding_mask, q)[:, None, None]
-    logits = -inverse_temperature * cost / n
-    return mean_values(torch.softmax(logits, -1)), torch.logsumexp(logits, -1)
 
 
 def _is_long(q, k, v):

@@ -36,8 +36,8 @@ COLUMNS = (
 NOTES = (
     "Tokenised BLEU minus softmax's, after as many epochs. Means of two seeds, (1): of one.",
     f"Asterisk: p < {LEVEL} in a paired bootstrap test of the sentences.",
-    "Sinkhorn: at the papers' ε = 0.1, with 15 updates. At ε = 1 it has 3. An update makes one side of the plan exact. A and B "
-    "are two trainings of the base.",
+    "Sinkhorn: at the papers' ε = 0.1, with 15 updates. At ε = 1 it has 3. An update makes one side of the plan exact. "
+    "A and B are two trainings of the base.",
 )
 INTERVALS = "[low, high]: 95 % interval by the same bootstrap."
 

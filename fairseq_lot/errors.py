@@ -36,11 +36,13 @@ class InputError(ValueError):
 
 
 def check_least(args: Namespace, **least: int) -> None:
-    """Refuse options below their least values; an option that is None was not given."""
+    """Refuse options below their least values, or above what can be counted; one that is None was not given."""
     for name, value in least.items():
         given = getattr(args, name)
         if given is not None and not given >= value:  # also NaN
             raise InputError(f"{flag(name)} must be at least {value}, got {given}")
+        if isinstance(given, int) and given > 2**53:
+            raise InputError(f"{flag(name)} must be at most {2**53}, got {given}")
 
 
 def first_line(error: BaseException) -> str:

@@ -2,13 +2,13 @@
 
 import subprocess
 import sys
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 import pytest
 
 from fairseq_lot import cli
-from fairseq_lot.errors import InputError, first_line
+from fairseq_lot.errors import InputError, check_least, first_line
 from fairseq_lot.plug_and_play.calibrate import FitOptions
 
 
@@ -31,6 +31,13 @@ def test_options_name_the_field_that_is_wrong(options):
     with pytest.raises(InputError) as caught:
         FitOptions(**options)
     assert [caught.value.field] == list(options)
+
+
+@pytest.mark.parametrize("given, said", [(0, "at least 1, got 0"), (10**20, f"at most {2**53}, got {10**20}")])
+def test_a_number_out_of_range_names_its_flag(given, said):
+    check_least(Namespace(threads=None, sentences=1), threads=1, sentences=1)
+    with pytest.raises(InputError, match=f"^--threads must be {said}$"):
+        check_least(Namespace(threads=given), threads=1)
 
 
 def test_an_output_that_takes_nothing_is_one_line():

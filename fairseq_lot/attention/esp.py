@@ -38,7 +38,7 @@ class EspOptions(Options):
         "axis", "directions: coordinate axes, frozen random or learnable", choices=("axis", "frozen", "learnable")
     )
     num_slices: int | None = option(None, "number of slices L; default: head_dim", minimum=1)
-    seed: int = option(0, "seed of the initial frozen or learnable slices", minimum=0, maximum=2**53)
+    seed: int = option(0, "seed of the initial frozen or learnable slices", minimum=0)
 
 
 class Esp(Mechanism):

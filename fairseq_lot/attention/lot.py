@@ -40,7 +40,7 @@ class LotOptions(Options):
         minimum=0,
         maximum=1e6,
     )
-    seed: int = option(0, "seed of the initial pivots", minimum=0, maximum=2**53)
+    seed: int = option(0, "seed of the initial pivots", minimum=0)
     learn_pivots: bool = option(True, "learn the pivots; false: they stay as they were drawn")
     learn_masses: bool = option(True, "learn the masses of the pivots; false: they stay equal")
     conv_kernel: int | None = option(

@@ -38,7 +38,7 @@ class NearFarOptions(Options):
     )
     prior: str | None = prior_option()
     learn_features: bool = option(True, "learn the features; false: they stay as they were drawn")
-    seed: int = option(0, "seed of the initial features", minimum=0, maximum=2**53)
+    seed: int = option(0, "seed of the initial features", minimum=0)
 
     def __post_init__(self):
         super().__post_init__()

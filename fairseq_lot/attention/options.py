@@ -50,8 +50,9 @@ class Options:
                 raise InputError(f"must be at least {minimum}, got {value}", field.name)
             if above is not None and not above < value < float("inf"):
                 raise InputError(f"must be a finite number greater than {above}, got {value}", field.name)
-            if maximum is not None and not value <= maximum:
-                raise InputError(f"must be at most {maximum}, got {value}", field.name)
+            most = 2**53 if maximum is None and isinstance(value, int) else maximum  # what torch and numpy can count
+            if most is not None and not value <= most:
+                raise InputError(f"must be at most {most}, got {value}", field.name)
             if choices is not None and value not in choices:
                 raise InputError(f"must be one of {', '.join(choices)}, got {value!r}", field.name)
 

@@ -22,12 +22,12 @@ class SetOptions(Options):
     positional_temperature: float | None = option(
         None,
         "τ: tokens prefer pivots at the same fraction, exp(-(i/n - t/r)²/τ²); default: no such factor",
-        above=1e-30,
+        above=1e-15,
     )
     pivot_std: float | None = option(
         None, "standard deviation of the initial pivots; default: head_dim^(1/4)", minimum=0, maximum=1e6
     )
-    seed: int = option(0, "seed of the initial pivots", minimum=0, maximum=2**53)
+    seed: int = option(0, "seed of the initial pivots", minimum=0)
 
 
 class Set(Mechanism):

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import os
 import re
 import shutil
 import sys
@@ -55,7 +56,10 @@ def learn_bpe(lines: Iterable[str], vocab_size: int) -> bytes:
 def encode_lines(model: bytes, lines: Sequence[str], threads: int = 1) -> list[str]:
     """Return each line as its pieces, separated by single spaces."""
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-    return [" ".join(pieces) for pieces in processor.encode(list(lines), out_type=str, num_threads=threads)]
+    return [
+        " ".join(pieces)
+        for pieces in processor.encode(list(lines), out_type=str, num_threads=min(threads, os.cpu_count() or 1))
+    ]
 
 
 def learn_codes(lines: Iterable[str], merges: int) -> bytes:

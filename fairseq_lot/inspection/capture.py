@@ -40,11 +40,13 @@ class Captured:
 
     @property
     def name(self) -> str:
-        """The mechanism's name in the registry, with the wrapper around it."""
+        """The mechanism's name in the registry, with its prior and the wrapper around it."""
         if self.mechanism is None:
             return DEFAULT
         plans = inner(self.mechanism)
         name = next((name for name, kind in MECHANISMS.items() if type(plans) is kind), type(plans).__name__)
+        prior = getattr(plans.options, "prior", None)
+        name = name if prior is None else f"{name} with {prior}"
         return name if plans is self.mechanism else f"differential {name}"
 
     @property

@@ -44,7 +44,7 @@ def log_mass(padding_mask: Tensor | None, like: Tensor) -> Tensor:
     """``(bsz, 1, n)``: 0 for a token, -inf for a pad; uniform masses up to a factor, which scalings absorb."""
     if padding_mask is None:
         return like.new_zeros(like.size(0), 1, like.size(-2))
-    return like.new_zeros(padding_mask.shape).masked_fill(padding_mask, -torch.inf).unsqueeze(1)
+    return like.new_zeros(padding_mask.shape).masked_fill_(padding_mask, -torch.inf).unsqueeze(1)
 
 
 def sinkhorn(

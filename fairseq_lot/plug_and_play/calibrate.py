@@ -49,7 +49,10 @@ class FitOptions(Options):
     steps: int = option(800, "updates that fit the heads one by one", minimum=1)
     joint_steps: int = option(400, "updates that then fit the output of all together", minimum=0)
     learning_rate: float = option(
-        0.2, "Adam's for the heads at the start, a quarter of it where all are fitted together; it falls to 0", above=0
+        0.2,
+        "Adam's for the heads at the start, a quarter of it where all are fitted together; it falls to 0",
+        above=0,
+        maximum=1e30,
     )
     distill_steps: int = option(
         0,
@@ -57,7 +60,9 @@ class FitOptions(Options):
         "encoder to its output, with others among them all to what the softmax model predicts for the next piece",
         minimum=0,
     )
-    distill_rate: float = option(5e-4, "Adam's for the projections in these; ten times that for what is new", above=0)
+    distill_rate: float = option(
+        5e-4, "Adam's for the projections in these; ten times that for what is new", above=0, maximum=1e30
+    )
     longest: int = option(80, "pieces of the longest random sentence, for documents as many as theirs", minimum=1)
     max_tokens: int = option(512, "source pieces in a batch; a longer sentence is alone in one", minimum=1)
     held_out: int = option(64, "sentences to measure the errors on, in one batch", minimum=1)

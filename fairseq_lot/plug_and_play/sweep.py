@@ -173,7 +173,9 @@ def ways_to_try(tries: Iterable[str], base: Base, *, calibrate: bool, text: bool
 
 def swap_as(base: State, way: Way) -> State:
     """A checkpoint with its attention swapped in one way, as drawn."""
-    return swap(base, attention=way.attention, **way.options)
+    swapped = swap(base, attention=way.attention, **way.options)
+    swapped.path = base.path  # what messages name
+    return swapped
 
 
 def read_base(path: str) -> Base:

@@ -73,7 +73,7 @@ REFUSED = [
     ("lot set", "pivot_std", (-0.1, NAN, INF, 1e300)),
     ("lot", "conv_kernel", (2, 4, 0, -1, 2.5)),
     ("lot esp", "seed", (-1,)),
-    ("set", "positional_temperature", (0, INF)),
+    ("set", "positional_temperature", (0, 1e-20, INF)),
     ("esp", "sort_temperature", (0, -1e-3, NAN, INF, 1e-80)),
     ("esp", "min_sort_temperature", (0, -1e-9, NAN, INF, 1e-80)),
     ("esp", "anneal", (0, -0.5, 1.01, NAN, INF, "0.8")),
@@ -82,6 +82,9 @@ REFUSED = [
     ("esp", "num_slices", (0, 1.5)),
     ("esp", "hard", ("yes",)),
     ("softmax", "prior", ("rotary",)),
+    ("near_far", "window", (-1, 10**20)),
+    ("lot set esp near_far", "seed", (10**20,)),
+    ("sinkhorn lot", "num_updates", (10**20,)),
 ]
 
 

@@ -118,6 +118,15 @@ def test_every_head_is_certified_at_its_own_temperature():
         assert 0 < row["plan_ratio"] <= 1 and 0 < row["output_ratio"] <= 1 and row["marginal_error"] < 1e-4
 
 
+@pytest.mark.parametrize("name", ["sinkhorn", "softmax", "near_far"])
+@pytest.mark.parametrize("differential", [False, True])
+def test_attention_with_a_prior_is_not_called_what_is_certified(name, differential):
+    report = diagnose(load(attention=name, differential=differential, **{f"{name}_prior": "alibi"}), **OPTIONS)
+    called = "differential " * differential + f"{name} with alibi"
+    assert {row["attention"] for row in report["certificates"]} == {called}
+    assert f"not certificates of what attends here, {called}." in render(report, title="")
+
+
 def test_no_perturbations_no_certificates():
     report = diagnose(load(), **{**OPTIONS, "perturbations": 0})
     assert report["certificates"] == report["coupling_certificates"] == [] and "(31)" not in render(report, title="")

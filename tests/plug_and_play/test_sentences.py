@@ -4,6 +4,8 @@ from itertools import islice
 
 import pytest
 
+from fairseq_lot.errors import InputError
+from fairseq_lot.plug_and_play.calibrate import FitOptions
 from fairseq_lot.plug_and_play.sentences import SHORTEST, from_text, random_pieces
 from fairseq_lot.plug_and_play.sweep import total, validation_losses
 from tests.plug_and_play.in_memory import load
@@ -20,6 +22,20 @@ def test_a_sentence_of_more_pieces_than_a_batch_is_a_batch(source_only, max_toke
         assert len(indices) == 1 or len(indices) * max(map(pieces, indices)) <= max_tokens
         found.update(indices)
     assert found == {*range(len(loaded.sentences))} - {*sentences.held_out["id"].tolist()}
+
+
+def test_sentences_that_are_left_out_are_counted_once(capsys):
+    loaded = load(max_source_positions=6, max_target_positions=1024)
+    sentences = from_text(loaded, "text", max_tokens=8, held_out=1, seed=3)
+    assert capsys.readouterr().err.count("left out") == 1
+    assert sentences.held_out["id"].tolist() == loaded.draw(1, 3).tolist()
+
+
+@pytest.mark.parametrize("option", ["learning_rate", "distill_rate", "max_tokens", "held_out", "steps"])
+def test_numbers_that_nothing_can_count_to_are_refused(option):
+    value = 1e38 if option.endswith("rate") else 10**20
+    with pytest.raises(InputError, match="must be at most"):
+        FitOptions(**{option: value})
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,9 @@ from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation.bleu import MetricScore
 from fairseq_lot.output.figures import as_bytes
 from fairseq_lot.plug_and_play.points import LENGTHS, Loss, Point, Way, add_point, check_settings, expand, read_points
-from fairseq_lot.plug_and_play.sweep import Base, check_bases, read_base, sum_of_splits
+from fairseq_lot.plug_and_play.sweep import Base, check_bases, read_base, sum_of_splits, swap_as
 from fairseq_lot.plug_and_play.sweep_table import draw, render, render_balance
+from fairseq_lot.pretrained.checkpoint import State
 
 
 def bleu(score, delta=None):
@@ -191,6 +192,11 @@ def test_epochs_are_those_that_are_finished(position, epoch, tmp_path, monkeypat
     state = {"args": Namespace(arch="transformer"), "extra_state": {"train_iterator": position}}
     monkeypatch.setattr("fairseq_lot.plug_and_play.sweep.load_checkpoint", lambda path: state)
     assert read_base(str(tmp_path / "x.pt")).epoch == epoch
+
+
+def test_messages_name_the_file_that_was_swapped(monkeypatch):
+    monkeypatch.setattr("fairseq_lot.plug_and_play.sweep.swap", lambda base, **options: State({}))
+    assert swap_as(State({}, "base.pt"), Way(attention="lot", options={})).path == "base.pt"
 
 
 def test_several_checkpoints_are_of_different_epochs():

@@ -7,6 +7,7 @@ MISSING = {
     "fairseq": "fairseq is not installed; run 'pip install --no-deps fairseq==0.12.2'",
     "subword_nmt": "subword-nmt is not installed; run 'pip install subword-nmt'",
 }
+COUNTABLE = 2**53  # what torch and numpy can count
 
 
 def flag(name: str) -> str:
@@ -41,8 +42,8 @@ def check_least(args: Namespace, **least: int) -> None:
         given = getattr(args, name)
         if given is not None and not given >= value:  # also NaN
             raise InputError(f"{flag(name)} must be at least {value}, got {given}")
-        if isinstance(given, int) and given > 2**53:
-            raise InputError(f"{flag(name)} must be at most {2**53}, got {given}")
+        if isinstance(given, int) and given > COUNTABLE:
+            raise InputError(f"{flag(name)} must be at most {COUNTABLE}, got {given}")
 
 
 def first_line(error: BaseException) -> str:

@@ -6,7 +6,7 @@ import typing
 from dataclasses import dataclass
 from typing import Any
 
-from fairseq_lot.errors import InputError
+from fairseq_lot.errors import COUNTABLE, InputError
 
 # where a mechanism may stand: encoder self-attention, attention of the decoder to the encoder, decoder self-attention
 SITES = ("encoder", "cross", "decoder")
@@ -50,7 +50,7 @@ class Options:
                 raise InputError(f"must be at least {minimum}, got {value}", field.name)
             if above is not None and not above < value < float("inf"):
                 raise InputError(f"must be a finite number greater than {above}, got {value}", field.name)
-            most = 2**53 if maximum is None and isinstance(value, int) else maximum  # what torch and numpy can count
+            most = COUNTABLE if maximum is None and isinstance(value, int) else maximum
             if most is not None and not value <= most:
                 raise InputError(f"must be at most {most}, got {value}", field.name)
             if choices is not None and value not in choices:

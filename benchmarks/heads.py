@@ -104,7 +104,7 @@ def looks(loaded: Loaded, sentences: int = 64) -> list[dict[str, Any]]:
     """Where each head of the encoder looks: means over sentences."""
     found: dict[int, list[torch.Tensor]] = {}
     with capture(loaded.model) as seen:
-        for index in loaded.draw(sentences, 1):
+        for index in loaded.draw(sentences, 1)[0]:
             loaded.model(**loaded.batch([index])["net_input"])
         for attention in seen:
             if attention.site == "encoder":

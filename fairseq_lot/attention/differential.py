@@ -37,10 +37,6 @@ class Differential(Mechanism):
             ``λ = exp(λq1·λk1) - exp(λq2·λk2) + λ_init``.
     """
 
-    lambda_q1: nn.Parameter
-    lambda_k1: nn.Parameter
-    lambda_q2: nn.Parameter
-    lambda_k2: nn.Parameter
     supports_causal = True  # if the inner mechanism does, which checks for itself
 
     def __init__(self, inner: Mechanism, *, lambda_init: float | None = None):
@@ -56,8 +52,8 @@ class Differential(Mechanism):
         self.counts_slots = inner.counts_slots
         self.lambda_init = scheduled_lambda_init(inner.layer) if lambda_init is None else lambda_init
         generator = torch.Generator("cpu").manual_seed(inner.layer)
-        for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
-            setattr(self, name, nn.Parameter(0.1 * draw_normal((inner.head_dim,), generator)))
+        lambdas = (nn.Parameter(0.1 * draw_normal((inner.head_dim,), generator)) for _ in range(4))
+        self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2 = lambdas
         self.norm = nn.RMSNorm(2 * inner.head_dim, eps=1e-5)
 
     def difference_weight(self) -> Tensor:

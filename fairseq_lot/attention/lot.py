@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism, State, without_pads
 from fairseq_lot.attention.convolution import TokenConvolution
-from fairseq_lot.attention.options import Options, option
+from fairseq_lot.attention.options import PivotOptions, option
 from fairseq_lot.errors import InputError
 from fairseq_lot.kernels import choice as kernels
 from fairseq_lot.kernels.naive import LotInputs, LotSettings
@@ -23,24 +23,14 @@ from fairseq_lot.transport.pivots_causal import PrefixState, absorb, empty_prefi
 
 
 @dataclass(frozen=True)
-class LotOptions(Options):
-    """Defaults are those of the released plug-in for translation: r = 32, T = 5 half-updates, ε = 1 [LOTFormer]."""
+class LotOptions(PivotOptions):
+    """A second number of updates, for the queries; what of the pivots is learnt; a convolution of the values."""
 
-    num_pivots: int = option(32, "pivots per head, r in the paper: the rank of A", minimum=1)
-    epsilon: float = option(1.0, "entropic regularisation, in the unit of the scores", above=1e-30)
-    num_updates: int = option(5, "half-updates of either plan, T in the paper", minimum=1)
     query_updates: int | None = option(
         None,
         "half-updates of the query-side plan; 1 uncouples the queries; default: num_updates, in the decoder 1",
         minimum=1,
     )
-    pivot_std: float | None = option(
-        None,
-        "standard deviation of the initial pivots; default: head_dim^(1/4); released code: 0.02",
-        minimum=0,
-        maximum=1e6,
-    )
-    seed: int = option(0, "seed of the initial pivots", minimum=0)
     learn_pivots: bool = option(True, "learn the pivots; false: they stay as they were drawn")
     learn_masses: bool = option(True, "learn the masses of the pivots; false: they stay equal")
     conv_kernel: int | None = option(

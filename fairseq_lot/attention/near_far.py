@@ -186,8 +186,7 @@ class NearFar(Mechanism):
     def _summary(self, k, v, key_padding_mask):
         key_padding_mask = without_empty(key_padding_mask)
         far = summarise_far(self._logs(k) + self.feature_bias[:, None], v, key_padding_mask)
-        summary = {"key": k * self.scaling, "value": v} | vars(far)
-        return summary if key_padding_mask is None else {**summary, "key_padding_mask": key_padding_mask}
+        return self._keep_all(k * self.scaling, v, key_padding_mask) | vars(far)
 
     def _attend_expected(self, q, summary, need_weights):
         values, weights = near_far_at_expected(

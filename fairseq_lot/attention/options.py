@@ -66,6 +66,22 @@ class Options:
         return self
 
 
+@dataclass(frozen=True)
+class PivotOptions(Options):
+    """Of a plan through pivots; defaults are those of the released plug-in for translation [LOTFormer]."""
+
+    num_pivots: int = option(32, "pivots per head, r in the paper: the rank of A", minimum=1)
+    epsilon: float = option(1.0, "entropic regularisation, in the unit of the scores", above=1e-30)
+    num_updates: int = option(5, "half-updates of either plan, T in the paper", minimum=1)
+    pivot_std: float | None = option(
+        None,
+        "standard deviation of the initial pivots; default: head_dim^(1/4); LOTFormer's code: 0.02",
+        minimum=0,
+        maximum=1e6,
+    )
+    seed: int = option(0, "seed of the initial pivots", minimum=0)
+
+
 def _check_kind(name: str, value: Any, kind: Any) -> None:
     """Refuse a value that is not of the annotated type; whole numbers count as float."""
     kinds = [one for one in (typing.get_args(kind) or (kind,)) if one is not type(None)]

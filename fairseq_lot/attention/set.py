@@ -6,28 +6,21 @@ from typing import Any
 from torch import Tensor, nn
 
 from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism, without_pads
-from fairseq_lot.attention.options import Options, option
+from fairseq_lot.attention.options import PivotOptions, option
 from fairseq_lot.transport.marginals import Pads, at_least_float32, uniform_log_mass
 from fairseq_lot.transport.pivots import Coupling, gaussian_scores, pivot_coupling
 from fairseq_lot.transport.positions import linear_log_factor
 
 
 @dataclass(frozen=True)
-class SetOptions(Options):
-    """The sizes are those of LOT; the position factor is off unless its temperature is given [SeTformer]."""
+class SetOptions(PivotOptions):
+    """The position factor is off unless its temperature is given [SeTformer]."""
 
-    num_pivots: int = option(32, "pivots per head: the rank of A", minimum=1)
-    epsilon: float = option(1.0, "entropic regularisation, in the unit of the scores", above=1e-30)
-    num_updates: int = option(5, "half-updates of either plan", minimum=1)
     positional_temperature: float | None = option(
         None,
         "τ: tokens prefer pivots at the same fraction, exp(-(i/n - t/r)²/τ²); default: no such factor",
         above=1e-15,
     )
-    pivot_std: float | None = option(
-        None, "standard deviation of the initial pivots; default: head_dim^(1/4)", minimum=0, maximum=1e6
-    )
-    seed: int = option(0, "seed of the initial pivots", minimum=0)
 
 
 class Set(Mechanism):

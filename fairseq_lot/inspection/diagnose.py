@@ -80,7 +80,7 @@ def diagnose(loaded: Loaded, *, sentences: int, batch: int, perturbations: int, 
         sentences), ``certificates`` (one per encoder layer, over all heads, sentences and perturbations) and
         ``coupling_certificates`` (likewise, of the two plans of LOT where it stands).
     """
-    drawn = loaded.draw(sentences, seed)
+    drawn, _ = loaded.draw(sentences, seed)
     measured: dict[tuple[str, int, str, bool], list[dict]] = {}
     certifying = {"certificates": certify, "coupling_certificates": certify_coupling}
     certified: dict[str, dict[int, list[dict]]] = {kind: {} for kind in certifying}

@@ -1,6 +1,5 @@
 """``fairseq-lot calibrate``: fit a swapped attention to the softmax attention that it replaced, without labels."""
 
-import copy
 import dataclasses
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from fairseq.models.transformer import TransformerModel
 from fairseq_lot.attention.options import Options, option
 from fairseq_lot.attention.registry import DEFAULT, describe
 from fairseq_lot.errors import InputError
-from fairseq_lot.models.pluggable_transformer import base_architecture
 from fairseq_lot.modules.flat_options import add_options, mechanism_options
 from fairseq_lot.modules.sites import attention_sites
 from fairseq_lot.output.files import atomic_write, refuse_same
@@ -218,38 +216,27 @@ def calibrate(
 
 def softmax_of_training(state: State) -> dict[str, Any] | None:
     """The flags of the softmax that was trained at the sites of a swapped attention; None: it was something else."""
-    trained = trained_attention(state)
-    if trained == DEFAULT:
+    attention, sites = trained(state)
+    if attention == DEFAULT:
         return {}
-    is_there = trained_sites(state) == ",".join(attention_sites(model_args(state)))
-    with_prior = trained == describe(DEFAULT, {"prior": "alibi"}) and is_there
+    is_there = sites == ",".join(attention_sites(model_args(state)))
+    with_prior = attention == describe(DEFAULT, {"prior": "alibi"}) and is_there
     return {"softmax_prior": "alibi"} if with_prior else None
 
 
 def how_trained(state: State) -> str:
     """Words for messages."""
-    return f"trained with {trained_attention(state)} attention at {trained_sites(state)}"
+    return "trained with {} attention at {}".format(*trained(state))
 
 
-def trained_attention(state: State) -> str:
-    """The attention that a checkpoint was trained with: its own, unless a swap tells."""
-    args = copy.copy(model_args(state))
-    if _is_swapped(state):
-        return args.trained_attention
-    base_architecture(args)  # old checkpoints may lack arguments that have a default today
-    attention = getattr(args, "attention", None) or DEFAULT
-    return describe(attention, mechanism_options(args, attention))
-
-
-def trained_sites(state: State) -> str:
-    """Where that attention stood, separated by commas; unknown of some old swaps."""
+def trained(state: State) -> tuple[str, str]:
+    """The attention that a checkpoint was trained with, and where it stood: its own and there, unless a swap tells."""
     args = model_args(state)
-    return getattr(args, "trained_sites", "unknown sites") if _is_swapped(state) else ",".join(attention_sites(args))
-
-
-def _is_swapped(state: State) -> bool:
-    """A swap leaves no optimiser."""
-    return state.get("last_optimizer_state", ...) is None and hasattr(model_args(state), "trained_attention")
+    # a swap leaves no optimiser; some old ones do not tell the sites
+    if state.get("last_optimizer_state", ...) is None and hasattr(args, "trained_attention"):
+        return args.trained_attention, getattr(args, "trained_sites", "unknown sites")
+    attention = getattr(args, "attention", None) or DEFAULT
+    return describe(attention, mechanism_options(args, attention)), ",".join(attention_sites(args))
 
 
 def _sentences(state: State, data: str | Path | None, fitting: FitOptions, teacher: TransformerModel) -> Sentences:

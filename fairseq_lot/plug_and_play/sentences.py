@@ -48,18 +48,17 @@ def from_text(loaded: Loaded, name: str, *, max_tokens: int, held_out: int, seed
     """
     if not len(loaded.sentences):
         raise InputError(f"{name} has no sentence; give text that has some")
-    fitting = loaded.draw(None, seed)
-    if len(fitting) < 2 * held_out:
-        raise InputError(f"{name} has {len(fitting)} sentences; --held-out takes half of them at most")
-    held = np.isin(fitting, np.random.default_rng(seed).permutation(np.sort(fitting))[:held_out])
-    batches = in_batches(loaded, fitting[~held], max_tokens)
+    held, others = loaded.draw(held_out, seed)
+    if len(others) < held_out:
+        raise InputError(f"{name} has {len(held) + len(others)} sentences; --held-out takes half of them at most")
+    batches = in_batches(loaded, others, max_tokens)
 
     def endless() -> Iterator[dict]:
         random = np.random.default_rng(seed)
         while True:
             yield from (loaded.batch(batches[i]) for i in random.permutation(len(batches)))
 
-    return Sentences(f"text of {name}", loaded.batch(fitting[held]), endless())
+    return Sentences(f"text of {name}", loaded.batch(held), endless())
 
 
 def in_batches(loaded: Loaded, indices: np.ndarray, max_tokens: int) -> list[Sequence[int]]:

@@ -27,8 +27,7 @@ from fairseq_lot.plug_and_play.calibrate import (
     how_trained,
     render,
     softmax_of_training,
-    trained_attention,
-    trained_sites,
+    trained,
 )
 from fairseq_lot.pretrained.checkpoint import (
     Checkpoint,
@@ -142,12 +141,12 @@ def swap(checkpoint: Checkpoint, *, attention: str = PLUGGED, **flat_options: An
     if any(name.startswith("differential") for name in flat_options):
         raise InputError("swap keeps the differential form as it is; leave out its options")
     state = with_own_arguments(load_checkpoint(checkpoint))
-    trained, sites = trained_attention(state), trained_sites(state)
+    of_training = trained(state)
     args, weights = model_args(state), state["model"]
     # old checkpoints may lack arguments that have a default today
     base_architecture(args)
     previous = getattr(args, "attention", None) or DEFAULT
-    args.trained_attention, args.trained_sites = trained, sites
+    args.trained_attention, args.trained_sites = of_training
     vars(args).pop("calibration", None)
     plug(args, attention, **flat_options)
     state["model"] = {name: value for name, value in weights.items() if ".mechanism." not in name}
@@ -162,7 +161,7 @@ def swap(checkpoint: Checkpoint, *, attention: str = PLUGGED, **flat_options: An
         if name not in weights:
             return False
         of_mechanism = (".mechanism.inner." if args.differential else ".mechanism.") in name
-        is_trained = trained != DEFAULT and previous == attention
+        is_trained = of_training[0] != DEFAULT and previous == attention
         return not of_mechanism or (is_trained and weights[name].shape == drawn[name].shape)
 
     state["model"] = {name: weights[name] if is_kept(name) else drawn[name] for name in drawn}

@@ -27,7 +27,7 @@ from fairseq_lot.plug_and_play.calibrate import (
     how_to_fit,
     how_trained,
     softmax_of_training,
-    trained_sites,
+    trained,
 )
 from fairseq_lot.plug_and_play.points import (
     DRAWN,
@@ -188,7 +188,7 @@ def read_base(path: str) -> Base:
     softmax = softmax_of_training(state)
     if softmax is None:
         raise InputError(f"{path} was {how_trained(state)}; give a base of {DEFAULT}, as it was before any swap")
-    where = {"attention_sites": trained_sites(state)} if softmax else {}
+    where = {"attention_sites": trained(state)[1]} if softmax else {}
     try:
         position = state["extra_state"]["train_iterator"]
         epochs = position["epoch"] - 1 if position["iterations_in_epoch"] == 0 else 0
@@ -279,7 +279,7 @@ def validation_losses(loaded: Loaded, sentences: int | None = None, max_tokens: 
     limits = torch.tensor(LENGTHS[:-1], device=loaded.device)
     nats = torch.zeros(len(LENGTHS), dtype=torch.float64, device=loaded.device)
     tokens = torch.zeros_like(nats)
-    batches = in_batches(loaded, loaded.draw(sentences, 0), max_tokens)
+    batches = in_batches(loaded, loaded.draw(sentences, 0)[0], max_tokens)
     for indices in tqdm(batches, desc="validation", unit="batch", leave=False, disable=None):
         sample = loaded.batch(indices)
         log_probs = loaded.model.get_normalized_probs(loaded.model(**sample["net_input"]), log_probs=True)

@@ -19,7 +19,6 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from fairseq.utils import apply_to_sample
 
 from fairseq_lot.errors import InputError, first_line
-from fairseq_lot.models.pluggable_transformer import base_architecture
 from fairseq_lot.pretrained.checkpoint import Checkpoint, State, load_checkpoint, model_args, saved_encoders, saved_task
 from fairseq_lot.pretrained.data_folder import check_data, check_embeddings, read_dictionary
 from fairseq_lot.pretrained.device import choose_device
@@ -64,8 +63,11 @@ class Loaded:
         """Where the model is."""
         return next(self.model.parameters()).device
 
-    def draw(self, sentences: int | None, seed: int) -> np.ndarray:
-        """Indices of random sentences that the model has positions for, all of them if None, the shortest first."""
+    def draw(self, sentences: int | None, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """Indices of random sentences that the model has positions for (None: of all), and of the others.
+
+        The shortest are first in both.
+        """
         total, most = len(self.sentences), self.model.max_positions()
         fitting, left_out = self.sentences.filter_indices_by_size(np.arange(total), most)
         if not len(fitting):
@@ -73,8 +75,10 @@ class Loaded:
         if left_out:
             left = f"{len(left_out)} of {total} sentences are left out"
             print(f"{self.path} has positions for {most} pieces: {left}", file=sys.stderr)
-        drawn = np.random.default_rng(seed).permutation(fitting)[:sentences]
-        return drawn[np.argsort(self.sentences.src_sizes[drawn], kind="stable")]
+        order = np.random.default_rng(seed).permutation(fitting)
+        parts = np.split(order, [len(order) if sentences is None else sentences])
+        drawn, others = (part[np.argsort(self.sentences.src_sizes[part], kind="stable")] for part in parts)
+        return drawn, others
 
     def source(self, pieces: Sequence[str]) -> torch.Tensor:
         """``(len,)``: what the encoder reads where a sentence has these pieces, end of sentence included."""
@@ -142,7 +146,6 @@ def build(state: State, *, device: str | torch.device | None = "cpu", **override
         setattr(args, name, value)
     weights = state["model"]
     try:
-        base_architecture(args)  # old checkpoints may lack arguments that have a default today
         source = weights["encoder.embed_tokens.weight"]
         model = untrained(args, len(source), len(weights.get("decoder.embed_tokens.weight", source)))
         model.load_state_dict(dict(weights))

@@ -68,26 +68,21 @@ def _solve(scores, log_a, log_b, num_updates, tolerance):
     # before its first update a side is scaled by 1 where it has mass
     u, w = (mass.sign().expand(kernel.size(0), -1) for mass in (a, b))
     row_sums, column_sums = [], []
-    for side in _turns(num_updates)[:-1]:
-        sums = _rows(kernel, w) if side == "rows" else _columns(kernel, u)
-        if side == "rows":
-            row_sums.append(sums)
-            u = a / sums
-        elif tolerance is not None and row_sums and (w * sums - b).abs().sum(-1).max() <= tolerance:
+    for left in range(num_updates - 1, 0, -1):  # half-updates before the last one, which is that of the rows
+        if left % 2 == 0:
+            row_sums.append(_rows(kernel, w))
+            u = a / row_sums[-1]
+            continue
+        sums = _columns(kernel, u)
+        if tolerance is not None and row_sums and (w * sums - b).abs().sum(-1).max() <= tolerance:
             row_sums.pop()  # the rows have had their last update, which is made below
             break
-        else:
-            column_sums.append(sums)
-            w = b / sums
+        column_sums.append(sums)
+        w = b / sums
     kernel *= w.unsqueeze(-2)
     row_sums.append(kernel.sum(-1))
     kernel *= row_sums[-1].reciprocal().unsqueeze(-1)
     return _Solution(kernel, a, b, row_sums, column_sums)
-
-
-def _turns(num_updates):
-    """Whose turn each half-update is: both sides alternate, and the rows come last."""
-    return [("columns", "rows")[(num_updates - turn) % 2] for turn in range(num_updates)]
 
 
 def _exp(scores):

@@ -21,8 +21,11 @@ from torch.nn.functional import pad, threshold
 
 from fairseq_lot.transport.autograd import once_in_full_precision
 
-# Queries in a block, and the sentence length up to which all keys are one neighbourhood.
-_BLOCK, _DENSE = 32, 96
+# Queries in a block.
+_BLOCK = 32
+# The sentence length up to which all keys are one neighbourhood. Off the CPU that is reasoned, not measured: it takes
+# half as many kernels, a third with slopes, and n² is little there.
+_DENSE = {"cpu": 96, "other": 256}
 # The largest feature of a key is 2**_HEADROOM, what a query has of the kernel at most 1, and less mass than _LEAST is
 # none: so a row whose largest feature belongs to a key of its band, where it does not count, keeps the rest. A feature
 # of a query over the mass of its row is at most _MOST, and its product with a key's does not overflow. More headroom
@@ -151,7 +154,8 @@ class _Blocks:
         self, n: int, m: int, window: int, causal: bool, like: torch.Tensor, slopes: torch.Tensor | None = None
     ):
         self.n, self.m, longest = n, m, max(n, m)
-        is_one = longest <= max(_DENSE, window)
+        dense = _DENSE.get(like.device.type, _DENSE["other"])
+        is_one = longest <= max(dense, window)
         self.length = longest if is_one else max(_BLOCK, window)
         self.count = -(-longest // self.length)
         self.before = 0 if is_one else window
@@ -159,7 +163,7 @@ class _Blocks:
         self.width = self.before + self.length + self.after
         #: ``(length, width)``, 1 in the band and 0 elsewhere; its logs; 1 where the features count
         # large ones and fake tensors must not be kept
-        make = _band if type(like) is torch.Tensor and self.length <= _DENSE else _band.__wrapped__
+        make = _band if type(like) is torch.Tensor and self.length <= dense else _band.__wrapped__
         sizes = self.length, self.width, self.before, window, causal
         self.band, self.log_band, self.outside = make(*sizes, like.dtype, like.device)
         #: the sides that have keys outside of a neighbourhood: those before it, and those after it

@@ -19,7 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import pad, threshold
 
+from fairseq_lot.transport import pivots_causal
 from fairseq_lot.transport.autograd import once_in_full_precision
+from fairseq_lot.transport.pivots_causal import falling_sums
 
 # Queries in a block.
 _BLOCK = 32
@@ -31,8 +33,6 @@ _DENSE = {"cpu": 96, "other": 256}
 # of a query over the mass of its row is at most _MOST, and its product with a key's does not overflow. More headroom
 # would cost precision: the roundings of a logarithm grow with it.
 _HEADROOM, _LEAST, _MOST = 16.0, 2.0**-120, 2.0**104
-# Where blocks are added up one after the other: torch sums over a strided axis ten times as slowly on a CPU.
-_ONE_BY_ONE = ("cpu",)
 # A difference to 1 that is rounding.
 _ROUNDING = 1e-5
 # The powers inside are powers of two: a CPU takes them four times as fast, and thirty where the result is next to 0.
@@ -373,11 +373,11 @@ def _add_beyond(blocks, psi, v, grad_sums, grad_masses, grad_psi, grad_v):
 
 def _sums_before(blocks: torch.Tensor, fall: torch.Tensor | None, *, reverse: bool) -> torch.Tensor:
     """For every block the sum of the blocks before it, or after it, over axis 2; a sum falls from block to block."""
-    if blocks.device.type not in _ONE_BY_ONE:
-        blocks = blocks.flip(2) if reverse else blocks
-        sums = pad(blocks[:, :, :-1], (0, 0, 0, 0, 1, 0))
-        sums = sums.cumsum(2) if fall is None else _falling_sums(sums, fall.unsqueeze(1))
-        return sums.flip(2) if reverse else sums
+    if blocks.device.type not in pivots_causal.ONE_BY_ONE:
+        blocks = pad(blocks, (0, 0, 0, 0, -1, 1) if reverse else (0, 0, 0, 0, 1, -1))
+        if fall is not None:
+            return falling_sums(blocks, fall.unsqueeze(1).pow, reverse=reverse)
+        return blocks.flip(2).cumsum(2).flip(2) if reverse else blocks.cumsum(2)
     sums = torch.empty_like(blocks)
     added, before = blocks.unbind(2), sums.unbind(2)
     order = range(blocks.size(2) - 1, -1, -1) if reverse else range(blocks.size(2))
@@ -388,15 +388,6 @@ def _sums_before(blocks: torch.Tensor, fall: torch.Tensor | None, *, reverse: bo
         else:
             torch.addcmul(added[last], before[last], fall, out=before[now])
     return sums
-
-
-def _falling_sums(blocks: torch.Tensor, fall: torch.Tensor) -> torch.Tensor:
-    """``Σ_{a ≤ c} fall^(c - a) x_a`` over axis 2, in as many steps as the number of blocks has binary digits."""
-    reach = 1
-    while reach < blocks.size(2):
-        blocks = torch.cat([blocks[:, :, :reach], blocks[:, :, reach:] + fall**reach * blocks[:, :, :-reach]], 2)
-        reach *= 2
-    return blocks
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,20 @@
 """Causal attention through pivots: every pivot spreads over the keys so far, linear in their number [LOTFormer]."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from fairseq_lot.transport.autograd import once_in_full_precision
+
 # Scores below this in size need no peak; chunks can then be as long as _WIDE.
 _MODERATE, _WIDE = 40.0, 64
+# Where sums over chunks are made one after the other: torch sums over a strided axis ten times as slowly on a CPU.
+# Elsewhere it is the number of kernels that takes time.
+ONE_BY_ONE = ("cpu",)
 
 
 @dataclass(frozen=True)
@@ -87,7 +93,7 @@ def prefix_apply(
     v = _chunks(v[..., early:, :], chunk_len, 0.0)
 
     running = torch.maximum(scores.detach().cummax(-2).values, _peaks_before(scores, peak).unsqueeze(-2))
-    past_peak, past_sums, sums = _scan(scores, v, running[..., -1, :], peak, sums)
+    past_peak, past_sums, last = _scan(scores, v, running[..., -1, :], peak, sums)
     decay = torch.exp(past_peak.unsqueeze(-2) - running)
     order = torch.ones(chunk_len, chunk_len, dtype=torch.bool, device=v.device).tril().unsqueeze(-1)
     # masked before exp, which could overflow for a later key
@@ -96,15 +102,23 @@ def prefix_apply(
     w = w / total  # at least 1: one of the terms is where the running peak comes from
     inside = (reach @ w.unsqueeze(-1)).squeeze(-1)  # (..., i, j)
     values = inside @ v + (w * decay) @ past_sums[..., :-1]
-    return values.flatten(-3, -2)[..., :n, :], _closed(running[..., -1, -1, :], sums) if with_state else None
+    values = values.flatten(-3, -2)[..., :n, :]
+    if not with_state:
+        return values, None
+    sums = decay[..., -1, -1, :].unsqueeze(-1) * past_sums[..., -1, :, :] + last
+    return values, _closed(running[..., -1, -1, :], sums)
 
 
 def _opened(state):
     """A state as a score per pivot, ``(..., r)``, and ``Σ_j exp(scores_jt - that) [v_j, 1]``, ``(..., r, d + 1)``.
 
     Before the first key it counts as one key of the lowest score and of value 0, which no real key leaves a trace of.
+    As all peaks the scores have no gradient; if the state has one, it goes through the sums.
     """
-    return state.log_sums, pad(state.means, (0, 1), value=1.0)
+    peak, sums = state.log_sums.detach(), pad(state.means, (0, 1), value=1.0)
+    if state.log_sums.requires_grad:
+        sums = sums * torch.exp(state.log_sums - peak).unsqueeze(-1)
+    return peak, sums
 
 
 def _closed(peak, sums):
@@ -170,14 +184,53 @@ def _peaks_before(scores, peak):
     return largest.detach().cummax(-2).values
 
 
+def falling_sums(chunks: Tensor, decay: Callable[[int], Tensor], *, reverse: bool = False) -> Tensor:
+    """Sums of all chunks so far, which decay on the way, in as many steps as the number of chunks has binary digits.
+
+    Args:
+        chunks: along axis -3.
+        decay: what is left of a sum after so many chunks; one factor, or one for each chunk that has so many before it.
+        reverse: of all chunks from here on.
+    """
+    reach = 1
+    while reach < chunks.size(-3):
+        early, late = slice(None, -reach), slice(reach, None)
+        to, of = (early, late) if reverse else (late, early)
+        sums = chunks.clone()
+        sums[..., to, :, :].addcmul_(decay(reach), chunks[..., of, :, :])
+        chunks, reach = sums, 2 * reach
+    return chunks
+
+
+class _FallingSums(torch.autograd.Function):
+    """:func:`falling_sums`, each relative to the peak of its chunk; peaks get no gradient."""
+
+    @staticmethod
+    def forward(ctx, chunks, peaks):
+        ctx.save_for_backward(peaks)
+        return falling_sums(chunks, lambda reach: _decay(peaks, reach))
+
+    @staticmethod
+    @once_in_full_precision
+    def backward(ctx, grad_sums):
+        (peaks,) = ctx.saved_tensors
+        return falling_sums(grad_sums, lambda reach: _decay(peaks, reach), reverse=True), None
+
+
+def _decay(peaks, reach):
+    """What is left of sums ``reach`` chunks later."""
+    return torch.exp(peaks[..., :-reach, :] - peaks[..., reach:, :]).unsqueeze(-1)
+
+
 def _scan(scores, v, peak_after, peak, sums):
-    """Peaks and sums before each chunk, and the sums after the last one."""
+    """Peaks and sums before each chunk, and what the last one adds."""
     reach = torch.exp(scores - peak_after.unsqueeze(-2)).transpose(-1, -2)
     added = reach @ pad(v, (0, 1), value=1.0)  # (..., chunks, r, d + 1)
-    past_peak = torch.cat([peak.unsqueeze(-2), peak_after[..., :-1, :]], -2)
-    decay = torch.exp(past_peak - peak_after).unsqueeze(-1)
-    past = []
-    for fading, news in zip(decay.unbind(-3), added.unbind(-3), strict=True):
-        past.append(sums)
-        sums = fading * sums + news
-    return past_peak, torch.stack(past, -3), sums
+    peaks = torch.cat([peak.unsqueeze(-2), peak_after[..., :-1, :]], -2)
+    if scores.device.type not in ONE_BY_ONE:
+        past = _FallingSums.apply(torch.cat([sums.unsqueeze(-3), added[..., :-1, :, :]], -3), peaks)
+        return peaks, past, added[..., -1, :, :]
+    before, news = [sums], added.unbind(-3)
+    for fading, new in zip(_decay(peaks, 1).unbind(-3), news[:-1], strict=True):
+        before.append(fading * before[-1] + new)
+    return peaks, torch.stack(before, -3), news[-1]

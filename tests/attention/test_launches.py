@@ -11,7 +11,7 @@ from fairseq_lot.attention import near_far as near_far_mechanism
 from fairseq_lot.attention import softmax as softmax_file
 from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.transport import near_far as near_far_file
-from fairseq_lot.transport import sliced_hard
+from fairseq_lot.transport import pivots_causal, sliced_hard
 from tests.conftest import close
 from tests.launches import launches
 from tests.variants import build_differential, padding_mask
@@ -85,23 +85,34 @@ def test_a_layer_of_near_far_takes_few_kernels(options, most, length, monkeypatc
     assert forward <= most and backward <= 42, (forward, backward)
 
 
-def test_the_decoder_of_near_far_takes_more_of_them(monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "options", "most"),
+    [
+        ("lot", {"query_updates": 1}, {24: (69, 63), 1000: (89, 83)}),
+        ("near_far", {}, {24: (103, 116), 1000: (134, 146)}),
+    ],
+)
+def test_a_decoder_takes_as_many_more_as_the_number_of_chunks_has_digits(name, options, most, monkeypatch):
+    """3 chunks and 125."""
     monkeypatch.setattr(near_far_mechanism, "_MODERATE", 0.0)
-    forward, backward = forward_and_backward(build("near_far"), causal=True)
-    assert forward <= 103 and backward <= 110, (forward, backward)
+    monkeypatch.setattr(pivots_causal, "_MODERATE", 0.0)
+    monkeypatch.setattr(pivots_causal, "ONE_BY_ONE", ())
+    found = {length: forward_and_backward(build(name, **options), length=length, causal=True) for length in most}
+    for length, limits in most.items():
+        assert all(count <= limit for count, limit in zip(found[length], limits, strict=True)), found
 
 
 @pytest.mark.parametrize(("options", "most"), [({}, (82, 90)), ({"band": "expected"}, (78, 103))])
 def test_near_far_takes_no_more_kernels_for_longer_sentences(options, most, monkeypatch):
-    monkeypatch.setattr(near_far_file, "_ONE_BY_ONE", ())
+    monkeypatch.setattr(pivots_causal, "ONE_BY_ONE", ())
     found = [forward_and_backward(build("near_far", **options), length=length) for length in (300, 1000)]
     assert found[0] == found[1] and all(count <= limit for count, limit in zip(found[0], most, strict=True)), found
 
 
 def test_with_a_prior_near_far_takes_as_many_more_as_the_number_of_blocks_has_digits(monkeypatch):
     """10 blocks and 32."""
-    monkeypatch.setattr(near_far_file, "_ONE_BY_ONE", ())
-    for length, most in ((300, (168, 160)), (1000, (184, 176))):
+    monkeypatch.setattr(pivots_causal, "ONE_BY_ONE", ())
+    for length, most in ((300, (148, 140)), (1000, (160, 152))):
         found = forward_and_backward(build("near_far", prior="alibi"), length=length)
         assert all(count <= limit for count, limit in zip(found, most, strict=True)), (length, found)
 

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from fairseq_lot.transport import near_far as near_far_file
+from fairseq_lot.transport import pivots_causal
 from fairseq_lot.transport.near_far import near_far
 from tests.conftest import close, gradients, random
 
@@ -72,7 +72,7 @@ def test_sums_of_blocks_are_the_same_where_they_are_not_added_one_by_one(causal,
     """As on a GPU."""
     inputs, found = draw(200, 200, masses=3), []
     for devices in (("cpu",), ()):
-        monkeypatch.setattr(near_far_file, "_ONE_BY_ONE", devices)
+        monkeypatch.setattr(pivots_causal, "ONE_BY_ONE", devices)
         values, log_sums = near_far(*inputs, slopes=slopes, window=2, causal=causal, with_log_sums=True)
         found.append([values, log_sums, *gradients(torch.cat([values, log_sums.unsqueeze(-1)], -1), inputs)])
     close(*found, 1e-11)

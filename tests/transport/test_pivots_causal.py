@@ -79,6 +79,36 @@ def test_moderate_scores_give_what_peaks_give(early, pads):
     close(ours, others, 1e-10)
 
 
+@pytest.mark.parametrize("length", [1, 8, 9, 150])
+@pytest.mark.parametrize("early", [0, 3])
+@pytest.mark.parametrize("scale", [1.0, 1e3])
+def test_sums_of_chunks_are_the_same_where_they_are_not_added_one_by_one(length, early, scale, monkeypatch):
+    """As on a GPU."""
+    inputs, found = [x.requires_grad_() for x in draw(length, early=early, pads=(0,), scale=scale)], []
+    for devices in (("cpu",), ()):
+        monkeypatch.setattr(pivots_causal, "ONE_BY_ONE", devices)
+        values, state = prefix_apply(*inputs, empty_prefix(*inputs[1:]))
+        all_found = torch.cat([x.flatten() for x in (values, state.means, state.log_sums)])
+        found.append([all_found, *gradients(all_found, inputs)])
+    close(*found, 1e-11)
+
+
+@pytest.mark.parametrize("devices", [("cpu",), ()])
+def test_gradients_go_through_a_state(devices, monkeypatch):
+    monkeypatch.setattr(pivots_causal, "ONE_BY_ONE", devices)
+    inputs = [x.requires_grad_() for x in draw(40, pads=(0,))]
+    expected, last = prefix_apply(*inputs)
+    first, state = prefix_apply(*(x[..., :20, :] for x in inputs))
+    second, state = prefix_apply(*(x[..., 20:, :] for x in inputs), state)
+    values = torch.cat([first, second], -2)
+    close(values, expected, 1e-12)
+    found, wanted = (
+        gradients(torch.cat([x.flatten() for x in (found, after.means, after.log_sums)]), inputs)
+        for found, after in ((values, state), (expected, last))
+    )
+    close(found, wanted, 1e-10)
+
+
 @pytest.mark.parametrize("length", [11, 150])
 @pytest.mark.parametrize("early", [0, 3])
 @pytest.mark.parametrize("scale", [1.0, 1e3])

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
                 heading = f"**{part[0].dataset}**, {part[0].experiment}, {backbone}, {args.stage}"
                 if args.no_brevity_penalty:
                     heading += ", without brevity penalty"
-                    systems = {name: _unpunished(by_seed) for name, by_seed in systems.items()}
+                    systems = {name: unpunished(by_seed) for name, by_seed in systems.items()}
                 signature = part[0].tokenised.signature
                 found.append(compare(systems, signature, heading=heading, against=args.against, **resampling))
     found = [table for table in found if table.rows]
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _unpunished(by_seed: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
+def unpunished(by_seed: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
     """The counts with empty references, which no translation is shorter than; the matches stay."""
     return {seed: counts * (np.arange(counts.shape[1]) != 1) for seed, counts in by_seed.items()}
 

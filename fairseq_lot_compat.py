@@ -152,11 +152,12 @@ def _with_atomic_copies(module, execute):
     module.PathManager.copy = staticmethod(copy)
 
 
-def _with_whole_splits(module, execute):
-    """Let a split keep its last sentences, which fairseq's main branch drops in silence.
+def _with_mended_batches(module, execute):
+    """Let a split keep its last sentences, and ``--num-batch-buckets`` find buckets for lengths.
 
-    There ``batch_by_size`` leaves out a last batch whose size is no multiple of ``--required-batch-size-multiple`` (8),
-    in generation as well: 296 of 300 sentences are translated. fairseq 0.12.2 keeps it.
+    In fairseq's main branch ``batch_by_size`` leaves out a last batch whose size is no multiple of
+    ``--required-batch-size-multiple`` (8), in generation as well: 296 of 300 sentences are translated. fairseq 0.12.2
+    keeps it. numpy 2.4 has another name for an argument that ``get_buckets`` gives it.
     """
     execute(module)
     original = module.batch_by_size
@@ -175,7 +176,10 @@ def _with_whole_splits(module, execute):
             else [*batches, indices[batched:]]
         )
 
-    module.batch_by_size = batch_by_size
+    def get_buckets(sizes, num_buckets):
+        return np.unique(np.percentile(sizes, np.linspace(0, 100, num_buckets + 1), method="lower")[1:])
+
+    module.batch_by_size, module.get_buckets = batch_by_size, get_buckets
 
 
 def _with_blocked_repeats(module, execute):
@@ -284,7 +288,7 @@ def _silence_known_notes():
 
 _PATCHED_MODULES = {
     "fairseq": _with_safe_checkpoint_types,
-    "fairseq.data.data_utils": _with_whole_splits,
+    "fairseq.data.data_utils": _with_mended_batches,
     "fairseq.dataclass.configs": _with_hashable_configs,
     "fairseq.file_io": _with_atomic_copies,
     "fairseq.models.transformer.transformer_config": _with_hashable_configs,

@@ -127,10 +127,14 @@ class TestBatches:
             return batches if keep or len(batches[-1]) % 8 == 0 else batches[:-1]
 
         module, indices = Namespace(), np.arange(number)[::-1]
-        fairseq_lot_compat._with_whole_splits(module, lambda module: setattr(module, "batch_by_size", batch_by_size))
+        fairseq_lot_compat._with_mended_batches(module, lambda module: setattr(module, "batch_by_size", batch_by_size))
         for given in (indices, (int(i) for i in indices)):
             batches = module.batch_by_size(given)
             assert np.array_equal(np.concatenate(batches), indices) and [len(batch) for batch in batches] == sizes
+
+    def test_lengths_are_put_into_buckets(self):
+        """``--num-batch-buckets``: numpy has renamed what fairseq asks of it."""
+        assert fairseq.data.data_utils.get_buckets(np.arange(1, 101), 4).tolist() == [25, 50, 75, 100]
 
     def test_fairseq_itself_is_mended(self):
         """The wrapper stands where fairseq's data sets look for the function."""

@@ -307,9 +307,10 @@ class _Lot(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, pivots, log_masses, query_padding_mask, key_padding_mask, settings):
         scale, query_updates, key_updates, dropout = settings
-        masks = query_padding_mask, key_padding_mask
-        query_pads, key_pads = (None if x is None else x.contiguous().view(torch.uint8) for x in masks)
         q, k, v = (with_unit_stride(x) for x in (q, k, v))
+        # without pads any tensor stands for them, unread
+        masks = (q, query_padding_mask), (k, key_padding_mask)
+        query_pads, key_pads = (x if pads is None else pads.contiguous().view(torch.uint8) for x, pads in masks)
         bsz, heads, n, d = q.shape
         m, dv, r = k.size(2), v.size(3), pivots.size(1)
         programs, R = bsz * heads, padded(r)
@@ -321,18 +322,20 @@ class _Lot(torch.autograd.Function):
         both = {"r": r, "d": d, "dv": dv, "heads": heads, "scale": scale, **sizes}
         pivots, log_masses = pivots.contiguous(), log_masses.float().contiguous()
         held = {"Z": pivots, "MASSES": log_masses}
-        key_side = {**both, **held, **_side("k", k, key_pads), **_strides("sv", v), "V": v, "n": m}
-        query_side = {**both, **held, **_side("q", q, query_pads), "dropout": dropout, "seed": seed, "n": n}
-        key_side["TOKENS_FIRST"], query_side["TOKENS_FIRST"] = key_updates % 2 == 0, query_updates % 2 == 1
-        query_side["DROPS"] = dropout > 0
+        of_keys = {"TOKENS_FIRST": key_updates % 2 == 0, "HAS_PADS": key_padding_mask is not None}
+        of_queries = {"TOKENS_FIRST": query_updates % 2 == 1, "HAS_PADS": query_padding_mask is not None}
+        of_queries |= {"dropout": dropout, "seed": seed, "DROPS": dropout > 0}
+        key_side = {**both, **of_keys, **_strides("k", k), **_strides("v", v), "spb": key_pads.stride(0), "n": m}
+        query_side = {**both, **of_queries, **_strides("q", q), "spb": query_pads.stride(0), "n": n}
 
         passes = (key_updates + 1) // 2
         parts, length = num_parts(programs, m, q.device)
         reaches = torch.empty(programs, passes, parts, 2, R, **empty)
         at_pivots = torch.empty(programs, parts, r, dv, **empty)
         forward_passes(
-            key_forward, programs, parts, length, passes, passes - 1, REACHES=reaches, A=at_pivots, **key_side
-        )
+            key_forward, programs, parts, length, passes, passes - 1,
+            K=k, V=v, PADS=key_pads, REACHES=reaches, A=at_pivots, **held, **key_side,
+        )  # fmt: skip
         key_reaches = merged(reaches)
         if parts > 1:
             top, log_total = (reaches[:, -1] - key_reaches[:, -1, None]).unbind(-2)
@@ -345,11 +348,11 @@ class _Lot(torch.autograd.Function):
         values = torch.empty(bsz, heads, n, dv, dtype=v.dtype, device=q.device)
         forward_passes(
             query_forward, programs, parts, length, passes, passes,
-            REACHES=reaches, A=at_pivots, OUT=values, **query_side,
+            Q=q, PADS=query_pads, REACHES=reaches, A=at_pivots, OUT=values, **held, **query_side,
         )  # fmt: skip
         kept = [q, k, v, pivots, log_masses, query_pads, key_pads]
         ctx.save_for_backward(*kept, key_reaches, merged(reaches), at_pivots)
-        ctx.sides = [{name: x for name, x in side.items() if not torch.is_tensor(x)} for side in (query_side, key_side)]
+        ctx.sides = query_side, key_side
         return values
 
     @staticmethod
@@ -372,14 +375,14 @@ class _Lot(torch.autograd.Function):
         backward_passes(
             query_backward, programs, query_parts, query_length,
             query_passes, query_passes - 1, True, grad_h[:query_passes],
-            Q=q, PADS=q if query_pads is None else query_pads, REACHES=query_reaches, GRAD_O=grad_values.contiguous(),
+            Q=q, PADS=query_pads, REACHES=query_reaches, GRAD_O=grad_values.contiguous(),
             GRAD_Q=grad_q, GRAD_A=grad_a, GRAD_Z=grad_z, **held, **query_side,
         )  # fmt: skip
         grad_a = grad_a.sum(0) if query_parts > 1 else grad_a
         backward_passes(
             key_backward, programs, key_parts, key_length,
             key_passes, key_passes - 2, key_passes > 1, grad_h[query_passes:],
-            K=k, V=v, PADS=k if key_pads is None else key_pads, REACHES=key_reaches, GRAD_A=grad_a,
+            K=k, V=v, PADS=key_pads, REACHES=key_reaches, GRAD_A=grad_a,
             GRAD_K=grad_k, GRAD_V=grad_v, GRAD_Z=grad_z[query_parts:], **held, **key_side,
         )  # fmt: skip
         of_pivots = grad_z.view(-1, heads, r, d).sum(0).to(pivots.dtype)
@@ -388,13 +391,7 @@ class _Lot(torch.autograd.Function):
 
 
 def _strides(name, x):
-    return dict(zip((f"{name}b", f"{name}h", f"{name}n"), x.stride(), strict=False))
-
-
-def _side(name, x, pads):
-    """The arguments for one side's tokens; without pads any tensor stands for them, unread."""
-    mask = {"PADS": x if pads is None else pads, "spb": 0 if pads is None else pads.stride(0)}
-    return {name.upper(): x, **_strides(f"s{name}", x), **mask, "HAS_PADS": pads is not None}
+    return {f"s{name}{axis}": stride for axis, stride in zip("bhn", x.stride(), strict=False)}
 
 
 def lot(inputs: LotInputs, settings: LotSettings) -> torch.Tensor:

@@ -47,7 +47,7 @@ _UNSEEN = (
     "no_decoder_final_norm",
 )
 # arguments of a model that neither its weights nor its function depend on; layers that are not kept are gone afterwards
-_TRAINING_ONLY = re.compile("drop|quant_noise|_activations|min_params|mha_|ffn_blocks|embed_path|layers_to_keep")
+_TRAINING_ONLY = re.compile("drop|quant_noise_scalar|_activations|min_params|mha_|ffn_blocks|embed_path|layers_to_keep")
 # what architectures say nothing about, and the defaults of it that fairseq-train assumes
 _UNSAID = (
     "max_source_positions",

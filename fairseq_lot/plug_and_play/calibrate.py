@@ -191,6 +191,11 @@ def calibrate(
     student = build(state, device=device).requires_grad_(False)
     teacher = build(state, device=device, attention=DEFAULT, **softmax).requires_grad_(False)
     both = Distillation(student, teacher)
+    if fitting.distill_steps and not both.in_encoder and teacher.decoder.adaptive_softmax is not None:
+        raise InputError(
+            "--distill-steps fits the decoder to predictions, and fairseq cannot differentiate those of an adaptive "
+            "softmax; leave it out, or swap in the encoder alone"
+        )
     sentences = _sentences(with_languages(state, languages), data, fitting, teacher)
     # however long random sequences are, they are translated in parts of a sentence's length
     readable = partial(both.readable, part=FitOptions.longest if data is None else None)
@@ -232,8 +237,7 @@ def how_trained(state: State) -> str:
 def trained(state: State) -> tuple[str, str]:
     """The attention that a checkpoint was trained with, and where it stood: its own and there, unless a swap tells."""
     args = model_args(state)
-    # a swap leaves no optimiser; some old ones do not tell the sites
-    if state.get("last_optimizer_state", ...) is None and hasattr(args, "trained_attention"):
+    if hasattr(args, "trained_attention"):  # of a swap; some old ones do not tell the sites
         return args.trained_attention, getattr(args, "trained_sites", "unknown sites")
     attention = getattr(args, "attention", None) or DEFAULT
     return describe(attention, mechanism_options(args, attention)), ",".join(attention_sites(args))

@@ -5,6 +5,9 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
+from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.models.transformer import TransformerModel
+
 from fairseq_lot.attention.options import SITES
 from fairseq_lot.attention.registry import DEFAULT, MECHANISMS, PLUGGED
 from fairseq_lot.errors import InputError
@@ -189,6 +192,6 @@ def plug(args: Namespace, attention: str, **flat_options: Any) -> None:
     sites = ",".join(named_sites(flat_options.get("attention_sites", DEFAULTS["attention_sites"])))
     vars(args).update({**flat_options, "attention": attention, "attention_sites": sites})
     spell_out(args)
-    if args.arch.startswith("transformer"):
+    if ARCH_MODEL_REGISTRY[args.arch] is TransformerModel:
         args.arch = own_architecture(args.arch)
     args._name = args.arch

@@ -232,6 +232,20 @@ def test_a_checkpoint_without_optimiser_that_no_swap_wrote_was_trained_with_its_
     assert calibration.trained(state)[0].startswith("lot")
 
 
+def test_a_swap_without_an_entry_for_the_optimiser_was_trained_with_softmax(lot_checkpoint):
+    state = load_checkpoint(lot_checkpoint)
+    del state["last_optimizer_state"]  # as scripts do that publish a checkpoint
+    assert calibration.trained(state) == ("softmax", "encoder")
+
+
+def test_the_decoder_of_an_adaptive_softmax_is_not_distilled(data, tmp_path, capsys):
+    flags = ("--adaptive-softmax-cutoff", "50,100", "--criterion", "adaptive_loss", "--ddp-backend", "legacy_ddp")
+    base = train(data / "bin", tmp_path / "base", "--arch", "transformer_tiny", *flags, updates=1)
+    words = ("swap", "--path", base, "--out", tmp_path / "o.pt", "--attention", "lot", *FIT, "--distill-steps", 2)
+    refuse_and_keep(capsys, tmp_path, *words, "--attention-sites", "decoder", naming=["--distill-steps", "encoder"])
+    fairseq_lot(*words, "--attention-sites", "encoder")
+
+
 def test_what_was_not_trained_with_softmax_is_not_fitted_to_it(data, stock_checkpoint, tmp_path, capsys):
     """The checkpoint knows with what it was trained, and where, however often it is swapped."""
     for number, change in enumerate(

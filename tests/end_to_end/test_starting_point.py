@@ -51,6 +51,17 @@ def lines(caplog):
     return [record.getMessage() for record in caplog.records if record.name.startswith("fairseq_lot")]
 
 
+def test_the_layer_of_quantisation_noise_is_kept(data, tmp_path, caplog):
+    caplog.set_level("INFO")
+    noise = ("--quant-noise-pq", 0.1, "--quant-noise-pq-block-size", 4)
+    base = train(data / "bin", tmp_path / "base", "--arch", "transformer_tiny", *noise, updates=1)
+    out = save(swap(base, attention="lot"), tmp_path)
+    flags = ("--arch", "pluggable_transformer", "--finetune-from-model", out)
+    child = train(data / "bin", tmp_path / "child", *flags, updates=1)
+    assert "encoder.quant_noise.weight" in weights_of(child) and list(weights_of(child)) == list(weights_of(out))
+    assert any("--quant-noise-pq 0.1" in line and "is kept" in line for line in lines(caplog))
+
+
 @pytest.mark.parametrize("arch", ["sinkhorn_transformer", "transformer_tiny"])
 def test_the_attention_of_a_swapped_checkpoint_is_kept(arch, sinkhorn_checkpoint, fine_tuned, caplog):
     caplog.set_level("INFO")

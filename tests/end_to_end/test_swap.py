@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq_cli.interactive import cli_main as fairseq_interactive
 from fairseq_cli.validate import cli_main as fairseq_validate
 
@@ -47,6 +48,15 @@ def test_swap_without_a_mechanism_is_near_far_at_the_encoder(stock_checkpoint, t
     named = swapped(stock_checkpoint, tmp_path / "named.pt", "near_far")
     assert model_args(load_checkpoint(named)) == args
     assert not differing(named, unnamed)
+
+
+def test_an_architecture_of_ones_own_becomes_ours(stock_checkpoint, tmp_path, monkeypatch):
+    for registry in (ARCH_MODEL_REGISTRY, ARCH_CONFIG_REGISTRY):  # as register_model_architecture does
+        monkeypatch.setitem(registry, "my_wide", registry["transformer"])
+    with edited(stock_checkpoint, tmp_path / "mine.pt") as state:
+        state["cfg"]["model"].arch = state["cfg"]["model"]._name = "my_wide"
+    args = model_args(swap(tmp_path / "mine.pt"))
+    assert args.arch == args._name == "lot_transformer"
 
 
 def test_model_overrides_give_the_same_model_as_swap(data, stock_checkpoint, tmp_path):

@@ -76,6 +76,13 @@ def test_the_overview_is_of_the_rows(name, short):
     assert overview == program("docs/notes/overview.py").table(short=short) + "\n"
 
 
+def test_results_name_no_folder_of_the_machine_that_made_them():
+    """In commands, paths of checkpoints and the like."""
+    files = [path for path in (ROOT / "results").rglob("*.json*") if path.is_file()]
+    named = {path.name for path in files if re.search(r"[\s\"'=]/\w+/", path.read_text(encoding="utf-8"))}
+    assert len(files) > 50 and not named
+
+
 def test_counts_of_sentences_are_those_of_the_rows():
     for path in RESULTS:
         rows = read_rows([path])

@@ -40,7 +40,7 @@ def read_counts(paths):
 
 
 def draw_losses(axes, losses):
-    """Validation losses above those of the control of the same seed; returns the colours of the systems."""
+    """Validation losses above those of the control of the same seed, dashed for another than the first; colours."""
     colours = {}
     for name, valid in losses.items():
         system, comma, seed = name.partition(", seed ")
@@ -48,8 +48,11 @@ def draw_losses(axes, losses):
             control = losses[CONTROL + comma + seed]
             gaps = [valid[at] - control[at] for at in control if at in valid]
             style = {"color": colours.get(system), "linestyle": "--" if seed else "-"}
-            (line,) = axes.plot(range(1, len(gaps) + 1), gaps, marker="o", label=name, **style)
+            label = f"_{name}" if system in colours else name
+            (line,) = axes.plot(range(1, len(gaps) + 1), gaps, marker="o", markersize=3, label=label, **style)
             colours.setdefault(system, line.get_color())
+    if any(", seed " in name for name in losses):
+        axes.plot([], [], "k--", label="seed 2")
     axes.set_ylabel("validation loss above softmax's\n(nats per target token)")
     return colours
 
@@ -78,7 +81,7 @@ def main():
     parser.add_argument("--results", nargs="+", default=[], help="rows of fine-tuned systems, with their counts beside")
     args = parser.parse_args()
     panels = 2 if args.results else 1
-    figure = Figure(figsize=(5.5 * panels, 4), layout="constrained")
+    figure = Figure(figsize=(6.5 * panels, 4.5), layout="constrained")
     left, *right = figure.subplots(1, panels, squeeze=False)[0]
     colours = draw_losses(left, json.loads(args.losses.read_text(encoding="utf-8")))
     for axes in right:

@@ -30,11 +30,11 @@ SCRATCH = {"": "iwslt14-65k.from-scratch.16-epochs"}
 # title, stage, and by the letter of the base each file that has rows; of a system that is in two the first counts
 COLUMNS = (
     ("Plugged in, base of 32 epochs", PLUG_AND_PLAY, OF_32),
-    ("then fine-tuned for 2", FINE_TUNED, OF_32),
+    ("then fine-tuned, 2 epochs", FINE_TUNED, OF_32),
     ("Plugged in, base of 16 epochs", PLUG_AND_PLAY, OF_16),
-    ("then fine-tuned for 10", FINE_TUNED, OF_16),
+    ("then fine-tuned, 10 epochs", FINE_TUNED, OF_16),
     ("From scratch, 16 epochs", FROM_SCRATCH, SCRATCH),
-    ("without the brevity penalty", FROM_SCRATCH, SCRATCH),
+    ("from scratch, without the brevity penalty", FROM_SCRATCH, SCRATCH),
 )
 UNPUNISHED = COLUMNS[-1][0]
 NOTES = (

@@ -92,11 +92,13 @@ class Loaded:
         return replace(self, sentences=dataset)
 
     @torch.no_grad()
-    def translate(self, batches: Iterable[Iterable[int]], beam: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """The sentences of these batches with their best translations, as symbols with the end of sentence."""
+    def translate(self, beam: int, batch: int = 128) -> Iterator[tuple[int, torch.Tensor]]:
+        """Each sentence and its best translation, with the end of sentence; so many at a time, the longest first."""
         generator = self.task.build_generator([self.model], Namespace(beam=beam))
         cut, limit = 0, min(generator.max_len_b, generator.max_len - 1)
-        for sample in map(self.batch, batches):
+        by_length = self.sentences.src_sizes.argsort(kind="stable")[::-1]
+        for start in range(0, len(by_length), batch):
+            sample = self.batch(by_length[start : start + batch])
             with _weights_unread(self.model):
                 found = self.task.inference_step(generator, [self.model], sample)
             for i, hypotheses in zip(sample["id"].tolist(), found, strict=True):

@@ -22,7 +22,7 @@ from fairseq_lot.pretrained.loading import Loaded, load
 from fairseq_lot.pretrained.multilingual import language_symbols
 from fairseq_lot.pretrained.text import Text, add_text_arguments, piece_kind, text_options
 
-_BATCH = 32  # sentences at a time
+_BATCH = 32  # lines that are read at a time
 
 
 class Translator:
@@ -75,9 +75,7 @@ class Translator:
 
     def search(self, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The best hypothesis for each source, both as symbols with the end of sentence."""
-        order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
-        batches = (order[start : start + _BATCH] for start in range(0, len(order), _BATCH))
-        found = dict(self.loaded.with_sources(sources).translate(batches, self._beam))
+        found = dict(self.loaded.with_sources(sources).translate(self._beam))
         return [found[i] for i in range(len(sources))]
 
     def spell(self, target: torch.Tensor) -> str:
@@ -123,7 +121,7 @@ def _string(task: TranslationTask, target: torch.Tensor, joined: str | None = No
     return task.target_dictionary.string(target, joined, extra_symbols_to_ignore=language_symbols(task), **how)
 
 
-def translate_split(loaded: Loaded, *, beam: int, batch: int = 128) -> list[str]:
+def translate_split(loaded: Loaded, *, beam: int) -> list[str]:
     """The translation of every sentence of a split, pieces joined to words, in the order of the corpus.
 
     Raises:
@@ -132,12 +130,9 @@ def translate_split(loaded: Loaded, *, beam: int, batch: int = 128) -> list[str]
     task, dataset = loaded.task, loaded.sentences
     check_lengths(dataset.src_sizes, loaded.model.max_positions()[0], where=str(task.cfg.data))
     joined = piece_kind(task.target_dictionary)
-    translations = [""] * len(dataset)
-    by_length = dataset.src_sizes.argsort(kind="stable")[::-1]
-    found = loaded.translate((by_length[start : start + batch] for start in range(0, len(dataset), batch)), beam)
-    for i, target in tqdm(found, "test", total=len(dataset), unit="sentence", leave=False, disable=None):
-        translations[i] = _string(task, target, joined)
-    return translations
+    shown = tqdm(loaded.translate(beam), "test", total=len(dataset), unit="sentence", leave=False, disable=None)
+    translations = {i: _string(task, target, joined) for i, target in shown}
+    return [translations[i] for i in range(len(dataset))]
 
 
 def references(loaded: Loaded, split: str) -> list[str]:

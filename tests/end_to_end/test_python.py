@@ -32,7 +32,7 @@ def test_translating_leaves_the_model_as_it_was(model):
     model.translate("der alte Mann")
     assert [layer.need_attn for layer in model.loaded.model.decoder.layers] == before == [True] * len(before)
     sources = model.loaded.with_sources([model.loaded.source(["x"])] * 2)
-    translations = sources.translate([[0], [1]], beam=1)
+    translations = sources.translate(beam=1, batch=1)
     for _ in range(2):
         next(translations)
         assert all(layer.need_attn for layer in model.loaded.model.decoder.layers)

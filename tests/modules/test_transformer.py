@@ -184,11 +184,11 @@ def test_translating_makes_no_weights_and_says_what_it_may_have_cut(monkeypatch,
     monkeypatch.setattr(
         cross, "forward", lambda *args, **named: asked.append(named["need_weights"]) or attend(*args, **named)
     )
-    found = dict(loaded.translate([[0, 1]], beam=2))
+    found = dict(loaded.translate(beam=2))
     assert asked and not any(asked)
     assert [len(tokens) for tokens in found.values()] == [201, 201]
     assert "2 translations have 200 pieces, the limit" in capsys.readouterr().err
-    short = dict(load(max_target_positions=12, lengths=(5, 4)).translate([[0, 1]], beam=2))
+    short = dict(load(max_target_positions=12, lengths=(5, 4)).translate(beam=2))
     assert [len(tokens) for tokens in short.values()] == [12, 12]
     assert "2 translations have 11 pieces, the limit" in capsys.readouterr().err
 

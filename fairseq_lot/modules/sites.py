@@ -1,7 +1,7 @@
 """Where the attentions of a fairseq Transformer are, and what may stand there."""
 
 from collections.abc import Iterator
-from typing import Any, overload
+from typing import Any, TypeVar
 
 from fairseq.models.transformer import TransformerModel
 from fairseq.modules import MultiheadAttention
@@ -13,6 +13,7 @@ from fairseq_lot.attention.registry import build_options, mechanism_class
 from fairseq_lot.errors import InputError, flag
 from fairseq_lot.modules.flat_options import DEFAULTS, flat_name, mechanism_options
 
+SomeMechanism = TypeVar("SomeMechanism", Mechanism, None, Mechanism | None)
 # site: (stack, name of the attention in a layer)
 ATTENTION_AT = {
     "encoder": ("encoder", "self_attn"),
@@ -31,13 +32,9 @@ def attentions(model: TransformerModel) -> Iterator[tuple[str, int, MultiheadAtt
                 yield site, int(layer), attention
 
 
-@overload
-def inner(mechanism: Mechanism) -> Mechanism: ...
-@overload
-def inner(mechanism: None) -> None: ...
-def inner(mechanism: Mechanism | None) -> Mechanism | None:
+def inner(mechanism: SomeMechanism) -> SomeMechanism:
     """The mechanism that makes the plans: the one inside a wrapper, or the mechanism itself."""
-    return getattr(mechanism, "inner", mechanism)
+    return None if mechanism is None else getattr(mechanism, "inner", mechanism)
 
 
 def can_be_fitted(model: TransformerModel) -> bool:

@@ -168,7 +168,6 @@ def spell_out(args: typing.Any) -> None:
     if not isinstance(args.differential, bool):
         raise InputError(f"differential must be true or false, got {args.differential!r}")
     options = build_options(args.attention, **mechanism_options(args, args.attention))
-    for field in dataclasses.fields(options):
-        value = getattr(options, field.name)
+    for name, value in dataclasses.asdict(options).items():
         if value is not None:
-            setattr(args, flat_name(args.attention, field.name), value)
+            setattr(args, flat_name(args.attention, name), value)

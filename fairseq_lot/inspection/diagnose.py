@@ -112,9 +112,9 @@ def diagnose(loaded: Loaded, *, sentences: int, batch: int, perturbations: int, 
     return {"sentences": len(drawn), "rows": rows, **certificates}
 
 
-def encoder_balance(loaded: Loaded, sentences: int = 64, seed: int = 1) -> dict[str, float]:
-    """How balanced the encoder's plans are: means over its heads, and over sentences, of the measures of balance."""
-    rows = diagnose(loaded, sentences=sentences, batch=16, perturbations=0, seed=seed)["rows"]
+def encoder_balance(loaded: Loaded) -> dict[str, float]:
+    """How balanced the encoder's plans are: means over its heads, and over 64 sentences, of the measures of balance."""
+    rows = diagnose(loaded, sentences=64, batch=16, perturbations=0, seed=1)["rows"]
     of_encoder = [row for row in rows if row["site"] == "encoder"]
     return {measure: fmean(row[measure] for row in of_encoder) for measure in BALANCE}
 

@@ -31,7 +31,6 @@ from fairseq_lot.pretrained.text import add_text_arguments, text_options
 from fairseq_lot.pretrained.translate import Translator
 
 FIRST = 5  # sentences of a split
-CHARTS = {"bleu": "BLEU of each system", "loss": "Training and validation loss"}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -67,9 +66,10 @@ def run(args: Namespace) -> None:
                 trainings[log] = read_curves(log)
         figures: dict[str, Figure] = {}
         if rows:
-            figures["bleu"] = bleu_bars(rows)
+            figures["BLEU of each system"] = bleu_bars(rows)
         if trainings:
-            figures["loss"] = loss_curves({name: trainings[log] for name, log in _short_names([*trainings]).items()})
+            named = {name: trainings[log] for name, log in _short_names([*trainings]).items()}
+            figures["Training and validation loss"] = loss_curves(named)
         if not figures and not maps:
             raise InputError("nothing to report; give --results, --logs, or --path with --sentences")
         data = page(rows, figures, maps).encode("utf-8")
@@ -82,7 +82,7 @@ def page(rows: Sequence[Row], figures: dict[str, Figure], maps: dict | None) -> 
 
     Args:
         rows: scored systems; none: no table.
-        figures: by the names in ``CHARTS``.
+        figures: by their titles.
         maps: what ``sentence_maps`` returned; None: no explorer.
     """
     templates = jinja2.Environment(
@@ -93,16 +93,14 @@ def page(rows: Sequence[Row], figures: dict[str, Figure], maps: dict | None) -> 
     )
     return templates.get_template("report.html.jinja").render(
         tables=[table.html() for table in result_tables(rows)],
-        charts=[_image(name, figure) for name, figure in figures.items()],
+        charts={title: _base64(as_bytes(figure, "svg")) for title, figure in figures.items()},
         maps=maps,
-        data=base64.b64encode(zlib.compress(json.dumps(maps, allow_nan=False).encode("utf-8"), 9)).decode("ascii"),
+        data=_base64(zlib.compress(json.dumps(maps, allow_nan=False).encode("utf-8"), 9)),
     )
 
 
-def _image(name: str, figure: Figure) -> dict[str, str]:
-    """The figure as the source of an image."""
-    data = base64.b64encode(as_bytes(figure, "svg")).decode("ascii")
-    return {"title": CHARTS[name], "source": f"data:image/svg+xml;base64,{data}"}
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
 
 
 def _maps(args: Namespace) -> dict | None:

@@ -35,8 +35,9 @@ def num_parts(programs: int, n: int, device: torch.device) -> tuple[int, int]:
     return -(-n // length), length
 
 
-def with_unit_stride(x: torch.Tensor) -> torch.Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
+def strides(name: str, x: torch.Tensor, axes: str) -> dict[str, int]:
+    """The strides of the first axes as a kernel names them: ``sqb``, ``sqh``, ``sqn`` for ``"sq"`` and ``"bhn"``."""
+    return {f"{name}{axis}": stride for axis, stride in zip(axes, x.stride(), strict=False)}
 
 
 def forward_passes(

@@ -21,7 +21,7 @@ from fairseq_lot.kernels.launch import (
     merged,
     num_parts,
     padded,
-    with_unit_stride,
+    strides,
 )
 from fairseq_lot.kernels.naive import LotInputs, LotSettings
 from fairseq_lot.kernels.tiles import (
@@ -307,7 +307,7 @@ class _Lot(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, pivots, log_masses, query_padding_mask, key_padding_mask, settings):
         scale, query_updates, key_updates, dropout = settings
-        q, k, v = (with_unit_stride(x) for x in (q, k, v))
+        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
         # without pads any tensor stands for them, unread
         masks = (q, query_padding_mask), (k, key_padding_mask)
         query_pads, key_pads = (x if pads is None else pads.contiguous().view(torch.uint8) for x, pads in masks)
@@ -325,8 +325,9 @@ class _Lot(torch.autograd.Function):
         of_keys = {"TOKENS_FIRST": key_updates % 2 == 0, "HAS_PADS": key_padding_mask is not None}
         of_queries = {"TOKENS_FIRST": query_updates % 2 == 1, "HAS_PADS": query_padding_mask is not None}
         of_queries |= {"dropout": dropout, "seed": seed, "DROPS": dropout > 0}
-        key_side = {**both, **of_keys, **_strides("k", k), **_strides("v", v), "spb": key_pads.stride(0), "n": m}
-        query_side = {**both, **of_queries, **_strides("q", q), "spb": query_pads.stride(0), "n": n}
+        of_keys |= strides("sk", k, "bhn") | strides("sv", v, "bhn") | strides("sp", key_pads, "b")
+        of_queries |= strides("sq", q, "bhn") | strides("sp", query_pads, "b")
+        key_side, query_side = {**both, **of_keys, "n": m}, {**both, **of_queries, "n": n}
 
         passes = (key_updates + 1) // 2
         parts, length = num_parts(programs, m, q.device)
@@ -388,10 +389,6 @@ class _Lot(torch.autograd.Function):
         of_pivots = grad_z.view(-1, heads, r, d).sum(0).to(pivots.dtype)
         of_masses = grad_h[..., :r].reshape(-1, heads, r).sum(0)
         return grad_q, grad_k, grad_v, of_pivots, of_masses, None, None, None
-
-
-def _strides(name, x):
-    return {f"s{name}{axis}": stride for axis, stride in zip("bhn", x.stride(), strict=False)}
 
 
 def lot(inputs: LotInputs, settings: LotSettings) -> torch.Tensor:

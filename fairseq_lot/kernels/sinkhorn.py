@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from fairseq_lot.kernels.launch import RUNTIME, backward_passes, forward_passes, merged, num_parts, padded
+from fairseq_lot.kernels.launch import RUNTIME, backward_passes, forward_passes, merged, num_parts, padded, strides
 from fairseq_lot.kernels.tiles import (
     NEG_INF,
     add_tokens,
@@ -163,11 +163,6 @@ def block_of(held: int) -> tuple[int, int]:
     return max(1, min(64, TILE // held)), 4 if held <= 256 else 8
 
 
-def _strides(name, x):
-    """Strides of ``(bsz, heads, n, m)``, or of masses, ``(bsz, heads, n)``."""
-    return {f"{name}{axis}": stride for axis, stride in zip("bhnm"[: x.dim()], x.stride(), strict=True)}
-
-
 class _Sinkhorn(torch.autograd.Function):
     """On ``(bsz, heads, n, m)``, with masses ``(bsz, heads, n)`` and ``(bsz, heads, m)``."""
 
@@ -183,9 +178,9 @@ class _Sinkhorn(torch.autograd.Function):
         parts, length = num_parts(bsz * heads, n, s.device)
         R = padded(m)
         sizes = {"R": R, **dict(zip(("BLOCK", "num_warps"), block_of(R), strict=True))}
-        strides = {**_strides("ss", s), **_strides("st", tokens), **_strides("sc", c)}
-        strides |= {"spb": pivots.stride(0), "sph": pivots.stride(1), "spm": pivots.stride(2)}
-        same = {**sizes, **strides, "n": n, "m": m, "heads": heads, "PIVOTS_EXACT": exact}
+        of_masses = strides("st", tokens, "bhn") | strides("sp", pivots, "bhm")
+        same = {**sizes, **strides("ss", s, "bhnm"), **strides("sc", c, "bhnm"), **of_masses}
+        same |= {"n": n, "m": m, "heads": heads, "PIVOTS_EXACT": exact}
         same["TOKENS_FIRST"] = num_updates % 2 == (0 if exact else 1)
         reaches = torch.empty(bsz * heads, passes, parts, 2, R, dtype=torch.float32, device=s.device)
         forward_passes(
@@ -214,7 +209,7 @@ class _Sinkhorn(torch.autograd.Function):
         backward_passes(
             solve_backward, bsz * heads, parts, length, passes, top, top >= 0, grad_h,
             S=s, TOKENS=tokens, PIVOTS=pivots, REACHES=reaches, C=c, GRAD_C=grad_c, DELTA=delta, GRAD_S=grad_s,
-            GRAD_TOKENS=grad_tokens, **_strides("sg", grad_c), **same,
+            GRAD_TOKENS=grad_tokens, **strides("sg", grad_c, "bhnm"), **same,
         )  # fmt: skip
         grad_pivots = grad_h[: top + 1, :, :m].sum(0).view(bsz, heads, m)
         return (grad_scores, *((grad_pivots, grad_tokens) if exact else (grad_tokens, grad_pivots)), None)

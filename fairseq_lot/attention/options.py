@@ -90,5 +90,5 @@ def _check_kind(name: str, value: Any, kind: Any) -> None:
         raise InputError(f"must be true or false, got {value!r}", name)
     if int in kinds and (is_bool or not isinstance(value, int)):
         raise InputError(f"must be a whole number, got {value!r}", name)
-    if float in kinds and (is_bool or not number or not math.isfinite(value)):
+    if float in kinds and (is_bool or not number or not abs(value) < math.inf):
         raise InputError(f"must be a finite number, got {value!r}", name)

@@ -9,7 +9,7 @@ from fairseq.modules import MultiheadAttention
 from fairseq_lot.attention.base import Mechanism
 from fairseq_lot.attention.differential import Differential
 from fairseq_lot.attention.options import SITES
-from fairseq_lot.attention.registry import build_options, mechanism_class
+from fairseq_lot.attention.registry import DEFAULT, build_options, mechanism_class
 from fairseq_lot.errors import InputError, flag
 from fairseq_lot.modules.flat_options import DEFAULTS, flat_name, mechanism_options
 
@@ -66,7 +66,7 @@ def build_site_mechanism(
     """Build what stands at one site, or return None where fairseq's own softmax attention stays.
 
     Args:
-        args: namespace or fairseq config that holds the flat options.
+        args: namespace or fairseq config that holds the flat options, completed by ``spell_out``.
         site: one of ``SITES``.
         layer: 0-based index in its stack.
         num_heads, head_dim, dropout: of that site.
@@ -75,15 +75,14 @@ def build_site_mechanism(
         InputError: an option is wrong, or the mechanism cannot stand at this site.
     """
     listed = site in attention_sites(args)
-    name = (getattr(args, "attention", None) or DEFAULTS["attention"]) if listed else DEFAULTS["attention"]
-    differential = getattr(args, "differential", None) or DEFAULTS["differential"]
-    if not listed and not differential:
+    if not listed and not args.differential:
         return None
+    name = args.attention if listed else DEFAULT
     options = build_options(name, **(mechanism_options(args, name) if listed else {})).at_site(site)
     context: dict[str, Any] = {"num_heads": num_heads, "head_dim": head_dim, "layer": layer, "dropout": dropout}
     mechanism: Mechanism = mechanism_class(name)(options=options, **context)
-    if differential:
-        mechanism = Differential(mechanism, lambda_init=getattr(args, "differential_lambda_init", None))
+    if args.differential:
+        mechanism = Differential(mechanism, lambda_init=args.differential_lambda_init)
     check_site(mechanism, name, site)
     return mechanism
 

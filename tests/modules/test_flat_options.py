@@ -39,7 +39,9 @@ def parse(*words):
 
 
 def build(*words, site="encoder", layer=0):
-    return build_site_mechanism(parse(*words), site=site, layer=layer, **CONTEXT)
+    args = parse(*words)
+    spell_out(args)
+    return build_site_mechanism(args, site=site, layer=layer, **CONTEXT)
 
 
 def other_value(field):
@@ -238,6 +240,7 @@ def test_differential_constant_and_switch():
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), "0.8"])
 def test_differential_constant_is_a_finite_number(value):
     args = argparse.Namespace(differential=True, differential_lambda_init=value)
+    spell_out(args)
     with pytest.raises(ValueError, match="differential_lambda_init must be a finite number, got"):
         build_site_mechanism(args, site="encoder", layer=0, **CONTEXT)
 

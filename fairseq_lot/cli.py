@@ -21,10 +21,7 @@ COMMANDS = {
     "iwslt14": ("fairseq_lot.corpus.iwslt14", "extract the raw IWSLT'14 De-En archive into plain text"),
     "report": ("fairseq_lot.inspection.report", "results, curves and attention maps as one page to look at"),
     "score": ("fairseq_lot.evaluation.score", "score the output of fairseq-generate with sacreBLEU, as one JSON line"),
-    "sweep": (
-        "fairseq_lot.plug_and_play.sweep",
-        "swap one model's attention, or several's, in many ways and compare",
-    ),
+    "sweep": ("fairseq_lot.plug_and_play.sweep", "swap the attention of a model or several in many ways, and compare"),
     "swap": ("fairseq_lot.plug_and_play.swap", "swap the attention of a pretrained checkpoint (plug-and-play)"),
     "table": ("fairseq_lot.evaluation.table", "print scored systems as a Markdown table"),
     "tokenise": ("fairseq_lot.corpus.tokenise", "Moses-tokenise and lower-case raw text"),

@@ -43,7 +43,7 @@ class Differential(Mechanism):
         super().__init__(num_heads=inner.num_heads, head_dim=inner.head_dim, options=Options(), layer=inner.layer)
         if inner.num_heads % 2:
             raise InputError(f"differential attention pairs heads, so their number must be even, got {inner.num_heads}")
-        if lambda_init is not None and not (isinstance(lambda_init, (int, float)) and math.isfinite(lambda_init)):
+        if lambda_init is not None and not (isinstance(lambda_init, (int, float)) and abs(lambda_init) < math.inf):
             raise InputError(f"differential_lambda_init must be a finite number, got {lambda_init!r}")
         self.inner = inner
         self.couples_queries, self.uncoupling_options = inner.couples_queries, inner.uncoupling_options

@@ -22,7 +22,7 @@ from fairseq_lot.pretrained.loading import Loaded, load
 from fairseq_lot.pretrained.multilingual import language_symbols
 from fairseq_lot.pretrained.text import Text, add_text_arguments, piece_kind, text_options
 
-_BATCH = 32  # lines that are read at a time
+_BATCH = 32  # sentences at a time
 
 
 class Translator:
@@ -75,7 +75,7 @@ class Translator:
 
     def search(self, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The best hypothesis for each source, both as symbols with the end of sentence."""
-        found = dict(self.loaded.with_sources(sources).translate(self._beam))
+        found = dict(self.loaded.with_sources(sources).translate(self._beam, _BATCH))
         return [found[i] for i in range(len(sources))]
 
     def spell(self, target: torch.Tensor) -> str:

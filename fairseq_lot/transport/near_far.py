@@ -21,7 +21,6 @@ from torch.nn.functional import pad, threshold
 
 from fairseq_lot.transport import pivots_causal
 from fairseq_lot.transport.autograd import once_in_full_precision
-from fairseq_lot.transport.pivots_causal import falling_sums
 
 # Queries in a block.
 _BLOCK = 32
@@ -376,7 +375,7 @@ def _sums_before(blocks: torch.Tensor, fall: torch.Tensor | None, *, reverse: bo
     if blocks.device.type not in pivots_causal.ONE_BY_ONE:
         blocks = pad(blocks, (0, 0, 0, 0, -1, 1) if reverse else (0, 0, 0, 0, 1, -1))
         if fall is not None:
-            return falling_sums(blocks, fall.unsqueeze(1).pow, reverse=reverse)
+            return pivots_causal.falling_sums(blocks, fall.unsqueeze(1).pow, reverse=reverse)
         return blocks.flip(2).cumsum(2).flip(2) if reverse else blocks.cumsum(2)
     sums = torch.empty_like(blocks)
     added, before = blocks.unbind(2), sums.unbind(2)

@@ -237,7 +237,7 @@ def test_differential_constant_and_switch():
     assert not isinstance(build("--differential", "false"), Differential)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), "0.8"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 10**400, "0.8"])
 def test_differential_constant_is_a_finite_number(value):
     args = argparse.Namespace(differential=True, differential_lambda_init=value)
     spell_out(args)

@@ -1,6 +1,7 @@
 """Differential attention: the difference of two plans, around any mechanism."""
 
 import math
+import sys
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +44,8 @@ class Differential(Mechanism):
         super().__init__(num_heads=inner.num_heads, head_dim=inner.head_dim, options=Options(), layer=inner.layer)
         if inner.num_heads % 2:
             raise InputError(f"differential attention pairs heads, so their number must be even, got {inner.num_heads}")
-        if lambda_init is not None and not (isinstance(lambda_init, (int, float)) and abs(lambda_init) < math.inf):
+        is_number = isinstance(lambda_init, (int, float)) and abs(lambda_init) <= sys.float_info.max
+        if lambda_init is not None and not is_number:
             raise InputError(f"differential_lambda_init must be a finite number, got {lambda_init!r}")
         self.inner = inner
         self.couples_queries, self.uncoupling_options = inner.couples_queries, inner.uncoupling_options

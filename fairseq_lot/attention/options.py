@@ -1,7 +1,7 @@
 """Options of a mechanism: fields with a default, a ``--help`` text and an allowed range, checked when they are set."""
 
 import dataclasses
-import math
+import sys
 import typing
 from dataclasses import dataclass
 from typing import Any
@@ -90,5 +90,5 @@ def _check_kind(name: str, value: Any, kind: Any) -> None:
         raise InputError(f"must be true or false, got {value!r}", name)
     if int in kinds and (is_bool or not isinstance(value, int)):
         raise InputError(f"must be a whole number, got {value!r}", name)
-    if float in kinds and (is_bool or not number or not abs(value) < math.inf):
+    if float in kinds and (is_bool or not number or not abs(value) <= sys.float_info.max):
         raise InputError(f"must be a finite number, got {value!r}", name)

@@ -77,7 +77,7 @@ REFUSED = [
     ("esp", "sort_temperature", (0, -1e-3, NAN, INF, 1e-80)),
     ("esp", "min_sort_temperature", (0, -1e-9, NAN, INF, 1e-80)),
     ("esp", "anneal", (0, -0.5, 1.01, NAN, INF, "0.8")),
-    ("esp", "slice_inverse_temperature", (-1, NAN, INF)),
+    ("esp", "slice_inverse_temperature", (-1, NAN, INF, 10**400)),
     ("esp", "slicer", ("random", None)),
     ("esp", "num_slices", (0, 1.5)),
     ("esp", "hard", ("yes",)),

@@ -90,7 +90,7 @@ def test_counts_of_sentences_are_those_of_the_rows():
         assert all(row.length == relative_length(found[row.key]) for row in rows if row.key in found)
         if path_of(path).exists():
             assert len(found) == len(read_lines(path_of(path)))
-    assert sum(path.stat().st_size for path in (ROOT / "results").glob("*.sentences.tsv")) < 6e6
+    assert sum(path.stat().st_size for path in (ROOT / "results").glob("*.sentences.tsv")) < 5e6
 
 
 def test_the_map_names_every_folder_of_the_package():

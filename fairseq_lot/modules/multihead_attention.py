@@ -64,6 +64,7 @@ class PluggableMultiheadAttention(FairseqIncrementalState, nn.Module):
         need_weights: bool = True,
         static_kv: bool = False,
         attn_mask: Tensor | None = None,
+        before_softmax: bool = False,
         need_head_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend, time first.
@@ -80,6 +81,8 @@ class PluggableMultiheadAttention(FairseqIncrementalState, nn.Module):
         Returns:
             ``(tgt_len, bsz, embed_dim)`` and A or None.
         """
+        if before_softmax:
+            raise NotImplementedError("before_softmax has no meaning for a transport plan")
         if attn_mask is not None and self.site != "decoder":
             raise NotImplementedError(f"an attention mask is not supported at the {self.site!r} site")
         if key_padding_mask is not None:

@@ -146,7 +146,7 @@ def test_what_has_no_meaning_is_refused():
             pluggable(MultiheadAttention(WIDTH, HEADS, self_attention=True, **options), site="encoder")
     query, _ = inputs_of("encoder")
     attention = pluggable(stock_attention("encoder"), site="encoder")
-    with pytest.raises(TypeError, match="before_softmax"):
+    with pytest.raises(NotImplementedError, match="before_softmax"):
         attention(query, query, query, before_softmax=True)
     with pytest.raises(NotImplementedError, match="'encoder' site"):
         attention(query, query, query, attn_mask=future(TGT_LEN))

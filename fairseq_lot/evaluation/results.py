@@ -213,12 +213,12 @@ def read_statistics(results: str | Path, rows: list[Row]) -> dict[tuple, np.ndar
 def encode(statistics: np.ndarray) -> str:
     """The counts as text: numbers of possible n-grams follow from the length and are left out."""
     columns = statistics[:, [1, 0, 2, 3, 4, 5]].T
-    return base64.b64encode(lzma.compress(columns.astype("<u2").tobytes())).decode("ascii")
+    return base64.b85encode(lzma.compress(columns.astype("<u2").tobytes())).decode("ascii")
 
 
 def decode(text: str) -> np.ndarray:
     """The counts that :func:`encode` has written."""
-    columns = np.frombuffer(lzma.decompress(base64.b64decode(text)), dtype="<u2").reshape(6, -1).astype(float)
+    columns = np.frombuffer(lzma.decompress(base64.b85decode(text)), dtype="<u2").reshape(6, -1).astype(float)
     reference, length, counts = columns[0], columns[1], columns[2:]
     possible = np.maximum(length - np.arange(4)[:, None], 0)
     return np.vstack([length, reference, counts, possible]).T

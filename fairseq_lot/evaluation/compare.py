@@ -117,7 +117,7 @@ def compare(
         cells = f"{difference:+.2f}{star} [{low:+.2f}, {high:+.2f}]", f"{changes}{lacking}", f"{p:.4f}"
         rows.append([one, other, *means, *cells])
     return Table(
-        ["A", "B", "BLEU of A", "of B", "A - B, mean of the seeds", "by seed", "p"],
+        ["System", "Other", "BLEU", "of the other", "System minus other, mean of the seeds", "by seed", "p"],
         rows,
         heading=heading,
         notes=[

@@ -19,12 +19,14 @@ def of_log(log):
 
 
 def table(trainings):
-    """A line for each training, a column for each update that the first one was validated at."""
-    updates = next(iter(trainings.values()))
+    """A line for each training, a column for each epoch of the first one, which was validated at the end of each."""
+    updates = list(next(iter(trainings.values())))
     rows = [
         [name, *(f"{valid[at]:.4f}" if at in valid else MISSING for at in updates)] for name, valid in trainings.items()
     ]
-    return Table(["Attention", *(f"{at} updates" for at in updates)], rows, align="<" + ">" * len(updates)).markdown()
+    epochs = (f"{int(at) / int(updates[0]):g}" for at in updates)
+    notes = [f"Nats per target token. An epoch has {updates[0]} updates."]
+    return Table(["After epoch", *epochs], rows, notes=notes, align="<" + ">" * len(updates)).markdown()
 
 
 def keep_and_print(description, kind, measure, show):

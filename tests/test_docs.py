@@ -76,6 +76,12 @@ def test_the_overview_is_of_the_rows(name, short):
     assert overview == program("docs/notes/overview.py").table(short=short) + "\n"
 
 
+def test_ratios_are_of_the_benchmarks():
+    script = program("docs/notes/ratios.py")
+    for name in script.TABLES:
+        assert (ROOT / "benchmarks/ratios" / f"{name}.md").read_text(encoding="utf-8") == script.table(name) + "\n"
+
+
 def test_results_name_no_folder_of_the_machine_that_made_them():
     """In commands, paths of checkpoints and the like."""
     files = [path for path in (ROOT / "results").rglob("*.json*") if path.is_file()]

@@ -70,6 +70,12 @@ def test_tables_of_scripts_are_of_their_files(script, files, table):
     assert found[0].with_name(table).read_bytes() == printed.stdout
 
 
+def test_heads_are_sorted_by_numbers():
+    names = ["4 epochs, LOT", "4 epochs, LOT from scratch", "16 + 2 epochs, LOT", "16 epochs, LOT", "LOT, plugged in"]
+    paths = sorted((ROOT / f"{name}.json" for name in names), key=program("docs/notes/heads.py").by_number)
+    assert [path.stem for path in paths] == names
+
+
 @pytest.mark.parametrize("name, short", [("overview", False), ("overview.short", True)])
 def test_the_overview_is_of_the_rows(name, short):
     overview = (ROOT / "results" / f"iwslt14-65k.{name}.md").read_text(encoding="utf-8")

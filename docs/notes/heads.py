@@ -5,6 +5,7 @@ python docs/notes/heads.py results/iwslt14-65k.small.heads/*.json >results/iwslt
 
 import argparse
 import json
+import re
 from pathlib import Path
 from statistics import fmean
 
@@ -14,10 +15,15 @@ from fairseq_lot.output.tables import Table
 MEASURES = ("entropy", "effective_rank", *BALANCE)
 
 
+def by_number(path):
+    """What files are sorted by: numbers in a name count as numbers, so 4 epochs stand before 16."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.stem)]
+
+
 def table(paths):
     """Means over the heads of the encoder, and the sharpest head."""
     lines = []
-    for path in map(Path, paths):
+    for path in sorted(map(Path, paths), key=by_number):
         report = json.loads(path.read_text(encoding="utf-8"))
         heads = [row for row in report["rows"] if row["site"] == "encoder"]
         sharpest = min(heads, key=lambda row: row["entropy"])

@@ -133,8 +133,10 @@ def read_rows(paths: Iterable[str | Path]) -> list[Row]:
         InputError: as :func:`read_lines_as`, or one name stands for two systems, trainings, test sets or rows.
     """
     found: dict[tuple, tuple[Any, str]] = {}
+    rows: dict[tuple, Row] = {}
     for path in paths:
         for place, row in read_lines_as(Row, path, "row"):
+            rows.setdefault(row.key, row)
             named = {
                 ("system", row.experiment, row.system): row.settings,
                 ("training", row.experiment, row.backbone): row.training,
@@ -145,7 +147,7 @@ def read_rows(paths: Iterable[str | Path]) -> list[Row]:
                 old, at = found.setdefault(key, (value, place))
                 if old != value:
                     raise InputError(f"{at} and {place} have different values of {key}; give one of them another name")
-    return [value for value, _ in found.values() if isinstance(value, Row)]
+    return list(rows.values())
 
 
 def tables(rows: Iterable[Row]) -> list[list[Row]]:

@@ -122,7 +122,7 @@ class NearFar(Mechanism):
         tokens = at_least_float32(torch.cat([q, k], 2))  # one kernel each for both
         sides = tokens.split(sizes, 2)
         logs = self._logs(tokens).split(sizes, 2) if self.options.num_features else (None, None)
-        if masks.causal and not _moderate(logs[1]):
+        if masks.causal and not _are_close(logs[1]):
 
             def apply(v):
                 return self._by_prefixes(sides, v, logs, masks.key_pads)[:, :, early:]
@@ -280,7 +280,7 @@ class NearFar(Mechanism):
         return values.unflatten(0, k.shape[:2]), state | vars(far)
 
 
-def _moderate(key_logs: Tensor | None) -> bool:
+def _are_close(key_logs: Tensor | None) -> bool:
     """Powers of all keys may be taken relative to the largest. Seen on the CPU alone, where looking costs nothing."""
     if key_logs is None:
         return True

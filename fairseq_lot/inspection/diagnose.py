@@ -19,7 +19,7 @@ from fairseq_lot.inspection.per_head import (
     certify,
     certify_coupling,
     mean_rows,
-    measure,
+    measure_heads,
     summary,
 )
 from fairseq_lot.output.files import atomic_write, refuse_same
@@ -95,7 +95,7 @@ def diagnose(loaded: Loaded, *, sentences: int, batch: int, perturbations: int, 
                 if keys.size(1) < attention.k.size(2):  # --cross-self-attention: the source stands before the target
                     keys = torch.cat([pads["source"], keys], 1)
                 where = (attention.site, attention.layer, attention.name, attention.signed)
-                measured.setdefault(where, []).append(measure(attention, queries, keys))
+                measured.setdefault(where, []).append(measure_heads(attention, queries, keys))
                 if attention.site == "encoder" and perturbations:
                     seeds = [(seed, int(i), attention.layer) for i in sample["id"]]
                     for kind, of_sentences in certifying.items():

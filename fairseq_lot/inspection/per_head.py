@@ -49,7 +49,7 @@ COUPLING_CERTIFICATES = {
 _NOISE_SIZES = (0.01, 0.1, 1.0)
 
 
-def measure(attention: Captured, query_padding_mask: torch.Tensor, key_padding_mask: torch.Tensor) -> dict:
+def measure_heads(attention: Captured, query_padding_mask: torch.Tensor, key_padding_mask: torch.Tensor) -> dict:
     """All of ``MEASURES`` of one attention on one batch.
 
     Args:

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 import io
 import itertools
 import json
@@ -116,6 +117,7 @@ def _check_starting_points(config: dict[str, Any]) -> None:
         _refuse_base(config["base"], seed=config["seeds"], backbone=config["backbones"])
 
 
+@functools.cache
 def _given_training() -> set[str]:
     """Flags of a training that the workflow gives."""
     # not above: Snakefile imports this file, and fairseq changes how its process logs

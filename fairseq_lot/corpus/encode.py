@@ -38,7 +38,7 @@ def learn_bpe(lines: Iterable[str], vocab_size: int) -> bytes:
             sentence_iterator=iter(lines),
             model_writer=model,
             model_type="bpe",
-            vocab_size=vocab_size,
+            vocab_size=max(vocab_size, 3),  # it has three of its own, and with fewer gives an internal message
             character_coverage=1.0,
             normalization_rule_name="identity",
             split_by_unicode_script=False,  # Moses tokens are split already; "&apos;s" may be one piece

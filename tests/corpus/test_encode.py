@@ -165,6 +165,7 @@ def test_a_vocabulary_has_a_piece(size, words, tmp_path, refused):
 @pytest.mark.parametrize(
     ("options", "size", "expected"),
     [
+        ((), "1", "does not fit this text: Vocabulary size is smaller than required_chars. 3 vs "),
         ((), "10", "does not fit this text: Vocabulary size is smaller than required_chars. 10 vs "),
         ((), "100000", "does not fit this text: Vocabulary size too high (100000). Please set it to a value <= "),
         (BY_SUBWORD_NMT, "1000", "is too large for this text; give at most "),

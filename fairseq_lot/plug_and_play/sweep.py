@@ -163,12 +163,16 @@ def ways_to_try(tries: Iterable[str], base: Base, *, calibrate: bool, text: bool
         InputError: a way is wrong.
     """
     sites = {name: value for name, value in base.way.options.items() if name == "attention_sites"}
-    given = [replace(way, options={**sites, **way.options}) for words in tries for way in expand(words)]
-    ways = list({way.key: way for way in (base.way, *given)}.values())
-    state = load_checkpoint(base.path)
-    fitted = [way for way in ways if why_not_calibrated(swap_as(state, way)) is None]
+    state, ways, fitted = load_checkpoint(base.path), {base.way.key: base.way}, []
+    for words in tries:
+        for way in [replace(way, options={**sites, **way.options}) for way in expand(words)]:
+            try:
+                if ways.setdefault(way.key, way) is way and why_not_calibrated(swap_as(state, way)) is None:
+                    fitted.append(way)
+            except InputError as error:
+                raise InputError(f"--try {words!r}: {error}") from None
     calibrations = [PIECES, TEXT][: 1 + text] if calibrate else []
-    return ways + [replace(way, calibrated_on=calibration) for calibration in calibrations for way in fitted]
+    return [*ways.values(), *(replace(way, calibrated_on=one) for one in calibrations for way in fitted)]
 
 
 def swap_as(base: State, way: Way) -> State:

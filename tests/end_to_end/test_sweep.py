@@ -159,7 +159,9 @@ def test_several_epochs_are_one_table_and_keep_to_one_training(
         (["--path", stock_checkpoint], f"{stock_checkpoint} (epoch unknown)"),
         (["--path", epochs[1], "--sentences", 21], "sentences 20, not 21"),
         (["--path", epochs[1], "--sentences", 0], "--sentences must be at least 1"),
-        (["--path", epochs[1], "--try", "lots", "--no-calibration"], "unknown attention mechanism 'lots'"),
+        (["--path", epochs[1], "--try", "lots", "--no-calibration"], "--try 'lots': unknown attention mechanism"),
+        (["--path", epochs[1], "--try", "lot --attention-sites no"], "--try 'lot --attention-sites no': unknown att"),
+        (["--path", epochs[1], "--try", "lot --lot-num-pivots 0"], "--try 'lot --lot-num-pivots 0': lot attention: "),
     ):
         refuse(capsys, *words, *more, naming=[words_of_refusal])
     assert contents(out) == kept

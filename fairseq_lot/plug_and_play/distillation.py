@@ -16,6 +16,7 @@ from tqdm import tqdm
 from fairseq_lot.attention.base import AttentionOutput, Mechanism
 from fairseq_lot.errors import InputError
 from fairseq_lot.modules.sites import attentions, inner
+from fairseq_lot.pretrained.loading import refuse_overflow
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,8 @@ def translate_greedily(teacher: TransformerModel, sample: dict, part: int | None
     lengths = torch.tensor([len(one) for one in parts], device=sources.device)
     tokens = collate_tokens(parts, dictionary.pad(), left_pad=True)
     generator = SequenceGenerator([teacher], dictionary, beam_size=1, max_len_a=1.2, max_len_b=10)
-    best = generator.generate([teacher], {"net_input": {"src_tokens": tokens, "src_lengths": lengths}})
+    with refuse_overflow("the model"):
+        best = generator.generate([teacher], {"net_input": {"src_tokens": tokens, "src_lengths": lengths}})
     translated = iter(hypotheses[0]["tokens"][:-1] for hypotheses in best)
     joined = [torch.cat([torch.cat([next(translated) for _ in own])[:most], eos]) for own in parts_of]
     return collate_tokens(joined, dictionary.pad(), dictionary.eos(), move_eos_to_beginning=True)

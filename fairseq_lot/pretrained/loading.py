@@ -99,7 +99,7 @@ class Loaded:
         by_length = self.sentences.src_sizes.argsort(kind="stable")[::-1]
         for start in range(0, len(by_length), batch):
             sample = self.batch(by_length[start : start + batch])
-            with _weights_unread(self.model):
+            with _weights_unread(self.model), refuse_overflow(self.path):
                 found = self.task.inference_step(generator, [self.model], sample)
             for i, hypotheses in zip(sample["id"].tolist(), found, strict=True):
                 cut += len(hypotheses[0]["tokens"]) > limit
@@ -127,6 +127,16 @@ def _weights_unread(model: TransformerModel) -> Iterator[None]:
     finally:
         for layer, before in wanted:
             layer.need_attn = before
+
+
+@contextlib.contextmanager
+def refuse_overflow(name: str) -> Iterator[None]:
+    """Name the model in whose scores there is no number: fairseq's search then asserts that it has come to an end."""
+    try:
+        yield
+    except AssertionError as error:
+        reason = "no score of a next piece is a finite number, so its weights overflow"
+        raise InputError(f"{name} cannot translate: {reason}; give an earlier checkpoint") from error
 
 
 def on_device(sample: dict, device: torch.device) -> dict:

@@ -142,6 +142,18 @@ def test_scores_that_overflow(command, data, stock_checkpoint, tmp_path, capsys)
     refuse_file(capsys, command, data, path, naming=[path, "encoder, layer 1", "is not finite"])
 
 
+@pytest.mark.parametrize("command", ("report", "swap", "sweep", "translate"))
+def test_predictions_that_overflow(command, data, stock_checkpoint, tmp_path, capsys):
+    path = tmp_path / "wrong.pt"
+    with edited(stock_checkpoint, path) as state:
+        state["model"]["decoder.layers.1.fc2.bias"].fill_(3e38)
+    if command == "swap":  # the decoder is fitted on translations
+        words = ["swap", "--path", path, "--attention", "lot", "--attention-sites", "decoder", "--out", tmp_path / "o"]
+    else:
+        words = [word for word in words_of(command, data / "bin", path, tmp_path) if word != "--no-bleu"]
+    refuse_and_keep(capsys, tmp_path, *words, naming=["the model" if command == "swap" else path, "weights overflow"])
+
+
 class Attack:
     """Unpickled, it calls a function."""
 

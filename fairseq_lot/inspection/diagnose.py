@@ -113,7 +113,7 @@ def diagnose(loaded: Loaded, *, sentences: int, batch: int, perturbations: int, 
 
 
 def encoder_balance(loaded: Loaded) -> dict[str, float]:
-    """How balanced the encoder's plans are: means over its heads, and over 64 sentences, of the measures of balance."""
+    """How balanced the encoder's plans are: means of ``BALANCE`` over its heads, and over up to 64 sentences."""
     rows = diagnose(loaded, sentences=64, batch=16, perturbations=0, seed=1)["rows"]
     of_encoder = [row for row in rows if row["site"] == "encoder"]
     return {measure: fmean(row[measure] for row in of_encoder) for measure in BALANCE}

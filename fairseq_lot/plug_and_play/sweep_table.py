@@ -11,7 +11,7 @@ from fairseq_lot.plug_and_play.points import CALIBRATIONS, DRAWN, LENGTHS, PIECE
 
 _CALIBRATED = {DRAWN: MISSING, PIECES: "without data", TEXT: "on text"}
 _NOTE = {DRAWN: "", PIECES: "(calibrated without data)", TEXT: "(calibrated)"}
-_MEANS = "means over the heads of the encoder, 64 sentences."
+_MEANS = "means over the heads of the encoder, up to 64 sentences."
 # of one way, its points by the sums of their bases
 Line = dict[str, Point]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fairseq.models.transformer import TransformerModel
+from fairseq.models.transformer import DEFAULT_MAX_SOURCE_POSITIONS, TransformerModel
 
 from fairseq_lot.attention.options import Options, option
 from fairseq_lot.attention.registry import DEFAULT, describe
@@ -219,6 +219,13 @@ def calibrate(
     return Calibrated(state, description, both.matched, fits[0].before, after, fits)
 
 
+def check_longest(state: State, longest: int) -> None:
+    """Refuse random sentences for which the model has no positions; the default is cut to what it has."""
+    most = (getattr(model_args(state), "max_source_positions", None) or DEFAULT_MAX_SOURCE_POSITIONS) - 1
+    if longest > max(most, FitOptions.longest):
+        raise InputError(f"{state.path} has positions for {most} pieces, not --longest {longest}; give at most {most}")
+
+
 def softmax_of_training(state: State) -> dict[str, Any] | None:
     """The flags of the softmax that was trained at the sites of a swapped attention; None: it was something else."""
     attention, sites = trained(state)
@@ -247,6 +254,7 @@ def _sentences(state: State, data: str | Path | None, fitting: FitOptions, teach
     """What to run on."""
     shared = {"max_tokens": fitting.max_tokens, "held_out": fitting.held_out, "seed": fitting.seed}
     if data is None:
+        check_longest(state, fitting.longest)
         return random_pieces(teacher, dictionary_of_training(state), longest=fitting.longest, **shared)
     if is_text_file(data):
         return from_text(encoded(state, data, teacher), str(data), **shared)

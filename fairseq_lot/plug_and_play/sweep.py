@@ -24,6 +24,7 @@ from fairseq_lot.output.provenance import current_commit
 from fairseq_lot.plug_and_play.calibrate import (
     FitOptions,
     calibrate,
+    check_longest,
     how_to_fit,
     how_trained,
     softmax_of_training,
@@ -127,6 +128,8 @@ def run(args: Namespace) -> None:
     # the first point of a folder is of a base itself
     check_bases([*(Base(f"a point in {folder}", point.base, point.epoch, points[0]) for point in points), *bases])
     ways = ways_to_try(args.tries, bases[0], calibrate=not args.no_calibration, text=args.text)
+    if not args.no_calibration:
+        check_longest(load_checkpoint(bases[0].path), args.longest)
     with tqdm(total=len(bases) * len(ways), unit="swap", disable=None) as progress:
         for base in bases:
             done = {(point.base, *point.key) for point in points if point.bleu or args.no_bleu}

@@ -126,6 +126,16 @@ def test_the_length_of_random_sentences_beside_text_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("command", ["calibrate", "swap", "sweep"])
+def test_random_sentences_for_which_the_model_has_no_positions_are_refused(
+    command, data, stock_checkpoint, lot_checkpoint, tmp_path, capsys
+):
+    path = lot_checkpoint if command == "calibrate" else stock_checkpoint
+    words = [command, "--path", path, "--out", tmp_path / "out", "--longest", 1024]
+    words += [data / "bin", "--try", "lot"] if command == "sweep" else []
+    refuse_and_keep(capsys, tmp_path, *words, naming=[f"{path} has positions for 1023 pieces, not --longest 1024"])
+
+
 def test_random_sentences_may_be_longer_than_by_default(lot_checkpoint, monkeypatch):
     lengths, random_pieces = [], calibration.random_pieces
     monkeypatch.setattr(

@@ -12,7 +12,7 @@ from fairseq.models.transformer import DEFAULT_MAX_SOURCE_POSITIONS, Transformer
 
 from fairseq_lot.attention.options import Options, option
 from fairseq_lot.attention.registry import DEFAULT, describe
-from fairseq_lot.errors import InputError
+from fairseq_lot.errors import InputError, flag
 from fairseq_lot.modules.flat_options import add_options, mechanism_options
 from fairseq_lot.modules.sites import attention_sites
 from fairseq_lot.output.files import atomic_write, refuse_same
@@ -38,6 +38,7 @@ from fairseq_lot.pretrained.checkpoint import (
 from fairseq_lot.pretrained.device import add_device_argument, choose_device
 from fairseq_lot.pretrained.languages import add_language_arguments, typed_pair, with_languages
 from fairseq_lot.pretrained.loading import Loaded, build, load_data
+from fairseq_lot.pretrained.text import add_text_arguments, text_options
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,11 @@ def how_to_fit(
     if args.split != FitOptions.split and (data is None or is_text_file(data)):
         way_out = "leave it out, or give one (swap: with --calibrate, sweep: with --text)"
         raise InputError(f"--split {args.split} is of a data folder to calibrate on, and there is none; {way_out}")
-    fitting = dataclasses.asdict(FitOptions.of(args))
+    text = {name: value for name, value in text_options(args).items() if value}
+    if text and (data is None or not is_text_file(data)):
+        flags = ", ".join(map(flag, text))
+        raise InputError(f"{flags}: of a plain text file to calibrate on, and there is none; leave it out, or give one")
+    fitting = dataclasses.asdict(FitOptions.of(args)) | ({"text": text} if text else {})
     return {"device": choose_device(args.device), "languages": typed_pair(args), **fitting}
 
 
@@ -113,6 +118,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_device_argument(parser)
     add_language_arguments(parser)
     add_options(parser, FitOptions)
+    add_text_arguments(parser.add_argument_group("from sentences to pieces", "Where DATA is a plain text file."))
 
 
 def run(args: Namespace) -> int:
@@ -156,6 +162,7 @@ def calibrate(
     *,
     device: str | torch.device | None = None,
     languages: tuple[str, str] | None = None,
+    text: dict[str, Any] | None = None,
     **options: Any,
 ) -> Calibrated:
     """Fit the parameters that a mechanism has added; the teacher is the same model with the softmax of its training.
@@ -175,6 +182,7 @@ def calibrate(
             Where there are no targets, the decoder reads the teacher's translations.
         device: to run on; None: a GPU when there is one.
         languages: source and target, where neither checkpoint nor data folder tells.
+        text: how the lines of a plain text file become pieces, as :meth:`Text.of` takes it.
         **options: of :class:`FitOptions`.
 
     Raises:
@@ -196,7 +204,7 @@ def calibrate(
             "--distill-steps fits the decoder to predictions, and fairseq cannot differentiate those of an adaptive "
             "softmax; leave it out, or swap in the encoder alone"
         )
-    sentences = _sentences(with_languages(state, languages), data, fitting, teacher)
+    sentences = _sentences(with_languages(state, languages), data, fitting, teacher, text or {})
     # however long random sequences are, they are translated in parts of a sentence's length
     readable = partial(both.readable, part=FitOptions.longest if data is None else None)
     held_out = readable(sentences.held_out)
@@ -250,14 +258,16 @@ def trained(state: State) -> tuple[str, str]:
     return describe(attention, mechanism_options(args, attention)), ",".join(attention_sites(args))
 
 
-def _sentences(state: State, data: str | Path | None, fitting: FitOptions, teacher: TransformerModel) -> Sentences:
+def _sentences(
+    state: State, data: str | Path | None, fitting: FitOptions, teacher: TransformerModel, text: dict[str, Any]
+) -> Sentences:
     """What to run on."""
     shared = {"max_tokens": fitting.max_tokens, "held_out": fitting.held_out, "seed": fitting.seed}
     if data is None:
         check_longest(state, fitting.longest)
         return random_pieces(teacher, dictionary_of_training(state), longest=fitting.longest, **shared)
     if is_text_file(data):
-        return from_text(encoded(state, data, teacher), str(data), **shared)
+        return from_text(encoded(state, data, teacher, **text), str(data), **shared)
     task, dataset = load_data(state, data, fitting.split, needs_target=False)
     return from_text(Loaded(teacher, task, dataset, state.path), f"{data}, {fitting.split}", **shared)
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -72,7 +73,7 @@ def is_text_file(data: str | Path) -> bool:
     return Path(data).is_file() or Path(data).is_fifo()
 
 
-def encoded(state: State, file: str | Path, model: TransformerModel) -> Loaded:
+def encoded(state: State, file: str | Path, model: TransformerModel, **text: Any) -> Loaded:
     """A model with the sentences of a plain text file, in pieces as they are made for it; blank lines are left out.
 
     Raises:
@@ -81,7 +82,7 @@ def encoded(state: State, file: str | Path, model: TransformerModel) -> Loaded:
     lines = read_lines(file)
     task, _ = load_data(state, None, None)
     loaded = Loaded(model, task, None, state.path, saved_encoders(state))
-    pieces = filter(None, Text.of(loaded).encode(tqdm(lines, desc=Path(file).name, leave=False, disable=None)))
+    pieces = filter(None, Text.of(loaded, **text).encode(tqdm(lines, desc=Path(file).name, leave=False, disable=None)))
     return loaded.with_sources([loaded.source(sentence) for sentence in pieces])
 
 

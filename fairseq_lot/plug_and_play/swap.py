@@ -46,6 +46,7 @@ from fairseq_lot.pretrained.checkpoint import (
 from fairseq_lot.pretrained.device import add_device_argument
 from fairseq_lot.pretrained.languages import add_language_arguments, with_languages
 from fairseq_lot.pretrained.loading import build
+from fairseq_lot.pretrained.text import add_text_arguments
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -70,6 +71,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     choice.add_argument("--no-calibrate", action="store_true", help="leave the new parameters as they were drawn")
     add_language_arguments(group)
     add_options(group, FitOptions)
+    add_text_arguments(parser.add_argument_group("from sentences to pieces", "With --calibrate and a plain text file."))
 
 
 def run(args: Namespace) -> int:

@@ -72,7 +72,7 @@ def add_text_arguments(parser: ArgumentParser | _ArgumentGroup) -> None:
 
 def text_options(args: Namespace) -> dict:
     """What :meth:`Text.of` takes, from a command line."""
-    return {name: getattr(args, name) for name in ("bpe", "bpe_codes", "tokenizer", "tokenised")}
+    return {name: getattr(args, name, None) for name in ("bpe", "bpe_codes", "tokenizer", "tokenised")}
 
 
 def piece_kind(dictionary: Dictionary) -> str | None:

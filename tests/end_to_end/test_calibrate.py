@@ -368,6 +368,21 @@ def test_a_device_that_is_not_there_is_refused(device, data, stock_checkpoint, l
     assert list(tmp_path.iterdir()) == []
 
 
+def test_how_a_plain_text_file_is_encoded_can_be_typed(data, stock_checkpoint, lot_checkpoint, tmp_path, capsys):
+    folder, codes = shutil.copytree(data / "bin", tmp_path / "bin"), tmp_path / "mine.model"
+    shutil.move(folder / "sentencepiece.bpe.model", codes)
+    paths = {"calibrate": tmp_path / "lot.pt", "swap": tmp_path / "stock.pt"}
+    for path, checkpoint in zip(paths.values(), (lot_checkpoint, stock_checkpoint), strict=True):
+        with edited(checkpoint, path) as state:
+            state["cfg"]["task"].update(data=str(folder))
+    for command, given in (("calibrate", []), ("swap", ["--attention", "lot", "--calibrate"])):
+        words = [command, "--path", paths[command], "--out", tmp_path / "out.pt", *FIT, *given]
+        refuse(capsys, *words, data / "raw" / "train.de", naming=["name it with --bpe-codes"])
+        refuse(capsys, *words, folder, "--tokenizer", "space", naming=["--tokenizer: of a plain text file"])
+        fairseq_lot(*words, data / "text" / "train.de", "--bpe-codes", codes, "--tokenised")
+        assert "calibrated on text of" in calibration_of(tmp_path / "out.pt")
+
+
 def test_a_plain_text_file_is_fitted_to_in_the_pieces_of_the_model(data, stock_checkpoint, tmp_path, capsys):
     """A folder of the same sentences, without a target side, gives the same checkpoint."""
     raw, out = tmp_path / "raw.de", [tmp_path / "file.pt", tmp_path / "folder.pt"]

@@ -80,6 +80,8 @@ def load_checkpoint(checkpoint: Checkpoint) -> State:
 
 def _load(path: Path) -> Any:
     """What is in the file."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder, not a checkpoint; name a file, such as {path / 'checkpoint_best.pt'}")
     if not path.is_file():
         raise InputError(f"there is no checkpoint {path}")
     try:

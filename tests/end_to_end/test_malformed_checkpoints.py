@@ -8,7 +8,7 @@ from argparse import Namespace
 import pytest
 import torch
 
-from tests.end_to_end.conftest import edited, refuse_and_keep
+from tests.end_to_end.conftest import edited, refuse, refuse_and_keep
 
 COMMANDS = ("calibrate", "check", "diagnose", "report", "sweep", "swap", "translate")
 
@@ -47,6 +47,7 @@ def test_damaged_at_each_tenth(tenth, damage, command, data, stock_checkpoint, t
 def test_what_is_no_checkpoint(data, tmp_path, capsys):
     path = tmp_path / "no.pt"
     refuse_file(capsys, "swap", data, path, naming=[path])
+    refuse(capsys, "check", data / "bin", "--path", data / "bin", naming=[f"{data / 'bin'} is a folder"])
     path.write_bytes(b"not a checkpoint\n")
     refuse_file(capsys, "swap", data, path, naming=[path])
     path.write_bytes(pickle.dumps({"model": 1}))

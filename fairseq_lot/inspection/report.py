@@ -71,7 +71,7 @@ def run(args: Namespace) -> None:
             named = {name: trainings[log] for name, log in _short_names([*trainings]).items()}
             figures["Training and validation loss"] = loss_curves(named)
         if not figures and not maps:
-            raise InputError("nothing to report; give --results, --logs, or --path with --sentences")
+            raise InputError("nothing to report; give --results with a row, --logs, or --path with --sentences")
         data = page(rows, figures, maps).encode("utf-8")
         file.write(data)
     print(f"{args.out}: {len(data) / 1e6:.2f} MB", file=sys.stderr)

@@ -123,6 +123,8 @@ def test_wrong_options_are_refused(data, stock_checkpoint, report, tmp_path, cap
     lines = ("--sentences", report / "lines.de")
     (tmp_path / "blank.de").write_text("das\n\n")
     refuse(capsys, "report", *out, naming=["--results"])
+    (tmp_path / "blank.jsonl").touch()
+    refuse(capsys, "report", *out, "--results", tmp_path / "blank.jsonl", naming=["--results with a row"])
     refuse(capsys, "report", *out, *lines, naming=["--path"])
     refuse(capsys, "report", *out, "--sites", "cross", "--bpe", "fastbpe", naming=["--sites, --bpe cannot", "--path"])
     refuse(capsys, "report", *out, *model, naming=["--sentences"])
@@ -133,4 +135,4 @@ def test_wrong_options_are_refused(data, stock_checkpoint, report, tmp_path, cap
     refuse(capsys, "report", *out, "--logs", report / "lines.de", naming=["lines.de"])
     refuse(capsys, "report", *out, "--results", tmp_path / "gone.jsonl", naming=["gone.jsonl"])
     refuse(capsys, "report", "--out", tmp_path, *model, *lines, naming=[tmp_path])
-    assert [path.name for path in tmp_path.iterdir()] == ["blank.de"], "nothing half-written"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["blank.de", "blank.jsonl"], "nothing half-written"

@@ -1,6 +1,8 @@
 """How many times faster or smaller one contender of benchmarks/ is than another.
 
-for name in readme layer prior model lengths; do python docs/notes/ratios.py $name >benchmarks/ratios/$name.md; done
+for name in readme layer convolution prior model lengths; do
+    python docs/notes/ratios.py $name >benchmarks/ratios/$name.md
+done
 """
 
 import csv
@@ -13,6 +15,7 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 FORWARD, BOTH, MEMORY = "forward_seconds", "forward_backward_seconds", "peak_bytes"
 ENCODER, TRAINING, DECODING = "encoder_seconds", "training_seconds", "decoding_seconds"
 NEAR_FAR, NARROW, LOT = "near_far r=32", "near_far --near-far-window 4 r=32", "lot r=32"
+CONVOLUTION = "lot --lot-conv-kernel 7 r=32"
 IN_MODEL = "near_far --attention-sites encoder,decoder r=32"
 ALIBI = "softmax --softmax-prior alibi", "near_far --near-far-prior alibi r=32"
 # by name: head of the first column, lengths, and in each row its title, the folder, what was measured of which two
@@ -40,6 +43,19 @@ TABLES = {
             ("forward + backward: SDPA ÷ near_far, W = 4", "near_far", BOTH, "sdpa", NARROW),
             ("forward + backward: SDPA ÷ near_far, W = 8", "near_far", BOTH, "sdpa", NEAR_FAR),
             ("forward + backward: SDPA ÷ LOT", "near_far", BOTH, "sdpa", LOT),
+        ],
+    ),
+    "convolution": (
+        "times, by tokens",
+        (32, 128, 512, 2048),
+        [
+            (f"{way}: {title}", "lot_conv", key, over, under)
+            for way, key in (("forward", FORWARD), ("forward + backward", BOTH))
+            for title, over, under in (
+                ("SDPA ÷ LOT with convolution", "sdpa", CONVOLUTION),
+                ("near_far ÷ LOT with convolution", NEAR_FAR, CONVOLUTION),
+                ("LOT with convolution ÷ LOT", CONVOLUTION, LOT),
+            )
         ],
     ),
     "prior": (

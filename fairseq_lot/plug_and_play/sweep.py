@@ -127,9 +127,8 @@ def run(args: Namespace) -> None:
     check_settings(folder, settings)
     # the first point of a folder is of a base itself
     check_bases([*(Base(f"a point in {folder}", point.base, point.epoch, points[0]) for point in points), *bases])
-    ways = ways_to_try(args.tries, bases[0], calibrate=not args.no_calibration, text=args.text)
-    if not args.no_calibration:
-        check_longest(load_checkpoint(bases[0].path), args.longest)
+    longest = None if args.no_calibration else args.longest
+    ways = ways_to_try(args.tries, bases[0], longest=longest, text=args.text)
     with tqdm(total=len(bases) * len(ways), unit="swap", disable=None) as progress:
         for base in bases:
             done = {(point.base, *point.key) for point in points if point.bleu or args.no_bleu}
@@ -159,11 +158,15 @@ def sum_of_splits(data: Path) -> str:
     return hashlib.sha256(json.dumps(sums).encode()).hexdigest()
 
 
-def ways_to_try(tries: Iterable[str], base: Base, *, calibrate: bool, text: bool) -> list[Way]:
+def ways_to_try(tries: Iterable[str], base: Base, *, longest: int | None, text: bool) -> list[Way]:
     """The base itself, the ways of ``--try``, and what can be fitted once more, calibrated; all are known to work.
 
+    Args:
+        longest: pieces of the longest random sentence of a calibration; None: nothing is calibrated.
+        text: calibrate on text, too.
+
     Raises:
-        InputError: a way is wrong.
+        InputError: a way is wrong, or the model has no positions for such a sentence.
     """
     sites = {name: value for name, value in base.way.options.items() if name == "attention_sites"}
     state, ways, fitted = load_checkpoint(base.path), {base.way.key: base.way}, []
@@ -174,7 +177,10 @@ def ways_to_try(tries: Iterable[str], base: Base, *, calibrate: bool, text: bool
                     fitted.append(way)
             except InputError as error:
                 raise InputError(f"--try {words!r}: {error}") from None
-    calibrations = [PIECES, TEXT][: 1 + text] if calibrate else []
+    calibrations = []
+    if longest is not None:
+        check_longest(state, longest)
+        calibrations = [PIECES, TEXT][: 1 + text]
     return [*ways.values(), *(replace(way, calibrated_on=one) for one in calibrations for way in fitted)]
 
 

@@ -6,6 +6,7 @@ done
 """
 
 import csv
+import functools
 import sys
 from pathlib import Path
 
@@ -18,45 +19,52 @@ NEAR_FAR, NARROW, LOT = "near_far r=32", "near_far --near-far-window 4 r=32", "l
 CONVOLUTION = "lot --lot-conv-kernel 7 r=32"
 IN_MODEL = "near_far --attention-sites encoder,decoder r=32"
 ALIBI = "softmax --softmax-prior alibi", "near_far --near-far-prior alibi r=32"
+
+
+def forward_and_both(folder, *pairs):
+    """Rows of the times of a layer: forward, then with backward."""
+    ways = ("forward", FORWARD), ("forward + backward", BOTH)
+    return [(f"{way}: {title}", folder, key, *two) for way, key in ways for title, *two in pairs]
+
+
+MODEL = [
+    (title, "near_far_model", key, "softmax", IN_MODEL)
+    for title, key in (
+        ("encoder", ENCODER),
+        ("training step", TRAINING),
+        ("decoding step, 32 tokens behind it", DECODING),
+        ("peak memory of a training step", MEMORY),
+    )
+]
 # by name: head of the first column, lengths, and in each row its title, the folder, what was measured of which two
 TABLES = {
     "readme": (
         "softmax's time ÷ its time, by tokens",
         (32, 2048),
         [
-            ("a layer of near_far, forward", "near_far", FORWARD, "sdpa", NEAR_FAR),
-            ("a layer of near_far, forward and backward", "near_far", BOTH, "sdpa", NEAR_FAR),
-            ("a layer of LOT, forward", "near_far", FORWARD, "sdpa", LOT),
-            ("a layer of LOT, forward and backward", "near_far", BOTH, "sdpa", LOT),
-            ("a model with near_far, its encoder", "near_far_model", ENCODER, "softmax", IN_MODEL),
-            ("a model with near_far, training step", "near_far_model", TRAINING, "softmax", IN_MODEL),
-            ("a model with near_far, decoding step", "near_far_model", DECODING, "softmax", IN_MODEL),
+            *forward_and_both("near_far", ("a layer of near_far", "sdpa", NEAR_FAR), ("a layer of LOT", "sdpa", LOT)),
+            *((f"a model with near_far: {title}", *rest) for title, *rest in MODEL[:3]),
         ],
     ),
     "layer": (
         "times, by tokens",
         (32, 128, 512, 2048, 8192),
-        [
-            ("forward: SDPA ÷ near_far, W = 4", "near_far", FORWARD, "sdpa", NARROW),
-            ("forward: SDPA ÷ near_far, W = 8", "near_far", FORWARD, "sdpa", NEAR_FAR),
-            ("forward: SDPA ÷ LOT", "near_far", FORWARD, "sdpa", LOT),
-            ("forward + backward: SDPA ÷ near_far, W = 4", "near_far", BOTH, "sdpa", NARROW),
-            ("forward + backward: SDPA ÷ near_far, W = 8", "near_far", BOTH, "sdpa", NEAR_FAR),
-            ("forward + backward: SDPA ÷ LOT", "near_far", BOTH, "sdpa", LOT),
-        ],
+        forward_and_both(
+            "near_far",
+            ("SDPA ÷ near_far, W = 4", "sdpa", NARROW),
+            ("SDPA ÷ near_far, W = 8", "sdpa", NEAR_FAR),
+            ("SDPA ÷ LOT", "sdpa", LOT),
+        ),
     ),
     "convolution": (
         "times, by tokens",
         (32, 128, 512, 2048),
-        [
-            (f"{way}: {title}", "lot_conv", key, over, under)
-            for way, key in (("forward", FORWARD), ("forward + backward", BOTH))
-            for title, over, under in (
-                ("SDPA ÷ LOT with convolution", "sdpa", CONVOLUTION),
-                ("near_far ÷ LOT with convolution", NEAR_FAR, CONVOLUTION),
-                ("LOT with convolution ÷ LOT", CONVOLUTION, LOT),
-            )
-        ],
+        forward_and_both(
+            "lot_conv",
+            ("SDPA ÷ LOT with convolution", "sdpa", CONVOLUTION),
+            ("near_far ÷ LOT with convolution", NEAR_FAR, CONVOLUTION),
+            ("LOT with convolution ÷ LOT", CONVOLUTION, LOT),
+        ),
     ),
     "prior": (
         "softmax with ALiBi ÷ near_far with ALiBi, by tokens",
@@ -67,32 +75,21 @@ TABLES = {
             ("memory", "near_far_prior", MEMORY, *ALIBI),
         ],
     ),
-    "model": (
-        "softmax ÷ near_far, by tokens",
-        (32, 2048),
-        [
-            ("encoder", "near_far_model", ENCODER, "softmax", IN_MODEL),
-            ("training step", "near_far_model", TRAINING, "softmax", IN_MODEL),
-            ("decoding step, 32 tokens behind it", "near_far_model", DECODING, "softmax", IN_MODEL),
-            ("peak memory of a training step", "near_far_model", MEMORY, "softmax", IN_MODEL),
-        ],
-    ),
+    "model": ("softmax ÷ near_far, by tokens", (32, 2048), MODEL),
     "lengths": (
         "times with r = 32, by tokens",
         (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192),
-        [
-            (f"{way}: {title}", "lengths", key, over, under)
-            for way, key in (("forward", FORWARD), ("forward + backward", BOTH))
-            for title, over, under in (
-                ("released ÷ LOT", "released r=32", LOT),
-                ("SDPA ÷ LOT", "sdpa", LOT),
-                ("LOT ÷ products", LOT, "products alone r=32"),
-            )
-        ],
+        forward_and_both(
+            "lengths",
+            ("released ÷ LOT", "released r=32", LOT),
+            ("SDPA ÷ LOT", "sdpa", LOT),
+            ("LOT ÷ products", LOT, "products alone r=32"),
+        ),
     ),
 }
 
 
+@functools.cache
 def figures(folder: str) -> dict[tuple[str, int], dict[str, str]]:
     """The lines of a benchmark by contender and length."""
     with (BENCHMARKS / folder / "bench.csv").open(encoding="utf-8") as file:

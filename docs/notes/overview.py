@@ -1,16 +1,18 @@
 """How far every system is ahead of softmax that was trained for as long, at every stage.
 
 python docs/notes/overview.py >results/iwslt14-65k.overview.md
-python docs/notes/overview.py --short >results/iwslt14-65k.overview.short.md
+python docs/notes/overview.py --figure docs/figures/overview.svg
 """
 
 import argparse
 import functools
-import re
 from pathlib import Path
 
+import numpy as np
+from matplotlib.figure import Figure
+
 from fairseq_lot.evaluation.bleu import LEVEL, SAMPLES, SEED
-from fairseq_lot.evaluation.compare import compare, unpunished
+from fairseq_lot.evaluation.compare import differences, unpunished
 from fairseq_lot.evaluation.results import (
     FINE_TUNED,
     FROM_SCRATCH,
@@ -21,6 +23,7 @@ from fairseq_lot.evaluation.results import (
     read_rows,
     read_statistics,
 )
+from fairseq_lot.output.figures import write_figure
 from fairseq_lot.output.tables import MISSING, Table
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
@@ -43,8 +46,14 @@ NOTES = (
     "Sinkhorn: at the papers' ε = 0.1, with 15 updates. At ε = 1 it has 3. An update makes one side of the plan exact. "
     "A and B are two trainings of the base.",
     "BLEU punishes translations that are shorter than the references. The last column leaves this brevity penalty out.",
+    "[low, high]: 95 % interval by the same bootstrap.",
 )
-INTERVALS = "[low, high]: 95 % interval by the same bootstrap."
+# of the figure: heading, and the label of two columns
+PANELS = (
+    ("Plugged into a trained model", {COLUMNS[0][0]: "as swapped, base of 32 epochs", COLUMNS[1][0]: COLUMNS[1][0]}),
+    ("Trained from scratch, 16 epochs", {COLUMNS[4][0]: "BLEU", UNPUNISHED: "BLEU without the brevity penalty"}),
+)
+STYLES = ({"color": "C0"}, {"color": "C1", "markerfacecolor": "white"})
 
 
 @functools.cache
@@ -55,8 +64,8 @@ def read(name):
     return rows, read_statistics(path, rows)
 
 
-def differences(name, stage, *, punished):
-    """By system what ``fairseq-lot compare`` prints, the other way round; and by system its place among mechanisms."""
+def ahead(name, stage, *, punished):
+    """By system how far it is ahead of the control; and by system its place among mechanisms."""
     rows, statistics = read(name)
     counts = {
         system: {seed: statistics[row.key] for seed, row in at_stage(own, stage).items()}
@@ -68,31 +77,71 @@ def differences(name, stage, *, punished):
     found = {}
     for system, by_seed in counts.items():
         if by_seed:
-            pair = {system: by_seed, CONTROL: control}
-            ((*_, cell, _, _),) = compare(pair, "", samples=SAMPLES, seed=SEED).rows
-            found[system] = cell if len(by_seed) > 1 else f"{cell} (1)"
+            (found[system],) = differences({system: by_seed, CONTROL: control}, samples=SAMPLES, seed=SEED)
     return found, {row.system: mechanism_order(row)[:2] for row in rows}
 
 
-def table(*, short=False):
-    """A line for each system, a column for each stage; the short one has no intervals."""
+@functools.cache
+def overview():
+    """By system, in the order of the mechanisms, and by column the letter of the base and the difference."""
     lines, order = {}, {}
     for title, stage, files in COLUMNS:
         for letter, name in files.items():
-            found, orders = differences(name, stage, punished=title != UNPUNISHED)
-            for system, cell in found.items():
+            found, orders = ahead(name, stage, punished=title != UNPUNISHED)
+            for system, difference in found.items():
                 line = system.removesuffix(" from scratch")
                 order[line] = *orders[system], line
-                cell = re.sub(r" \[.*\]", "", cell) if short else cell
-                lines.setdefault(line, {}).setdefault(title, f"{letter} {cell}".strip())
+                lines.setdefault(line, {}).setdefault(title, (letter, difference))
+    return {system: lines[system] for system in sorted(lines, key=order.get)}
+
+
+def cell(letter, difference):
+    seeds = "" if len(difference.by_seed) > 1 else "(1)"
+    return f"{letter} {difference} {seeds}".strip()
+
+
+def table():
+    """A line for each system, a column for each stage."""
     titles = [title for title, *_ in COLUMNS]
     rows = [
-        [system, *(lines[system].get(title, MISSING) for title in titles)] for system in sorted(lines, key=order.get)
+        [system, *(cell(*found[title]) if title in found else MISSING for title in titles)]
+        for system, found in overview().items()
     ]
-    return Table(["System", *titles], rows, notes=NOTES if short else [*NOTES, INTERVALS]).markdown()
+    return Table(["System", *titles], rows, notes=NOTES).markdown()
+
+
+def draw():
+    """A panel for each of PANELS, a line for each system, the best on top, with numbers beside the marks."""
+    figure = Figure(figsize=(9, 8), layout="constrained")
+    for axes, (heading, labels) in zip(figure.subplots(2, 1), PANELS, strict=True):
+        first, _ = labels
+        lines = [(name, cells) for name, cells in overview().items() if first in cells]
+        lines.sort(key=lambda line: line[1][first][1].mean)
+        for column, ((title, label), style) in enumerate(zip(labels.items(), STYLES, strict=True)):
+            at = [(place, cells[title][1]) for place, (_, cells) in enumerate(lines) if title in cells]
+            means, low, high = np.array([(found.mean, found.low, found.high) for _, found in at]).T
+            marks = {"fmt": "o", "markersize": 4, "capsize": 2, "label": label, **style}
+            places = [place + 0.15 - 0.3 * column for place, _ in at]
+            axes.errorbar(means, places, xerr=(means - low, high - means), **marks)
+            beside = {"transform": axes.get_yaxis_transform(), "va": "center", "color": style["color"]}
+            for place, found in at:
+                axes.text(1.02 + 0.11 * column, place, f"{found.mean:+.2f}{found.star}", **beside)
+        seeds = [len(cells[first][1].by_seed) for _, cells in lines]
+        names = [name if number > 1 else f"{name} (one seed)" for (name, _), number in zip(lines, seeds, strict=True)]
+        axes.set_yticks(range(len(lines)), names)
+        axes.axvline(0, color="black", linewidth=0.8, linestyle=":")
+        axes.set_title(heading)
+        axes.set_xlabel("BLEU minus softmax's")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2)
+    return figure
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--short", action="store_true", help="without intervals")
-    print(table(short=parser.parse_args().short))
+    parser.add_argument("--figure", type=Path, metavar="FILE.svg", help="draw instead of printing the table")
+    out = parser.parse_args().figure
+    if out:
+        write_figure(draw(), out)
+    else:
+        print(table())

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
@@ -77,6 +78,79 @@ def unpunished(by_seed: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
     return {seed: counts * (np.arange(counts.shape[1]) != 1) for seed, counts in by_seed.items()}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """How far a system is above another in tokenised BLEU.
+
+    Attributes:
+        system, other: their names.
+        scores: the BLEU of both, means over the seeds that both have.
+        by_seed: the difference with each of these seeds; ``mean`` is their mean.
+        low, high, p: bounds of its 95 % interval and the p-value, of the bootstrap.
+    """
+
+    system: str
+    other: str
+    scores: tuple[float, float]
+    by_seed: dict[int, float]
+    low: float
+    high: float
+    p: float
+
+    @property
+    def mean(self) -> float:
+        """Over the seeds."""
+        return sum(self.by_seed.values()) / len(self.by_seed)
+
+    @property
+    def star(self) -> str:
+        """An asterisk where p is small."""
+        return "*" if self.p < bleu.LEVEL else ""
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.2f}{self.star} [{self.low:+.2f}, {self.high:+.2f}]"
+
+
+def differences(
+    systems: dict[str, dict[int, np.ndarray]], *, samples: int, seed: int, against: str | None = None
+) -> list[Difference]:
+    """Compare every pair of systems on the seeds that both have.
+
+    All systems and seeds are scored on the same resamples of the test set, so the interval and p speak of other
+    sentences, not of other seeds; the differences by seed stand beside them.
+
+    Args:
+        systems: for each system and seed the statistics of the same sentences.
+        samples, seed: of the bootstrap.
+        against: only the pairs of this system.
+    """
+    runs = [(name, number) for name, by_seed in systems.items() for number in by_seed]
+    statistics = [systems[name][number] for name, number in runs]
+    scores = np.array([bleu.corpus_score(counts) for counts in statistics])
+    resampled = bleu.resampled_scores(statistics, samples=samples, seed=seed)
+    found = []
+    for one, other in combinations(systems, 2):
+        common = [number for number in systems[one] if number in systems[other]]
+        if not common or against not in (None, one, other):
+            continue
+        mine, theirs = ([runs.index((name, number)) for number in common] for name in (one, other))
+        by_seed = scores[mine] - scores[theirs]
+        drawn = (resampled[mine] - resampled[theirs]).mean(0)
+        low, high = bleu.interval(drawn)
+        found.append(
+            Difference(
+                system=one,
+                other=other,
+                scores=(scores[mine].mean(), scores[theirs].mean()),
+                by_seed=dict(zip(common, by_seed, strict=True)),
+                low=low,
+                high=high,
+                p=bleu.paired_p_value(drawn, by_seed.mean()),
+            )
+        )
+    return found
+
+
 def compare(
     systems: dict[str, dict[int, np.ndarray]],
     signature: str,
@@ -86,42 +160,21 @@ def compare(
     heading: str = "",
     against: str | None = None,
 ) -> Table:
-    """A row for each pair of systems: the mean over seeds of their difference in tokenised BLEU.
-
-    All systems and seeds are scored on the same resamples of the test set, so the interval and p speak of other
-    sentences, not of other seeds; the differences by seed stand beside them.
-
-    Args:
-        systems: for each system and seed the statistics of the same sentences; a pair is compared on common seeds.
-        samples, seed: of the bootstrap.
-        against: only the pairs of this system.
-    """
-    runs = [(name, number) for name, by_seed in systems.items() for number in by_seed]
-    statistics = [systems[name][number] for name, number in runs]
-    scores = np.array([bleu.corpus_score(counts) for counts in statistics])
-    resampled = bleu.resampled_scores(statistics, samples=samples, seed=seed)
-    seeds, rows = {number for _, number in runs}, []
-    for one, other in combinations(systems, 2):
-        common = [number for number in systems[one] if number in systems[other]]
-        if not common or against not in (None, one, other):
-            continue
-        mine, theirs = ([runs.index((name, number)) for number in common] for name in (one, other))
-        by_seed = scores[mine] - scores[theirs]
-        difference, differences = by_seed.mean(), (resampled[mine] - resampled[theirs]).mean(0)
-        low, high = bleu.interval(differences)
-        p = bleu.paired_p_value(differences, difference)
-        star = "*" if p < bleu.LEVEL else ""
-        lacking = "" if set(common) == seeds else f" (seed {', '.join(map(str, common))})"
-        means = (f"{scores[runs_of].mean():.2f}" for runs_of in (mine, theirs))
-        changes = ", ".join(f"{change:+.2f}" for change in by_seed)
-        cells = f"{difference:+.2f}{star} [{low:+.2f}, {high:+.2f}]", f"{changes}{lacking}", f"{p:.4f}"
-        rows.append([one, other, *means, *cells])
+    """A row for each of ``differences``."""
+    seeds = {number for by_seed in systems.values() for number in by_seed}
+    rows = []
+    for found in differences(systems, samples=samples, seed=seed, against=against):
+        lacking = "" if set(found.by_seed) == seeds else f" (seed {', '.join(map(str, found.by_seed))})"
+        changes = ", ".join(f"{change:+.2f}" for change in found.by_seed.values())
+        scores = (f"{score:.2f}" for score in found.scores)
+        rows.append([found.system, found.other, *scores, str(found), changes + lacking, f"{found.p:.4f}"])
+    sentences = len(next(iter(next(iter(systems.values())).values())))
     return Table(
         ["System", "Other", "BLEU", "of the other", "System minus other, mean of the seeds", "by seed", "p"],
         rows,
         heading=heading,
         notes=[
-            f"Tokenised BLEU, {len(statistics[0])} sentences, `{signature}`.",
+            f"Tokenised BLEU, {sentences} sentences, `{signature}`.",
             "[low, high]: 95 % interval, p: paired test, both by bootstrap of the sentences "
             f"({samples} resamples, seed {seed}); * where p < {bleu.LEVEL}; "
             f"pairs that are compared: {len(rows)}.",

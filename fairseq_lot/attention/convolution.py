@@ -1,8 +1,5 @@
 """Depthwise convolution of the values over the tokens."""
 
-from functools import reduce
-from operator import add
-
 import torch
 from torch import Tensor, nn
 
@@ -41,9 +38,12 @@ class TokenConvolution(nn.Module):
             ``(bsz, num_heads, n, width)``.
         """
         num_heads, head_dim, kernel = self.weight.shape
-        n, width = v.shape[-2:]
+        width = v.size(-1)
         if width % head_dim:
             raise InputError(f"a convolution of {head_dim} channels per head cannot take values of width {width}")
-        weight = self.weight.to(v.dtype).repeat(1, width // head_dim, 1).unsqueeze(-2)  # (num_heads, width, 1, kernel)
-        around = nn.functional.pad(v, (0, 0, kernel // 2, kernel // 2))
-        return reduce(add, (around[..., o : o + n, :] * weight[..., o].transpose(-1, -2) for o in range(kernel)))
+        weight = self.weight.to(v.dtype).repeat(1, width // head_dim, 1).flatten(0, 1)[:, None, :, None]
+        channels = v.transpose(-1, -2).flatten(1, 2).unsqueeze(-1)  # (bsz, num_heads * width, n, 1)
+        if v.device.type == "cpu":  # several times as fast there; on a GPU it could mean TF32
+            channels = channels.contiguous(memory_format=torch.channels_last)
+        mixed = nn.functional.conv2d(channels, weight, padding=(kernel // 2, 0), groups=len(weight))
+        return mixed.squeeze(-1).unflatten(1, (num_heads, width)).transpose(-1, -2)

@@ -265,7 +265,8 @@ def measured(
     by_length = validation_losses(loaded, sentences)
     whole = total(by_length)
     if not math.isfinite(whole.mean):
-        raise InputError(f"{base.path} as {way.attention} {way.flags}: the loss is {whole.mean}; leave this way out")
+        remedy = "give another checkpoint" if is_base else "leave this way out"
+        raise InputError(f"{base.path} as {f'{way.attention} {way.flags}'.strip()}: the loss is {whole.mean}; {remedy}")
     return Point(
         **vars(way),
         base=base.sum,

@@ -155,6 +155,14 @@ def test_predictions_that_overflow(command, data, stock_checkpoint, tmp_path, ca
     refuse_and_keep(capsys, tmp_path, *words, naming=["the model" if command == "swap" else path, "weights overflow"])
 
 
+def test_a_loss_that_overflows(data, stock_checkpoint, tmp_path, capsys):
+    path = tmp_path / "wrong.pt"
+    with edited(stock_checkpoint, path) as state:
+        state["model"]["decoder.layers.1.fc2.bias"].fill_(3e38)
+    words = words_of("sweep", data / "bin", path, tmp_path)
+    refuse_and_keep(capsys, tmp_path, *words, naming=[f"{path} as softmax: the loss is nan; give another checkpoint"])
+
+
 class Attack:
     """Unpickled, it calls a function."""
 

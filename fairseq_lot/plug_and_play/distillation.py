@@ -57,7 +57,10 @@ class Distillation:
                 for projection in (ours.q_proj, ours.k_proj, ours.v_proj, ours.out_proj):
                     self.projections += projection.parameters()
         if not self.matched:
-            raise InputError("there is nothing to calibrate: this attention has no parameters that a fit could change")
+            raise InputError(
+                "there is nothing to calibrate: this attention has no parameters that a fit could change; "
+                "swap in one that has, such as near_far"
+            )
         self.added = [parameter for match in self.matched for parameter in match.student.fittable()]
         self.in_encoder = all(match.site == "encoder" for match in self.matched)
 

@@ -213,14 +213,21 @@ def read_statistics(results: str | Path, rows: list[Row]) -> dict[tuple, np.ndar
 
 
 def encode(statistics: np.ndarray) -> str:
-    """The counts as text: numbers of possible n-grams follow from the length and are left out."""
-    columns = statistics[:, [1, 0, 2, 3, 4, 5]].T
-    return base64.b85encode(lzma.compress(columns.astype("<u2").tobytes())).decode("ascii")
+    """The counts as text: what follows from others is left out, and each is told by what it lacks of the one before.
+
+    The lower bytes of all numbers come first. Both make it shorter.
+    """
+    length, reference = statistics[:, :2].T
+    missing = -np.diff(statistics[:, [0, 2, 3, 4, 5]].T, axis=0)
+    columns = np.vstack([reference, length - reference, missing]).astype("<i2")
+    return base64.b85encode(lzma.compress(columns.view("u1").reshape(-1, 2).T.tobytes())).decode("ascii")
 
 
 def decode(text: str) -> np.ndarray:
     """The counts that :func:`encode` has written."""
-    columns = np.frombuffer(lzma.decompress(base64.b85decode(text)), dtype="<u2").reshape(6, -1).astype(float)
-    reference, length, counts = columns[0], columns[1], columns[2:]
+    lower_and_upper = np.frombuffer(lzma.decompress(base64.b85decode(text)), dtype="u1").reshape(2, -1)
+    reference, change, *missing = lower_and_upper.T.copy().view("<i2").reshape(6, -1).astype(float)
+    length = reference + change
+    counts = length - np.cumsum(missing, axis=0)
     possible = np.maximum(length - np.arange(4)[:, None], 0)
     return np.vstack([length, reference, counts, possible]).T

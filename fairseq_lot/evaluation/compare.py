@@ -8,19 +8,7 @@ from itertools import combinations
 import numpy as np
 
 from fairseq_lot.errors import InputError
-from fairseq_lot.evaluation import bleu
-from fairseq_lot.evaluation.results import (
-    BASE,
-    FINE_TUNED,
-    STAGES,
-    at_stage,
-    by_system,
-    is_at,
-    path_of,
-    read_rows,
-    read_statistics,
-    tables,
-)
+from fairseq_lot.evaluation import bleu, results
 from fairseq_lot.output.tables import Table
 
 
@@ -28,8 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("results", metavar="RESULTS.jsonl", help="rows of fairseq-lot score, with the counts of their "
         "sentences beside them in RESULTS.sentences.tsv")  # fmt: skip
-    stages = [stage for stage in STAGES if stage != BASE]
-    parser.add_argument("--stage", choices=stages, default=FINE_TUNED, help="default: %(default)s")
+    stages = [stage for stage in results.STAGES if stage != results.BASE]
+    parser.add_argument("--stage", choices=stages, default=results.FINE_TUNED, help="default: %(default)s")
     parser.add_argument("--against", metavar="SYSTEM", help="only its pairs; default: every pair")
     parser.add_argument("--no-brevity-penalty", action="store_true", help="compare the precision of n-grams alone: "
         "BLEU of translations that are not punished for being short")  # fmt: skip
@@ -39,11 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print a table for each experiment and backbone."""
     resampling = bleu.bootstrap_settings(args)
-    rows = read_rows([args.results])
-    statistics = read_statistics(args.results, rows)
-    found, left_out = [], [row for row in rows if row.key not in statistics and is_at(row, args.stage)]
-    for part in tables(row for row in rows if row.key in statistics):
-        own = {key: at_stage(of_system, args.stage) for key, of_system in by_system(part).items()}
+    rows = results.read_rows([args.results])
+    statistics, file = results.read_statistics(args.results, rows), results.path_of(args.results)
+    found, left_out = [], [row for row in rows if row.key not in statistics and results.is_at(row, args.stage)]
+    for part in results.tables(row for row in rows if row.key in statistics):
+        own = {key: results.at_stage(of_system, args.stage) for key, of_system in results.by_system(part).items()}
         for backbone in dict.fromkeys(backbone for backbone, _ in own):
             systems = {
                 system: {seed: statistics[row.key] for seed, row in sorted(by_seed.items())}
@@ -63,13 +51,13 @@ def run(args: argparse.Namespace) -> int:
     found = [table for table in found if table.rows]
     if not found:
         raise InputError(
-            f"no two systems of stage {args.stage} in {args.results} have counts of one seed in {path_of(args.results)}"
+            f"no two systems of stage {args.stage} in {args.results} have counts of one seed in {file}"
             + ("; score them once more" if args.against is None else f", or none of them is {args.against!r}")
         )
     print("\n\n".join(table.markdown() for table in found))
     if left_out:
         names = ", ".join(f"{row.system} (seed {row.seed})" for row in left_out)
-        print(f"{path_of(args.results)} lacks counts of {names}: left out", file=sys.stderr)
+        print(f"{file} lacks counts of {names}: left out", file=sys.stderr)
     return 0
 
 

@@ -10,17 +10,7 @@ import numpy as np
 
 from fairseq_lot.corpus.moses import detokenise
 from fairseq_lot.errors import InputError
-from fairseq_lot.evaluation.bleu import (
-    SACREBLEU,
-    TOKENISED,
-    MetricScore,
-    add_bootstrap_arguments,
-    bootstrap_settings,
-    for_language,
-    measure,
-    relative_length,
-    sentence_statistics,
-)
+from fairseq_lot.evaluation import bleu
 from fairseq_lot.evaluation.results import Label, Row, format_row, format_statistics, parse, path_of, read_rows
 from fairseq_lot.output.files import atomic_write, read_bytes, read_lines, split_lines
 from fairseq_lot.output.provenance import current_commit
@@ -50,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seconds", type=float, metavar="FLOAT", help="generation time")
     # The parser of fairseq-lot keeps the subcommand under the name "command".
     add("--command", dest="made_with", default="", metavar="TEXT", help="what made the translations")
-    add_bootstrap_arguments(parser)
+    bleu.add_bootstrap_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -78,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 def score(args: argparse.Namespace, label: Label) -> tuple[Row, np.ndarray]:
     """The row of the system that the options describe and its sentences' statistics, without writing them."""
-    resampling, language = bootstrap_settings(args), target_language(args)
+    resampling, language = bleu.bootstrap_settings(args), target_language(args)
     references = read_lines(args.tokenised_reference)
     raw = detokenise(references, language=language) if args.raw_reference is None else read_lines(args.raw_reference)
     if len(raw) != len(references):
@@ -97,13 +87,15 @@ def score(args: argparse.Namespace, label: Label) -> tuple[Row, np.ndarray]:
         if ours and theirs and 2 * len(ours & theirs) < len(ours):  # another dictionary may change a few
             other = f"{args.baseline_generated} has translations of other sentences than {args.generated}"
             raise InputError(f"{other}; give those of the same test set")
-    statistics = sentence_statistics(tokens, references, metric=TOKENISED)
+    statistics = bleu.sentence_statistics(tokens, references, metric=bleu.TOKENISED)
     row = Row(
         **vars(label),
         sentences=len(references),
-        length=relative_length(statistics),
-        tokenised=measure(tokens, references, metric=TOKENISED, base=base, **resampling),
-        sacrebleu=measure(plain, raw, metric=for_language(SACREBLEU, language), base=plain_base, **resampling),
+        length=bleu.relative_length(statistics),
+        tokenised=bleu.measure(tokens, references, metric=bleu.TOKENISED, base=base, **resampling),
+        sacrebleu=bleu.measure(
+            plain, raw, metric=bleu.for_language(bleu.SACREBLEU, language), base=plain_base, **resampling
+        ),
         reference="detokenised with sacremoses" if args.raw_reference is None else "raw",
         bootstrap_samples=resampling["samples"],
         bootstrap_seed=resampling["seed"],
@@ -156,5 +148,5 @@ def target_language(args: argparse.Namespace) -> str:
     return language
 
 
-def _describe(metric: MetricScore) -> str:
+def _describe(metric: bleu.MetricScore) -> str:
     return str(metric) if metric.delta is None else f"{metric}, {metric.delta:+.2f} to the base (p = {metric.p:.4f})"

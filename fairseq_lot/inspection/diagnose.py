@@ -11,17 +11,8 @@ import torch
 from tqdm import tqdm
 
 from fairseq_lot.errors import check_least
+from fairseq_lot.inspection import per_head
 from fairseq_lot.inspection.capture import capture
-from fairseq_lot.inspection.per_head import (
-    CERTIFICATES,
-    COUPLING_CERTIFICATES,
-    MEASURES,
-    certify,
-    certify_coupling,
-    mean_rows,
-    measure_heads,
-    summary,
-)
 from fairseq_lot.output.files import atomic_write, refuse_same
 from fairseq_lot.output.tables import Table
 from fairseq_lot.pretrained.device import add_device_argument
@@ -82,7 +73,7 @@ def diagnose(loaded: Loaded, *, sentences: int, batch: int, perturbations: int, 
     """
     drawn, _ = loaded.draw(sentences, seed)
     measured: dict[tuple[str, int, str, bool], list[dict]] = {}
-    certifying = {"certificates": certify, "coupling_certificates": certify_coupling}
+    certifying = {"certificates": per_head.certify, "coupling_certificates": per_head.certify_coupling}
     certified: dict[str, dict[int, list[dict]]] = {kind: {} for kind in certifying}
     with torch.no_grad(), capture(loaded.model) as seen, tqdm(total=len(drawn), unit="sentence", disable=None) as bar:
         for start in range(0, len(drawn), batch):
@@ -95,7 +86,7 @@ def diagnose(loaded: Loaded, *, sentences: int, batch: int, perturbations: int, 
                 if keys.size(1) < attention.k.size(2):  # --cross-self-attention: the source stands before the target
                     keys = torch.cat([pads["source"], keys], 1)
                 where = (attention.site, attention.layer, attention.name, attention.signed)
-                measured.setdefault(where, []).append(measure_heads(attention, queries, keys))
+                measured.setdefault(where, []).append(per_head.measure_heads(attention, queries, keys))
                 if attention.site == "encoder" and perturbations:
                     seeds = [(seed, int(i), attention.layer) for i in sample["id"]]
                     for kind, of_sentences in certifying.items():
@@ -104,9 +95,9 @@ def diagnose(loaded: Loaded, *, sentences: int, batch: int, perturbations: int, 
             seen.clear()
             bar.update(len(sample["id"]))
     places = sorted(measured, key=lambda where: (list(_SIDES_OF).index(where[0]), where[1]))
-    rows = [row for where in places for row in mean_rows(*where, measured[where])]
+    rows = [row for where in places for row in per_head.mean_rows(*where, measured[where])]
     certificates = {
-        kind: [summary(layer, parts) for layer, parts in sorted(of_kind.items()) if parts]
+        kind: [per_head.summary(layer, parts) for layer, parts in sorted(of_kind.items()) if parts]
         for kind, of_kind in certified.items()
     }
     return {"sentences": len(drawn), "rows": rows, **certificates}
@@ -127,7 +118,7 @@ def render(report: dict, *, title: str) -> str:
     )
     heads = _table(
         ("site", "layer", "head", "attention"),
-        MEASURES,
+        per_head.MEASURES,
         report["rows"],
         heading=f"{title}: means over {report['sentences']} sentences; layers and heads count from 0, entropy in nats",
         notes=[signed] if any(row["signed"] for row in report["rows"]) else [],
@@ -139,7 +130,7 @@ def render(report: dict, *, title: str) -> str:
     )
     certificates = _table(
         ("layer", "attention"),
-        CERTIFICATES,
+        per_head.CERTIFICATES,
         report["certificates"],
         heading="Encoder self-attention, exact plan at τ, scores perturbed by random signs: measured change over its "
         "bound (at most 1)",
@@ -151,7 +142,7 @@ def render(report: dict, *, title: str) -> str:
     )
     couplings = _table(
         ("layer", "attention"),
-        COUPLING_CERTIFICATES,
+        per_head.COUPLING_CERTIFICATES,
         report["coupling_certificates"],
         heading="The two plans of lot, through its pivots at its ε, scores with pivots and values perturbed by random "
         "signs: measured change over its bound (at most 1)",

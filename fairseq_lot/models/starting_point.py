@@ -21,16 +21,7 @@ from fairseq.utils import split_paths
 from fairseq_lot.attention.options import SITES
 from fairseq_lot.attention.registry import DEFAULT, describe
 from fairseq_lot.errors import InputError, first_line, flag
-from fairseq_lot.modules.flat_options import (
-    DEFAULTS,
-    check_used,
-    fill,
-    mechanism_options,
-    option_names,
-    options_of,
-    spell_out,
-    typed_options,
-)
+from fairseq_lot.modules import flat_options
 from fairseq_lot.modules.sites import ATTENTION_AT, attention_sites, build_site_mechanism
 
 logger = logging.getLogger(__name__)
@@ -84,7 +75,7 @@ def take_over(args: Namespace, defaults: dict, size: Callable[[Namespace], None]
     saved, task, has_optimiser = _read(path)
     _keep_model(args, saved, path, size)
     _keep_direction(args, task, path)
-    typed = typed_options(args)
+    typed = flat_options.typed_options(args)
     if getattr(saved, "attention", None) is None:
         planned = _completed(args, defaults)
         if planned.attention != DEFAULT or planned.differential:
@@ -93,8 +84,8 @@ def take_over(args: Namespace, defaults: dict, size: Callable[[Namespace], None]
     saved = _completed(saved, {})
     _refuse_other_defaults(args, defaults, typed, saved, path)
     same = "attention" not in typed or args.attention == saved.attention
-    own = options_of(saved.attention) if same else []
-    brought = [*DEFAULTS, *own] if same else ["differential", "differential_lambda_init"]
+    own = flat_options.options_of(saved.attention) if same else []
+    brought = [*flat_options.DEFAULTS, *own] if same else ["differential", "differential_lambda_init"]
     for name in brought:
         if name not in typed and getattr(saved, name, None) is not None:
             setattr(args, name, getattr(saved, name))
@@ -102,7 +93,7 @@ def take_over(args: Namespace, defaults: dict, size: Callable[[Namespace], None]
     line = f"{path} has {_words(saved)}"
     changes = [
         f"{flag(name)} {getattr(saved, name, None)} becomes {getattr(planned, name, None)}"
-        for name in _changed([*DEFAULTS, *own], saved, planned)
+        for name in _changed([*flat_options.DEFAULTS, *own], saved, planned)
     ]
     before, after = _parameters(saved), _parameters(planned)
     goes_on = has_optimiser and not args.reset_optimizer and path != args.finetune_from_model
@@ -181,7 +172,7 @@ def check_configured(model: Namespace, path: str) -> None:
     if getattr(saved, "attention", None) is None:
         return
     saved, planned = _completed(saved, {}), _completed(model, {})
-    names = [*DEFAULTS, *options_of(saved.attention)]
+    names = [*flat_options.DEFAULTS, *flat_options.options_of(saved.attention)]
     if _changed(names, saved, planned):
         values = {name: getattr(saved, name, None) for name in names}
         wanted = " ".join(f"+model.{name}={value}" for name, value in values.items() if value is not None)
@@ -191,12 +182,12 @@ def check_configured(model: Namespace, path: str) -> None:
 def check_overridden(path: str, overrides: dict) -> None:
     """Refuse arguments under which the parameters of a checkpoint's attention would be those of another, or not fit."""
     saved, _, _ = _read(path)
-    ours = [name for name in overrides if name in option_names()]
+    ours = [name for name in overrides if name in flat_options.option_names()]
     planned = _completed(Namespace(**(vars(saved) | overrides)), {})
     is_stock = getattr(saved, "attention", None) is None
     if is_stock and "attention" not in overrides:
         raise InputError(f"{path} has fairseq's own attention, which does not read {ours[0]}; override attention too")
-    check_used(ours, planned.attention, differential=planned.differential)
+    flat_options.check_used(ours, planned.attention, differential=planned.differential)
     if is_stock:
         return
     saved = _completed(saved, {})
@@ -248,15 +239,15 @@ def _refuse_other_defaults(args, defaults, typed, saved, path):
 def _completed(args, defaults):
     """A copy of the arguments whose attention has every option."""
     args = copy.copy(args)
-    fill(args, defaults)
-    spell_out(args)
+    flat_options.fill(args, defaults)
+    flat_options.spell_out(args)
     return args
 
 
 def _words(args):
     """``lot (num_pivots=6) attention at encoder``."""
     form = "differential " if args.differential else ""
-    named = describe(args.attention, mechanism_options(args, args.attention))
+    named = describe(args.attention, flat_options.mechanism_options(args, args.attention))
     return f"{form}{named} attention at {','.join(attention_sites(args))}"
 
 

@@ -236,19 +236,13 @@ class Mechanism(nn.Module):
         return self(q, summary["key"], summary["value"], None, mask, need_weights, pads_are_zero=True)
 
     def causal_step(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        key_padding_mask: Pads = None,
-        state: State | None = None,
-        need_weights: bool = False,
+        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Pads, state: State, need_weights: bool
     ) -> tuple[AttentionOutput, State]:
         """Causal :meth:`forward` for the next tokens.
 
         Args:
             q, k, v, key_padding_mask: as for :meth:`forward`, of the new tokens alone.
-            state: what the previous step returned; None at the start.
+            state: what the previous step returned; empty at the start.
             need_weights: also return A over all keys so far; ask from the first step on, or never.
 
         Returns:

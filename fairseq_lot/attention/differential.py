@@ -80,13 +80,7 @@ class Differential(Mechanism):
         return self._subtract(self.inner.attend_summary(q, summary, need_weights)).to(q.dtype)
 
     def causal_step(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        key_padding_mask: Pads = None,
-        state: State | None = None,
-        need_weights: bool = False,
+        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Pads, state: State, need_weights: bool
     ) -> tuple[AttentionOutput, State]:
         if not self.summarises:
             return super().causal_step(q, k, v, key_padding_mask, state, need_weights)

@@ -128,8 +128,8 @@ class Lot(Mechanism):
     ) -> AttentionOutput:
         """The values go to the pivots, and from there to the queries."""
         if masks.causal:
-            prefix = query_scores, key_scores, v, masks.key_pads, None, need_weights
-            return self._attend_prefix(*prefix, with_state=False)[0]
+            scores = query_scores, key_scores
+            return self._attend_prefix(*scores, v, masks.key_pads, {}, need_weights, with_state=False)[0]
         coupling = self._coupling_of(query_scores, key_scores, masks.query_pads, masks.key_pads)
         from_queries, to_keys = coupling.factors
         at_pivots = coupling.to_keys.apply(self._mixed(v.to(to_keys.dtype)))  # (bsz, num_heads, r, value_dim)
@@ -171,13 +171,7 @@ class Lot(Mechanism):
         return AttentionOutput((self.drop(to_pivots) @ summary["at_pivots"]).to(q.dtype), weights)
 
     def causal_step(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        key_padding_mask: Pads = None,
-        state: State | None = None,
-        need_weights: bool = False,
+        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Pads, state: State, need_weights: bool
     ) -> tuple[AttentionOutput, State]:
         """Carries a :class:`PrefixState`, of constant size, and for weights the scores of all keys so far."""
         if q.size(2) == k.size(2) == 1 and not need_weights:
@@ -222,5 +216,5 @@ class Lot(Mechanism):
         return AttentionOutput(values, weights), {**following, "key_scores": key_scores}
 
 
-def _prefix(state: State | None) -> PrefixState | None:
+def _prefix(state: State) -> PrefixState | None:
     return PrefixState(state["log_sums"], state["means"]) if state else None

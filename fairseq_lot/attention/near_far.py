@@ -214,13 +214,7 @@ class NearFar(Mechanism):
         return self._attend_expected(at_least_float32(q), summary, need_weights).to(q.dtype)
 
     def causal_step(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        key_padding_mask: Pads = None,
-        state: State | None = None,
-        need_weights: bool = False,
+        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Pads, state: State, need_weights: bool
     ) -> tuple[AttentionOutput, State]:
         """Keeps the last W + 1 keys and values, and the sums of those before, if any: of constant size."""
         keeps_all = "recent_key" not in state if state else need_weights
@@ -229,8 +223,7 @@ class NearFar(Mechanism):
         early = k.size(2) - q.size(2)  # keys before the first query, as of a source in --cross-self-attention
         if early:
             q = nn.functional.pad(q, (0, 0, early, 0))
-        values = []
-        following = state or {}
+        values, following = [], state
         for i in range(q.size(2)):
             now = (slice(None), slice(None), slice(i, i + 1))
             pads = None if key_padding_mask is None else key_padding_mask[:, i : i + 1]

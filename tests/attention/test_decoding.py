@@ -58,7 +58,7 @@ def test_causal_steps_are_causal_attention(case, dtype, tolerance, layout, need_
     q, k, v = draw(3, LONG, LONG, dtype=dtype)
     mask = None if layout is None else padding_mask(LENGTHS, LONG, "right")
     expected = mechanism(q, k, v, None, mask, need_weights, causal=True)
-    state, rows = None, torch.arange(BSZ)
+    state, rows = {}, torch.arange(BSZ)
     for start, stop in ((0, 1), (1, 2), (2, 4), (4, 5), (5, 18), (18, 19), (19, 20)):
         if start == 2:
             state, rows = reorder(state), ORDER
@@ -89,7 +89,7 @@ def test_late_queries_and_a_first_step_with_keys_before_its_query(case, need_wei
     expected = mechanism(q, k, v, None, mask, need_weights, causal=True)
     late = mechanism(q[:, :, early:], k, v, None, mask, need_weights, causal=True)
     close(late.values, expected.values[:, :, early:])
-    state = {}  # fairseq's attention hands over what it has kept, which at first is an empty dictionary
+    state = {}
     for start, stop in ((0, early + 1), *((i, i + 1) for i in range(early + 1, LONG))):
         new, query = slice(start, stop), slice(stop - 1, stop)
         step = q[:, :, query], k[:, :, new], v[:, :, new], mask[:, new], state, need_weights
@@ -124,9 +124,9 @@ def test_what_decoding_keeps(name, options, sizes):
     """Keys and values once; or those within the window of later tokens and sums; or sums alone."""
     mechanism = build_mechanism(name, num_heads=NUM_HEADS, head_dim=HEAD_DIM, **options).double()
     inputs = draw(3, LONG, LONG)
-    state, found = None, []
+    state, found = {}, []
     for i in range(LONG):
-        _, state = mechanism.causal_step(*(x[:, :, i : i + 1] for x in inputs), state=state)
+        _, state = mechanism.causal_step(*(x[:, :, i : i + 1] for x in inputs), None, state, False)
         found.append(sum(x[0, 0].numel() for x in state.values()))
     assert found == sizes
 
@@ -143,8 +143,8 @@ def test_a_plan_that_was_not_asked_for_in_time_is_none(case):
     q, k, v = draw(tgt_len=SIZE)
     assert mechanism.attend_summary(q, mechanism.summarise(k, v), need_weights=True).weights is None
     first, second = ([x[:, :, i : i + 1] for x in (q, k, v)] for i in (0, 1))
-    _, state = mechanism.causal_step(*first)
-    output, _ = mechanism.causal_step(*second, state=state, need_weights=True)
+    _, state = mechanism.causal_step(*first, None, {}, False)
+    output, _ = mechanism.causal_step(*second, None, state, True)
     assert output.weights is None and output.values.isfinite().all()
 
 

@@ -128,12 +128,12 @@ def test_with_a_prior_near_far_takes_as_many_more_as_the_number_of_blocks_has_di
 )
 @torch.no_grad()
 def test_a_token_of_the_target_takes_few_kernels(name, options, most, padded):
-    mechanism, state = build(name, **options).eval(), None
+    mechanism, state = build(name, **options).eval(), {}
     mask = pads()[:, :1] if padded else None
     for _ in range(getattr(mechanism.options, "window", 0) + 2):  # then a key leaves near_far's window with every token
-        _, state = mechanism.causal_step(*draw(1), mask, state)
+        _, state = mechanism.causal_step(*draw(1), mask, state, False)
     token = draw(1)
-    assert launches(lambda: mechanism.causal_step(*token, mask, state)) <= most[padded]
+    assert launches(lambda: mechanism.causal_step(*token, mask, state, False)) <= most[padded]
 
 
 @both_pads
@@ -167,10 +167,10 @@ def test_pads_are_taken_from_keys_and_values_once(differential, monkeypatch):
         (q,) = draw(1, number=1)
         assert mechanism.attend_summary(q.float(), summary).values.isfinite().all()
     assert masked == [LENGTH, LENGTH]
-    state, masked[:] = None, []
+    state, masked[:] = {}, []
     for i in range(LENGTH):
         step = [x.float() for x in draw(1)]
-        _, state = mechanism.causal_step(*step, pads()[:, i : i + 1], state)
+        _, state = mechanism.causal_step(*step, pads()[:, i : i + 1], state, False)
     assert set(masked) == {1}  # each new token, not those before it
 
 
@@ -183,7 +183,7 @@ def test_hooks_see_the_mechanism_inside_a_differential_one():
     q, k, v = (x.float() for x in draw())
     mechanism(q, k, v, pads(), pads())
     mechanism.attend_summary(q[:, :, :1], mechanism.summarise(k, v, pads()))
-    mechanism.causal_step(q[:, :, :2], k[:, :, :2], v[:, :, :2])
+    mechanism.causal_step(q[:, :, :2], k[:, :, :2], v[:, :, :2], None, {}, False)
     assert seen == [LENGTH, 1, 2]
 
 

@@ -138,7 +138,7 @@ def test_causal_training_and_decoding_stay_on_their_device(case, padded, need_we
         output = mechanism(*inputs, mask, mask, need_weights=need_weights, causal=True)
         gradients(output.values, [*inputs, *mechanism.parameters()])
         mechanism.eval()
-        state = None
+        state = {}
         with torch.no_grad():
             for start, stop in ((0, 2), (2, 3), (3, 4)):
                 new = [x[:, :, start:stop] for x in inputs]

@@ -22,8 +22,7 @@ def draw(points):
     for point in points:
         if point is points[0]:  # the base is measured first
             axes.axhline(point.bleu.score, color="black", linewidth=0.8, linestyle=":", label="softmax's BLEU")
-        way = f"{point.attention} {point.flags}".strip()
-        colour = colours.setdefault(way, f"C{len(colours)}")
+        colour = colours.setdefault(point.words, f"C{len(colours)}")
         marker, _ = MARKERS[point.calibrated_on]
         axes.plot(point.balance["imbalance"], point.bleu.score, marker, color=colour)
     for way, colour in colours.items():

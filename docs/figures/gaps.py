@@ -12,7 +12,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fairseq_lot.evaluation.bleu import SAMPLES, SEED, corpus_score, interval, resampled_scores
+from fairseq_lot.evaluation.bleu import SAMPLES, SEED
+from fairseq_lot.evaluation.compare import differences
 from fairseq_lot.evaluation.results import BASE, FINE_TUNED, read_rows, read_statistics
 from fairseq_lot.output.figures import write_figure
 
@@ -59,8 +60,8 @@ def draw_losses(axes, losses):
 
 def difference(ours, theirs):
     """BLEU of some counts minus that of others, and the bounds of its 95 % interval by the paired bootstrap."""
-    resampled = resampled_scores([ours, theirs], samples=SAMPLES, seed=SEED)
-    return corpus_score(ours) - corpus_score(theirs), *interval(resampled[0] - resampled[1])
+    (found,) = differences({"ours": {1: ours}, "theirs": {1: theirs}}, samples=SAMPLES, seed=SEED)
+    return found.mean, found.low, found.high
 
 
 def draw_scores(axes, counts, colours):

@@ -65,6 +65,11 @@ class Way:
         """The options as on a command line."""
         return spelt(self.options)
 
+    @property
+    def words(self) -> str:
+        """The mechanism with its options."""
+        return f"{self.attention} {self.flags}".strip()
+
 
 @dataclass(frozen=True, kw_only=True)
 class Point(Way):

@@ -266,7 +266,7 @@ def measured(
     whole = total(by_length)
     if not math.isfinite(whole.mean):
         remedy = "give another checkpoint" if is_base else "leave this way out"
-        raise InputError(f"{base.path} as {f'{way.attention} {way.flags}'.strip()}: the loss is {whole.mean}; {remedy}")
+        raise InputError(f"{base.path} as {way.words}: the loss is {whole.mean}; {remedy}")
     return Point(
         **vars(way),
         base=base.sum,

@@ -158,7 +158,7 @@ def draw(points: list[Point]) -> Figure:
             losses,
             "o-" if way.calibrated_on or line is softmax else "o--",
             color=f"C{number % 10}",
-            label=" ".join(filter(None, [way.attention, way.flags, _NOTE[way.calibrated_on]])),
+            label=f"{way.words} {_NOTE[way.calibrated_on]}".strip(),
         )
     for axes in (of_base, of_swaps):
         axes.set_xlabel("epochs of pretraining")

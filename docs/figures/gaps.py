@@ -20,19 +20,16 @@ from fairseq_lot.output.figures import write_figure
 CONTROL = "softmax"
 
 
-def read_one_seed(path):
-    """The rows of a file; several seeds would need several points."""
-    rows = read_rows([path])
-    if len({row.seed for row in rows}) > 1:
-        raise SystemExit(f"{path} has several seeds; give rows of one")
-    return rows
+def read_seed(path, seed=1):
+    """The rows of one seed; several would need several points."""
+    return [row for row in read_rows([path]) if row.seed == seed]
 
 
-def read_counts(paths):
-    """For each system the counts of its translations after so many epochs, 0: as plugged in."""
+def read_counts(paths, seed):
+    """For each system the counts of its translations after so many epochs, 0: as plugged in; those of one seed."""
     found = {}
     for path in paths:
-        rows = read_one_seed(path)
+        rows = read_seed(path, seed)
         statistics = read_statistics(path, rows)
         for row in rows:
             epochs = row.training["finetune"]["max-epoch"] if row.stage == FINE_TUNED else 0
@@ -80,13 +77,14 @@ def main():
     parser.add_argument("losses", type=Path, help="by update, of notes/losses.py")
     parser.add_argument("--out", required=True, type=Path, metavar="FIGURE.svg")
     parser.add_argument("--results", nargs="+", default=[], help="rows of fine-tuned systems, with their counts beside")
+    parser.add_argument("--seed", type=int, default=1, help="of these rows (default: %(default)s)")
     args = parser.parse_args()
     panels = 2 if args.results else 1
     figure = Figure(figsize=(6.5 * panels, 4.5), layout="constrained")
     left, *right = figure.subplots(1, panels, squeeze=False)[0]
     colours = draw_losses(left, json.loads(args.losses.read_text(encoding="utf-8")))
     for axes in right:
-        draw_scores(axes, read_counts(args.results), colours)
+        draw_scores(axes, read_counts(args.results, args.seed), colours)
     for axes in (left, *right):
         axes.axhline(0, color="black", linewidth=0.8, linestyle=":", label=f"{CONTROL}, trained for as long")
         axes.set_xlabel("epochs of fine-tuning" if args.results else "epochs")

@@ -32,22 +32,33 @@ sum_of() {
 # begun OUT: whether there is a checkpoint of a training.
 begun() { [ -n "$(find -L "$1" -maxdepth 1 -name 'checkpoint*.pt' 2>/dev/null)" ]; }
 
-# train DATA OUT FLAGS...: fairseq-train. It goes on where an earlier call with the same data and flags was stopped.
+# more_epochs OLD NEW: whether two trainings have the same flags but for the second one's larger --max-epoch.
+more_epochs() {
+    local others='s/ --max-epoch[ =][0-9]+//g' last='s/.* --max-epoch[ =]([0-9]+).*/\1/'
+    [ "$(sed -E "$others" <<<"$1")" = "$(sed -E "$others" <<<"$2")" ] \
+        && [ "$(sed -E "$last" <<<"$2")" -gt "$(sed -E "$last" <<<"$1")" ] && [[ "$1" != *" --patience"* ]]
+}
+
+# train DATA OUT FLAGS...: fairseq-train. It goes on where an earlier call with the same data and flags was stopped, or
+# ended if there are to be more epochs.
 # finetune.sh sets start: what tells its checkpoint from another of that name.
 train() {
-    local data=${1%/} out=$2 embeddings=--share-decoder-input-output-embed sum
+    local data=${1%/} out=$2 embeddings=--share-decoder-input-output-embed sum longer=
     shift 2
     [ -d "$data" ] || die "there is no folder $data; make it with scripts/prepare_*.sh"
     if cmp -s "$data"/dict.*.txt </dev/null; then embeddings=--share-all-embeddings; fi
     sum=$(sum_of "$data")
     if begun "$out"; then # else nothing has been trained, whatever was asked for
-        [ ! -f "$out/flags" ] || [ "$(cat "$out/flags")" = "$*" ] \
+        if [ -f "$out/checkpoint_last.pt" ] && [ -f "$out/flags" ] && more_epochs "$(cat "$out/flags")" "$*"; then
+            longer=yes
+        fi
+        [ ! -f "$out/flags" ] || [ -n "$longer" ] || [ "$(cat "$out/flags")" = "$*" ] \
             || die "$out was trained with '$(cat "$out/flags")', not '$*'; remove it or give another folder"
         [ ! -f "$out/data" ] || [ "$(cat "$out/data")" = "$data" ] \
             || die "$out was trained on $(cat "$out/data"), not $data; remove it, or $out/data if the text is the same"
         [ ! -f "$out/data.sum" ] || [ "$(cat "$out/data.sum")" = "$sum" ] \
             || die "$data was made again since $out was trained on it; remove $out or give another folder"
-        if [ -f "$out/finished" ]; then # fairseq would train on after --patience, and without checkpoint_last.pt
+        if [ -f "$out/finished" ] && [ -z "$longer" ]; then # fairseq would train on after --patience, and without checkpoint_last.pt
             echo "$out is trained already"
             return
         fi

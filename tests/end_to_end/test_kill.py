@@ -53,7 +53,8 @@ def test_training_goes_on_as_if_it_had_not_been_killed(script, start, data, tmp_
                      "--max-epoch", 3, "--dropout", 0.1, "--warmup-updates", 9, *flags, DIE_AT=die_at)  # fmt: skip
 
     finish(training("whole"))
-    killed(training("killed", die_at="write:2"))  # the second epoch's checkpoint is half written
+    finish(training("killed", "--max-epoch", 1))  # and then for more epochs
+    killed(training("killed", die_at="write:1"))  # the second epoch's checkpoint is half written
     assert (tmp_path / "killed" / "checkpoint_best.pt.tmp").exists()
     killed(training("killed", die_at="copy:1"))  # half copied to checkpoint_last.pt
     log = tmp_path / "killed" / "train.log"

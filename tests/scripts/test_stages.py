@@ -120,6 +120,25 @@ def test_what_is_finished_is_not_trained_on(stage, tmp_path):
         assert len(stage(*words, "--stop-time-hours", "1")[0]) == 1, "it goes on where the hours were not enough"
 
 
+def test_a_finished_training_goes_on_for_more_epochs_alone(stage, tmp_path):
+    data, out = tmp_path / "data", tmp_path / "out"
+    data.mkdir()
+    words = ("pretrain.sh", data, out)
+    assert len(stage(*words, "--max-epoch=2")[0]) == 1
+    (out / "checkpoint_best.pt").touch()
+    assert "was trained with" in stage(*words, "--max-epoch=3")[1], "fairseq would begin again"
+    (out / "checkpoint_last.pt").touch()
+    assert len(stage(*words, "--max-epoch", "10")[0]) == 1
+    assert stage(*words, "--max-epoch", "10") == ([], "")
+    assert "was trained with" in stage(*words, "--max-epoch", "9")[1]
+    assert "was trained with" in stage(*words, "--max-epoch", "11", "--lr", "1")[1]
+    assert len(stage(*words)[0]) == 1, "the script's own number of epochs is larger"
+    other = ("pretrain.sh", data, tmp_path / "other", "--patience", "1")
+    assert len(stage(*other)[0]) == 1
+    (tmp_path / "other" / "checkpoint_last.pt").touch()
+    assert "was trained with" in stage(*other, "--max-epoch", "99")[1], "nothing says whether it was stopped sooner"
+
+
 def test_what_failed_is_not_finished(stage, tmp_path):
     data, out = tmp_path / "data", tmp_path / "out"
     data.mkdir()

@@ -2,7 +2,7 @@
 
 ``fairseq_lot_compat.pth`` imports this module at interpreter start; all that happens then is that one
 finder goes onto ``sys.meta_path``. When somebody imports ``fairseq``, the finder lets the normal loaders do
-their work and patches ten modules before, while or after they execute. No file of fairseq is edited.
+their work and patches eleven modules before, while or after they execute. No file of fairseq is edited.
 What makes fairseq work is patched in every program; what is a convenience acts in fairseq's own commands and
 in fairseq-lot alone (:func:`in_command`). docs/fairseq.md lists every patch with its reason.
 
@@ -206,6 +206,20 @@ def _no_repeat_ngram(self, tokens, lprobs, bsz: int, beam_size: int, step: int):
     return lprobs
 
 
+def _with_lines_logged_once(module, execute):
+    """Let ``--log-file`` have every line once: fairseq opens it again for each epoch, beside the times before."""
+    execute(module)
+    original = module.progress_bar
+
+    def progress_bar(*args, **kwargs):
+        path, opened = kwargs.get("log_file"), {getattr(one, "baseFilename", None) for one in module.logger.handlers}
+        if in_command() and path and module.os.path.abspath(path) in opened:
+            kwargs["log_file"] = None
+        return original(*args, **kwargs)
+
+    module.progress_bar = progress_bar
+
+
 def _with_bf16_on_gpus(module, execute):
     """Let ``--bf16`` mean a GPU where torch_xla is not installed.
 
@@ -291,6 +305,7 @@ _PATCHED_MODULES = {
     "fairseq.data.data_utils": _with_mended_batches,
     "fairseq.dataclass.configs": _with_hashable_configs,
     "fairseq.file_io": _with_atomic_copies,
+    "fairseq.logging.progress_bar": _with_lines_logged_once,
     "fairseq.models.transformer.transformer_config": _with_hashable_configs,
     "fairseq.models.transformer.transformer_legacy": _with_bf16_when_translating,
     "fairseq.modules.transformer_layer": _without_fast_path,

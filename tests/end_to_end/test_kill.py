@@ -53,6 +53,7 @@ def test_training_goes_on_as_if_it_had_not_been_killed(script, start, data, tmp_
                      "--max-epoch", 3, "--dropout", 0.1, "--warmup-updates", 9, *flags, DIE_AT=die_at)  # fmt: skip
 
     finish(training("whole"))
+    assert (tmp_path / "whole" / "train.log").read_text().count("epoch 003 | valid") == 1, "each line is logged once"
     finish(training("killed", "--max-epoch", 1))  # and then for more epochs
     killed(training("killed", die_at="write:1"))  # the second epoch's checkpoint is half written
     assert (tmp_path / "killed" / "checkpoint_best.pt.tmp").exists()

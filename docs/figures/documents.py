@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-from gaps import CONTROL, difference, read_seed  # the file beside this one
+from gaps import CONTROL, difference, read_one_seed  # the file beside this one
 from matplotlib.figure import Figure
 
 from fairseq_lot.evaluation.results import FINE_TUNED, read_statistics
@@ -16,7 +16,7 @@ from fairseq_lot.output.figures import write_figure
 
 def read_gaps(path):
     """By system and test set, how far BLEU is above the control's, and the bounds of its 95 % interval."""
-    rows = [row for row in read_seed(path) if row.stage == FINE_TUNED]
+    rows = [row for row in read_one_seed(path) if row.stage == FINE_TUNED]
     statistics = read_statistics(path, rows)
     counts = {(row.system, row.dataset): statistics[row.key] for row in rows}
     found = {}

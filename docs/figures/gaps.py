@@ -1,7 +1,7 @@
 """How far systems are behind softmax that was trained for as long: in nats after each epoch, and if asked in BLEU.
 
 python docs/figures/gaps.py results/iwslt14-65k.losses/fine-tuning.json --out docs/figures/fine_tuning.svg \\
-    --results results/iwslt14-65k.fine-tuning.jsonl results/iwslt14-65k.fine-tuning.epochs.jsonl
+    --results results/iwslt14-65k.fine-tuning.jsonl results/iwslt14-65k.fine-tuning.epochs.jsonl --seed 1
 """
 
 import argparse
@@ -20,16 +20,19 @@ from fairseq_lot.output.figures import write_figure
 CONTROL = "softmax"
 
 
-def read_seed(path, seed=1):
-    """The rows of one seed; several would need several points."""
-    return [row for row in read_rows([path]) if row.seed == seed]
+def read_one_seed(path, seed=None):
+    """The rows of a file that are of one seed, None: of its only one; several would need several points."""
+    rows = [row for row in read_rows([path]) if seed in (None, row.seed)]
+    if len({row.seed for row in rows}) != 1:
+        raise SystemExit(f"{path} has {'several seeds' if rows else f'no seed {seed}'}; give rows of one")
+    return rows
 
 
 def read_counts(paths, seed):
     """For each system the counts of its translations after so many epochs, 0: as plugged in; those of one seed."""
     found = {}
     for path in paths:
-        rows = read_seed(path, seed)
+        rows = read_one_seed(path, seed)
         statistics = read_statistics(path, rows)
         for row in rows:
             epochs = row.training["finetune"]["max-epoch"] if row.stage == FINE_TUNED else 0
@@ -77,7 +80,7 @@ def main():
     parser.add_argument("losses", type=Path, help="by update, of notes/losses.py")
     parser.add_argument("--out", required=True, type=Path, metavar="FIGURE.svg")
     parser.add_argument("--results", nargs="+", default=[], help="rows of fine-tuned systems, with their counts beside")
-    parser.add_argument("--seed", type=int, default=1, help="of these rows (default: %(default)s)")
+    parser.add_argument("--seed", type=int, help="of these rows, where they have several")
     args = parser.parse_args()
     panels = 2 if args.results else 1
     figure = Figure(figsize=(6.5 * panels, 4.5), layout="constrained")

@@ -43,22 +43,21 @@ more_epochs() {
 # ended if there are to be more epochs.
 # finetune.sh sets start: what tells its checkpoint from another of that name.
 train() {
-    local data=${1%/} out=$2 embeddings=--share-decoder-input-output-embed sum longer=
+    local data=${1%/} out=$2 embeddings=--share-decoder-input-output-embed sum old
     shift 2
     [ -d "$data" ] || die "there is no folder $data; make it with scripts/prepare_*.sh"
     if cmp -s "$data"/dict.*.txt </dev/null; then embeddings=--share-all-embeddings; fi
     sum=$(sum_of "$data")
     if begun "$out"; then # else nothing has been trained, whatever was asked for
-        if [ -f "$out/checkpoint_last.pt" ] && [ -f "$out/flags" ] && more_epochs "$(cat "$out/flags")" "$*"; then
-            longer=yes
-        fi
-        [ ! -f "$out/flags" ] || [ -n "$longer" ] || [ "$(cat "$out/flags")" = "$*" ] \
-            || die "$out was trained with '$(cat "$out/flags")', not '$*'; remove it or give another folder"
+        old=$(cat "$out/flags" 2>/dev/null || echo "$*")
+        [ "$old" = "$*" ] || { [ -f "$out/checkpoint_last.pt" ] && more_epochs "$old" "$*"; } \
+            || die "$out was trained with '$old', not '$*'; remove it or give another folder"
         [ ! -f "$out/data" ] || [ "$(cat "$out/data")" = "$data" ] \
             || die "$out was trained on $(cat "$out/data"), not $data; remove it, or $out/data if the text is the same"
         [ ! -f "$out/data.sum" ] || [ "$(cat "$out/data.sum")" = "$sum" ] \
             || die "$data was made again since $out was trained on it; remove $out or give another folder"
-        if [ -f "$out/finished" ] && [ -z "$longer" ]; then # fairseq would train on after --patience, and without checkpoint_last.pt
+        # fairseq would train on after --patience, and without checkpoint_last.pt
+        if [ -f "$out/finished" ] && [ "$old" = "$*" ]; then
             echo "$out is trained already"
             return
         fi

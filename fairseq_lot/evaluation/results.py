@@ -2,6 +2,7 @@
 
 import base64
 import dataclasses
+import hashlib
 import json
 import lzma
 from collections.abc import Iterable, Iterator
@@ -188,8 +189,17 @@ def path_of(results: str | Path) -> Path:
 
 
 def format_statistics(row: Label, statistics: np.ndarray) -> str:
-    """The key of a row and its counts, from ``sentence_statistics`` of its tokens, as one line without its end."""
-    return f"{json.dumps(row.key, ensure_ascii=False)}\t{encode(statistics)}"
+    """The counts of a row, from ``sentence_statistics`` of its tokens, as two lines without the last end.
+
+    The first names the lengths of the references. All rows of a test set share them, so a file needs this line once.
+    The second has the key of the row, that name, and all other counts.
+    """
+    length, reference, *found = statistics[:, :6].T
+    references = _pack(reference)
+    name = hashlib.sha256(references.encode()).hexdigest()[:8]
+    # What follows from other counts is left out; each is told by what it lacks of the one before, which is shorter.
+    counts = _pack(length - reference, *-np.diff([length, *found], axis=0))
+    return f"{json.dumps(name)}\t{references}\n{json.dumps(row.key, ensure_ascii=False)}\t{name}\t{counts}"
 
 
 def read_statistics(results: str | Path, rows: list[Row]) -> dict[tuple, np.ndarray]:
@@ -198,11 +208,21 @@ def read_statistics(results: str | Path, rows: list[Row]) -> dict[tuple, np.ndar
     Raises:
         InputError: a line is broken, or its counts do not give the score of the row.
     """
-    path, kept = path_of(results), {}
+    path = path_of(results)
+    kept: dict[tuple, np.ndarray] = {}
+    references: dict[str, np.ndarray] = {}
     for number, line in enumerate(read_lines(path) if path.exists() else [], start=1):
-        key, _, coded = line.partition("\t")
+        key, *packed = line.split("\t")
         try:
-            kept[tuple(json.loads(key))] = decode(coded)
+            match json.loads(key), packed:
+                case str(name), [lengths]:
+                    (references[name],) = _unpack(lengths, columns=1)
+                case list(of_row), [name, counts]:
+                    kept[tuple(of_row)] = _all_counts(references[name], *_unpack(counts, columns=5))
+                case _:
+                    raise ValueError("neither lengths of references nor counts of a row")
+        except KeyError as error:
+            raise InputError(f"{path}, line {number}: no line before it has the lengths {error}; add it") from error
         except (ValueError, TypeError, lzma.LZMAError) as error:
             raise InputError(f"{path}, line {number}: {error}; fix or remove the line") from error
     found = {row.key: kept[row.key] for row in rows if row.key in kept}
@@ -212,22 +232,20 @@ def read_statistics(results: str | Path, rows: list[Row]) -> dict[tuple, np.ndar
     return found
 
 
-def encode(statistics: np.ndarray) -> str:
-    """The counts as text: what follows from others is left out, and each is told by what it lacks of the one before.
-
-    The lower bytes of all numbers come first. Both make it shorter.
-    """
-    length, reference = statistics[:, :2].T
-    missing = -np.diff(statistics[:, [0, 2, 3, 4, 5]].T, axis=0)
-    columns = np.vstack([reference, length - reference, missing]).astype("<i2")
-    return base64.b85encode(lzma.compress(columns.view("u1").reshape(-1, 2).T.tobytes())).decode("ascii")
-
-
-def decode(text: str) -> np.ndarray:
-    """The counts that :func:`encode` has written."""
-    lower_and_upper = np.frombuffer(lzma.decompress(base64.b85decode(text)), dtype="u1").reshape(2, -1)
-    reference, change, *missing = lower_and_upper.T.copy().view("<i2").reshape(6, -1).astype(float)
+def _all_counts(reference: np.ndarray, change: np.ndarray, *missing: np.ndarray) -> np.ndarray:
+    """What :func:`format_statistics` was given."""
     length = reference + change
-    counts = length - np.cumsum(missing, axis=0)
-    possible = np.maximum(length - np.arange(4)[:, None], 0)
-    return np.vstack([length, reference, counts, possible]).T
+    possible = [np.maximum(length - shorter, 0) for shorter in range(4)]
+    return np.vstack([length, reference, length - np.cumsum(missing, axis=0), possible]).T
+
+
+def _pack(*columns: np.ndarray) -> str:
+    """Whole numbers as text. The lowest bytes of all come first, which is shorter."""
+    numbers = np.vstack(columns).astype("<i4")
+    return base64.b85encode(lzma.compress(numbers.view("u1").reshape(-1, 4).T.tobytes())).decode("ascii")
+
+
+def _unpack(text: str, *, columns: int) -> np.ndarray:
+    """The columns that :func:`_pack` has written."""
+    planes = np.frombuffer(lzma.decompress(base64.b85decode(text)), dtype="u1").reshape(4, -1)
+    return planes.T.copy().view("<i4").reshape(columns, -1).astype(float)

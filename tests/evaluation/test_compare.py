@@ -7,7 +7,7 @@ from sacrebleu.metrics import BLEU
 from fairseq_lot.cli import main
 from fairseq_lot.evaluation.bleu import TOKENISED, corpus_score, measure, sentence_statistics
 from fairseq_lot.evaluation.compare import compare
-from fairseq_lot.evaluation.results import decode, encode, format_row, format_statistics
+from fairseq_lot.evaluation.results import format_row, format_statistics, read_rows, read_statistics
 
 
 @pytest.fixture
@@ -136,7 +136,13 @@ def test_counts_must_be_there_and_belong_to_their_rows(scored, corpus, refused):
     counts.write_text(both.replace('"softmax"', '"other"').replace('"LOT"', '"softmax"').replace('"other"', '"LOT"'))
     refused(command, "counts of other translations", "score again")
     counts.write_text(only_lot + "[]\tnonsense\n")
-    refused(command, f"{counts}, line 2: ")
+    refused(command, f"{counts}, line 3: ")
+    lengths, row = only_lot.splitlines()
+    for broken in (row, f"{row}\n{lengths}"):
+        counts.write_text(broken + "\n")
+        refused(command, f"{counts}, line 1: ", "lengths", row.split("\t")[1])
+    counts.write_text(f"{lengths}\n{row}\tmore\n")
+    refused(command, f"{counts}, line 2: ", "neither")
     refused(["compare", results, "--bootstrap-samples=0"], "--bootstrap-samples", "0")
     refused(["compare", "missing.jsonl"], "missing.jsonl")
     results.unlink()
@@ -163,8 +169,29 @@ def test_systems_on_other_references_are_not_compared(scored, corpus, refused):
     refused(["compare", results], "softmax, LOT were scored on different references")
 
 
-def test_counts_are_kept_exactly(corpus):
+def test_counts_are_kept_exactly(scored, corpus):
     references, good, _ = corpus
-    statistics = sentence_statistics(["", "no", *good[2:]], references, metric=TOKENISED)
-    coded = encode(statistics)
-    assert np.array_equal(decode(coded), statistics) and len(coded) < statistics.size * 2
+    long = ["word " * 40_000, *references[1:]]
+    systems = {"short": ["", "no", *good[2:]], "long": [long[0], *good[1:]]}
+    for system, sentences in systems.items():
+        results = scored(system, sentences, references=long)
+    found = read_statistics(results, read_rows([results]))
+    for (_, _, _, system, *_), kept in found.items():
+        assert np.array_equal(kept, sentence_statistics(systems[system], long, metric=TOKENISED))
+    assert len(found) == 2
+
+
+def test_lengths_of_references_need_one_line(scored, corpus):
+    references, good, bad = corpus
+    scored("LOT", good)
+    scored("ESP", bad, references=["another one", *references[1:]])
+    results = scored("softmax", bad)
+    counts = results.with_name("results.sentences.tsv")
+    before = read_statistics(results, read_rows([results]))
+    lines = counts.read_text().splitlines()
+    once = list(dict.fromkeys(lines))
+    assert (len(lines), len(once)) == (6, 5)
+    counts.write_text("\n".join(once) + "\n")
+    after = read_statistics(results, read_rows([results]))
+    assert before.keys() == after.keys() and all(np.array_equal(before[key], after[key]) for key in before)
+    assert max(len(line) for line in once) < 5 * len(good)  # characters a sentence

@@ -278,12 +278,8 @@ class _NearFar(torch.autograd.Function):
             psi = blocks.neighbours(psi.sub_(shift).exp2_())
             if feature_bias is not None:
                 shift = torch.add(shift, feature_bias.unsqueeze(-2), alpha=_LOG2_E)
-            both = near.new_empty(*near.shape[:-1], near.size(-1) + psi.size(-1))
-            plan, phi = both.split([near.size(-1), psi.size(-1)], -1)
-            torch.add(bias, near, alpha=scale * _LOG2_E, out=plan)
-            torch.add(shift.unsqueeze(2), blocks.queries(query_logs), alpha=_LOG2_E, out=phi)
-            peak = both.amax(-1, keepdim=True)
-            both.sub_(peak).exp2_()
+            by_feature = shift.unsqueeze(2), blocks.queries(query_logs), _LOG2_E
+            plan, phi, peak = _relative_powers((bias, near, scale * _LOG2_E), by_feature)
             plan.addcmul_(phi @ psi.transpose(-1, -2), blocks.outside)
         mass = plan.sum(-1, keepdim=True)
         values = plan @ v
@@ -341,6 +337,23 @@ class _NearFar(torch.autograd.Function):
             grad_log_mass = grad_log_mass.sum_to_size(ctx.mass_shape)
         grad_v = blocks.keys(grad_v)
         return grad_q, grad_k, grad_v, grad_query_logs, grad_key_logs, grad_log_mass, grad_bias, None, None
+
+
+def _relative_powers(*parts):
+    """``2^(x + α y - peak)`` of each ``(x, y, α)``, then peak, what is largest in a row of all of them."""
+    if parts[0][1].device.type in pivots_causal.ONE_BY_ONE or torch.compiler.is_compiling():
+        logs = [torch.add(x, y, alpha=alpha) for x, y, alpha in parts]
+        peak = functools.reduce(torch.maximum, (part.amax(-1, keepdim=True) for part in logs))
+        return *(part.sub_(peak).exp2_() for part in logs), peak
+    # in one tensor, which takes fewer kernels and, on a CPU, copies in the products; torch.compile refuses it
+    widths = [y.size(-1) for _, y, _ in parts]
+    every = parts[0][1].new_empty(*parts[0][1].shape[:-1], sum(widths))
+    logs = every.split(widths, -1)
+    for (x, y, alpha), log in zip(parts, logs, strict=True):
+        torch.add(x, y, alpha=alpha, out=log)
+    peak = every.amax(-1, keepdim=True)
+    every.sub_(peak).exp2_()
+    return *logs, peak
 
 
 def _sums_beyond(blocks, psi, v):

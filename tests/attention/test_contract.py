@@ -369,6 +369,25 @@ def test_an_empty_batch_gives_nothing(case, need_weights):
         assert mechanism(*inputs, need_weights=need_weights, causal=causal).values.shape == inputs[0].shape
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case", [case for case in PLAIN_CASES if case.variant == "default" or case.name == "near_far"], ids=str
+)
+def test_a_compiled_mechanism_computes_the_same_at_every_length(case):
+    """By torch.compile, which follows the second length with sizes that are unknown."""
+    torch._dynamo.reset()
+    mechanism = case.build()
+    compiled = torch.compile(mechanism, backend="aot_eager")
+    for length in (7, 12, 120):
+        mask = padding_mask((length, length - 2, 3), length, case.layouts[0])
+        inputs, found = [x.requires_grad_() for x in draw(tgt_len=length, src_len=length)], []
+        for run in (mechanism, compiled):
+            values = run(*inputs, mask, mask).values
+            found.append([values, *gradients(values, [*inputs, *mechanism.parameters()])])
+        for plain, after in zip(*found, strict=True):
+            close(after, plain, 1e-10)
+
+
 @every_case
 def test_dropout_acts_in_training_only(case):
     mechanism, inputs = case.build(dropout=0.5), case.draw()

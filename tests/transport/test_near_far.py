@@ -68,9 +68,10 @@ def test_values_sums_and_gradients_are_those_of_the_matrix(n, m, window, r, mass
 
 @pytest.mark.parametrize("slopes", [None, SLOPES])
 @pytest.mark.parametrize("causal", [False, True])
-def test_sums_of_blocks_are_the_same_where_they_are_not_added_one_by_one(causal, slopes, monkeypatch):
-    """As on a GPU."""
-    inputs, found = draw(200, 200, masses=3), []
+@pytest.mark.parametrize("size", [24, 200])
+def test_fewer_kernels_as_on_a_gpu_compute_the_same(size, causal, slopes, monkeypatch):
+    """Powers of near and far keys in one tensor, and sums of blocks that are not added one by one."""
+    inputs, found = draw(size, size, masses=3), []
     for devices in (("cpu",), ()):
         monkeypatch.setattr(pivots_causal, "ONE_BY_ONE", devices)
         values, log_sums = near_far(*inputs, slopes=slopes, window=2, causal=causal, with_log_sums=True)

@@ -341,18 +341,18 @@ class _NearFar(torch.autograd.Function):
 
 def _relative_powers(*parts):
     """``2^(x + α y - peak)`` of each ``(x, y, α)``, then peak, what is largest in a row of all of them."""
-    if parts[0][1].device.type in pivots_causal.ONE_BY_ONE or torch.compiler.is_compiling():
-        logs = [torch.add(x, y, alpha=alpha) for x, y, alpha in parts]
-        peak = functools.reduce(torch.maximum, (part.amax(-1, keepdim=True) for part in logs))
-        return *(part.sub_(peak).exp2_() for part in logs), peak
-    # in one tensor, which takes fewer kernels and, on a CPU, copies in the products; torch.compile refuses it
-    widths = [y.size(-1) for _, y, _ in parts]
-    every = parts[0][1].new_empty(*parts[0][1].shape[:-1], sum(widths))
-    logs = every.split(widths, -1)
-    for (x, y, alpha), log in zip(parts, logs, strict=True):
-        torch.add(x, y, alpha=alpha, out=log)
-    peak = every.amax(-1, keepdim=True)
-    every.sub_(peak).exp2_()
+    like = parts[0][1]
+    if like.device.type in pivots_causal.ONE_BY_ONE or torch.compiler.is_compiling():
+        whole = logs = [torch.add(x, y, alpha=alpha) for x, y, alpha in parts]
+    else:  # in one tensor, which takes fewer kernels and, on a CPU, copies in the products; torch.compile refuses it
+        widths = [y.size(-1) for _, y, _ in parts]
+        whole = [like.new_empty(*like.shape[:-1], sum(widths))]
+        logs = whole[0].split(widths, -1)
+        for (x, y, alpha), log in zip(parts, logs, strict=True):
+            torch.add(x, y, alpha=alpha, out=log)
+    peak = functools.reduce(torch.maximum, (x.amax(-1, keepdim=True) for x in whole))
+    for x in whole:
+        x.sub_(peak).exp2_()
     return *logs, peak
 
 

@@ -1,6 +1,6 @@
 """How many times faster or smaller one contender of benchmarks/ is than another.
 
-for name in readme layer convolution prior model lengths; do
+for name in readme layer convolution prior model sentences lengths; do
     python docs/notes/ratios.py $name >benchmarks/ratios/$name.md
 done
 """
@@ -76,6 +76,13 @@ TABLES = {
         ],
     ),
     "model": ("softmax ÷ near_far, by tokens", (32, 2048), MODEL),
+    "sentences": (
+        "SDPA's time ÷ its time, by tokens",
+        (30,),
+        forward_and_both(
+            "sentences", *((name, "sdpa", name) for name in ("sinkhorn", "set r=32", LOT, NEAR_FAR, "esp"))
+        ),
+    ),
     "lengths": (
         "times with r = 32, by tokens",
         (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192),

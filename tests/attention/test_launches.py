@@ -77,6 +77,11 @@ def test_a_temperature_costs_few_kernels_where_it_is_learnt_and_none_where_it_is
     assert counts[2][0] <= counts[0][0] + 4 and counts[2][1] <= counts[0][1] + 8
 
 
+def test_a_layer_of_lot_takes_as_many_kernels_on_longer_sentences():
+    found = [forward_and_backward(build("lot"), length=length) for length in (LENGTH, 1000)]
+    assert found[0] == found[1] and found[0][0] <= 105 and found[0][1] <= 136, found
+
+
 @pytest.mark.parametrize("length", [LENGTH, near_far_file._DENSE["other"]])
 @pytest.mark.parametrize(("options", "most"), [({}, 40), ({"prior": "alibi"}, 53)])
 def test_a_layer_of_near_far_takes_few_kernels(options, most, length, monkeypatch):

@@ -28,7 +28,7 @@ class LotOptions(PivotOptions):
 
     query_updates: int | None = option(
         None,
-        "half-updates of the query-side plan; 1 uncouples the queries; default: num_updates, in the decoder 1",
+        "half-updates of the query-side plan; 1 uncouples the queries; default: num_updates, at cross and decoder 1",
         minimum=1,
     )
     learn_pivots: bool = option(True, "learn the pivots; false: they stay as they were drawn")

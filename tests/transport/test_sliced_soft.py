@@ -1,5 +1,6 @@
 """Sliced plans: the line, the sorting, and the chunks that must not show."""
 
+import math
 from functools import partial
 
 import ot
@@ -94,7 +95,7 @@ def test_soft_sort_and_its_gradient(masked):
     mask = torch.tensor([[[False, False, True, False]], [[False, True, True, False]]]) if masked else None
     real_ranks = torch.tensor([[[True, True, True, False]], [[True, True, False, False]]]) if masked else 1.0
     ordered = sliced.sort_real(tokens, mask)[0].detach().requires_grad_()
-    scores = -((ordered[..., None] - tokens[..., None, :]) ** 2)
+    scores = -math.log(2) * (ordered[..., None] - tokens[..., None, :]) ** 2
     if masked:
         scores = scores.masked_fill(mask[:, :, None], -torch.inf)
     expected = torch.softmax(scores, -1)

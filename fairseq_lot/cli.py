@@ -64,35 +64,32 @@ def run(build: Callable[[], ArgumentParser], argv: Sequence[str], name: str = "f
         code = args.run(args) or 0
         sys.stdout.flush()
         return code
-    except InputError as error:
-        # messages of other libraries, which some errors quote, may have several lines
-        print(f"{name}: error: {' '.join(str(error).splitlines())}", file=sys.stderr)
-        return 2
-    except ModuleNotFoundError as error:
-        if error.name not in MISSING:
-            raise
-        print(f"{name}: error: {MISSING[error.name]}", file=sys.stderr)
-        return 2
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        print(f"{name}: error: out of memory, give smaller numbers: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
         return 130
-    except UnicodeEncodeError as error:  # names of files may be any bytes, which Python holds as surrogates
-        around, to = error.object[max(0, error.start - 20) : error.end + 20], error.encoding
-        wrong = "is not valid UTF-8; rename it" if to == "utf-8" else f"is not {to}; set PYTHONIOENCODING=utf-8"
-        print(f"{name}: error: {around!r} {wrong}", file=sys.stderr)
-        return 2
     except BrokenPipeError:  # whoever reads the output, such as head, has had enough
         _forget_output()
         return 141
+    except InputError as error:
+        wrong = str(error)
+    except ModuleNotFoundError as error:
+        if error.name not in MISSING:
+            raise
+        wrong = MISSING[error.name]
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        wrong = f"out of memory, give smaller numbers: {error}"
+    except UnicodeEncodeError as error:  # names of files may be any bytes, which Python holds as surrogates
+        around, to = error.object[max(0, error.start - 20) : error.end + 20], error.encoding
+        remedy = "valid UTF-8; rename it" if to == "utf-8" else f"{to}; set PYTHONIOENCODING=utf-8"
+        wrong = f"{around!r} is not {remedy}"
     except OSError as error:  # files have messages of their own: this is standard output
         _forget_output()
-        print(f"{name}: error: {error}", file=sys.stderr)
-        return 2
+        wrong = str(error)
+    # messages of other libraries, which some errors quote, may have several lines
+    print(f"{name}: error: {' '.join(wrong.splitlines())}", file=sys.stderr)
+    return 2
 
 
 def _forget_output() -> None:

@@ -88,9 +88,8 @@ def add_options(
     parser: ArgumentParser | _ArgumentGroup, options_class: type[Options], *, of: str | None = None
 ) -> None:
     """Add an option for each field; those of the mechanism ``of`` begin with its name, and get no argparse default."""
-    hints = typing.get_type_hints(options_class)
     for field in dataclasses.fields(options_class):
-        read = _parser_of(hints[field.name])
+        read = _parser_of(field.type)
         extra: dict[str, typing.Any] = {"metavar": read.__name__.upper()}
         if read is parse_bool:
             extra = {"nargs": "?", "const": True, "metavar": "BOOL"}

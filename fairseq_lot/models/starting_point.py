@@ -237,10 +237,11 @@ def _refuse_other_defaults(args, defaults, typed, saved, path):
 
 
 def _completed(args, defaults):
-    """A copy of the arguments whose attention has every option."""
+    """A copy of the arguments whose attention has every option, its sites in one order and spacing."""
     args = copy.copy(args)
     flat_options.fill(args, defaults)
     flat_options.spell_out(args)
+    args.attention_sites = ",".join(attention_sites(args))
     return args
 
 
@@ -248,17 +249,12 @@ def _words(args):
     """``lot (num_pivots=6) attention at encoder``."""
     form = "differential " if args.differential else ""
     named = describe(args.attention, flat_options.mechanism_options(args, args.attention))
-    return f"{form}{named} attention at {','.join(attention_sites(args))}"
+    return f"{form}{named} attention at {args.attention_sites}"
 
 
 def _changed(names, saved, planned):
-    """Those of the options that differ; sites in any order and spacing are the same."""
-    sites_differ = attention_sites(saved) != attention_sites(planned)
-    return [
-        name
-        for name in names
-        if (sites_differ if name == "attention_sites" else getattr(saved, name, None) != getattr(planned, name, None))
-    ]
+    """Those of the options that differ."""
+    return [name for name in names if getattr(saved, name, None) != getattr(planned, name, None)]
 
 
 def _redrawn(before, after):

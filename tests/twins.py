@@ -6,6 +6,62 @@ from fairseq_lot.attention import reference
 from tests.variants import NUM_HEADS, inner
 
 
+def _slices(mechanism, head):
+    axes = torch.eye(mechanism.num_slices, mechanism.head_dim, dtype=torch.float64)
+    return axes if mechanism.slices is None else mechanism.slices[head]
+
+
+def _epsilon(mechanism, head):
+    return mechanism.options.epsilon if mechanism.log_epsilon is None else torch.exp(mechanism.log_epsilon[head])
+
+
+def _slope(mechanism, head):
+    return reference.alibi_slopes(mechanism.num_heads)[head] if mechanism.options.prior == "alibi" else 0.0
+
+
+# mechanism: the plan of one of its heads for q and k
+TWINS = {
+    "esp": lambda m, head, q, k: reference.esp_plan(
+        q,
+        k,
+        _slices(m, head),
+        sort_temperature=m.options.sort_temperature,
+        slice_inverse_temperature=m.options.slice_inverse_temperature,
+        hard=m.options.hard,
+    ),
+    "lot": lambda m, head, q, k: reference.lot_plan(
+        q,
+        k,
+        m.pivots[head],
+        m.mass_logits[head],
+        epsilon=m.options.epsilon,
+        num_updates=m.options.num_updates,
+        query_updates=m.options.query_updates,
+    ),
+    "near_far": lambda m, head, q, k: reference.near_far_plan(
+        q,
+        k,
+        m.features[head] if m.options.num_features else torch.empty(0),
+        m.feature_bias[head] if m.options.num_features else torch.empty(0),
+        window=m.options.window,
+        num_updates=m.options.num_updates,
+        band=m.options.band,
+        slope=_slope(m, head),
+    ),
+    "set": lambda m, head, q, k: reference.set_plan(
+        (q + k) / 2,
+        m.pivots[head],
+        epsilon=m.options.epsilon,
+        num_updates=m.options.num_updates,
+        positional_temperature=m.options.positional_temperature,
+    ),
+    "sinkhorn": lambda m, head, q, k: reference.sinkhorn_plan(
+        q, k, epsilon=_epsilon(m, head), num_updates=m.options.num_updates, slope=_slope(m, head)
+    ),
+    "softmax": lambda m, head, q, k: reference.softmax_plan(q, k, slope=_slope(m, head)),
+}
+
+
 def mixed(mechanism, v):
     """What the plan is applied to: v, or v after its convolution."""
     if not mechanism.mixes_values:
@@ -16,8 +72,8 @@ def mixed(mechanism, v):
 
 def twin(case, mechanism, q, k, v):
     """Values and A of one sentence from the slow twin: ``(heads, n, d)`` and ``(heads or pairs, n, m)``."""
-    assert case.name in reference.TWINS, f"{case.name} attention has no twin: add one to attention/reference.py"
-    plans = [reference.TWINS[case.name](inner(mechanism), head, q[head], k[head]) for head in range(NUM_HEADS)]
+    assert case.name in TWINS, f"{case.name} attention has no twin: add one to attention/reference.py and to TWINS"
+    plans = [TWINS[case.name](inner(mechanism), head, q[head], k[head]) for head in range(NUM_HEADS)]
     if not case.differential:
         attention = torch.stack([q.size(1) * plan for plan in plans])
         return attention @ mixed(mechanism, v), attention

@@ -92,8 +92,10 @@ def prefix_apply(
     scores = _chunks(key_scores[..., early:, :], chunk_len, -torch.inf)
     v = _chunks(v[..., early:, :], chunk_len, 0.0)
 
-    running = torch.maximum(scores.detach().cummax(-2).values, _peaks_before(scores, peak).unsqueeze(-2))
-    past_peak, past_sums, last = _scan(scores, v, running[..., -1, :], peak, sums)
+    # the largest score before each chunk, (..., n / chunk_len, r), and the largest up to each key
+    past_peak = torch.cat([peak.unsqueeze(-2), scores[..., :-1, :, :].amax(-2)], -2).detach().cummax(-2).values
+    running = torch.maximum(scores.detach().cummax(-2).values, past_peak.unsqueeze(-2))
+    past_sums, last = _scan(scores, v, past_peak, running[..., -1, :], sums)
     decay = torch.exp(past_peak.unsqueeze(-2) - running)
     order = torch.ones(chunk_len, chunk_len, dtype=torch.bool, device=v.device).tril().unsqueeze(-1)
     # masked before exp, which could overflow for a later key
@@ -178,12 +180,6 @@ def _chunks(x, chunk_len, fill):
     return x.unflatten(-2, (-1, chunk_len))
 
 
-def _peaks_before(scores, peak):
-    """Largest score before each chunk, ``(..., number of chunks, r)``; ``peak`` is that of the state."""
-    largest = torch.cat([peak.unsqueeze(-2), scores[..., :-1, :, :].amax(-2)], -2)
-    return largest.detach().cummax(-2).values
-
-
 def falling_sums(chunks: Tensor, decay: Callable[[int], Tensor], *, reverse: bool = False) -> Tensor:
     """Sums of all chunks so far, which decay on the way, in as many steps as the number of chunks has binary digits.
 
@@ -222,15 +218,14 @@ def _decay(peaks, reach):
     return torch.exp(peaks[..., :-reach, :] - peaks[..., reach:, :]).unsqueeze(-1)
 
 
-def _scan(scores, v, peak_after, peak, sums):
-    """Peaks and sums before each chunk, and what the last one adds."""
-    reach = torch.exp(scores - peak_after.unsqueeze(-2)).transpose(-1, -2)
+def _scan(scores, v, peaks, peaks_after, sums):
+    """Sums before each chunk, relative to the peaks there, and what the last one adds."""
+    reach = torch.exp(scores - peaks_after.unsqueeze(-2)).transpose(-1, -2)
     added = reach @ pad(v, (0, 1), value=1.0)  # (..., chunks, r, d + 1)
-    peaks = torch.cat([peak.unsqueeze(-2), peak_after[..., :-1, :]], -2)
     if scores.device.type not in ONE_BY_ONE:
         past = _FallingSums.apply(torch.cat([sums.unsqueeze(-3), added[..., :-1, :, :]], -3), peaks)
-        return peaks, past, added[..., -1, :, :]
+        return past, added[..., -1, :, :]
     before, news = [sums], added.unbind(-3)
     for fading, new in zip(_decay(peaks, 1).unbind(-3), news[:-1], strict=True):
         before.append(fading * before[-1] + new)
-    return peaks, torch.stack(before, -3), news[-1]
+    return torch.stack(before, -3), news[-1]

@@ -45,7 +45,7 @@ class Options:
             minimum, above, maximum, choices = (field.metadata[key] for key in keys)
             if value is None and field.default is None:
                 continue
-            _check_kind(field.name, value, field.type)
+            _check_kind(field, value)
             if minimum is not None and not value >= minimum:
                 raise InputError(f"must be at least {minimum}, got {value}", field.name)
             if above is not None and not above < value < float("inf"):
@@ -82,13 +82,17 @@ class PivotOptions(Options):
     seed: int = option(0, "seed of the initial pivots", minimum=0)
 
 
-def _check_kind(name: str, value: Any, kind: Any) -> None:
+def kind_of(field: dataclasses.Field) -> Any:
+    """What the values of a field are, perhaps beside None: ``int`` of ``int | None``."""
+    return next(kind for kind in typing.get_args(field.type) or (field.type,) if kind is not type(None))
+
+
+def _check_kind(field: dataclasses.Field, value: Any) -> None:
     """Refuse a value that is not of the annotated type; whole numbers count as float."""
-    kinds = [one for one in (typing.get_args(kind) or (kind,)) if one is not type(None)]
-    is_bool, number = isinstance(value, bool), isinstance(value, (int, float))
-    if bool in kinds and not is_bool:
-        raise InputError(f"must be true or false, got {value!r}", name)
-    if int in kinds and (is_bool or not isinstance(value, int)):
-        raise InputError(f"must be a whole number, got {value!r}", name)
-    if float in kinds and (is_bool or not number or not abs(value) <= sys.float_info.max):
-        raise InputError(f"must be a finite number, got {value!r}", name)
+    kind, is_bool, number = kind_of(field), isinstance(value, bool), isinstance(value, (int, float))
+    if kind is bool and not is_bool:
+        raise InputError(f"must be true or false, got {value!r}", field.name)
+    if kind is int and (is_bool or not isinstance(value, int)):
+        raise InputError(f"must be a whole number, got {value!r}", field.name)
+    if kind is float and (is_bool or not number or not abs(value) <= sys.float_info.max):
+        raise InputError(f"must be a finite number, got {value!r}", field.name)

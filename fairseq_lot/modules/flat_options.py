@@ -1,12 +1,11 @@
 """Flat fairseq options, generated from the options dataclasses of the mechanisms."""
 
 import dataclasses
-import types
 import typing
 from argparse import ArgumentParser, ArgumentTypeError, _ArgumentGroup
 from collections.abc import Iterable
 
-from fairseq_lot.attention.options import SITES, Options
+from fairseq_lot.attention.options import SITES, Options, kind_of
 from fairseq_lot.attention.registry import DEFAULT, MECHANISMS, build_options, mechanism_class
 from fairseq_lot.errors import InputError, flag
 
@@ -25,13 +24,6 @@ def parse_bool(text: str) -> bool:
     if str(text).lower() not in words:
         raise ArgumentTypeError(f"expected true or false, got {text!r}")
     return words[str(text).lower()]
-
-
-def _parser_of(annotation):
-    """The function that reads one option from the command line."""
-    if isinstance(annotation, types.UnionType):
-        annotation = next(kind for kind in typing.get_args(annotation) if kind is not type(None))
-    return parse_bool if annotation is bool else annotation
 
 
 def flat_name(mechanism: str, field_name: str) -> str:
@@ -89,7 +81,7 @@ def add_options(
 ) -> None:
     """Add an option for each field; those of the mechanism ``of`` begin with its name, and get no argparse default."""
     for field in dataclasses.fields(options_class):
-        read = _parser_of(field.type)
+        read = parse_bool if kind_of(field) is bool else kind_of(field)
         extra: dict[str, typing.Any] = {"metavar": read.__name__.upper()}
         if read is parse_bool:
             extra = {"nargs": "?", "const": True, "metavar": "BOOL"}

@@ -199,11 +199,9 @@ class Mechanism(nn.Module):
             weights = q[..., :1] * k.new_zeros(k.size(-2)) if need_weights else None
             return AttentionOutput(q[..., :1] * v.new_zeros(v.size(-1)), weights)
         with torch.autocast(q.device.type, enabled=False):  # each mechanism chooses its own precision
-            output = attend(q, k, v, masks, need_weights)
-        values, weights = without_pads(output.values.to(v.dtype), masks.query_pads), output.weights
-        if weights is not None:
-            weights = without_pads(weights.to(v.dtype), masks.query_pads)
-        return AttentionOutput(values, weights)
+            values, weights = attend(q, k, v, masks, need_weights).to(v.dtype)
+        weights = None if weights is None else without_pads(weights, masks.query_pads)
+        return AttentionOutput(without_pads(values, masks.query_pads), weights)
 
     def coupling(
         self, q: Tensor, k: Tensor, query_padding_mask: Pads = None, key_padding_mask: Pads = None

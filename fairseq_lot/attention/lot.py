@@ -167,8 +167,8 @@ class Lot(Mechanism):
     def attend_summary(self, q: Tensor, summary: State, need_weights: bool = False) -> AttentionOutput:
         scores = self._scores_by_head(q.transpose(0, 1))
         to_pivots = torch.softmax(scores, -1).transpose(0, 1)  # Γ1/a after one half-update
-        weights = (to_pivots @ summary["to_keys"]).to(q.dtype) if need_weights and "to_keys" in summary else None
-        return AttentionOutput((self.drop(to_pivots) @ summary["at_pivots"]).to(q.dtype), weights)
+        weights = to_pivots @ summary["to_keys"] if need_weights and "to_keys" in summary else None
+        return AttentionOutput(self.drop(to_pivots) @ summary["at_pivots"], weights).to(q.dtype)
 
     def causal_step(
         self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Pads, state: State, need_weights: bool
@@ -192,7 +192,7 @@ class Lot(Mechanism):
             v.masked_fill_(pads, 0.0)
         after = absorb(_prefix(state) or empty_prefix(scores, v), scores[:, :, 1], v)
         to_pivots = torch.softmax(scores, -1)[:, :, :1]  # that of the key, unused, costs less than a kernel of its own
-        return AttentionOutput((self.drop(to_pivots) @ after.means).to(q.dtype)), vars(after)
+        return AttentionOutput(self.drop(to_pivots) @ after.means).to(q.dtype), vars(after)
 
     def _scores_by_head(self, x):
         """What :meth:`scores` gives of ``(num_heads, i, j, head_dim)``, in one kernel: best where tokens are few."""

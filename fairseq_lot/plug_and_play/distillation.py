@@ -1,7 +1,6 @@
 """Fitting what a swapped attention has added to what softmax attention does in its stead, without labels."""
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -10,7 +9,7 @@ from fairseq.data.data_utils import collate_tokens
 from fairseq.models.transformer import TransformerModel
 from fairseq.sequence_generator import SequenceGenerator
 from torch import nn
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import CosineAnnealingLR
 from tqdm import tqdm
 
 from fairseq_lot.attention.base import AttentionOutput, Mechanism
@@ -200,7 +199,7 @@ def fit(
         raise InputError(f"the {title} is not a finite number: a weight of the model is NaN or overflows; give another")
     kept = copies()
     optimizer = torch.optim.Adam([{"params": some, "lr": rate} for some, rate in fitted])
-    schedule = LambdaLR(optimizer, lambda step: (1 + math.cos(math.pi * step / max(1, steps))) / 2)
+    schedule = CosineAnnealingLR(optimizer, max(1, steps))
     for step in (bar := tqdm(range(1, steps + 1), title, unit="step", disable=None if steps else True)):
         optimizer.zero_grad()
         errors(next(samples)).sum().backward()

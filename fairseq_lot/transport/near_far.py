@@ -149,9 +149,7 @@ class _Blocks:
         slopes: ``(num_heads,)`` or None.
     """
 
-    def __init__(
-        self, n: int, m: int, window: int, causal: bool, like: torch.Tensor, slopes: torch.Tensor | None = None
-    ):
+    def __init__(self, n: int, m: int, window: int, causal: bool, like: torch.Tensor, slopes: torch.Tensor | None):
         self.n, self.m, longest = n, m, max(n, m)
         dense = _DENSE.get(like.device.type, _DENSE["other"])
         is_one = longest <= max(dense, window)

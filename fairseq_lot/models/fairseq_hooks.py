@@ -1,10 +1,10 @@
 """What loading the user directory changes in fairseq itself, all of it here.
 
 A stock ``transformer`` whose arguments name an attention is built as the pluggable model; a task tells its model of
-every epoch that begins; our own model refuses ``torch.jit.script``. Refused are a misspelt option of ours in
-``--model-overrides``, a training that would lose what the attention learns, a checkpoint whose attention the
-configuration of fairseq-hydra-train does not repeat, and one that would translate in the direction opposite to its
-training. In fairseq's own commands an InputError is one line. docs/fairseq.md lists these changes with their reasons.
+every epoch that begins. Refused are a misspelt option of ours in ``--model-overrides``, a training that would lose what
+the attention learns, a checkpoint whose attention the configuration of fairseq-hydra-train does not repeat, and one
+that would translate in the direction opposite to its training. In fairseq's own commands an InputError is one line.
+docs/fairseq.md lists these changes with their reasons.
 """
 
 import sys
@@ -31,7 +31,6 @@ def install(pluggable: type[TransformerModel]) -> None:
         checkpoint_utils.load_checkpoint_to_cpu = _with_known_overrides(checkpoint_utils.load_checkpoint_to_cpu)
         checkpoint_utils.load_model_ensemble_and_task = _in_its_direction(checkpoint_utils.load_model_ensemble_and_task)
         checkpoint_utils.load_checkpoint = _when_training_begins(checkpoint_utils.load_checkpoint)
-        pluggable.__prepare_scriptable__ = _refuse_scripting
         if in_command():
             sys.excepthook = _exit_with_one_line(sys.excepthook)
 
@@ -109,13 +108,6 @@ def refuse_to_lose(model, cfg):
             )
     if cfg.ema.store_ema and any(name.endswith(".mechanism.epoch") for name, _ in model.named_buffers()):
         raise InputError("--store-ema would average the epoch that --esp-anneal counts; leave out one of them")
-
-
-def _refuse_scripting(self):
-    """Say in one line what ``torch.jit.script``, which calls this first, would say on a page."""
-    raise InputError(
-        "torch.jit.script cannot compile a model of fairseq_lot; script fairseq's transformer, or use Python"
-    )
 
 
 def _exit_with_one_line(previous_hook):

@@ -3,7 +3,7 @@
 import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Collection
-from typing import Any
+from typing import Any, NoReturn
 
 from fairseq.checkpoint_utils import prune_state_dict
 from fairseq.data import Dictionary
@@ -89,6 +89,12 @@ class PluggableTransformerModel(TransformerModel):
         for module in self.modules():
             if isinstance(module, Mechanism):
                 module.set_epoch(epoch)
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Say in one line what ``torch.jit.script``, which calls this first, would say on a page."""
+        raise InputError(
+            "torch.jit.script cannot compile a model of fairseq_lot; script fairseq's transformer, or use Python"
+        )
 
     @classmethod
     def build_encoder(cls, args: Namespace, src_dict: Dictionary, embed_tokens: nn.Embedding) -> Encoder:

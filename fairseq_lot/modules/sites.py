@@ -34,7 +34,7 @@ def attentions(model: TransformerModel) -> Iterator[tuple[str, int, MultiheadAtt
 
 def inner(mechanism: SomeMechanism) -> SomeMechanism:
     """The mechanism that makes the plans: the one inside a wrapper, or the mechanism itself."""
-    return getattr(mechanism, "inner", mechanism)
+    return None if mechanism is None else getattr(mechanism, "inner", mechanism)
 
 
 def can_be_fitted(model: TransformerModel) -> bool:

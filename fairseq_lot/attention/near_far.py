@@ -17,8 +17,8 @@ from fairseq_lot.transport.positions import alibi_slopes
 
 # The log of no mass: far below all others, and finite, so that sums of it have gradients.
 _NO_MASS = -1e30
-# Logs of features of keys that differ by less can be taken relative to the largest of a sentence, whatever the row.
-_MODERATE = 60.0
+# Of a row that is less than exp of this below what its powers are taken relative to, nothing is lost.
+_MODERATE = 70.0
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class NearFar(Mechanism):
         tokens = at_least_float32(torch.cat([q, k], 2))  # one kernel each for both
         sides = tokens.split(sizes, 2)
         logs = self._logs(tokens).split(sizes, 2) if self.options.num_features else (None, None)
-        if masks.causal and not _are_close(logs[1]):
+        if masks.causal and not self._rows_are_kept(sides, logs):
 
             def apply(v):
                 return self._by_prefixes(sides, v, logs, masks.key_pads)[:, :, early:]
@@ -137,6 +137,20 @@ class NearFar(Mechanism):
             identity = torch.eye(v.size(2), dtype=v.dtype, device=v.device)
             weights = apply(identity.expand(*v.shape[:2], -1, -1))
         return AttentionOutput(apply(v), weights)
+
+    @torch.no_grad()
+    def _rows_are_kept(self, sides, logs):
+        """Whether causal rows keep their precision relative to all keys, those after them included.
+
+        Each row has at least the score of its own key. Seen on the CPU alone, where looking costs nothing.
+        """
+        (q, k), (query_logs, key_logs) = sides, logs
+        if query_logs is None:
+            return True
+        if q.device.type != "cpu" or not q.numel():
+            return False
+        largest = (query_logs + (key_logs.amax(2, keepdim=True) + self.feature_bias[:, None])).amax(-1)
+        return (largest - self.scaling * (q * k).sum(-1)).max().item() < _MODERATE
 
     def _products(self, sides, v, logs, log_mass, **kind):
         """:func:`near_far` of two sides and the logs of their features; without logs the band alone."""
@@ -271,16 +285,6 @@ class NearFar(Mechanism):
         near, through = shares.split([near.size(-1), through.size(-1)], -1)
         values = torch.baddbmm(near @ v.flatten(0, 1), through, far.means.flatten(0, 1))
         return values.unflatten(0, k.shape[:2]), state | vars(far)
-
-
-def _are_close(key_logs: Tensor | None) -> bool:
-    """Powers of all keys may be taken relative to the largest. Seen on the CPU alone, where looking costs nothing."""
-    if key_logs is None:
-        return True
-    if key_logs.device.type != "cpu" or not key_logs.numel():
-        return False
-    low, high = key_logs.detach().aminmax()
-    return (high - low).item() < _MODERATE
 
 
 def _log_mass(padding_mask: Pads, like: Tensor) -> Tensor | None:

@@ -231,11 +231,22 @@ def test_both_causal_forms_are_the_same(layout, options, monkeypatch):
     mechanism, leaves = build(window=3, num_features=6, **options), [x.requires_grad_() for x in inputs(120)]
     mask = None if layout is None else padding_mask((120, 70), 120, layout)
     found = []
-    for limit in (60.0, 0.0):
+    for limit in (torch.inf, -torch.inf):
         monkeypatch.setattr(near_far_file, "_MODERATE", limit)
         values = mechanism(*leaves, mask, mask, causal=True).values
         found.append([values, *gradients(values, [*leaves, *mechanism.parameters()])])
     close(*found, 1e-10)
+
+
+@pytest.mark.parametrize(("head_dim", "of_query", "of_last"), [(64, 1.4, 0.3), (128, 0.5, 0.07), (128, 0.7, 0.07)])
+@pytest.mark.parametrize("last", [False, True])
+def test_a_feature_that_a_row_does_not_see_takes_nothing_from_it(head_dim, of_query, of_last, last):
+    """The first row is its own key's value, however much larger its features are with the last key, or with its own."""
+    mechanism = build_mechanism("near_far", num_heads=1, head_dim=head_dim)
+    direction = max(mechanism.features[0].detach(), key=torch.linalg.vector_norm)
+    q, k, v = torch.zeros(1, 1, 4, head_dim), torch.zeros(1, 1, 4, head_dim), random(1, 1, 4, head_dim).float()
+    q[0, 0, 0], k[0, 0, :3], k[0, 0, 3] = of_query * direction, -0.24 * direction, of_last * direction * last
+    close(mechanism(q, k, v, causal=True).values[0, 0, 0], v[0, 0, 0], 1e-5)
 
 
 @pytest.mark.parametrize(("options", "slopes"), [({}, (0.0, 0.0)), ({"prior": "alibi"}, alibi_slopes(2))], ids=str)
@@ -256,7 +267,10 @@ def test_the_causal_form_agrees_with_the_slow_twin(n, early, options, slopes):
 
 @pytest.mark.parametrize(
     ("options", "how", "limit"),
-    [*((*form, 60.0) for form in FORMS.values()), *((*FORMS[name], 0.0) for name in ("causal", "causal-alibi"))],
+    [
+        *((*form, torch.inf) for form in FORMS.values()),
+        *((*FORMS[name], -torch.inf) for name in ("causal", "causal-alibi")),
+    ],
     ids=[*FORMS, "causal-by-prefixes", "causal-alibi-by-prefixes"],
 )
 def test_no_tensor_of_a_layer_grows_faster_than_the_sentence_nor_what_is_kept(options, how, limit, monkeypatch):

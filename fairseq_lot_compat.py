@@ -259,6 +259,7 @@ def _with_safe_checkpoint_types(module, execute):
     if in_command():
         _silence_known_notes()
     execute(module)
+    _allow_meters(module.meters)
 
 
 def _allow_checkpoint_types():
@@ -276,6 +277,14 @@ def _allow_checkpoint_types():
         for core in ("core", "_core")
     ]
     torch.serialization.add_safe_globals([Namespace, np.ndarray, np.dtype, *dtypes, *functions])
+
+
+def _allow_meters(meters):
+    """Checkpoints of fairseq 0.9 and older hold these, plain numbers, under the name that their module had then."""
+    import torch
+
+    kinds = meters.AverageMeter, meters.StopwatchMeter, meters.TimeMeter
+    torch.serialization.add_safe_globals([*kinds, *((kind, f"fairseq.meters.{kind.__name__}") for kind in kinds)])
 
 
 def _alias(function, module_name):

@@ -12,6 +12,7 @@ import zlib
 import pytest
 import torch
 from fairseq.data import Dictionary
+from fairseq.logging.meters import AverageMeter, StopwatchMeter, TimeMeter
 from fairseq_cli.preprocess import cli_main as fairseq_preprocess
 from sacrebleu.metrics import BLEU
 from sacremoses import MosesDetokenizer
@@ -38,8 +39,11 @@ def classic(data, tmp_path_factory):
     return home
 
 
+METERS = AverageMeter, StopwatchMeter, TimeMeter
+
+
 def as_early_fairseq_saved(checkpoint, out):
-    """The format of fairseq 0.10 and older: one flat namespace and no cfg."""
+    """The format of fairseq 0.10 and older: one flat namespace and no cfg; and the meters of 0.9 and older."""
     state = torch.load(checkpoint, weights_only=True)
     args = state["cfg"]["model"]
     for name, value in state["cfg"]["task"].items():
@@ -47,7 +51,15 @@ def as_early_fairseq_saved(checkpoint, out):
             setattr(args, name, value)
     args.remove_bpe, args.min_lr = None, -1.0
     kept = ("model", "optimizer_history", "extra_state", "last_optimizer_state")
-    torch.save({"args": args, **{name: state[name] for name in kept}}, out)
+    old = {"args": args, **{name: state[name] for name in kept}}
+    old["extra_state"]["train_meters"] = {kind.__name__: kind() for kind in METERS}
+    for kind in METERS:
+        kind.__module__ = "fairseq.meters"
+    try:
+        torch.save(old, out)
+    finally:
+        for kind in METERS:
+            kind.__module__ = "fairseq.logging.meters"
     return out
 
 

@@ -76,8 +76,14 @@ def take_over(args: Namespace, defaults: dict, size: Callable[[Namespace], None]
     _keep_model(args, saved, path, size)
     _keep_direction(args, task, path)
     typed = flat_options.typed_options(args)
+    goes_on = has_optimiser and not args.reset_optimizer and path != args.finetune_from_model
     if getattr(saved, "attention", None) is None:
         planned = _completed(args, defaults)
+        if goes_on and any(learnt for *_, learnt in _parameters(planned).values()):
+            raise InputError(
+                f"{path} has fairseq's own attention; {_words(planned)} learns parameters, which the optimiser's saved "
+                "state does not fit: use --finetune-from-model or --reset-optimizer"
+            )
         if planned.attention != DEFAULT or planned.differential:
             logger.warning(f"{path} has fairseq's own attention; trained is {_words(planned)}, its parameters as drawn")
         return False
@@ -96,7 +102,6 @@ def take_over(args: Namespace, defaults: dict, size: Callable[[Namespace], None]
         for name in _changed([*flat_options.DEFAULTS, *own], saved, planned)
     ]
     before, after = _parameters(saved), _parameters(planned)
-    goes_on = has_optimiser and not args.reset_optimizer and path != args.finetune_from_model
     if goes_on and before != after:
         raise InputError(
             f"{line}; the command line changes its parameters ({', '.join(changes)}), which the optimiser's saved "

@@ -1,6 +1,7 @@
 """Trainings that start from a checkpoint of ours: its attention comes with it, and what is typed wins with a line."""
 
 import shlex
+from argparse import Namespace
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from fairseq_lot.errors import InputError, flag
+from fairseq_lot.models.starting_point import starting_point
 from fairseq_lot.plug_and_play.swap import fine_tuning_command, swap
 from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
 from tests.end_to_end.conftest import TINY, edited, generate, hypotheses, swapped, train, weights_of
@@ -116,6 +118,28 @@ def test_the_model_of_a_training_that_goes_on_is_not_replaced(data, tmp_path):
     train(data / "bin", tmp_path, "--arch", "lot_transformer_small", *SHALLOW, updates=1)
     with pytest.raises(Exception, match="ensure that the architectures match"):
         train(data / "bin", tmp_path, "--arch", "lot_transformer_small", updates=2)
+
+
+def test_a_training_that_is_continued_once_starts_there(tmp_path):
+    """fairseq prefers it to the checkpoint of a fine-tuning, and ``checkpoint_last.pt`` to both."""
+    paths = [tmp_path / name for name in ("tuned.pt", "once.pt", "checkpoint_last.pt")]
+    args = Namespace(checkpoint_suffix="", restore_file="checkpoint_last.pt", save_dir=str(tmp_path))
+    args.finetune_from_model, args.continue_once = map(str, paths[:2])
+    assert starting_point(args) is None
+    for path in paths[:0:-1]:
+        path.touch()
+        assert starting_point(args) == str(path)
+        path.unlink()
+    args.continue_once = None
+    paths[0].touch()
+    assert starting_point(args) == str(paths[0])
+
+
+def test_embeddings_that_the_base_started_from_may_be_gone(stock_checkpoint, fine_tuned, tmp_path):
+    with edited(stock_checkpoint, tmp_path / "base.pt") as state:
+        vars(model_args(state)).update(encoder_embed_path="/gone/vectors.txt", decoder_embed_path="/gone/vectors.txt")
+    args, _ = fine_tuned("--arch", "pluggable_transformer", "--finetune-from-model", tmp_path / "base.pt", updates=1)
+    assert args.encoder_embed_path is args.decoder_embed_path is None
 
 
 def test_the_command_of_a_checkpoint_that_names_no_task(stock_checkpoint):
@@ -230,6 +254,14 @@ def test_a_training_that_goes_on_keeps_its_attention(fine_tuned, tmp_path):
         fine_tuned(*words, "--lot-num-pivots", 7, updates=4)
     args, _ = fine_tuned(*words, "--lot-num-pivots", 7, "--reset-optimizer", updates=4)
     assert args.lot_num_pivots == 7
+
+
+def test_a_stock_training_does_not_go_on_with_attention_that_learns(stock_checkpoint, fine_tuned, tmp_path):
+    start = (*TINY, "--restore-file", stock_checkpoint)
+    with pytest.raises(InputError, match="fairseq's own attention; lot .* learns parameters.*--reset-optimizer"):
+        fine_tuned("--arch", "lot_transformer", *start)
+    fine_tuned("--arch", "sinkhorn_transformer", *start, "--reset-dataloader", updates=1)
+    fine_tuned("--arch", "lot_transformer", *start, "--reset-optimizer", updates=1, save=tmp_path / "lot")
 
 
 def test_a_differential_model_stays_one(data, fine_tuned, tmp_path):

@@ -106,7 +106,7 @@ class TestOwnCommands:
         assert (result.returncode == 0) == ours and ("FileNotFoundError" in result.stderr) == (not ours)
 
     def test_programs(self, monkeypatch):
-        commands = ("train", "generate", "interactive", "preprocess", "score", "hydra-train")
+        commands = ("train", "generate", "interactive", "preprocess", "score", "hydra-train", "validate", "eval-lm")
         own = [*(f"fairseq-{name}" for name in commands), "fairseq-lot", "fairseq_cli/train.py", "fairseq_lot/cli.py"]
         for program in own:
             monkeypatch.setattr(sys, "argv", [f"/some/where/{program}", "data"])

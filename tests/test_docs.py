@@ -33,6 +33,11 @@ def test_tables_are_as_their_commands_print_them(monkeypatch):
         assert script.BLOCK.search(page) and script.rendered(page) == page
 
 
+def test_a_command_of_a_page_that_fails_ends_the_script():
+    with pytest.raises(SystemExit, match="'fairseq-lot table nowhere.jsonl' failed, see above; nothing was changed"):
+        program("scripts/render_results.py").printed("fairseq-lot table nowhere.jsonl")
+
+
 def test_no_table_stands_outside_of_what_commands_print():
     kept = re.compile(r"^<!-- of commit [0-9a-f]{7} -->$.*?^<!-- / -->$", re.MULTILINE | re.DOTALL)
     page, blocks = kept.sub("", RESULTS_PAGES), program("scripts/render_results.py").BLOCK
@@ -68,6 +73,28 @@ def test_tables_of_scripts_are_of_their_files(script, files, table):
     found = sorted((ROOT / "results").glob(files))
     printed = subprocess.run([sys.executable, ROOT / "docs/notes" / script, *found], capture_output=True, check=True)
     assert found[0].with_name(table).read_bytes() == printed.stdout
+
+
+def test_losses_of_a_log_are_in_nats(tmp_path):
+    line = "epoch 001 | valid on 'valid' subset | loss 7.4 | nll_loss 2 | ppl 4 | num_updates 30\n"
+    (tmp_path / "train.log").write_text(line)
+    assert program("docs/notes/losses.py").of_log(tmp_path / "train.log") == {"30": 1.3863}
+
+
+def test_lengths_and_repeats_are_of_the_best_translations(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs/notes")
+    lines = ["T-0\ta b c d", f"H-0\t-0.1\t{'a ' * 8}", "H-0\t-0.2\tworse", "T-1\ta b", "H-1\t-1\tb"]
+    (tmp_path / "test.out").write_text("\n".join(lines) + "\n")
+    found = program("docs/notes/repeats.py").measured(tmp_path / "test.out")
+    assert found == [0.65, 1.25, 1.85, 0.8, 0.0]  # deciles and median of 2 and 1/2; of 5 n-grams 4 are repeated
+
+
+def test_the_last_speed_of_a_log_counts():
+    measured = program("docs/notes/documents_speed.py").measured
+    speed, memory = measured("echo wps=1.5, wps=20,", r"wps=([0-9.]+)")
+    assert speed == 20 and 0.1 < memory < 1000
+    with pytest.raises(SystemExit, match="ls nowhere failed: .*nowhere"):
+        measured("ls nowhere", "")
 
 
 def test_heads_are_sorted_by_numbers():

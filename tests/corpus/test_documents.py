@@ -57,6 +57,13 @@ def test_the_test_set_is_joined_several_ways_as_are_its_tokens(folder):
             assert found == expected, path
 
 
+def test_a_document_to_test_has_at_most_as_many_pieces_as_a_model_has_positions(folder, monkeypatch):
+    monkeypatch.setattr(documents, "POSITIONS", 40)
+    assert join(folder, "--tests", "16") == 0
+    pieces = [len(line.split()) for line in (folder / "test.en").read_text().splitlines()]
+    assert 30 < max(pieces) <= 40
+
+
 def test_a_sentence_that_is_too_long_stands_alone():
     sides = [["x " * 5, "x", "x " * 9, "x"], ["x"] * 4]
     found = [(span.start, span.stop) for span in documents.spans(sides, iter([4] * 4), 6)]

@@ -1,5 +1,6 @@
 """The joint BPE: exact round trip, determinism, and one clear line for every bad input."""
 
+import os
 import re
 import sys
 from itertools import pairwise
@@ -185,6 +186,15 @@ def test_bad_folders_are_one_line(folder, words, tmp_path, refused):
     refused([*words, "--out", folder], "is the folder that is read")
     refused([*words, "--out", tmp_path / "file"], "cannot write")
     refused([*words, "--out", tmp_path / "file" / "out"], "cannot write")
+
+
+def test_a_new_folder_appears_in_one_rename(words, tmp_path, monkeypatch, refused):
+    def fails(*_):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "replace", fails)
+    refused(words, "Input/output error")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["text"]
 
 
 def test_a_failed_write_leaves_nothing(words, tmp_path, monkeypatch, refused):

@@ -83,6 +83,11 @@ def test_command_writes_the_folder(archive, tmp_path, capsys):
     assert (out / "valid.en").read_text() == "Word 21.\nWord 44.\n"
 
 
+def test_an_archive_that_is_there_is_not_fetched_again(archive, tmp_path):
+    words = ["iwslt14", "--archive", str(archive), "--out", str(tmp_path / "raw")]
+    assert main([*words, "--url", "file:///no/such/archive.tgz"]) == 0
+
+
 def test_the_nested_archive_gives_the_same(archive, tmp_path):
     outer, texts = tmp_path / "2014-01.tgz", "2014-01/texts"
     inner = {f"{texts}/en/de/en-de.tgz": b"another one", f"{texts}/de/en/de-en.tgz": archive.read_bytes()}

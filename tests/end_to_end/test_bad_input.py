@@ -66,12 +66,21 @@ def test_check_refuses_sources_that_the_model_cannot_take(data, tmp_path, capsys
     refuse(capsys, "check", data / "bin", "--path", checkpoint, naming=["takes 12", "--max-source-positions"])
 
 
-def test_check_refuses_what_is_longer_than_was_said(data, capsys):
+@pytest.mark.parametrize("with_model", [False, True])
+def test_check_refuses_what_is_longer_than_was_said(with_model, data, stock_checkpoint, capsys):
     """Targets count, too: fairseq-train and fairseq-generate stop at either."""
-    folder, both = data / "bin", ("--max-source-positions", 60, "--max-target-positions", 60)
-    fairseq_lot("check", folder, "--split", "valid", *both)
-    naming = ["valid: target ", "the model takes 12", "--max-target-positions"]
-    refuse(capsys, "check", folder, "--split", "valid", "--max-target-positions", 12, naming=naming)
+    folder, words, longest = data / "bin", ("--path", stock_checkpoint) if with_model else (), {}
+    for side, language in (("source", "de"), ("target", "en")):
+        lines = (data / "bpe" / f"valid.{language}").read_text(encoding="utf-8").splitlines()
+        longest[side] = max(len(line.split()) for line in lines)
+    limits = [word for side, most in longest.items() for word in (f"--max-{side}-positions", most + 1)]
+    fairseq_lot("check", folder, "--split", "valid", *words, *limits)
+    said = f"the longest {longest['source']} pieces (source) and {longest['target']} pieces (target)\n"
+    assert capsys.readouterr().out.endswith(said) and longest["source"] != longest["target"]
+    for side, most in longest.items():
+        option = f"--max-{side}-positions"
+        naming = [f"valid: {side} ", f"the model takes {most}", option]
+        refuse(capsys, "check", folder, "--split", "valid", *words, option, most, naming=naming)
     refuse(capsys, "check", folder, "--max-target-positions", 0, naming=["--max-target-positions must be at least 1"])
 
 

@@ -15,6 +15,7 @@ import torch
 from fairseq_lot import cli
 from fairseq_lot.errors import InputError
 from fairseq_lot.plug_and_play import calibrate as calibration
+from fairseq_lot.plug_and_play import distillation
 from fairseq_lot.plug_and_play.distillation import Distillation
 from fairseq_lot.plug_and_play.sentences import is_text_file
 from fairseq_lot.plug_and_play.swap import swap
@@ -98,13 +99,28 @@ def test_distillation_fits_the_projections_and_leaves_softmax_behind(
     refuse(capsys, "calibrate", "--path", out, "--out", tmp_path / "again.pt", *FIT, naming=["was trained with lot"])
 
 
-def test_the_rates_of_the_fits(lot_checkpoint, monkeypatch):
-    rates, fit = [], calibration.fit
-    keep = lambda fitted, *a, **b: rates.append([rate for _, rate in fitted]) or fit(fitted, *a, **b)  # noqa: E731
+@pytest.mark.parametrize(
+    ("checkpoint", "whole"), [("lot_checkpoint", "output_error"), ("everywhere", "output_divergence")]
+)
+def test_the_errors_and_the_rates_of_the_fits(checkpoint, whole, request, monkeypatch):
+    told, fit = [], calibration.fit
+
+    def keep(fitted, errors, *others, **how):
+        told.append((errors.__name__, *(rate for _, rate in fitted)))
+        return fit(fitted, errors, *others, **how)
+
     monkeypatch.setattr(calibration, "fit", keep)
     few = {"steps": 1, "joint_steps": 1, "distill_steps": 1, "held_out": 4}
-    calibration.calibrate(lot_checkpoint, **few, learning_rate=0.4, distill_rate=0.01)
-    assert rates == [[0.4], [0.1], [0.1, 0.01]]
+    calibration.calibrate(request.getfixturevalue(checkpoint), **few, learning_rate=0.4, distill_rate=0.01)
+    assert told == [("head_errors", 0.4), ("output_error", 0.1), (whole, 0.1, 0.01)]
+
+
+def test_weights_in_half_precision_stay_so(lot_checkpoint):
+    """As trainings with --fp16 save them."""
+    state = load_checkpoint(lot_checkpoint)
+    state["model"] = {name: x.half() if x.is_floating_point() else x for name, x in state["model"].items()}
+    fitted = calibration.calibrate(state, steps=1, joint_steps=0, distill_steps=1, held_out=4).state["model"]
+    assert {name: x.dtype for name, x in fitted.items()} == {name: x.dtype for name, x in state["model"].items()}
 
 
 def test_a_split_of_no_folder_is_refused(data, stock_checkpoint, lot_checkpoint, tmp_path, capsys):
@@ -136,14 +152,22 @@ def test_random_sentences_for_which_the_model_has_no_positions_are_refused(
     refuse_and_keep(capsys, tmp_path, *words, naming=[f"{path} has positions for 1023 pieces, not --longest 1024"])
 
 
-def test_random_sentences_may_be_longer_than_by_default(lot_checkpoint, monkeypatch):
-    lengths, random_pieces = [], calibration.random_pieces
-    monkeypatch.setattr(
-        calibration, "random_pieces", lambda *a, **how: lengths.append(how["longest"]) or random_pieces(*a, **how)
-    )
-    for options in ({}, {"longest": 90}):
-        calibration.calibrate(lot_checkpoint, steps=1, joint_steps=0, held_out=2, **options)
-    assert lengths == [80, 90]
+@pytest.mark.parametrize(("name", "longest"), [("random_pieces", 80), ("random_pieces", 90), ("from_text", None)])
+def test_sentences_are_drawn_as_asked(name, longest, data, lot_checkpoint, monkeypatch):
+    asked, told, draw = {"max_tokens": 90, "held_out": 3, "seed": 7}, {}, getattr(calibration, name)
+    asked |= {"longest": longest} if longest else {}
+    monkeypatch.setattr(calibration, name, lambda *a, **how: told.update(how) or draw(*a, **how))
+    calibration.calibrate(lot_checkpoint, None if longest else data / "bin", steps=1, joint_steps=0, **asked)
+    assert told == asked
+
+
+@pytest.mark.parametrize(("text", "part"), [(False, 80), (True, None)])
+def test_what_has_no_order_is_translated_in_parts_of_a_sentence_s_length(text, part, data, everywhere, monkeypatch):
+    parts, translate = set(), distillation.translate_greedily
+    monkeypatch.setattr(distillation, "translate_greedily", lambda *a: parts.add(a[2]) or translate(*a))
+    source, longest = (data / "raw" / "test.de", {}) if text else (None, {"longest": 90})
+    calibration.calibrate(everywhere, source, steps=1, joint_steps=0, held_out=2, **longest)
+    assert parts == {part}
 
 
 def test_swap_can_calibrate_at_once(data, stock_checkpoint, calibrated, tmp_path):

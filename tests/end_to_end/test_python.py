@@ -26,6 +26,12 @@ def test_a_string_gives_a_string_and_a_list_gives_a_list(data, model):
     assert (model.translate(""), model.translate([])) == ("", [])
 
 
+def test_a_sentence_may_be_as_long_as_the_model_has_positions_for(model):
+    assert len(model.symbols(["x"] * 1023, "line 1")) == 1024
+    with pytest.raises(InputError, match="^line 1: 1025 pieces with the end of sentence, the model takes 1024"):
+        model.symbols(["x"] * 1024, "line 1")
+
+
 def test_translating_leaves_the_model_as_it_was(model):
     """Also while others are still to be translated."""
     before = [layer.need_attn for layer in model.loaded.model.decoder.layers]

@@ -103,11 +103,14 @@ def test_the_data_of_the_page_are_the_maps(report):
     assert "script" in "".join(maps["sentences"][2]["source"])
     for sentence in maps["sentences"]:
         assert [len(of_model) for of_model in sentence["maps"]] == [8, 8], "two sites, two layers, two heads"
+        assert sentence["target"].index("</s>") == 0 and sentence["source"].index("</s>") == len(sentence["source"]) - 1
         for map_ in sum(sentence["maps"], []):
             sides = sentence["source" if map_["site"] == "encoder" else "target"], sentence["source"]
             assert unpacked(map_["map"]).shape == tuple(map(len, sides))
             rounding = len(sides[1]) * (1 / 510 + 1e-6)  # of shares between 0 and 1
             assert unpacked(map_["map"]).sum(1) == pytest.approx(np.ones(len(sides[0])), abs=rounding)
+            assert map_["row_sums"] == pytest.approx(np.ones(len(sides[0])), abs=1e-3)
+            assert np.mean(map_["receiver_mass"]) == pytest.approx(1, abs=1e-3)
 
 
 def test_a_training_without_a_loss_yet_has_no_curve(stock_checkpoint, report, tmp_path):

@@ -218,6 +218,7 @@ def test_parameters_stand_in_the_order_of_the_model(base, attention, request):
     everywhere = {"attention_sites": "encoder,cross,decoder"} if attention in ("lot", "softmax") else {}
     state = swap(request.getfixturevalue(base), attention=attention, **everywhere)
     assert list(state["model"]) == list(build(state).state_dict())
+    assert state["last_optimizer_state"] is None
 
 
 def test_embeddings_that_a_training_started_from_may_be_gone(stock_checkpoint):
@@ -258,11 +259,14 @@ def test_a_file_that_the_first_version_swapped_translates(data, stock_checkpoint
     assert old == new and len(old) == 60 * 2
 
 
-def test_a_site_that_goes_back_to_softmax_is_named(lot_checkpoint, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("name", "changes"), [("lot", {}), ("softmax", {"attention": "softmax", "softmax_prior": "alibi"})]
+)
+def test_a_site_that_goes_back_to_softmax_is_named(name, changes, lot_checkpoint, tmp_path, capsys):
     with edited(lot_checkpoint, tmp_path / "both.pt") as state:
-        model_args(state).attention_sites = "encoder,cross"
+        vars(model_args(state)).update({"attention_sites": "encoder,cross"} | changes)
     words = ("swap", "--path", tmp_path / "both.pt", "--no-calibrate", "--out", tmp_path / "out.pt", "--attention")
     fairseq_lot(*words, "sinkhorn")
-    assert "both.pt has lot attention at cross too, which becomes plain softmax" in capsys.readouterr().out
+    assert f"both.pt has {name} attention at cross too, which becomes plain softmax" in capsys.readouterr().out
     fairseq_lot(*words, "lot", "--attention-sites", "cross,encoder")
     assert "plain softmax" not in capsys.readouterr().out

@@ -5,8 +5,10 @@ import shutil
 
 import pytest
 
+from fairseq_lot.plug_and_play import sweep
 from fairseq_lot.pretrained.checkpoint import model_args
 from tests.end_to_end.conftest import contents, edited, fairseq_lot, refuse
+from tests.plug_and_play.test_sweep import point as made_up
 
 
 @pytest.fixture
@@ -37,6 +39,8 @@ def test_sweep_measures_resumes_and_extends(data, stock_checkpoint, diff_checkpo
         ("lot", {"lot_num_pivots": 4}, "pieces"),
     ]
     assert all(point["bleu"] is None and 1 < point["loss"] < 20 for point in points)
+    targets = (data / "bpe" / "valid.en").read_text(encoding="utf-8").splitlines()
+    assert points[0]["tokens"] == sum(len(line.split()) + 1 for line in targets)
     assert len({point["loss"] for point in points}) == 4
     softmax, _, sinkhorn, _ = (point["balance"] for point in points)
     assert softmax.keys() == {"imbalance", "marginal_error", "mean_shift"}
@@ -65,6 +69,14 @@ def test_sweep_measures_resumes_and_extends(data, stock_checkpoint, diff_checkpo
     refuse(capsys, *words, "--path", diff_checkpoint, naming=["(epoch unknown)", "or another --out"])
     refuse(capsys, *words, "--split", "valid", naming=["--split valid is of a data folder", "sweep: with --text"])
     assert contents(out) == kept
+
+
+def test_text_is_calibrated_on_beside_random_pieces(data, stock_checkpoint, tmp_path, measured):
+    words = ["sweep", data / "bin", "--path", stock_checkpoint, "--out", tmp_path / "sweep", "--no-bleu", "--text"]
+    words += ["--try", "lot --lot-num-pivots 4", "--steps", 3, "--joint-steps", 2, "--held-out", 8, "--longest", 90]
+    _, points = measured(*words)
+    assert [point["calibrated_on"] for point in points] == ["", "", "pieces", "text"]
+    assert len({point["loss"] for point in points}) == 4
 
 
 @pytest.mark.parametrize("others", [(), ("stock.pt",)])
@@ -126,6 +138,19 @@ def epochs(stock_checkpoint, tmp_path):
             state["extra_state"]["train_iterator"].update(epoch=epoch + 1, iterations_in_epoch=0)
             state["model"] = {name: value * (1 - 0.5 / epoch) for name, value in state["model"].items()}
     return paths
+
+
+def test_each_base_has_a_file_for_its_translations(data, epochs, tmp_path, monkeypatch):
+    files = {}
+
+    def measured(base, state, way, *, translations, **how):
+        files.setdefault(base.epoch, set()).add(translations)
+        return made_up(way.attention, epoch=base.epoch)
+
+    monkeypatch.setattr(sweep, "measured", measured)
+    words = ("sweep", data / "bin", "--out", tmp_path / "out", "--try", "sinkhorn", "--path", epochs[1], epochs[2])
+    fairseq_lot(*words)
+    assert [len(of_base) for of_base in files.values()] == [1, 1] and files[1] != files[2]
 
 
 def test_several_epochs_are_one_table_and_keep_to_one_training(

@@ -7,8 +7,12 @@ import subprocess
 import pytest
 from sacremoses import MosesDetokenizer
 
-from fairseq_lot.pretrained.translate import Translator
+from fairseq_lot.errors import InputError
+from fairseq_lot.pretrained import translate
+from fairseq_lot.pretrained.loading import Loaded
+from fairseq_lot.pretrained.translate import Translator, references
 from tests.end_to_end.conftest import BIN, edited, fairseq_lot, fields, generate, refuse
+from tests.plug_and_play import in_memory
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +47,30 @@ def test_pipe_and_compare(data, stock_checkpoint, expected, tmp_path, capsys, mo
     assert [right for _, right in rows] == [*alone[:2], "", *alone[2:]]
 
 
+def test_the_beam_is_as_wide_as_asked(stock_checkpoint, monkeypatch):
+    beams, search = [], Loaded.translate
+    monkeypatch.setattr(Loaded, "translate", lambda self, beam, batch: beams.append(beam) or search(self, beam, batch))
+    fairseq_lot("translate", "--path", stock_checkpoint, "--beam", 2, "das")
+    assert beams == [2]
+
+
+def test_references_are_text_where_there_is_some_else_the_targets(tmp_path):
+    """What the dictionary of the targets lacks is no word that a translation could say."""
+    loaded = in_memory.load()
+    loaded.task.cfg.data, loaded.task.cfg.target_lang = str(tmp_path), "en"
+    targets, known = loaded.sentences.tgt, loaded.task.target_dictionary
+    targets[0][0] = known.unk()
+    first, *others = references(loaded, "test")
+    assert first == " ".join(["<<unk>>", *(known[i] for i in targets[0][1:-1])])
+    (tmp_path / "text").mkdir()
+    file = tmp_path / "text" / "test.en"
+    file.write_text("\n".join(["a word", *others]) + "\n")
+    assert references(loaded, "test") == ["a word", *others]
+    file.write_text("a word\n")
+    with pytest.raises(InputError, match="test.en has 1 lines, the split 6 sentences; mend or remove the file"):
+        references(loaded, "test")
+
+
 def test_bad_input_is_refused(data, stock_checkpoint, tmp_path, capsys, monkeypatch):
     model = ("--path", stock_checkpoint)
     refuse(capsys, "translate", "das", naming=["--path"])
@@ -57,6 +85,9 @@ def test_bad_input_is_refused(data, stock_checkpoint, tmp_path, capsys, monkeypa
     refuse(capsys, "translate", *model, "--data", folder, "das", naming=["sentencepiece.bpe.model"])
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"das\n\xff\n")))
     refuse(capsys, "translate", *model, naming=["line 2", "UTF-8"])
+    monkeypatch.setattr(translate, "_BATCH", 2)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\n\n\n\xff\n")))
+    refuse(capsys, "translate", *model, naming=["line 4", "UTF-8"])
 
 
 def test_a_moved_data_folder_is_named(data, stock_checkpoint, tmp_path, capsys):

@@ -126,6 +126,16 @@ def test_p_value_counts_ties_and_both_sides():
     assert paired_p_value(differences, 1.5) == paired_p_value(-differences, -1.5) == 1 / 5
 
 
+def test_the_seed_of_the_bootstrap_is_used_and_noted(arguments, tmp_path):
+    found = []
+    for seed in (1, 2):
+        assert main(arguments(bootstrap_seed=seed)) == 0
+        found += read_rows([tmp_path / "lot.jsonl"])
+    assert [row.bootstrap_seed for row in found] == [1, 2]
+    one, other = (row.tokenised for row in found)
+    assert one.score == other.score and (one.low, one.high) != (other.low, other.high)
+
+
 def test_the_base_against_itself(arguments, tmp_path):
     assert main(arguments({"stage": "plug-and-play"}, generated=tmp_path / "bad.txt")) == 0
     (row,) = read_rows([tmp_path / "lot.jsonl"])
@@ -161,8 +171,10 @@ def test_translations_of_another_test_set_are_no_base(arguments, corpus, tmp_pat
     text = other.read_text(encoding="utf-8")
     other.write_text(text.replace("ein satz", "noch einer"), encoding="utf-8")  # another half of the lines: two systems
     assert main(arguments(baseline_generated=other)) == 0
-    other.write_text(text.replace("ein satz", "noch einer").replace("a sentence", "one more"), encoding="utf-8")
-    refused(arguments(baseline_generated=other), "other.txt has translations of other sentences than")
+    others = text.replace("ein satz", "noch einer").replace("a sentence", "one more")
+    for shared in ("", "S-0\tein satz\n"):  # a short sentence may stand in several test sets
+        other.write_text(shared + others, encoding="utf-8")
+        refused(arguments(baseline_generated=other), "other.txt has translations of other sentences than")
 
 
 def test_full_disk_leaves_no_row(arguments, tmp_path, monkeypatch, refused):
@@ -260,9 +272,11 @@ def test_commit_of_a_checkout(tmp_path):
     (tmp_path / "results.jsonl").write_text("{}\n")
     assert current_commit(tmp_path) == commit
     assert current_commit(package) == "unknown"
-    hook.write_text("import fairseq_lot_compat\n")
-    assert current_commit(tmp_path) == f"{commit}-dirty"
-    hook.unlink()
+    for path in (hook, tmp_path / "scripts" / "score.sh", tmp_path / "workflow" / "Snakefile"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("changed\n")
+        assert current_commit(tmp_path) == f"{commit}-dirty"
+        path.unlink()
     (package / "code.py").write_text("a = 2\n")
     assert current_commit(tmp_path) == f"{commit}-dirty"
 
@@ -276,3 +290,9 @@ def test_languages_without_spaces_are_split():
         assert found.score > 20 and f"tok:{split}|" in found.signature
     for language in ("en", "jav_Latn", "kmr", "target"):
         assert for_language(SACREBLEU, language) is SACREBLEU
+
+
+def test_a_row_in_a_language_without_spaces_has_its_tokenizer(arguments, tmp_path):
+    assert main(arguments(target_lang="ja")) == 0
+    (row,) = read_rows([tmp_path / "lot.jsonl"])
+    assert "tok:char|" in row.sacrebleu.signature and "tok:none|" in row.tokenised.signature

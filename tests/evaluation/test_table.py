@@ -3,7 +3,9 @@
 import pytest
 
 from fairseq_lot.cli import main
+from fairseq_lot.evaluation.bleu import MetricScore
 from fairseq_lot.evaluation.table import result_tables
+from fairseq_lot.inspection.charts import bleu_bars
 from tests.evaluation.conftest import write_rows
 
 EXPECTED = """\
@@ -108,6 +110,14 @@ def test_the_control_is_that_of_the_same_seed(make_row):
     assert f"| LOT | 31.00 [30.00, 32.00] (3 seeds) | – | {seeds} |" in render([*tuned, *rows])
 
 
+def test_a_difference_to_the_base_is_none_to_the_control(make_row):
+    tuned = [make_row(stage="fine-tuned", score=31.0, delta=1.0, p=0.01)]
+    tuned += [make_row("LOT", stage="fine-tuned", score=30.5, delta=0.5, p=0.2)]
+    lot = "| LOT | 30.00 [29.00, 31.00] | -0.01 (p = 0.9000) | 30.50 [29.50, 31.50] | +0.50 (p = 0.2000) |"
+    plugged = make_row("LOT", stage="plug-and-play", score=30.0, delta=-0.01, p=0.9)
+    assert f"{lot} -0.50 |" in render([make_row(), plugged, *tuned])
+
+
 def test_half_precision_is_said(make_row):
     assert "- Precision: bf16\n" in render([make_row(precision="bf16")])
     assert "Precision" not in render([make_row()]) + render([make_row(precision="unknown")])
@@ -150,6 +160,16 @@ def test_models_trained_from_scratch_stand_beside_the_base(make_row):
         "| transformer | softmax | 30.00 [29.00, 31.00] | – |",
         "| transformer | LOT from scratch | 30.00 [29.00, 31.00] | -2.00* (p = 0.0010) |",
     ]
+
+
+def test_bars_are_the_scores_with_their_intervals(make_row):
+    score = MetricScore(score=30.0, low=28.0, high=30.5, signature="tok:none")
+    (axes,) = bleu_bars([make_row("LOT", stage="fine-tuned", score=32.0), make_row(tokenised=score)]).axes
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert names == ["transformer · softmax · base", "transformer · LOT · fine-tuned"]
+    assert [bar.get_width() for bar in axes.patches] == [30, 32]
+    intervals = [line[:, 0].tolist() for lines in axes.collections for line in lines.get_segments()]
+    assert intervals == [[28, 30.5], [31, 33]]
 
 
 def test_errors_are_one_line(make_row, tmp_path, refused):

@@ -6,9 +6,10 @@ import torch
 
 from fairseq_lot.attention.registry import MECHANISMS
 from fairseq_lot.errors import InputError
+from fairseq_lot.inspection import per_head
 from fairseq_lot.inspection.capture import capture
-from fairseq_lot.inspection.diagnose import diagnose, render
-from fairseq_lot.inspection.per_head import MEASURES
+from fairseq_lot.inspection.diagnose import BALANCE, diagnose, encoder_balance, render
+from fairseq_lot.inspection.per_head import MEASURES, summary
 from tests.plug_and_play.in_memory import HEADS, LAYERS, LENGTHS, load
 
 OPTIONS = {"sentences": 6, "batch": 3, "perturbations": 2, "seed": 1}
@@ -58,6 +59,11 @@ def test_softmax_is_not_balanced_and_sinkhorn_is():
     for row in encoder_rows(load(attention="sinkhorn", **BALANCED)):
         assert row["marginal_error"] < 1e-4 and row["imbalance"] < 1e-3 and row["mean_shift"] < 1e-4
         assert row["softmax_distance"] > 0.01
+
+
+def test_the_balance_of_a_model_is_that_of_its_encoder():
+    balance = encoder_balance(load(attention="sinkhorn", **BALANCED))
+    assert tuple(balance) == BALANCE and max(balance.values()) < 1e-3
 
 
 def test_stock_and_pluggable_softmax_measure_the_same():
@@ -116,6 +122,25 @@ def test_every_head_is_certified_at_its_own_temperature():
     for row in diagnose(loaded, **OPTIONS)["certificates"]:
         assert row["epsilon"] == pytest.approx(5.75 / HEADS)
         assert 0 < row["plan_ratio"] <= 1 and 0 < row["output_ratio"] <= 1 and row["marginal_error"] < 1e-4
+
+
+def test_perturbations_of_scores_are_in_units_of_the_temperature(monkeypatch):
+    sizes, certify = [], per_head.perturbation_certificate
+
+    def keep(scores, v, noise, value_noise, *, epsilon):
+        sizes.extend((noise.abs() / epsilon).flatten(1).tolist())
+        return certify(scores, v, noise, value_noise, epsilon=epsilon)
+
+    monkeypatch.setattr(per_head, "perturbation_certificate", keep)
+    diagnose(load(attention="sinkhorn", sinkhorn_epsilon=0.25), **{**OPTIONS, "perturbations": 3})
+    assert len(sizes) == 3 * LAYERS * len(LENGTHS)
+    for number, found in enumerate(sizes):
+        assert found == pytest.approx([(0.01, 0.1, 1.0)[number % 3]] * len(found))
+
+
+def test_a_layer_has_the_largest_ratio_and_their_mean():
+    parts = [{"epsilon": 0.5, "plan_ratio": torch.tensor(ratios)} for ratios in ([0.25, 0.75], [0.5, 0.5])]
+    assert summary(3, parts) == {"layer": 3, "epsilon": 0.5, "plan_ratio": 0.75, "plan_ratio_mean": 0.5}
 
 
 @pytest.mark.parametrize("name", ["sinkhorn", "softmax", "near_far"])

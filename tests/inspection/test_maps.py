@@ -84,6 +84,15 @@ def test_ten_sentences_of_six_layers_and_four_heads_fit_into_five_megabytes():
     assert size([]) + 10 * (size(maps) - size([])) < 5e6
 
 
+def test_curves_are_those_of_the_log_and_the_same_ones_the_same_bytes():
+    """A training set is dotted, a validation set has marks."""
+    figures = [loss_curves({"a": Curves({20: 3.0, 10: 4.0}, {20: 3.5})}) for _ in range(2)]
+    lines = [(line.get_label(), line.get_xydata().tolist(), line.get_linestyle()) for line in figures[0].axes[0].lines]
+    assert lines == [("training, a", [[10, 4], [20, 3]], ":"), ("validation, a", [[20, 3.5]], "-")]
+    one, other = (as_bytes(figure, "svg") for figure in figures)
+    assert one == other and b"<dc:date>" not in one
+
+
 def test_names_are_no_formulas():
     odd = "_$x_{$"
     assert odd in as_bytes(loss_curves({odd: Curves({1: 2.0}, {})}), "svg").decode("utf-8")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fairseq_lot.inspection import report
+from tests.plug_and_play.in_memory import LENGTHS, load
 
 FOLDER = Path(report.__file__).parent / "page"
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,6 +20,24 @@ def test_the_files_of_the_page_are_installed_with_the_package(tmp_path):
     subprocess.run(words, cwd=ROOT, capture_output=True, check=True)
     built = tmp_path / "built" / FOLDER.relative_to(ROOT)
     assert {path.name for path in built.iterdir()} == {path.name for path in FOLDER.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (["a/b/c.pt"], ["b/c.pt"]),
+        (["a/b/c.pt", "a/b/d.pt"], ["b/c.pt", "b/d.pt"]),
+        (["a/b/c.pt", "a/d/e/c.pt"], ["b/c.pt", "d/e/c.pt"]),
+    ],
+)
+def test_a_checkpoint_is_called_by_its_folder_and_its_name(paths, names):
+    assert report._short_names(paths) == dict(zip(names, paths, strict=True))
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, LENGTHS[:2]])
+def test_the_first_sentences_of_a_split_are_shown(lengths):
+    pieces = report._first_of_split(load(lengths=lengths))
+    assert list(map(len, pieces)) == [length - 1 for length in lengths[: report.FIRST]]
 
 
 def test_script_and_style_come_through_the_template_unchanged():

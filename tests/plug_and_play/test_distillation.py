@@ -7,9 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from fairseq_lot.attention.registry import MECHANISMS
 from fairseq_lot.errors import InputError
+from fairseq_lot.plug_and_play import distillation
 from fairseq_lot.plug_and_play.distillation import Distillation, Fit, fit, translate_greedily
 from tests.plug_and_play.in_memory import HEADS, LAYERS, load
 
@@ -131,6 +133,25 @@ def test_what_only_gets_worse_is_left_as_it_was():
     assert torch.equal(both.added[0], start)
 
 
+def test_the_rate_falls_to_nothing_and_the_last_step_is_measured(monkeypatch):
+    rates, schedules, measured, held_out, weight = [], [], [], {}, torch.nn.Parameter(torch.zeros(()))
+    monkeypatch.setattr(
+        distillation, "CosineAnnealingLR", lambda *a: schedules.append(CosineAnnealingLR(*a)) or schedules[-1]
+    )
+
+    def errors(sample):
+        measured.append(sample is held_out)
+        if sample is not held_out:
+            rates.extend(schedules[-1].get_last_lr())
+        return (weight - 1).square()
+
+    fit([([weight], 0.1)], errors, itertools.repeat({"a": "sample"}), held_out, steps=50)
+    assert len(rates) == 50 and [rates[0], rates[25], *schedules[-1].get_last_lr()] == pytest.approx([0.1, 0.05, 0])
+    measured.clear()
+    fit([([weight], 0.1)], errors, itertools.repeat({"a": "sample"}), held_out, steps=41)
+    assert measured[-1] and sum(measured) == 1 + 20 + 1
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -167,6 +188,20 @@ def test_the_output_of_the_stack_can_be_fitted(sites):
     fitted = calibrate(both, sentences, errors=both.output_error, rate=0.05)
     assert fitted.after < 0.97 * fitted.before
     torch.testing.assert_close(both.output_error(held_out), fitted.after)
+
+
+def test_divergence_is_that_of_the_predictions_and_blind_to_pads():
+    both, sentences = models("lot", attention_sites="encoder,cross")
+    found, pieces = 0.0, 0
+    with torch.no_grad():
+        for i in range(8):
+            sample = sentences.batch([i])["net_input"]
+            ours, theirs = (model(**sample)[0].log_softmax(-1) for model in (both.student, both.teacher))
+            found += torch.nn.functional.kl_div(ours, theirs, reduction="sum", log_target=True)
+            pieces += sample["prev_output_tokens"].numel()
+        batch = sentences.batch(range(8))
+        assert batch["net_input"]["prev_output_tokens"].eq(sentences.pad).any()
+        torch.testing.assert_close(both.output_divergence(batch), found / pieces, atol=1e-6, rtol=1e-4)
 
 
 def test_own_translations_are_what_the_decoder_would_choose():

@@ -1,13 +1,16 @@
 """What a calibration runs on, and a sweep."""
 
+import copy
+from argparse import Namespace
 from itertools import islice
 
 import pytest
 
 from fairseq_lot.errors import InputError
-from fairseq_lot.plug_and_play.calibrate import FitOptions
+from fairseq_lot.plug_and_play.calibrate import FitOptions, check_longest
 from fairseq_lot.plug_and_play.sentences import SHORTEST, from_text, random_pieces
 from fairseq_lot.plug_and_play.sweep import total, validation_losses
+from fairseq_lot.pretrained.checkpoint import State
 from tests.plug_and_play.in_memory import load
 
 
@@ -51,6 +54,41 @@ def test_random_sentences_are_as_long_as_asked_and_as_the_model_reads(longest, p
     for batch in batches[1:]:
         tokens = batch["net_input"]["src_tokens"]
         assert len(tokens) == 1 or tokens.numel() <= 100
+    symbols = model.encoder.dictionary
+    for batch in batches:  # of the symbols that every dictionary has, only the end and pads
+        tokens, lengths = (batch["net_input"][name] for name in ("src_tokens", "src_lengths"))
+        assert tokens[:, -1].eq(symbols.eos()).all() and tokens.ne(symbols.pad()).sum(1).equal(lengths)
+        assert tokens.ge(symbols.nspecial).sum(1).equal(lengths - 1)
+
+
+def test_counts_that_say_nothing_make_all_pieces_equally_likely():
+    model = load().model
+    counted = copy.deepcopy(model.encoder.dictionary)
+    counted.count = [0] * len(counted)
+    some = random_pieces(model, counted, longest=80, max_tokens=100, held_out=50, seed=1)
+    found = set(some.held_out["net_input"]["src_tokens"].flatten().tolist())
+    assert found >= set(range(counted.nspecial, len(counted)))
+
+
+def test_the_default_length_is_cut_to_what_the_model_reads_and_a_typed_one_refused():
+    state = State({"args": Namespace(max_source_positions=60)}, "small.pt")
+    check_longest(state, FitOptions.longest)
+    with pytest.raises(InputError, match="small.pt has positions for 59 pieces, not --longest 81; give at most 59"):
+        check_longest(state, 81)
+
+
+@pytest.mark.parametrize("sentences", [2, None])
+def test_the_loss_is_of_as_many_sentences_as_asked(sentences):
+    loaded = load()
+    drawn = loaded.draw(sentences, 0)[0]
+    assert total(validation_losses(loaded, sentences)).tokens == loaded.sentences.tgt_sizes[drawn].sum()
+
+
+def test_the_loss_of_a_sentence_counts_in_the_range_of_its_pieces():
+    found = validation_losses(load(lengths=(2, 11, 12, 21, 22, 82)))  # with the end; targets the other way round
+    assert {most: loss.tokens for most, loss in found.items()} == {
+        "10": 82 + 22, "20": 21 + 12, "40": 11, "80": 0, "more": 2
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("max_tokens", [2, 8])

@@ -157,6 +157,9 @@ def test_of_several_bases_the_figure_has_a_line_for_each_way():
     picture = as_bytes(draw(EPOCHS), "svg").decode()
     words = ("softmax", "lot", "lot (calibrated without data)", "sinkhorn --sinkhorn-epsilon 1", "1", "2")
     assert all(f">{word}<" in picture for word in words) and "epochs of pretraining" in picture
+    of_base, of_swaps = ([line.get_xydata().tolist() for line in axes.lines] for axes in draw(EPOCHS).axes)
+    assert of_base == [[[1, 4.0], [2, 3.0]]]
+    assert of_swaps[1:] == [[[1, 0.5], [2, 0.25]], [[2, 0.125]], [[2, -0.25]]], "above a line at zero"
 
 
 def test_points_of_other_data_are_told_apart(tmp_path):

@@ -169,9 +169,10 @@ def test_tokenizers(sentencepiece, tmp_path):
         ("ein haus " * 1000 + "ẞ", "das &quot; haus-boot &quot;"),
         ("ein Haus", "Das &quot; Haus-Boot &quot;"),
         ('ein " haus', 'das " haus-boot "'),
+        ("ein ' haus", 'das " haus-boot "'),
         ("ein @-@ haus", "das &quot; haus @-@ boot &quot;"),
     ],
-    ids=["lower", "lower-with-a-slip", "cased", "not-escaped", "dashes"],
+    ids=["lower", "lower-with-a-slip", "cased", "not-escaped", "not-escaped-apostrophe", "dashes"],
 )
 def test_what_the_dictionary_shows(words, expected, tmp_path):
     (pieces,) = Text.of(model(tmp_path, [words])).encode(['Das "Haus-Boot"'])

@@ -159,6 +159,25 @@ def test_flags_of_the_task_are_those_of_translating_too(check):
     check({**TINY, "data": "data", "work": "work", "generate": {"max-source-positions": 2048}})
 
 
+@pytest.mark.parametrize(
+    ("split", "flags", "most"),
+    [
+        ("train", {}, None),
+        ("valid", {}, 300),
+        ("valid", {"skip-invalid-size-inputs-valid-test": True}, None),
+        ("test", {"skip-invalid-size-inputs-valid-test": True}, 200),
+        ("test1", {"max-source-positions": 100}, 100),
+    ],
+)
+def test_sentences_are_as_long_as_every_call_takes_that_reads_them(check, split, flags, most):
+    from check import lengths
+
+    backbones = {"transformer": {"max-source-positions": 300}, "diff_transformer": {}}
+    config = TINY | {"backbones": backbones, "pretrain": flags, "generate": {"max-source-positions": 200}}
+    limits = [f"--max-source-positions={most}", "--max-target-positions=1024"]
+    assert lengths(config, split) == (limits if most else [])
+
+
 def test_a_system_that_stands_twice_is_refused(tmp_path):
     config = tmp_path / "twice.yaml"
     systems = "systems:\n  A: {attention: lot}\n  A: {attention: esp}\n"
@@ -305,6 +324,7 @@ def test_the_plan_has_each_stage_once_and_scores_every_test_set(tmp_path):
     assert len(scores) == 20 and sum('"numbers, short"' in line for line in scores) == 10
     for line in scores:
         assert ("--gen-subset=test1" in line) == ('"numbers, long"' in line) == ("base.test1" in line)
+        assert ("/finetuned/checkpoint_best.pt" in line) == ('"stage": "fine-tuned"' in line)
 
 
 def test_a_base_that_is_given_is_plugged_into_fine_tuned_and_scored(tmp_path):
@@ -325,16 +345,29 @@ def test_a_base_that_is_given_is_plugged_into_fine_tuned_and_scored(tmp_path):
 
 
 def test_a_control_other_than_plain_softmax_is_what_the_base_is_trained_as(tmp_path):
-    systems = {"ALiBi": {"attention": "softmax", "options": {"softmax-prior": "alibi"}}, "LOT": {"attention": "lot"}}
+    systems = {
+        "ALiBi": {"attention": "softmax", "options": {"softmax-prior": "alibi"}},
+        "LOT": {"attention": "lot", "finetune": {"lr": 0.5}},
+        "near_far": {"attention": "near_far", "calibrate": {"with": "text", "steps": 5}},
+    }
     config = experiment(tmp_path, "data", systems=systems, control="ALiBi")
     code, shown, errors = snakemake(config, "--dry-run", "--printshellcmds")
     assert code == 0, errors
     plan = shown + errors
     assert re.search(r"pretrain.sh .*/base --\S+ --attention=softmax --softmax-prior=alibi", plan)
     assert re.search(r"finetune.sh \S*/base/checkpoint_best.pt .*/ALiBi/finetuned .*--softmax-prior=alibi", plan)
-    assert plan.count("scripts/plug_and_play.sh") == 1 and '"system": "softmax"' not in plan
+    assert sorted(re.findall(r"plug_and_play.sh .* --attention=(.*)", plan)) == [
+        "lot --no-calibrate",
+        "near_far --calibrate=data --steps=5",
+    ]
+    assert [rate for _, rate in sorted(re.findall(r"finetune.sh .*/(\w+)/finetuned .* --lr=(\S+)", plan))] == [
+        "0.0003",
+        "0.5",
+        "0.0003",
+    ], "a system's own flags win"
+    assert '"system": "softmax"' not in plan
     scores = [line for line in plan.splitlines() if "scripts/score.sh" in line]
-    assert len(scores) == 4 and sum('"system": "ALiBi"' in line for line in scores) == 2
+    assert len(scores) == 6 and sum('"system": "ALiBi"' in line for line in scores) == 2
 
 
 @pytest.mark.slow
@@ -357,6 +390,7 @@ def test_the_precision_of_an_experiment_wins_over_that_of_a_profile(tmp_path):
     for changes, given, other in (({}, "--fp16", "--bf16"), ({"precision": "bf16"}, "--bf16", "--fp16")):
         code, shown, errors = snakemake(experiment(tmp_path, "data", **changes), *words)
         assert code == 0 and given in shown + errors and other not in shown + errors
+        assert all(given in line for line in (shown + errors).splitlines() if "scripts/score.sh" in line)
 
 
 @pytest.mark.skipif(bool(importlib.util.find_spec("snakemake_executor_plugin_slurm")), reason="the plugin is installed")

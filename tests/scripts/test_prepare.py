@@ -251,14 +251,17 @@ def test_ones_own_text_becomes_a_data_folder_as_fairseqs_recipe_makes_it(french,
     assert (data / "text" / "test.fr").read_bytes() == (tmp_path / "text" / "my test.fr").read_bytes()
 
 
-def test_raw_text_is_tokenised_and_pairs_are_held_out(french, tmp_path, preprocess):
+@pytest.mark.parametrize("clean", ["yes", "no"])
+def test_raw_text_is_tokenised_and_pairs_are_held_out(clean, french, tmp_path, preprocess):
     train = french["TRAIN"]
     for language in ("fr", "en"):
         lines = [f"Number {n}, isn't it?" for n in range(50)]
+        lines[3] += " And so on, and on, and on." * (language == "en")
         (train.parent / f"{train.name}.{language}").write_text("\n".join(lines) + "\n")
-    variables = french | {"TOKENISED": "no", "VALID": 5, "TEST": 4}
+    variables = french | {"TOKENISED": "no", "VALID": 5, "TEST": 4, "CLEAN": clean}
     run = prepare("prepare_corpus.sh", tmp_path, path_first=preprocess("exit 0"), **variables)
     assert run.returncode == 0, run.stderr
+    assert ("cleaning dropped 1 pairs of train" in run.stderr) == (clean == "yes")
     data = tmp_path / "data"
     raw = (data / "raw" / "test.en").read_text().splitlines()
     tokens = (data / "text" / "test.en").read_text().splitlines()

@@ -56,6 +56,30 @@ def test_translations_are_made_again_for_other_data_or_flags_only(stage, tmp_pat
         assert score(data=tmp_path / "made") == 1 and score(data=tmp_path / "made") == 0
 
 
+def test_what_a_score_is_of(stage, tmp_path):
+    """References and their order, the base's translations, and pieces joined as the folder's BPE made them."""
+    data, checkpoint, out = tmp_path / "data", tmp_path / "a.pt", tmp_path / "out"
+    checkpoint.touch()
+    data.mkdir()
+    generated = "T-10\\tc\\nT-9\\tb\\nT-0\\ta"
+    for name, shell in (
+        ("fairseq-generate", f"{STUBS['fairseq-generate']}; printf '{generated}\\n'"),
+        ("fairseq-lot", 'echo "$@" >>"$CALLS"'),
+    ):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{shell}\n")
+    translating, scoring = stage("score.sh", checkpoint, data, out, "-", "{}")[0]
+    assert "--remove-bpe subword_nmt" in translating and f"--tokenised-reference {out}.en --target-lang en" in scoring
+    assert "--raw-reference" not in scoring and "--baseline-generated" not in scoring
+    assert (tmp_path / "out.en").read_text() == "x\na\nb\nc\n"
+    for name in ("sentencepiece.bpe.model", "text/test.en", "raw/test.en"):
+        (data / name).parent.mkdir(exist_ok=True)
+        (data / name).touch()
+    translating, scoring = stage("score.sh", checkpoint, data, out, "base.out", "{}")[0]
+    assert "--remove-bpe sentencepiece" in translating
+    references = f"--tokenised-reference {data}/text/test.en --target-lang en --raw-reference {data}/raw/test.en"
+    assert f"{references} --baseline-generated base.out" in scoring
+
+
 def test_what_cannot_be_scored_is_one_line(stage, tmp_path):
     (tmp_path / "out.out").touch()
     assert stage("score.sh", tmp_path / "no.pt", "data", tmp_path / "out", "-", "{}") == (
@@ -90,13 +114,25 @@ def test_a_folder_belongs_to_its_data_and_flags_once_something_is_trained(stage,
     assert trained("finetune.sh", swapped, f"{data}/", out) == 1
     assert trained("finetune.sh", swapped, data, out, "--lr", "1") == "with"
     assert trained("finetune.sh", swapped, other, out) == "on"
-    (data / "dict.de.txt").write_text("der 1")
-    assert "was made again since" in stage("finetune.sh", swapped, data, out)[1]
-    (data / "dict.de.txt").unlink()
+    for name in ("dict.de.txt", "train.de-en.de.idx"):
+        (data / name).write_text("der 1")
+        assert "was made again since" in stage("finetune.sh", swapped, data, out)[1]
+        (data / name).unlink()
     (out / "data").unlink()
     assert trained("finetune.sh", swapped, other, out) == 1, "made before data were noted"
     os.utime(swapped, (1, 1))  # an older one, as cp -p leaves it
     assert trained("finetune.sh", swapped, other, out) == "from"
+
+
+@pytest.mark.parametrize(
+    ("target", "shared"), [("der 1\n", "--share-all-embeddings"), ("the 1\n", "--share-decoder-input-output-embed")]
+)
+def test_one_dictionary_has_one_embedding(target, shared, stage, tmp_path):
+    (tmp_path / "data").mkdir()
+    for language, text in (("de", "der 1\n"), ("en", target)):
+        (tmp_path / "data" / f"dict.{language}.txt").write_text(text)
+    (call,), _ = stage("pretrain.sh", tmp_path / "data", tmp_path / "out")
+    assert [word for word in call.split() if word.startswith("--share")] == [shared]
 
 
 def test_what_is_finished_is_not_trained_on(stage, tmp_path):

@@ -17,7 +17,7 @@ from fairseq_lot.transport.positions import alibi_slopes
 
 # The log of no mass: far below all others, and finite, so that sums of it have gradients.
 _NO_MASS = -1e30
-# Of a row that is less than exp of this below what its powers are taken relative to, nothing is lost.
+# A row may be exp of this below what its powers are taken relative to: what it then loses is below a rounding.
 _MODERATE = 60.0
 
 

@@ -61,7 +61,7 @@ def test_what_a_score_is_of(stage, tmp_path):
     data, checkpoint, out = tmp_path / "data", tmp_path / "a.pt", tmp_path / "out"
     checkpoint.touch()
     data.mkdir()
-    generated = "T-10\\tc\\nT-9\\tb\\nT-0\\ta"
+    generated = "T-10\\tc\\nT-9\\tb\\nT-1\\ta"
     for name, shell in (
         ("fairseq-generate", f"{STUBS['fairseq-generate']}; printf '{generated}\\n'"),
         ("fairseq-lot", 'echo "$@" >>"$CALLS"'),

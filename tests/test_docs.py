@@ -92,7 +92,7 @@ def test_lengths_and_repeats_are_of_the_best_translations(tmp_path, monkeypatch)
 def test_the_last_speed_of_a_log_counts():
     measured = program("docs/notes/documents_speed.py").measured
     speed, memory = measured("echo wps=1.5, wps=20,", r"wps=([0-9.]+)")
-    assert speed == 20 and 0.1 < memory < 1000
+    assert speed == 20 and memory > 0.1
     with pytest.raises(SystemExit, match="ls nowhere failed: .*nowhere"):
         measured("ls nowhere", "")
 

@@ -152,13 +152,16 @@ def test_random_sentences_for_which_the_model_has_no_positions_are_refused(
     refuse_and_keep(capsys, tmp_path, *words, naming=[f"{path} has positions for 1023 pieces, not --longest 1024"])
 
 
-@pytest.mark.parametrize(("name", "longest"), [("random_pieces", 80), ("random_pieces", 90), ("from_text", None)])
-def test_sentences_are_drawn_as_asked(name, longest, data, lot_checkpoint, monkeypatch):
-    asked, told, draw = {"max_tokens": 90, "held_out": 3, "seed": 7}, {}, getattr(calibration, name)
-    asked |= {"longest": longest} if longest else {}
+@pytest.mark.parametrize(
+    ("name", "typed", "implied"),
+    [("random_pieces", {}, {"longest": 80}), ("random_pieces", {"longest": 90}, {}), ("from_text", {}, {})],
+)
+def test_sentences_are_drawn_as_asked(name, typed, implied, data, lot_checkpoint, monkeypatch):
+    asked, told, draw = {"max_tokens": 90, "held_out": 3, "seed": 7} | typed, {}, getattr(calibration, name)
     monkeypatch.setattr(calibration, name, lambda *a, **how: told.update(how) or draw(*a, **how))
-    calibration.calibrate(lot_checkpoint, None if longest else data / "bin", steps=1, joint_steps=0, **asked)
-    assert told == asked
+    text = data / "bin" if name == "from_text" else None
+    calibration.calibrate(lot_checkpoint, text, steps=1, joint_steps=0, **asked)
+    assert told == asked | implied
 
 
 @pytest.mark.parametrize(("text", "part"), [(False, 80), (True, None)])

@@ -68,6 +68,12 @@ def test_cleaning_leaves_the_test_set_alone(words, tmp_path, capfd):
     assert lines_of(out / "raw" / "test.de") == GERMAN
 
 
+@pytest.mark.parametrize(("options", "kept"), [(["--max-ratio", "9"], 4), (["--max-tokens", "7"], 1)])
+def test_the_limits_of_cleaning_can_be_typed(options, kept, words, tmp_path):
+    assert main([*words, *options]) == 0
+    assert len(lines_of(tmp_path / "out" / "train.de")) == kept
+
+
 def test_no_clean_keeps_every_pair(words, tmp_path, capfd):
     assert main([*words, "--no-clean"]) == 0
     assert capfd.readouterr().err == ""

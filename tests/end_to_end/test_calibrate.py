@@ -68,6 +68,7 @@ def test_files_that_cannot_be_written_are_refused_before_the_fit(lot_checkpoint,
     for words, message in (
         ((*path, "--out", tmp_path / "." / "lot.pt"), "--path and --out are both"),
         ((*path, "--out", tmp_path / "file" / "x.pt"), "x.pt: File exists"),
+        ((tmp_path / "file", *path, "--out", tmp_path / "file"), "DATA and --out are both"),
     ):
         refuse_and_keep(capsys, tmp_path, "calibrate", *words, naming=[message])
 

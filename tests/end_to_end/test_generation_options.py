@@ -1,12 +1,15 @@
 """fairseq's options of generation with LOT at every site: fairseq itself does the work, the attention must not mind."""
 
 import io
+from argparse import Namespace
 
 import pytest
 from fairseq_cli.interactive import cli_main as fairseq_interactive
 
 from fairseq_lot.errors import InputError
+from fairseq_lot.models.fairseq_hooks import _in_its_direction
 from tests.end_to_end.conftest import edited, fields, generate, hypotheses, in_this_process
+from tests.plug_and_play import in_memory
 
 SENTENCES = 60
 
@@ -40,6 +43,13 @@ def test_a_model_is_not_run_in_the_opposite_direction(data, everywhere, tmp_path
     with pytest.raises(InputError, match="reversed.pt translates en to de; give -s en -t de$"):
         generate(data / "bin", tmp_path / "reversed.pt")
     assert hypotheses(generate(data / "bin", tmp_path / "reversed.pt", "-s", "en", "-t", "de"))
+
+
+def test_a_model_of_one_language_has_no_opposite_direction():
+    task = in_memory.load().task
+    task.cfg.source_lang = task.cfg.target_lang = "en"
+    loaded = [], Namespace(task=task.cfg), task
+    assert _in_its_direction(lambda *_: loaded)(["model.pt"], None, task) is loaded
 
 
 def test_references_are_scored(data, everywhere):

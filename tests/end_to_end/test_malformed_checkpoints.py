@@ -57,9 +57,10 @@ def test_what_is_no_checkpoint(data, tmp_path, capsys):
         refuse_file(capsys, "swap", data, path, naming=[path])
 
 
-def test_no_checkpoint_is_replaced_by_what_is_made_of_it(stock_checkpoint, capsys):
-    path = ("--path", stock_checkpoint, "--out", stock_checkpoint)
-    refuse_and_keep(capsys, stock_checkpoint.parent, "swap", "--no-calibrate", *path, naming=["give another file"])
+@pytest.mark.parametrize("words", [("swap", "--no-calibrate", "--out"), ("diagnose", "data", "--json")])
+def test_no_checkpoint_is_replaced_by_what_is_made_of_it(words, stock_checkpoint, capsys):
+    words += (stock_checkpoint, "--path", stock_checkpoint)
+    refuse_and_keep(capsys, stock_checkpoint.parent, *words, naming=["give another file"])
 
 
 def in_model(**changes):

@@ -2,6 +2,7 @@
 
 import contextlib
 import pydoc
+import shutil
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import fairseq_lot
 from fairseq_lot.attention.options import SITES
 from fairseq_lot.attention.registry import MECHANISMS
 from fairseq_lot.errors import InputError
+from fairseq_lot.inspection.capture import capture
 from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
 
 
@@ -44,6 +46,13 @@ def test_translating_leaves_the_model_as_it_was(model):
         assert all(layer.need_attn for layer in model.loaded.model.decoder.layers)
 
 
+def test_of_a_translation_the_encoder_is_captured(model):
+    """The decoder goes step by step."""
+    with capture(model.loaded.model) as seen:
+        model.translate("der alte Mann")
+    assert [(one.site, one.layer) for one in seen] == [("encoder", 0), ("encoder", 1)]
+
+
 def test_calibrates_where_gradients_are_off(stock_checkpoint):
     swapped = fairseq_lot.swap(stock_checkpoint, attention="lot", lot_num_pivots=3)
     found = []
@@ -67,6 +76,14 @@ def test_calibrates_where_gradients_are_off(stock_checkpoint):
 def test_what_is_no_text_is_refused(sentences, naming, model):
     with pytest.raises(InputError, match=f"^.*{naming}.*$"):
         model.translate(sentences)
+
+
+def test_a_split_needs_no_target_side(data, stock_checkpoint, tmp_path):
+    folder = shutil.copytree(data / "bin", tmp_path / "bin", ignore=shutil.ignore_patterns("text", "test.de-en.en.*"))
+    assert len(fairseq_lot.Translator(stock_checkpoint, folder, split="test").loaded.sentences) == 60
+    (folder / "valid.de-en.en.bin").write_bytes(b"")
+    with pytest.raises(InputError, match="valid.de-en.en.bin or .idx is damaged"):  # one that is there is checked
+        fairseq_lot.Translator(stock_checkpoint, folder, split="valid")
 
 
 def test_text_is_not_taken_for_pieces_of_a_split(stock_checkpoint):

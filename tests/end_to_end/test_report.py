@@ -138,4 +138,7 @@ def test_wrong_options_are_refused(data, stock_checkpoint, report, tmp_path, cap
     refuse(capsys, "report", *out, "--logs", report / "lines.de", naming=["lines.de"])
     refuse(capsys, "report", *out, "--results", tmp_path / "gone.jsonl", naming=["gone.jsonl"])
     refuse(capsys, "report", "--out", tmp_path, *model, *lines, naming=[tmp_path])
+    for option in ("--results", "--logs"):
+        refuse(capsys, "report", "--out", tmp_path / "blank.de", option, tmp_path / "blank.de", naming=["are both"])
+    assert (tmp_path / "blank.de").read_text() == "das\n\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["blank.de", "blank.jsonl"], "nothing half-written"

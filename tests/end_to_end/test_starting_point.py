@@ -81,6 +81,7 @@ def test_the_command_that_swap_prints_keeps_all(data, stock_checkpoint, fine_tun
     command = capsys.readouterr().out.splitlines()[-1].partition(": ")[2]
     program, folder, *flags, dots = shlex.split(command)
     assert (program, folder, dots) == ("fairseq-train", str(data / "bin"), "...") and "\n" not in command
+    assert flags[-4:] == ["-s", "de", "-t", "en"]
     args, weights = fine_tuned(*flags, "--lr", 0)
     assert (args.lot_num_pivots, args.lot_epsilon, args.attention_sites) == (6, 0.5, "encoder,cross")
     # fairseq's script that averages checkpoints compares the lists of their names
@@ -175,14 +176,47 @@ def test_what_no_weight_shows_is_kept(stock_checkpoint, fine_tuned, caplog):
     assert "--encoder-attention-heads 2, which is kept" in said and "--activation-fn relu, which is kept" in said
 
 
-def test_the_direction_is_kept_where_no_languages_are_typed(data, lot_checkpoint, tmp_path, caplog):
+@pytest.fixture
+def parsed(data, tmp_path):
+    """The arguments of a training that has not begun."""
+
+    def parsed(*flags, arch="lot_transformer"):
+        words = (data / "bin", "--user-dir", "fairseq_lot", "--arch", arch, *TINY, "--save-dir", tmp_path, *flags)
+        return options.parse_args_and_arch(options.get_training_parser(), list(map(str, words)))
+
+    return parsed
+
+
+@pytest.mark.parametrize(
+    ("typed", "value"),
+    [
+        ("--decoder-attention-heads 4", 2),
+        ("--no-token-positional-embeddings", False),
+        ("--cross-self-attention --no-cross-attention", False),
+        ("--decoder-normalize-before", False),
+    ],
+)
+def test_what_no_weight_shows_is_kept_one_by_one(typed, value, stock_checkpoint, parsed):
+    args = parsed(*typed.split(), "--finetune-from-model", stock_checkpoint)
+    assert getattr(args, typed.split()[0][2:].replace("-", "_")) == value
+
+
+def test_sites_in_another_order_are_the_same(everywhere, parsed, caplog):
+    caplog.set_level("INFO")
+    parsed("--finetune-from-model", everywhere, "--attention-sites", "decoder, encoder,cross")
+    assert lines(caplog)[-1].endswith("which is kept")
+
+
+def test_without_the_state_of_an_optimiser_parameters_may_change(lot_checkpoint, parsed):
+    assert parsed("--restore-file", lot_checkpoint, "--lot-num-pivots", 7).lot_num_pivots == 7
+
+
+def test_the_direction_is_kept_where_no_languages_are_typed(lot_checkpoint, parsed, tmp_path, caplog):
     with edited(lot_checkpoint, tmp_path / "reversed.pt") as state:
         state["cfg"]["task"].update(source_lang="en", target_lang="de")
-    words = [data / "bin", "--user-dir", "fairseq_lot", "--arch", "lot_transformer", *TINY, "--save-dir", tmp_path]
-    words += ["--finetune-from-model", tmp_path / "reversed.pt"]
 
     def languages(*typed):
-        args = options.parse_args_and_arch(options.get_training_parser(), [str(word) for word in (*words, *typed)])
+        args = parsed("--finetune-from-model", tmp_path / "reversed.pt", *typed)
         return args.source_lang, args.target_lang
 
     assert languages() == ("en", "de") and "translates en to de, which is kept" in "\n".join(lines(caplog))
@@ -224,14 +258,16 @@ def test_a_number_of_slices_that_says_the_default_keeps_them(stock_checkpoint, f
     torch.testing.assert_close(weights[key], start["model"][key], atol=1e-6, rtol=0)
 
 
-def test_parameters_of_another_mechanism_are_not_taken_for_one_s_own(lot_checkpoint, fine_tuned):
+def test_parameters_of_another_mechanism_are_not_taken_for_one_s_own(lot_checkpoint, fine_tuned, tmp_path):
     """Both have pivots of the same name and shape; they start as swap draws them."""
-    typed = ("--attention", "set", "--set-num-pivots", 6)
-    _, weights = fine_tuned("--arch", "lot_transformer", *TINY, "--finetune-from-model", lot_checkpoint, *typed)
-    expected = swap(lot_checkpoint, attention="set", set_num_pivots=6)["model"]
     key = "encoder.layers.1.self_attn.mechanism.pivots"
+    with edited(lot_checkpoint, tmp_path / "lot.pt") as state:
+        state["model"][key] = 2 * state["model"][key]  # both are drawn alike
+    typed = ("--attention", "set", "--set-num-pivots", 6)
+    _, weights = fine_tuned("--arch", "lot_transformer", *TINY, "--finetune-from-model", tmp_path / "lot.pt", *typed)
+    expected = swap(lot_checkpoint, attention="set", set_num_pivots=6)["model"]
     assert torch.equal(weights[key], expected[key])
-    assert weights[key].shape == weights_of(lot_checkpoint)[key].shape
+    assert weights[key].shape == state["model"][key].shape and not torch.equal(weights[key], state["model"][key])
 
 
 def test_a_stock_model_brings_nothing_and_a_line_says_so(stock_checkpoint, fine_tuned, caplog):

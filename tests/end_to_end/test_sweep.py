@@ -8,6 +8,7 @@ import pytest
 from fairseq_lot.plug_and_play import sweep
 from fairseq_lot.pretrained.checkpoint import model_args
 from tests.end_to_end.conftest import contents, edited, fairseq_lot, refuse
+from tests.plug_and_play.test_sweep import bleu
 from tests.plug_and_play.test_sweep import point as made_up
 
 
@@ -140,17 +141,18 @@ def epochs(stock_checkpoint, tmp_path):
     return paths
 
 
-def test_each_base_has_a_file_for_its_translations(data, epochs, tmp_path, monkeypatch):
-    files = {}
+def test_each_base_has_a_file_for_its_translations_and_is_measured_once(data, epochs, tmp_path, monkeypatch):
+    calls = []
 
     def measured(base, state, way, *, translations, **how):
-        files.setdefault(base.epoch, set()).add(translations)
-        return made_up(way.attention, epoch=base.epoch)
+        calls.append((base.epoch, translations))
+        return made_up(way.attention, epoch=base.epoch, base=base.sum, bleu=bleu(30.0))
 
     monkeypatch.setattr(sweep, "measured", measured)
     words = ("sweep", data / "bin", "--out", tmp_path / "out", "--try", "sinkhorn", "--path", epochs[1], epochs[2])
-    fairseq_lot(*words)
-    assert [len(of_base) for of_base in files.values()] == [1, 1] and files[1] != files[2]
+    for _ in range(2):
+        fairseq_lot(*words)
+    assert [epoch for epoch, _ in calls] == [1, 1, 2, 2] and len({*calls}) == len({file for _, file in calls}) == 2
 
 
 def test_several_epochs_are_one_table_and_keep_to_one_training(

@@ -76,10 +76,12 @@ def test_exact_markdown(rows, tmp_path, capsys):
     assert capsys.readouterr().out == EXPECTED
 
 
-def test_sacrebleu(rows):
+def test_sacrebleu(rows, tmp_path, capsys):
     text = render(rows, metric="sacrebleu")
     assert "| transformer | softmax | 30.50 [29.00, 31.00] | – |" in text
     assert "- Signature: `tok:13a`\n- References: raw\n" in text
+    assert main(["table", "--metric=sacrebleu", str(write_rows(tmp_path / "rows.jsonl", *rows))]) == 0
+    assert capsys.readouterr().out == text + "\n"
 
 
 def test_several_seeds_give_the_median(make_row):

@@ -124,11 +124,12 @@ def test_every_head_is_certified_at_its_own_temperature():
         assert 0 < row["plan_ratio"] <= 1 and 0 < row["output_ratio"] <= 1 and row["marginal_error"] < 1e-4
 
 
-def test_perturbations_of_scores_are_in_units_of_the_temperature(monkeypatch):
+def test_perturbations_are_in_units_of_the_temperature_and_of_the_values(monkeypatch):
     sizes, certify = [], per_head.perturbation_certificate
 
     def keep(scores, v, noise, value_noise, *, epsilon):
-        sizes.extend((noise.abs() / epsilon).flatten(1).tolist())
+        of_values = value_noise / v.square().mean((1, 2), keepdim=True).sqrt()
+        sizes.extend(torch.cat([(noise / epsilon).flatten(1), of_values.flatten(1)], 1).abs().tolist())
         return certify(scores, v, noise, value_noise, epsilon=epsilon)
 
     monkeypatch.setattr(per_head, "perturbation_certificate", keep)

@@ -25,7 +25,8 @@ def test_eight_bits_are_near(signed):
     assert error.max() <= (matrix.max() - min(0, matrix.min())) / 510 + 1e-5
 
 
-def test_a_zero_matrix_is_kept():
+def test_zero_is_where_a_map_begins_and_a_zero_matrix_is_kept():
+    assert quantise(torch.tensor([[0.5, 1.0]]))["low"] == 0
     assert (unpacked(quantise(torch.zeros(2, 3))) == 0).all()
 
 

@@ -76,12 +76,12 @@ def test_differential_layers_that_keep_their_lambda_are_taken(kept, lambda_init)
     load("diff_transformer", decoder_layers_to_keep=kept, differential_lambda_init=lambda_init)
 
 
-def _build_where_pads_part(attention):
-    """A model in which source, right pads and target stand in one row."""
+def _build_where_pads_part(attention, left_pad_source=False):
+    """A model in which source, right pads and target stand in one row, with left pads the pads before them."""
     shared = {"attention_sites": "encoder,decoder", "cross_self_attention": True, "no_cross_attention": True}
     loaded = load(attention=attention, **shared)
     task = Namespace(
-        cfg=Namespace(left_pad_source=False),
+        cfg=Namespace(left_pad_source=left_pad_source),
         source_dictionary=loaded.task.source_dictionary,
         target_dictionary=loaded.task.target_dictionary,
     )
@@ -90,6 +90,7 @@ def _build_where_pads_part(attention):
 
 def test_slots_that_pads_would_part_are_refused():
     _build_where_pads_part("lot")
+    _build_where_pads_part("near_far", left_pad_source=True)
     with pytest.raises(InputError, match="near_far attention at decoder counts the slots"):
         _build_where_pads_part("near_far")
 

@@ -252,6 +252,10 @@ def test_a_long_source_is_translated_in_parts(translated):
     assert whole == translated(*texts, part=7) == [translated(text, seven)[0] for text in texts] != joined
 
 
+def test_a_translation_may_be_longer_than_its_source(translated):
+    assert max(map(len, translated(*translated.texts))) == int(1.2 * 8 + 10), "8 with the end of sentence"
+
+
 def test_joined_translations_are_as_long_as_the_decoder_reads(translated, monkeypatch):
     joined = translated(*translated.texts, part=1)
     most = max(map(len, joined)) // 2

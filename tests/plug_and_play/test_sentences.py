@@ -11,7 +11,7 @@ from fairseq_lot.plug_and_play.calibrate import FitOptions, check_longest
 from fairseq_lot.plug_and_play.sentences import SHORTEST, from_text, random_pieces
 from fairseq_lot.plug_and_play.sweep import total, validation_losses
 from fairseq_lot.pretrained.checkpoint import State
-from tests.plug_and_play.in_memory import load
+from tests.plug_and_play.in_memory import LENGTHS, load
 
 
 @pytest.mark.parametrize("source_only", [False, True])
@@ -32,6 +32,13 @@ def test_sentences_that_are_left_out_are_counted_once(capsys):
     sentences = from_text(loaded, "text", max_tokens=8, held_out=1, seed=3)
     assert capsys.readouterr().err.count("left out") == 1
     assert sentences.held_out["id"].tolist() == loaded.draw(1, 3)[0].tolist()
+
+
+def test_half_of_the_sentences_may_be_held_out_and_no_more():
+    loaded = load()
+    assert len(from_text(loaded, "text", max_tokens=8, held_out=3, seed=1).held_out["id"]) == len(LENGTHS) // 2 == 3
+    with pytest.raises(InputError, match="text has 6 sentences; --held-out takes half of them at most"):
+        from_text(loaded, "text", max_tokens=8, held_out=4, seed=1)
 
 
 @pytest.mark.parametrize("option", ["learning_rate", "distill_rate", "max_tokens", "held_out", "steps"])

@@ -173,6 +173,9 @@ def test_points_of_other_data_are_told_apart(tmp_path):
     check_settings(tmp_path, {"beam": 5, "sum of data": found[0], "longest": 80})  # of an earlier version
     with pytest.raises(InputError, match="holds points with longest 80, not 512"):
         check_settings(tmp_path, {"beam": 5, "longest": 512})
+    (tmp_path / "settings.json").write_text(json.dumps({"beam": 5, "data": "bin"}))  # of one without sums
+    with pytest.raises(InputError, match="holds points with data bin, not other"):
+        check_settings(tmp_path, {"beam": 5, "sum of data": found[0], "data": "other"})
     (tmp_path / "settings.json").write_text(json.dumps({"beam": 5, "sum of data": found[1], "data": "bin"}))
     check_settings(tmp_path, {"beam": 5, "sum of data": found[1], "data": "moved/bin/"})
     with pytest.raises(InputError, match="holds points with sum of data "):

@@ -75,8 +75,9 @@ def test_the_opposite_direction_is_refused_unless_the_model_has_both():
         with_languages(State({"cfg": {"task": task}}), ("en", "de"))
     both = {"source_lang": "en", "target_lang": "en", "data": "d"}
     assert saved_task(with_languages(State({"cfg": {"task": both}}), ("en", "en"))) == both
-    task["_name"] = "translation_multi_simple_epoch"
-    assert saved_task(with_languages(State({"cfg": {"task": task}}), ("en", "de")))["source_lang"] == "en"
+    for name in ("_name", "task"):  # of today's format and of an early one
+        many = State({"cfg": {"task": task | {name: "translation_multi_simple_epoch"}}})
+        assert saved_task(with_languages(many, ("en", "de")))["source_lang"] == "en"
 
 
 def test_early_versions_of_fairseq():

@@ -234,6 +234,10 @@ def test_what_is_trained_needs_flags(check):
             check(config | changes)
 
 
+def test_a_training_without_a_warm_up_has_another_scheduler(check):
+    check({**TINY, "data": "data", "work": "work", "pretrain": {"lr-scheduler": "fixed", "warmup-updates": 0}})
+
+
 def test_a_training_by_hand_in_the_folder_of_fairseqs_default_does_not_matter(check, tmp_path, monkeypatch):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "checkpoint_last.pt").write_text("of another model")

@@ -175,6 +175,15 @@ def test_a_finished_training_goes_on_for_more_epochs_alone(stage, tmp_path):
     assert "was trained with" in stage(*other, "--max-epoch", "99")[1], "nothing says whether it was stopped sooner"
 
 
+def test_a_note_is_whole_or_absent(stage, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "bin" / "mv").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "bin" / "mv").chmod(0o755)
+    calls, error = stage("pretrain.sh", tmp_path / "data", tmp_path / "out")
+    assert calls == [] and "cannot write in" in error
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["data.part"]
+
+
 def test_what_failed_is_not_finished(stage, tmp_path):
     data, out = tmp_path / "data", tmp_path / "out"
     data.mkdir()

@@ -32,12 +32,14 @@ def test_the_pairs_of_a_list_are_taken_in_its_order_whatever_their_tokens(tmp_pa
     tokens = ('Es ist "gut".', "it's good.")
     others = [("ein hund .", "a dog ."), PAIRS[2], ("ein haus .", "a mouse ."), tokens, tokens, PAIRS[0], PAIRS[3]]
     (write(tmp_path / "all", others) / "raw").mkdir()
-    (tmp_path / "all" / "raw" / "test.de").write_text("Ein Haus.\n")
+    raw = ("raw/test.de", "raw/test.en")
+    for name in raw:
+        (tmp_path / "all" / name).write_text(f"{name}\n")
     done = run(pairs, tmp_path / "all", tmp_path / "out")
     assert done.stdout == f"{tmp_path / 'out'}: 4 of 4 pairs\n"
     taken = [(tmp_path / "out" / f"train.{language}").read_text(encoding="utf-8") for language in ("de", "en")]
     assert list(zip(*map(str.splitlines, taken), strict=True)) == [PAIRS[0], tokens, *PAIRS[2:]]
-    for name in ("test.de", "raw/test.de"):
+    for name in ("valid.en", "test.de", *raw):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "all" / name).read_bytes()
 
 
@@ -55,6 +57,10 @@ def test_what_cannot_be_taken_is_refused_and_nothing_is_written(tmp_path):
     assert not (tmp_path / "out").exists()
     done = run(tmp_path / "list", other, other)
     assert done.returncode == 2 and "TEXT and OUT are both" in done.stderr
+    for words in ([], [tmp_path / "out", "--make"]):
+        done = run(tmp_path / "list", other, *words)
+        assert done.returncode == 2 and "give either OUT or --make" in done.stderr
+    assert (tmp_path / "list").read_bytes() == hashes
 
 
 def test_the_tracked_list_has_as_many_pairs_as_the_page_says():

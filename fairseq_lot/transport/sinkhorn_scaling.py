@@ -1,6 +1,5 @@
 """Half-updates in the scaling domain: one exponential, then products of the kernel with vectors [Cuturi13]."""
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -24,8 +23,6 @@ def scaled_conditional(
     Args:
         scores, log_a, log_b, num_updates, tolerance: as for ``sinkhorn``.
     """
-    if min(mass.masked_fill(mass.isneginf(), 0.0).min() for mass in (log_a, log_b)) < _least_log_mass(scores.dtype):
-        return None
     with torch.no_grad(), torch.autocast(scores.device.type, enabled=False):
         solution = _solve(scores, log_a, log_b, num_updates, tolerance)
         if not solution.is_safe():
@@ -33,11 +30,6 @@ def scaled_conditional(
             shifted = scores - scores.amax(-1 if num_updates % 2 else -2, keepdim=True)
             solution = _solve(shifted, log_a, log_b, num_updates, tolerance)
     return _Unrolled.apply(scores, log_a, log_b, solution) if solution.is_safe() else None
-
-
-def _least_log_mass(dtype):
-    """What the gradient can still divide by: it takes ratios of a mass and a sum which is as small."""
-    return math.log(torch.finfo(dtype).tiny) / 2
 
 
 @dataclass(frozen=True)

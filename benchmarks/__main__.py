@@ -75,6 +75,8 @@ def build_parser() -> ArgumentParser:
         help="attention of another project: the folder has a file peer.py, in which build(num_heads, head_dim, "
         "num_pivots) returns a function of q, k, v, each (bsz, num_heads, n, head_dim); may be given several times",
     )
+    text = "replay it from CUDA graphs, which leaves out the time of starting kernels from Python"
+    add("--graphs", action="store_true", help=text)
     add = parser.add_argument_group("of a model").add_argument
     add("--vocabulary", **number, default=10_000, help="pieces, random ones (default: %(default)s)")
     text = "tokens that the decoding step has behind it (default: %(default)s)"
@@ -92,12 +94,14 @@ def run(args: Namespace) -> None:
     if args.threads:
         torch.set_num_threads(args.threads)
     device = choose_device(args.device)
+    if args.graphs and (args.model or device.type != "cuda"):
+        raise InputError("--graphs is for a layer on a GPU")
     shared: dict[str, Any] = {"device": device, "dtype": getattr(torch, args.dtype)}
     torch.manual_seed(0)
     bench: LayerBench | ModelBench
     if args.model is None:
         shape = {"num_heads": args.num_heads, "head_dim": args.head_dim}
-        bench = LayerBench(args.mechanisms, args.num_pivots, peers=args.peers, **shape, **shared)
+        bench = LayerBench(args.mechanisms, args.num_pivots, peers=args.peers, graphs=args.graphs, **shape, **shared)
     else:
         sizes = {"longest": lengths[-1], "prefix": args.prefix, "vocabulary": args.vocabulary}
         bench = ModelBench(args.model, args.mechanisms, args.num_pivots, **sizes, **shared)

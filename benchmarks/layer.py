@@ -1,5 +1,6 @@
 """One attention layer: forward pass, and forward and backward pass."""
 
+import copy
 import runpy
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -20,6 +21,17 @@ from fairseq_lot.errors import InputError
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
+class Values(torch.nn.Module):
+    """The values of a mechanism."""
+
+    def __init__(self, mechanism: Mechanism):
+        super().__init__()
+        self.mechanism = mechanism
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return self.mechanism(q, k, v).values
+
+
 class LayerBench:
     """Mechanisms, torch's attention, attention of other projects and the products alone, on random q, k and v.
 
@@ -27,6 +39,7 @@ class LayerBench:
         mechanisms: as :func:`~benchmarks.mechanisms.read_ways` takes them; None for all.
         ranks: for what has pivots or features.
         peers: attention of other projects, as :func:`read_peer` takes it.
+        graphs: replay them from CUDA graphs, which leaves out the time of starting kernels from Python.
     """
 
     base, turn = "sdpa", 0.0
@@ -47,15 +60,17 @@ class LayerBench:
         num_heads: int,
         head_dim: int,
         peers: Sequence[str] = (),
+        graphs: bool = False,
     ):
+        self.graphs = graphs
         self.shape, self.factory = (num_heads, head_dim), cast(dict[str, Any], {"device": device, "dtype": dtype})
-        self.words = f"heads {num_heads}, head_dim {head_dim}"
+        self.words = f"heads {num_heads}, head_dim {head_dim}{', replayed from CUDA graphs' * graphs}"
         self.contenders: dict[str, Attention] = {self.base: scaled_dot_product_attention}
         for label, way in read_ways(mechanisms or MECHANISMS, ranks).items():
             prefix = f"{way.attention}_"
             options: dict[str, Any] = {name.removeprefix(prefix): value for name, value in way.options.items()}
             mechanism = build_mechanism(way.attention, num_heads=num_heads, head_dim=head_dim, **options)
-            self.contenders[label] = partial(_values, mechanism.to(**self.factory))
+            self.contenders[label] = Values(mechanism.to(**self.factory))
         for rank in ranks:
             for text in peers:
                 name, attend = read_peer(text, num_heads, head_dim, rank)
@@ -69,11 +84,13 @@ class LayerBench:
         *inputs, gradient = (torch.randn(bsz, num_heads, length, head_dim, **self.factory) for _ in range(4))
         for x in inputs:
             x.requires_grad_()
-        return {name: partial(job, self.contenders[name], inputs, gradient) for name in names}
+        return {name: partial(job, self.contenders[name], inputs, gradient, self.graphs) for name in names}
 
 
-def job(attend: Attention, inputs: Sequence[torch.Tensor], gradient: torch.Tensor) -> Job:
+def job(attend: Attention, inputs: Sequence[torch.Tensor], gradient: torch.Tensor, graphs: bool = False) -> Job:
     """A forward pass without gradients, and a forward and a backward pass."""
+    if graphs:  # of a copy, since a module is changed
+        attend = cast(Attention, torch.cuda.make_graphed_callables(copy.copy(attend), tuple(inputs)))
 
     @torch.no_grad()
     def forward():
@@ -85,10 +102,6 @@ def job(attend: Attention, inputs: Sequence[torch.Tensor], gradient: torch.Tenso
             x.grad = None
 
     return Job({"forward_seconds": forward, "forward_backward_seconds": both})
-
-
-def _values(mechanism: Mechanism, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    return mechanism(q, k, v).values
 
 
 def products(pivots: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

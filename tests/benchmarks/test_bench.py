@@ -201,6 +201,7 @@ def test_what_is_slow_is_left_out_at_longer_lengths(tmp_path):
         (["--device", "abacus"], "'abacus'"),
         (["--mechanism", "lot --attention-sites cross"], "'attention_sites'"),
         (["--prefix", "0"], "--prefix"),
+        (["--graphs", "--device", "cpu"], "--graphs is for a layer on a GPU"),
         (["--model", "lots"], "'lots'"),
         (["--model", "transformer_lm"], "lot_transformer"),
         ([*MODEL, "--mechanism", "lot --attention-sites middle"], "'middle'"),

@@ -14,7 +14,8 @@ from collections.abc import Callable
 
 import torch
 from fairseq.data.data_utils import infer_language_pair
-from fairseq.models.transformer import TransformerConfig
+from fairseq.models import ARCH_MODEL_REGISTRY, FairseqLanguageModel
+from fairseq.models.transformer import TransformerConfig, TransformerModel
 from fairseq.models.transformer.transformer_legacy import base_architecture
 from fairseq.utils import split_paths
 
@@ -187,9 +188,15 @@ def check_configured(model: Namespace, path: str) -> None:
 def check_overridden(path: str, overrides: dict) -> None:
     """Refuse arguments under which the parameters of a checkpoint's attention would be those of another, or not fit."""
     saved, _, _ = _read(path)
+    arch = getattr(saved, "arch", None) or getattr(saved, "_name", None)
+    model = ARCH_MODEL_REGISTRY.get(arch, TransformerModel)  # an architecture that nobody registered fails elsewhere
+    if issubclass(model, FairseqLanguageModel):
+        return  # that of --lm-path, which gets the same overrides and reads none of ours
     ours = [name for name in overrides if name in flat_options.option_names()]
     planned = _completed(Namespace(**(vars(saved) | overrides)), {})
     is_stock = getattr(saved, "attention", None) is None
+    if is_stock and model is not TransformerModel:
+        raise InputError(f"{path} is a {arch}, whose attention cannot be overridden; that of a transformer can")
     if is_stock and "attention" not in overrides:
         raise InputError(f"{path} has fairseq's own attention, which does not read {ours[0]}; override attention too")
     flat_options.check_used(ours, planned.attention, differential=planned.differential)

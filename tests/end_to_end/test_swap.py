@@ -10,6 +10,7 @@ from fairseq_lot.attention.lot import Lot
 from fairseq_lot.attention.registry import MECHANISMS
 from fairseq_lot.errors import InputError
 from fairseq_lot.models.pluggable_transformer import PluggableTransformerModel
+from fairseq_lot.models.starting_point import check_overridden
 from fairseq_lot.plug_and_play.calibrate import calibrate
 from fairseq_lot.plug_and_play.swap import swap
 from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args, saved_task
@@ -83,6 +84,22 @@ def test_model_overrides_give_the_same_model_as_swap(data, stock_checkpoint, tmp
 def test_an_override_that_nothing_would_read_is_refused(overrides, message, data, stock_checkpoint):
     with pytest.raises(InputError, match=message):
         generate(data / "bin", stock_checkpoint, "--model-overrides", str(overrides))
+
+
+@pytest.mark.parametrize("arch", ["bart_base", "transformer_align"])
+def test_an_override_of_a_model_that_is_no_plain_transformer_is_refused(arch, stock_checkpoint, tmp_path):
+    """It would have translated with softmax and been taken for LOT."""
+    with edited(stock_checkpoint, tmp_path / "other.pt") as state:
+        state["cfg"]["model"].arch = state["cfg"]["model"]._name = arch
+    with pytest.raises(InputError, match=f"is a {arch}, whose attention cannot be overridden"):
+        check_overridden(str(tmp_path / "other.pt"), {"attention": "lot"})
+
+
+def test_a_language_model_beside_it_gets_the_same_overrides(stock_checkpoint, tmp_path):
+    """fairseq-generate gives those of --model-overrides to the model of --lm-path, too."""
+    with edited(stock_checkpoint, tmp_path / "lm.pt") as state:
+        state["cfg"]["model"].arch = state["cfg"]["model"]._name = "transformer_lm"
+    check_overridden(str(tmp_path / "lm.pt"), {"attention": "lot", "lot_num_pivots": 7})
 
 
 @pytest.mark.parametrize(

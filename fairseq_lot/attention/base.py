@@ -82,6 +82,8 @@ class Mechanism(nn.Module):
     mixes_values: bool = False
     #: A depends on the slots that tokens stand in, so pads may stand at the ends of a sentence only
     counts_slots: bool = False
+    #: of which one A is made
+    heads_per_plan: int = 1
     #: :meth:`attend` honours ``causal=True`` (query i sees no later key)
     supports_causal: bool = False
     #: :meth:`summarise` and :meth:`causal_step` keep less than keys and values
@@ -196,7 +198,7 @@ class Mechanism(nn.Module):
             q, v = without_pads(q, masks.query_pads), without_pads(v, masks.key_pads)
             k = without_pads(k, masks.key_pads)
         if not (len(q) and q.size(2) and k.size(2)):  # an empty batch, or no tokens
-            weights = q[..., :1] * k.new_zeros(k.size(-2)) if need_weights else None
+            weights = q[:, :: self.heads_per_plan, :, :1] * k.new_zeros(k.size(-2)) if need_weights else None
             return AttentionOutput(q[..., :1] * v.new_zeros(v.size(-1)), weights)
         with torch.autocast(q.device.type, enabled=False):  # each mechanism chooses its own precision
             values, weights = attend(q, k, v, masks, need_weights).to(v.dtype)

@@ -39,6 +39,7 @@ class Differential(Mechanism):
     """
 
     supports_causal = True  # if the inner mechanism does, which checks for itself
+    heads_per_plan = 2
 
     def __init__(self, inner: Mechanism, *, lambda_init: float | None = None):
         super().__init__(num_heads=inner.num_heads, head_dim=inner.head_dim, options=Options(), layer=inner.layer)

@@ -119,9 +119,20 @@ def _unavailable(device: torch.device) -> str | None:
 
 
 def _failure(error):
-    """What was wrong in the test, None if nothing; whatever it raises must not stop a training that can go on."""
+    """What was wrong in the test, None if nothing; whatever it raises must not stop a training that can go on.
+
+    Nor must what it saves or draws be taken for a part of the pass in which it happens: of activation checkpointing,
+    of dropout, of a default device.
+    """
+    saved_as_they_are = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
     try:
-        with torch.inference_mode(False), torch.enable_grad():
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.random.fork_rng(devices=[]),
+            torch.device("cpu"),
+            saved_as_they_are,
+        ):
             size = error()
     except Exception as raised:
         return f"{type(raised).__name__}: {(str(raised).splitlines() or [''])[0]}"

@@ -11,8 +11,8 @@ values. The query side ends with one of the tokens: ``floor(T/2)`` passes, and o
 import torch
 import triton
 import triton.language as tl
-from torch.autograd.function import once_differentiable
 
+from fairseq_lot.kernels.autograd import once_in_full_precision
 from fairseq_lot.kernels.launch import (
     RUNTIME,
     backward_passes,
@@ -316,7 +316,7 @@ class _Lot(torch.autograd.Function):
         programs, R = bsz * heads, padded(r)
         empty = {"dtype": torch.float32, "device": q.device}
         # drawn on the host, which need not wait for the device
-        seed = int(torch.randint(2**31 - 1, ())) if dropout else 0
+        seed = int(torch.randint(2**31 - 1, (), device="cpu")) if dropout else 0
         sizes = {"R": R, "D": padded(d), "DV": padded(dv), "PRECISION": dot_precision(q)}
         sizes |= {"BLOCK": BLOCK, "num_warps": WARPS}
         both = {"r": r, "d": d, "dv": dv, "heads": heads, "scale": scale, **sizes}
@@ -357,7 +357,7 @@ class _Lot(torch.autograd.Function):
         return values
 
     @staticmethod
-    @once_differentiable
+    @once_in_full_precision
     def backward(ctx, grad_values):
         q, k, v, pivots, log_masses, query_pads, key_pads, key_reaches, query_reaches, at_pivots = ctx.saved_tensors
         query_side, key_side = ctx.sides

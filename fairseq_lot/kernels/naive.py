@@ -63,14 +63,12 @@ def sinkhorn(
     # -inf exactly where there is no mass, so that those scores never count; 0 elsewhere.
     f = torch.where(log_a.isneginf(), log_a, 0.0)
     g = torch.where(log_b.isneginf(), log_b, 0.0)
-    rows_are_exact = False
     for left in range(num_updates - 1, 0, -1):
         if left % 2 == 0:
             f = log_a - torch.logsumexp(scores + g.unsqueeze(-2), -1)
-            rows_are_exact = True
             continue
         log_reach = torch.logsumexp(scores + f.unsqueeze(-1), -2)
-        if tolerance is not None and rows_are_exact:
+        if tolerance is not None and left < num_updates - 2:  # both sides have been updated
             error = ((g + log_reach).exp() - log_b.exp()).abs().sum(-1)
             if error.max() <= tolerance:
                 break  # g is still the one that f was made for

@@ -7,8 +7,8 @@ rest is as in ``lot``, with scores that are read instead of made.
 import torch
 import triton
 import triton.language as tl
-from torch.autograd.function import once_differentiable
 
+from fairseq_lot.kernels.autograd import once_in_full_precision
 from fairseq_lot.kernels.launch import RUNTIME, backward_passes, forward_passes, merged, num_parts, padded, strides
 from fairseq_lot.kernels.tiles import (
     NEG_INF,
@@ -192,7 +192,7 @@ class _Sinkhorn(torch.autograd.Function):
         return conditional
 
     @staticmethod
-    @once_differentiable
+    @once_in_full_precision
     def backward(ctx, grad_conditional):
         scores, log_a, log_b, conditional, reaches = ctx.saved_tensors
         same, exact, (parts, length) = ctx.same, ctx.same["PIVOTS_EXACT"], ctx.split

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import pad, threshold
 
+from fairseq_lot.kernels.autograd import once_in_full_precision
 from fairseq_lot.transport import pivots_causal
-from fairseq_lot.transport.autograd import once_in_full_precision
 
 # Queries in a block.
 _BLOCK = 32

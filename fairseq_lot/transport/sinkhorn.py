@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fairseq_lot.kernels import choice as kernels
 from fairseq_lot.kernels import naive
-from fairseq_lot.transport.autograd import once_in_full_precision
+from fairseq_lot.kernels.autograd import once_in_full_precision
 from fairseq_lot.transport.marginals import marginal_error
 from fairseq_lot.transport.sinkhorn_scaling import scaled_conditional
 
@@ -85,8 +85,8 @@ def sinkhorn(
         log_a: ``(..., n)`` log row masses, -inf = no mass (padding).
         log_b: ``(..., m)`` log column masses, likewise.
         num_updates: half-updates, S in [Sinkformer], T in [LOTFormer].
-        tolerance: stop as soon as the largest marginal error in the batch is at most this (one host sync
-            per pair of half-updates); ``num_updates`` stays the bound.
+        tolerance: stop as soon as both sides have been updated and the largest marginal error in the batch is at most
+            this (one host sync per pair of half-updates); ``num_updates`` stays the bound.
         log_factor: ``(..., n, m)``, log of a factor by which the finished plan is multiplied before its rows are made
             exact once more; columns then no longer converge.
 

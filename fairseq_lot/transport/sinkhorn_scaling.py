@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fairseq_lot.transport.autograd import once_in_full_precision
+from fairseq_lot.kernels.autograd import once_in_full_precision
 
 
 def scaled_conditional(
@@ -67,14 +67,15 @@ def _solve(scores, log_a, log_b, num_updates, tolerance):
     a, b = _flat(log_a.exp(), lead), _flat(log_b.exp(), lead)
     # before its first update a side is scaled by 1 where it has mass
     u, w = (mass.sign().expand(kernel.size(0), -1) for mass in (a, b))
-    row_sums, column_sums = [], []
+    row_sums: list[Tensor] = []
+    column_sums: list[Tensor] = []
     for left in range(num_updates - 1, 0, -1):  # half-updates before the last one, which is that of the rows
         if left % 2 == 0:
             row_sums.append(_rows(kernel, w))
             u = a / row_sums[-1]
             continue
         sums = _columns(kernel, u)
-        if tolerance is not None and row_sums and (w * sums - b).abs().sum(-1).max() <= tolerance:
+        if tolerance is not None and row_sums and column_sums and (w * sums - b).abs().sum(-1).max() <= tolerance:
             row_sums.pop()  # the rows have had their last update, which is made below
             break
         column_sums.append(sums)

@@ -237,6 +237,22 @@ def test_gradcheck(case, causal):
     assert torch.autograd.gradcheck(values, (*inputs, *mechanism.parameters()), fast_mode=True)
 
 
+@pytest.mark.fast_if(lambda case: case.variant == "default")
+@every_case
+def test_second_derivatives_are_right_or_refused(case):
+    mechanism, inputs = case.build(), [x.requires_grad_() for x in case.draw(1, 3, 4)]
+
+    def first(*inputs):
+        values = mechanism(*inputs).values
+        weights = torch.linspace(-1, 1, values.numel(), dtype=values.dtype).view(values.shape)
+        return torch.autograd.grad((values * weights).sum(), inputs, create_graph=True)
+
+    try:
+        assert torch.autograd.gradcheck(first, inputs, fast_mode=True)
+    except RuntimeError as refused:  # by this package, or by torch for its own attention
+        assert "no second derivatives" in str(refused) or "is not implemented" in str(refused)
+
+
 def at_decoder(case):
     """The options that the mechanism takes at a decoder site."""
     return dataclasses.asdict(build_options(case.name, **case.options).at_site("decoder"))
@@ -366,7 +382,10 @@ def test_sentence_of_pads_alone_gives_finite_values(case, empty):
 def test_an_empty_batch_gives_nothing(case, need_weights):
     mechanism, inputs = case.build(), [x[:0] for x in case.draw()]
     for causal in (False, mechanism.supports_causal and inner(mechanism).supports_causal):
-        assert mechanism(*inputs, need_weights=need_weights, causal=causal).values.shape == inputs[0].shape
+        values, weights = mechanism(*inputs, need_weights=need_weights, causal=causal)
+        assert values.shape == inputs[0].shape
+        full = mechanism(*case.draw(), need_weights=need_weights, causal=causal).weights
+        assert weights is None if full is None else weights.shape == full[:0].shape
 
 
 @pytest.mark.slow

@@ -75,3 +75,20 @@ def test_on_the_cpu_triton_is_not_even_imported():
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
     assert done.stderr.strip() == ""
+
+
+def test_the_self_test_of_a_kernel_leaves_no_trace_in_the_pass_around_it():
+    """Neither in what activation checkpointing counts, nor in random numbers, nor on a default device."""
+
+    def test():
+        x = torch.randn(3).requires_grad_()
+        x.exp().sum().backward()
+        return x.detach().isnan().sum().item()  # which needs a real device
+
+    def no_checkpointing(x):
+        raise AssertionError("a tensor was saved in the pass around the test")
+
+    state = torch.get_rng_state()
+    with torch.autograd.graph.saved_tensors_hooks(no_checkpointing, no_checkpointing), torch.device("meta"):
+        assert choice._failure(test) is None
+    assert torch.equal(torch.get_rng_state(), state)

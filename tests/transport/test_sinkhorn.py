@@ -6,6 +6,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 
 from fairseq_lot.attention import reference
+from fairseq_lot.kernels import naive
 from fairseq_lot.transport.marginals import marginal_error
 from fairseq_lot.transport.sinkhorn import sinkhorn
 from tests.conftest import close, random
@@ -36,6 +37,21 @@ def test_counts_half_updates_like_the_slow_twin(num_updates):
     close(solution.plan.sum(-1), a, 1e-14)
     v = random(7, 3, seed=4)
     close(a[:, None] * solution.apply(v), solution.plan @ v, 1e-13)
+
+
+@pytest.mark.parametrize("solver", [sinkhorn, naive.sinkhorn])
+@pytest.mark.parametrize("num_updates", [6, 7])
+def test_a_tolerance_that_nothing_exceeds_leaves_an_update_of_either_side(solver, num_updates):
+    """Without one of the columns, gradients would be softmax's."""
+    results = []
+    for options in ({"num_updates": num_updates, "tolerance": 10.0}, {"num_updates": 2 + num_updates % 2}):
+        scores = random(5, 7).requires_grad_()
+        plan = solver(scores, masses(5).log(), masses(7, seed=3).log(), **options)
+        plan = getattr(plan, "conditional", plan)
+        (plan * random(5, 7, seed=4)).sum().backward()
+        results.append((plan, scores.grad))
+    for stopped, counted in zip(*results, strict=True):
+        close(stopped, counted)
 
 
 def test_small_epsilon_is_the_best_assignment():

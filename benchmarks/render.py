@@ -103,9 +103,10 @@ def draw(results: Results) -> Figure:
     """One log-log panel per measure, one line per contender: colours tell contenders apart, markers their ranks."""
     split = {name: name.partition(" r=")[::2] for name in results.names}
     families, ranks = (list(dict.fromkeys(parts)) for parts in zip(*split.values(), strict=True))
-    lines = -(-len(results.measures) // 3)
-    figure = Figure(figsize=(15, 1.5 + 4.5 * lines), layout="constrained")
-    for axes, measure in zip(figure.subplots(lines, 3).flat, results.measures, strict=True):
+    columns = min(3, len(results.measures))
+    lines = len(results.measures) // columns
+    figure = Figure(figsize=(5 * columns, 1.5 + 4.5 * lines), layout="constrained")
+    for axes, measure in zip(figure.subplots(lines, columns).flat, results.measures, strict=True):
         for name, (family, rank) in split.items():
             is_base = name == results.base
             found = [(n, x) for (other, n), x in sorted(results.rows.items()) if other == name and x is not None]

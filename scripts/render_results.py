@@ -18,7 +18,8 @@ from fairseq_lot.cli import main as fairseq_lot
 from fairseq_lot.output.files import atomic_write
 
 ROOT = Path(__file__).resolve().parents[1]
-NAMES = ("results.md", "performance.md", "sharp_heads.md", "results/*.md", "notes/ablations.md", "notes/near_far.md")
+NOTES = ("notes/ablations.md", "notes/gpu.md", "notes/near_far.md")
+NAMES = ("results.md", "performance.md", "sharp_heads.md", "results/*.md", *NOTES)
 PAGES = [ROOT / "README.md", *sorted(page for name in NAMES for page in (ROOT / "docs").glob(name))]
 BLOCK = re.compile(r"^<!-- \$ ([^\n]+) -->$.*?^<!-- / -->$", re.MULTILINE | re.DOTALL)
 

@@ -330,7 +330,7 @@ class _Lot(torch.autograd.Function):
         key_side, query_side = {**both, **of_keys, "n": m}, {**both, **of_queries, "n": n}
 
         passes = (key_updates + 1) // 2
-        parts, length = num_parts(programs, m, q.device)
+        parts, length = num_parts(programs, m, R, q.device)
         reaches = torch.empty(programs, passes, parts, 2, R, **empty)
         at_pivots = torch.empty(programs, parts, r, dv, **empty)
         forward_passes(
@@ -344,7 +344,7 @@ class _Lot(torch.autograd.Function):
             at_pivots = (share.unsqueeze(-1) * at_pivots).sum(1)
 
         passes = query_updates // 2
-        parts, length = num_parts(programs, n, q.device)
+        parts, length = num_parts(programs, n, R, q.device)
         reaches = torch.empty(programs, passes, parts, 2, R, **empty)
         values = torch.empty(bsz, heads, n, dv, dtype=v.dtype, device=q.device)
         forward_passes(
@@ -365,7 +365,7 @@ class _Lot(torch.autograd.Function):
         m, dv, r, R = k.size(2), v.size(3), pivots.size(1), query_side["R"]
         programs, empty = bsz * heads, {"dtype": torch.float32, "device": q.device}
         held = {"Z": pivots, "MASSES": log_masses, "A": at_pivots}
-        (query_parts, query_length), (key_parts, key_length) = (num_parts(programs, x, q.device) for x in (n, m))
+        (query_parts, query_length), (key_parts, key_length) = (num_parts(programs, x, R, q.device) for x in (n, m))
         query_passes, key_passes = query_reaches.size(1), key_reaches.size(1)
         # what both sides add to, one after the other, is summed at the end
         grad_h = torch.empty(query_passes + key_passes - 1, programs, R, **empty)

@@ -175,8 +175,8 @@ class _Sinkhorn(torch.autograd.Function):
         tokens, pivots = (log_b, log_a) if exact else (log_a, log_b)
         n, m = s.shape[2:]
         passes = (num_updates + exact) // 2
-        parts, length = num_parts(bsz * heads, n, s.device)
         R = padded(m)
+        parts, length = num_parts(bsz * heads, n, R, s.device)
         sizes = {"R": R, **dict(zip(("BLOCK", "num_warps"), block_of(R), strict=True))}
         of_masses = strides("st", tokens, "bhn") | strides("sp", pivots, "bhm")
         same = {**sizes, **strides("ss", s, "bhnm"), **strides("sc", c, "bhnm"), **of_masses}

@@ -198,7 +198,7 @@ def test_rows_sum_to_one_however_large_the_scores(size):
 @pytest.mark.parametrize(("T", "Tq"), [(1, 1), (2, 3), (5, 5), (6, 4)])
 def test_tokens_split_among_programs(T, Tq, monkeypatch):
     split_from(monkeypatch, 64)
-    assert launch.num_parts(2, 150, torch.device("cpu")) == (2, 128)
+    assert launch.num_parts(2, 150, 16, torch.device("cpu")) == (2, 128)
     # a part without a real token, on either side, and a sentence of pads alone
     query_pads, key_pads = pads(150, (120, 150), (0, 150)), pads(200, (0, 130), (150, 200))
     check_lot(T, Tq, 150, 200, 6, 16, query_pads, key_pads, expected=opened)
@@ -358,7 +358,7 @@ def test_solver_with_extreme_scores(n, m, size):
 @pytest.mark.parametrize("T", [1, 2, 5, 6])
 def test_solver_with_tokens_split(T, n, m, monkeypatch):
     split_from(monkeypatch, 64)
-    assert launch.num_parts(4, 150, torch.device("cpu")) == (2, 128)
+    assert launch.num_parts(4, 150, 16, torch.device("cpu")) == (2, 128)
     check_sinkhorn(T, n, m, row_pads=pads(n, (n - n // 3, n), (0, 0)))
 
 

@@ -9,7 +9,7 @@ import torch
 
 from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.errors import InputError
-from fairseq_lot.kernels import choice
+from fairseq_lot.kernels import choice, launch
 
 
 @pytest.fixture
@@ -75,6 +75,23 @@ def test_on_the_cpu_triton_is_not_even_imported():
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
     assert done.stderr.strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("programs", "n", "held", "parts"),
+    [
+        (16, 512, 32, 1),
+        (16, 2048, 32, 1),
+        (4, 8192, 32, 4),
+        (64, 512, 512, 1),
+        (16, 2048, 2048, 8),
+        (132, 2048, 2048, 1),
+    ],
+)
+def test_a_sentence_is_split_where_programs_are_few_and_there_is_much_to_do(programs, n, held, parts, monkeypatch):
+    monkeypatch.setattr(launch, "_processors", lambda device: 132)
+    found, length = launch.num_parts(programs, n, held, torch.device("cuda"))
+    assert found == parts and (parts - 1) * length < n <= parts * length
 
 
 def test_the_self_test_of_a_kernel_leaves_no_trace_in_the_pass_around_it():

@@ -2,7 +2,7 @@
 
 import torch
 
-from fairseq_lot.attention import reference
+from tests import reference
 from tests.variants import NUM_HEADS, inner
 
 
@@ -72,7 +72,7 @@ def mixed(mechanism, v):
 
 def twin(case, mechanism, q, k, v):
     """Values and A of one sentence from the slow twin: ``(heads, n, d)`` and ``(heads or pairs, n, m)``."""
-    assert case.name in TWINS, f"{case.name} attention has no twin: add one to attention/reference.py and to TWINS"
+    assert case.name in TWINS, f"{case.name} attention has no twin: add one to tests/reference.py and to TWINS"
     plans = [TWINS[case.name](inner(mechanism), head, q[head], k[head]) for head in range(NUM_HEADS)]
     if not case.differential:
         attention = torch.stack([q.size(1) * plan for plan in plans])

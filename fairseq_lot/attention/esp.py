@@ -50,7 +50,7 @@ class Esp(Mechanism):
     q and k are scaled by ``head_dim^-1/2`` before they are projected and compared. With ``hard`` A is doubly
     stochastic when queries and keys are equally many; otherwise both marginals are approximate.
 
-    :func:`~fairseq_lot.attention.reference.esp_plan` computes the same in plain loops.
+    ``esp_plan`` of ``tests/reference.py`` computes the same in plain loops.
 
     Attributes:
         slices: ``(num_heads, L, head_dim)`` for frozen (buffer) and learnable (parameter) slices, normalised

@@ -64,7 +64,7 @@ class Lot(Mechanism):
     ``A_ij = Σ_t softmax(s·q_i·z/ε)_t exp(s·k_j·z_t/ε) / Σ_{j' ≤ i} exp(s·k_j'·z_t/ε)`` for j ≤ i: exact double
     stochasticity and causality together force the identity ([CETA], §8). Masses and num_updates play no part in it.
 
-    :func:`~fairseq_lot.attention.reference.lot_plan` computes the same in plain loops.
+    ``lot_plan`` of ``tests/reference.py`` computes the same in plain loops.
 
     Attributes:
         pivots: ``(num_heads, r, head_dim)``, learnt (else a buffer), in the space of q and k.

@@ -73,7 +73,7 @@ class NearFar(Mechanism):
     summed up and the state has a constant size, and with ``band="expected"`` at cross. With T ≥ 3 columns come near
     their marginal; rows are exact for any T.
 
-    :func:`~fairseq_lot.attention.reference.near_far_plan` computes the same in plain loops.
+    ``near_far_plan`` of ``tests/reference.py`` computes the same in plain loops.
 
     Attributes:
         features: z, ``(num_heads, r, head_dim)``, learnt (else a buffer), in the space of q and k.

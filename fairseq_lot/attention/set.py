@@ -34,7 +34,7 @@ class Set(Mechanism):
     plans are multiplied by ``exp(-(i/n - t/r)²/τ²)``, i and t counted from 1 over real tokens and over pivots, and
     their rows are normalised again: rows of A sum to 1, its columns are no longer exact in the limit.
 
-    :func:`~fairseq_lot.attention.reference.set_plan` computes the same in plain loops.
+    ``set_plan`` of ``tests/reference.py`` computes the same in plain loops.
 
     Attributes:
         pivots: ``(num_heads, r, head_dim)``, learnt, in the space of q and k.

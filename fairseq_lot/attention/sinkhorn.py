@@ -41,7 +41,7 @@ class Sinkhorn(Mechanism):
     With ``learn_epsilon`` every head has an ε of its own ([CETA], §7). With a prior π, that of softmax attention,
     ``-ε KL(P‖π)`` stands in the place of ``ε H(P)`` [AttentionOT].
 
-    :func:`~fairseq_lot.attention.reference.sinkhorn_plan` computes the same in plain loops.
+    ``sinkhorn_plan`` of ``tests/reference.py`` computes the same in plain loops.
 
     Attributes:
         log_epsilon: ``(num_heads,)``, learnt; None where ε is fixed.

@@ -26,7 +26,7 @@ class Softmax(Mechanism):
     A maximises ``⟨A, s·q·k⟩ - KL(A‖π)`` over the matrices whose rows sum to 1 [AttentionOT]. The prior π is uniform, or
     ``alibi``: ``π_ij ∝ exp(-slope·|i - j|)`` with one slope per head [ALiBi], symmetric unless causal.
 
-    :func:`~fairseq_lot.attention.reference.softmax_plan` computes the same in plain loops.
+    ``softmax_plan`` of ``tests/reference.py`` computes the same in plain loops.
     """
 
     options_class = SoftmaxOptions

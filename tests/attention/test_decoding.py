@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from fairseq_lot.attention import reference
 from fairseq_lot.attention.registry import build_mechanism
+from tests import reference
 from tests.conftest import close, gradients
 from tests.transport.test_pivots_causal import twin as prefix_twin
 from tests.variants import CASES, CAUSAL_CASES, HEAD_DIM, NUM_HEADS, draw, inner, padding_mask

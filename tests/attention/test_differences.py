@@ -2,9 +2,9 @@
 
 import torch
 
-from fairseq_lot.attention.reference import entropic_plan, uniform
 from fairseq_lot.attention.registry import build_mechanism
 from tests.conftest import close, random
+from tests.reference import entropic_plan, uniform
 from tests.variants import build_differential
 
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from fairseq_lot.attention import reference
 from fairseq_lot.attention.registry import build_mechanism
+from tests import reference
 from tests.conftest import close, gradients
 from tests.variants import build_differential, draw, padding_mask
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from fairseq_lot.attention import reference
 from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.errors import InputError
+from tests import reference
 from tests.conftest import close
 from tests.variants import HEAD_DIM, NUM_HEADS, build_differential, draw
 

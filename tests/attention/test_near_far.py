@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from fairseq_lot.attention import near_far as near_far_file
-from fairseq_lot.attention.reference import alibi_slopes, near_far_plan
 from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.transport.near_far import feature_logs
 from tests.conftest import Sizes, close, gradients, random
+from tests.reference import alibi_slopes, near_far_plan
 from tests.variants import padding_mask
 
 FORMS = {

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from fairseq_lot.attention import reference
 from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.errors import InputError
 from fairseq_lot.transport.positions import alibi_log_prior, alibi_slopes
+from tests import reference
 from tests.variants import draw
 
 

@@ -12,13 +12,13 @@ import triton
 import triton.language as tl
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fairseq_lot.attention import reference
 from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.errors import InputError
 from fairseq_lot.kernels import choice, launch, naive, tiles
 from fairseq_lot.kernels import lot as lot_kernels
 from fairseq_lot.kernels import sinkhorn as sinkhorn_kernels
 from fairseq_lot.kernels.naive import LotInputs, LotSettings
+from tests import reference
 from tests.conftest import close
 
 assert os.environ["TRITON_INTERPRET"] == "1"

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_lot.attention.reference import uniform
 from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.transport.certificates import coupling_certificate
 from fairseq_lot.transport.pivots import pivot_coupling
 from tests.conftest import close, random
+from tests.reference import uniform
 
 SEEDS = st.integers(0, 10_000)
 

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd.graph import saved_tensors_hooks
 
-from fairseq_lot.attention import reference
 from fairseq_lot.transport.pivots import pivot_coupling, pivot_scores
+from tests import reference
 from tests.conftest import Sizes, close, gradients, random
 
 

@@ -5,10 +5,10 @@ import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
 
-from fairseq_lot.attention import reference
 from fairseq_lot.kernels import naive
 from fairseq_lot.transport.marginals import marginal_error
 from fairseq_lot.transport.sinkhorn import sinkhorn
+from tests import reference
 from tests.conftest import close, random
 
 

@@ -5,10 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_lot.attention import reference
 from fairseq_lot.transport import sliced_hard
 from fairseq_lot.transport.sliced_hard import hard_sliced_plan, segments
 from fairseq_lot.transport.sliced_soft import staircase
+from tests import reference
 from tests.conftest import Sizes, close, gradients, random
 
 HEADS, DIM, SLICES = 2, 4, 3

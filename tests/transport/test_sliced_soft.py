@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.measure import peak_memory
-from fairseq_lot.attention import reference
 from fairseq_lot.transport import sliced_soft as sliced
+from tests import reference
 from tests.conftest import close, gradients, random
 
 BSZ, HEADS, DIM, SLICES = 3, 4, 3, 5

@@ -116,7 +116,9 @@ def _with_installed_user_dirs(module, execute):
     """Let ``--user-dir NAME`` find an installed package from any directory, editable installs included.
 
     A package in the current directory comes first; a mere folder of that name, such as a clone, does not count.
+    In every program ``fairseq_lot`` registers its models, also where it has been imported already.
     """
+    from importlib import import_module
     from importlib.util import find_spec
 
     execute(module)
@@ -129,6 +131,8 @@ def _with_installed_user_dirs(module, execute):
             if spec and spec.origin and spec.submodule_search_locations:
                 args = module.argparse.Namespace(user_dir=spec.submodule_search_locations[0])
         original(args)
+        if module.os.path.basename((getattr(args, "user_dir", None) or "").rstrip("/")) == "fairseq_lot":
+            import_module("fairseq_lot.models.pluggable_transformer")
 
     module.import_user_module = import_user_module
 

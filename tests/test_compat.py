@@ -193,6 +193,17 @@ class TestCommands:
         result = run(sys.executable, tmp_path / "fairseq-train", "--help", cwd=tmp_path)
         assert (result.returncode, result.stderr) == (0, "") and result.stdout.startswith("usage: ")
 
+    def test_user_dir_registers_models_where_the_package_has_been_imported(self, tmp_path):
+        """fairseq itself takes it for done then."""
+        code = f"""if True:
+            import argparse, fairseq_lot
+            from fairseq.models import ARCH_MODEL_REGISTRY
+            from fairseq.utils import import_user_module
+            import_user_module(argparse.Namespace(user_dir={str(ROOT / "fairseq_lot")!r}))
+            print("lot_transformer" in ARCH_MODEL_REGISTRY)
+        """
+        assert python(code, tmp_path).stdout.split()[-1] == "True"
+
     @pytest.mark.fast_if(lambda folder: folder == "fairseq_lot/fairseq_lot")
     @pytest.mark.parametrize("folder", [None, "fairseq_lot", "fairseq_lot/fairseq_lot"])
     def test_user_dir_is_found_from_any_directory(self, folder, tmp_path):

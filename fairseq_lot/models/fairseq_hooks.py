@@ -14,6 +14,8 @@ from typing import Any
 from fairseq import checkpoint_utils
 from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.models.transformer import TransformerModel
+from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
+from fairseq.sequence_generator import SequenceGeneratorWithAlignment
 from fairseq.tasks.translation import TranslationTask
 from omegaconf import OmegaConf
 
@@ -31,6 +33,7 @@ def install(pluggable: type[TransformerModel]) -> None:
         checkpoint_utils.load_checkpoint_to_cpu = _with_known_overrides(checkpoint_utils.load_checkpoint_to_cpu)
         checkpoint_utils.load_model_ensemble_and_task = _in_its_direction(checkpoint_utils.load_model_ensemble_and_task)
         checkpoint_utils.load_checkpoint = _when_training_begins(checkpoint_utils.load_checkpoint)
+        SequenceGeneratorWithAlignment.__init__ = _with_weights(SequenceGeneratorWithAlignment.__init__)
         if in_command():
             sys.excepthook = _exit_with_one_line(sys.excepthook)
 
@@ -80,6 +83,18 @@ def _in_its_direction(stock_load):
         return loaded
 
     return load_model_ensemble_and_task
+
+
+def _with_weights(stock_init):
+    """Let decoders give the weights that alignments are read from, also where the model was loaded without them."""
+
+    def __init__(self, models, *args, **options):
+        for module in (module for model in models for module in model.modules()):
+            if isinstance(module, TransformerDecoderLayerBase):
+                module.need_attn = True
+        stock_init(self, models, *args, **options)
+
+    return __init__
 
 
 def _when_training_begins(stock_load):

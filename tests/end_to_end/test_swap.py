@@ -187,6 +187,9 @@ def test_from_pretrained_translates(data, stock_checkpoint, tmp_path):
         sentencepiece_model=str(data / "bpe" / "sentencepiece.bpe.model"),
     )  # fmt: skip
     assert isinstance(translator.translate("sie singt .", beam=2), str)
+    source = translator.encode("sie singt .")
+    best = translator.generate(source, beam=2, print_alignment="hard")[0]
+    assert best["alignment"] and all(0 <= int(at) < len(source) for at, _ in best["alignment"])
 
 
 def test_the_swapped_attention_is_called_in_eval_mode_with_padding(stock_checkpoint, monkeypatch):

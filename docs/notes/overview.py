@@ -47,8 +47,8 @@ NOTES = (
     "Sinkhorn: at the papers' ε = 0.1, with 15 updates. At ε = 1 it has 3. An update makes one side of the plan exact. "
     "A and B are two trainings of the base.",
     "BLEU punishes translations that are shorter than the references. The last column leaves this brevity penalty out.",
-    "Trained on a GPU, translated on a CPU: SeT, seed 1 of LOT with convolution, and seed 2 of the two with ALiBi at "
-    "encoder and decoder.",
+    "Trained from scratch on a GPU, translated on a CPU: Sinkhorn, Sinkhorn ε=1 with 15 updates, ESP, near_far with 3 "
+    "updates and SeT; seed 1 of LOT with convolution, seed 2 of the two with ALiBi at encoder and decoder.",
 )
 # of the figure: heading, and the label of two columns
 PANELS = (

@@ -11,7 +11,10 @@ from fairseq_lot.plug_and_play.points import CALIBRATIONS, DRAWN, LENGTHS, PIECE
 
 _CALIBRATED = {DRAWN: MISSING, PIECES: "without data", TEXT: "on text"}
 _NOTE = {DRAWN: "", PIECES: "(calibrated without data)", TEXT: "(calibrated)"}
-_MEANS = "means over the heads of the encoder, up to 64 sentences."
+_AS_DIAGNOSE = (
+    "Δ(A), marginal error and mean shift as `fairseq-lot diagnose` has them: means over the heads of the encoder, up "
+    "to 64 sentences."
+)
 # of one way, its points by the sums of their bases
 Line = dict[str, Point]
 
@@ -92,22 +95,23 @@ def render_balance(points: list[Point]) -> str:
                 row.append(f"{loss.mean - of_base.mean:+.4f}")
         rows.append(row)
     notes = [
-        f"Δ(A), marginal error and mean shift as `fairseq-lot diagnose` has them: {_MEANS}",
+        _AS_DIAGNOSE,
         "The rest: validation loss of softmax, and what each swap adds, by the pieces of the source sentence.",
     ]
     return Table(head, rows, notes=notes).markdown()
 
 
 def _balance_by_epoch(points: list[Point]) -> str:
-    """Δ(A) of each way, a column for each epoch of the base."""
-    epochs = _epochs(points)
-    rows = []
-    for line in _lines(points):
-        way, found = next(iter(line.values())), [line[base].balance if base in line else None for base in epochs]
-        cells = [f"{one['imbalance']:{MEASURES['imbalance'][1]}}" if one else MISSING for one in found]
-        rows.append([way.attention, way.flags or MISSING, _CALIBRATED[way.calibrated_on], *cells])
-    head = ["Mechanism", "Options", "Calibrated", *(f"Δ(A), epoch {epoch}" for epoch in epochs.values())]
-    return Table(head, rows, notes=[f"Δ(A) as `fairseq-lot diagnose` has it: {_MEANS}"]).markdown()
+    """Each measure of balance of each way, a column for each epoch of the base."""
+    epochs, rows = _epochs(points), []
+    for measure in BALANCE:
+        name, form = MEASURES[measure][:2]
+        for line in _lines(points):
+            way, found = next(iter(line.values())), [line[base].balance if base in line else None for base in epochs]
+            cells = [f"{one[measure]:{form}}" if one else MISSING for one in found]
+            rows.append([name, way.attention, way.flags or MISSING, _CALIBRATED[way.calibrated_on], *cells])
+    head = ["Measure", "Mechanism", "Options", "Calibrated", *(f"Epoch {epoch}" for epoch in epochs.values())]
+    return Table(head, rows, notes=[_AS_DIAGNOSE]).markdown()
 
 
 def _cells(point: Point | None, base: Point | None) -> list[str]:

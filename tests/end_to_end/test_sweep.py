@@ -168,7 +168,8 @@ def test_several_epochs_are_one_table_and_keep_to_one_training(
     assert len({point["loss"] for point in points}) == 8 and len({point["tokens"] for point in points}) == 1
     table, balance = ((out / name).read_text() for name in ("sweep.md", "balance.md"))
     assert table + balance == told and "<svg" in (out / "sweep.svg").read_text()
-    assert "| Epoch 1 | Epoch 2 |" in table and "| Δ(A), epoch 1 | Δ(A), epoch 2 |" in balance
+    assert "| Epoch 1 | Epoch 2 |" in table and "| Epoch 1 | Epoch 2 |" in balance
+    assert all(f"| {measure} | lot " in balance for measure in ("Δ(A)", "marginal error", "mean shift"))
 
     _, after = measured(*words, "--path", epochs[4], "--no-calibration")
     assert after[:8] == points and [point["epoch"] for point in after[8:]] == [4, 4, 4]

@@ -231,5 +231,7 @@ def test_balance_and_lengths_have_a_table_where_they_were_measured():
     assert rows[4].endswith("| – | – | – | – | – | – | – | – |")
     assert render_balance([point("softmax"), point("lot")]) == ""
     rows = render_balance([*some[:2], point("lot", epoch=2, balance={**balance, "imbalance": 0.5})]).splitlines()
-    assert rows[0] == "| Mechanism | Options | Calibrated | Δ(A), epoch None | Δ(A), epoch 2 |"
-    assert rows[2:4] == ["| softmax | – | – | 1.250 | – |", "| lot | – | – | 1.250 | 0.500 |"]
+    assert rows[0] == "| Measure | Mechanism | Options | Calibrated | Epoch None | Epoch 2 |"
+    assert rows[2:4] == ["| Δ(A) | softmax | – | – | 1.250 | – |", "| Δ(A) | lot | – | – | 1.250 | 0.500 |"]
+    assert rows[5] == "| marginal error | lot | – | – | 3.0e-08 | 3.0e-08 |"
+    assert rows[7] == "| mean shift | lot | – | – | 0.5000 | 0.5000 |"

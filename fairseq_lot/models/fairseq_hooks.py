@@ -19,6 +19,7 @@ from fairseq.sequence_generator import SequenceGeneratorWithAlignment
 from fairseq.tasks.translation import TranslationTask
 from omegaconf import OmegaConf
 
+from fairseq_lot.attention.differential import Differential
 from fairseq_lot.errors import InputError
 from fairseq_lot.models.starting_point import check_configured, check_overridden, starting_point
 from fairseq_lot.modules.flat_options import check_overrides, option_names
@@ -113,7 +114,7 @@ def _when_training_begins(stock_load):
 
 
 def refuse_to_lose(model, cfg):
-    """Raise InputError where half precision alone would round updates of the attention away, or averages are wrong."""
+    """Raise InputError where updates of the attention would be rounded away, an average or a loss would be wrong."""
     learnt = [name for name, _ in model.named_parameters() if ".mechanism." in name]
     for half in ("fp16", "bf16"):
         if learnt and getattr(cfg.common, f"memory_efficient_{half}"):
@@ -123,6 +124,12 @@ def refuse_to_lose(model, cfg):
             )
     if cfg.ema.store_ema and any(name.endswith(".mechanism.epoch") for name, _ in model.named_buffers()):
         raise InputError("--store-ema would average the epoch that --esp-anneal counts; leave out one of them")
+    aligned = getattr(cfg.criterion, "_name", None) == "label_smoothed_cross_entropy_with_alignment"
+    if aligned and any(isinstance(module, Differential) for module in model.modules()):
+        raise InputError(
+            "--criterion label_smoothed_cross_entropy_with_alignment takes logarithms of weights, which are negative "
+            "in differential attention; use --criterion label_smoothed_cross_entropy"
+        )
 
 
 def _exit_with_one_line(previous_hook):

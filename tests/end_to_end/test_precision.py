@@ -23,7 +23,7 @@ LEARNT = {
 
 def training(**common):
     """fairseq's configuration of a training."""
-    return Namespace(common=CommonConfig(**common), ema=EMAConfig())
+    return Namespace(common=CommonConfig(**common), ema=EMAConfig(), criterion=None)
 
 
 @pytest.mark.parametrize("flag", MEMORY_EFFICIENT)

@@ -8,10 +8,11 @@ from fairseq.dataclass.configs import EMAConfig
 from fairseq.models.ema import EMA
 
 from fairseq_lot.attention.registry import MECHANISMS
+from fairseq_lot.errors import InputError
 from fairseq_lot.modules.multihead_attention import PluggableMultiheadAttention
 from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
 from tests.conftest import softmax_in_its_own_dtype
-from tests.end_to_end.conftest import dtypes_of, fairseq_lot, generate, hypotheses, train, weights_of
+from tests.end_to_end.conftest import contents, dtypes_of, fairseq_lot, generate, hypotheses, train, weights_of
 from tests.plug_and_play import in_memory
 
 FAMILIES = ("lot", "near_far", "esp", "set", "sinkhorn", "softmax", "diff")
@@ -52,6 +53,14 @@ def test_one_at_a_time_trained_swapped_and_fine_tuned(flags, data, tmp_path):
     fine_tuning = ("--arch", "set_transformer_small", *sizes, *flags, "--finetune-from-model", out)
     child = train(data / "bin", tmp_path / "child", *fine_tuning, updates=2)
     assert list(load_checkpoint(child)["model"]) == list(load_checkpoint(out)["model"])
+
+
+def test_logarithms_of_differential_weights_are_refused(data, tmp_path):
+    aligned = ("--criterion", "label_smoothed_cross_entropy_with_alignment")
+    with pytest.raises(InputError, match="takes logarithms of weights, .*; use --criterion label_smoothed_cross_entr"):
+        train(data / "bin", tmp_path, "--arch", "diff_transformer_small", *SMALL, *aligned, updates=1)
+    assert not contents(tmp_path)
+    train(data / "bin", tmp_path, "--arch", "lot_transformer_small", *SMALL, *aligned, updates=1)
 
 
 def test_a_base_that_was_trained_with_all_of_them_is_swapped_and_measured(data, tmp_path):

@@ -26,6 +26,7 @@ if [ ! -f "$out.out" ] || [ "$(cat "$out.command" 2>/dev/null)" != "$made_from" 
     { mkdir -p "$(dirname "$out")" && rm -f "$out.out" && touch "$out.err"; } 2>/dev/null \
         || die "cannot write in $(dirname "$out"); free space or give another OUT"
     "${generate[@]}" >"$out.part" 2>"$out.err" || die "fairseq-generate failed: $(tail -n 1 "$out.err")"
+    python -c "$device" >"$out.device"
     echo "$made_from" >"$out.command"
     mv "$out.part" "$out.out"
 fi
@@ -38,7 +39,8 @@ if [ ! -f "$reference" ]; then # fairseq-preprocess keeps no text; what is not i
     grep '^T-' "$out.out" | cut -c 3- | sort -n | cut -f 2- >"$reference"
 fi
 if [ -f "$raw" ]; then more+=(--raw-reference "$raw"); fi
+[ -f "$out.device" ] || python -c "$device" >"$out.device" # translated before devices were noted
 if [ "$base" != - ]; then more+=(--baseline-generated "$base"); fi
 fairseq-lot score --generated "$out.out" --tokenised-reference "$reference" --target-lang "$target" "${more[@]}" \
-    --seconds "$(sed -n 's/.* tokens) in \(.*\)s (.*/\1/p' "$out.err")" --device "$(python -c "$device")" \
+    --seconds "$(sed -n 's/.* tokens) in \(.*\)s (.*/\1/p' "$out.err")" --device "$(cat "$out.device")" \
     --out "$out.jsonl" --label "$label" --command="${generate[*]}"

@@ -27,6 +27,9 @@ GIVEN_TRAINING = GIVEN | {"arch", "seed", "save-dir", "restore-file", "finetune-
 GIVEN_TRANSLATING = GIVEN | {"path", "gen-subset", "model-overrides", "results-path"}
 # flags after which there is no checkpoint of a whole training, or no translation of each sentence
 NOTHING_SAVED = {"no-save", "disable-validation", "checkpoint-suffix", "stop-time-hours"}
+# flags with which a training that goes on is another one
+NOT_RESUMED = {f"reset-{what}" for what in ("dataloader", "lr-scheduler", "meters", "optimizer")}
+NOT_RESUMED |= {"no-save-optimizer-state", "continue-once"}
 NOT_ONE_EACH = {"quiet", "nbest", "num-shards", "shard-id", "score-reference", "skip-invalid-size-inputs-valid-test"}
 
 
@@ -83,6 +86,9 @@ def _check_schema(config: dict[str, Any]) -> None:
         known = error.validator == "pattern" and error.schema.get("description")
         message = f"{error.instance!r} {known}" if known else error.message
         raise InputError(f"{', '.join(map(str, error.absolute_path)) or 'the experiment'}: {message}")
+    for seed in config["seeds"]:
+        if not isinstance(seed, int):  # 1.0 is an integer to a schema, and another folder than 1
+            raise InputError(f"seeds: {seed} is not written as an integer; write {seed:.0f}")
 
 
 def _check_data(config: dict[str, Any]) -> None:
@@ -135,7 +141,7 @@ def _check_places(config: dict[str, Any]) -> None:
         _refuse(f"backbones, {backbone}", own, {name for name in given if not name.startswith("differential-")})
     for stage in ("pretrain", "finetune"):
         _refuse(stage, config.get(stage, {}), given)
-        _refuse(stage, config.get(stage, {}), NOTHING_SAVED, "the best checkpoint of a whole training is scored")
+        _refuse_training(stage, config.get(stage, {}))
     _refuse("generate", config.get("generate", {}), GIVEN_TRANSLATING)
     _refuse("generate", config.get("generate", {}), NOT_ONE_EACH, "each sentence has one translation, which is scored")
 
@@ -157,7 +163,8 @@ def _check_system(name: str, system: dict[str, Any], config: dict[str, Any]) -> 
         if name == "softmax" and not is_plain:
             raise InputError("systems, softmax: the base and the control are called so; give another name")
     _refuse(f"systems, {name}, options", system.get("options", {}), {"attention", "attention-sites"})
-    _refuse(f"systems, {name}, finetune", system.get("finetune", {}), _given_training() | NOTHING_SAVED)
+    _refuse(f"systems, {name}, finetune", system.get("finetune", {}), _given_training())
+    _refuse_training(f"systems, {name}, finetune", system.get("finetune", {}))
     if "calibrate" in system:
         _check_calibration(name, system, config)
 
@@ -203,7 +210,7 @@ def _check_models(config: dict[str, Any]) -> None:
         for name, system in config["systems"].items():
             try:
                 _build(system, copy.copy(model))
-            except (InputError, ValueError, AssertionError) as error:  # fairseq's are of sizes that do not fit
+            except Exception as error:  # fairseq's are of sizes that do not fit, or of files that are not there
                 raise InputError(f"systems, {name}: {' '.join(str(error).split())}") from None
             if "finetune" in system:
                 _parse(f"systems, {name}, finetune", train, tuning | system["finetune"])
@@ -212,7 +219,7 @@ def _check_models(config: dict[str, Any]) -> None:
 
 def _refuse_new_data(work: str, data: Path) -> None:
     """Raise InputError where the data of a training were made anew under their name; train() has noted a sum."""
-    noted = sorted(Path(work).glob("seed*/*/*/data.sum"))
+    noted = sorted(Path(work).glob("seed*/*/**/data.sum"))
     if noted and data.is_dir():
         words = ["bash", "-c", 'source "$0" && sum_of "$1"', str(COMMON), str(data.absolute())]
         now = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
@@ -253,6 +260,12 @@ def _refuse(place: str, flags: dict[str, Any], given: set[str], why: str = "the 
     for name in flags:
         if name in given:
             raise InputError(f"{place}: {name} has no place here, {why}; remove it")
+
+
+def _refuse_training(place: str, flags: dict[str, Any]) -> None:
+    """Raise InputError where flags of fairseq-train leave nothing to score, or nothing to go on from."""
+    _refuse(place, flags, NOTHING_SAVED, "the best checkpoint of a whole training is scored")
+    _refuse(place, flags, NOT_RESUMED, "a training that was stopped has to go on as if it had not been")
 
 
 def _parse(place: str, parse: Callable[[list[str]], Namespace], flags: dict[str, Any]) -> Namespace:

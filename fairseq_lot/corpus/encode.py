@@ -14,6 +14,7 @@ from pathlib import Path
 import sentencepiece
 from tqdm import tqdm
 
+from fairseq_lot.corpus.documents import MARK
 from fairseq_lot.corpus.parallel import add_text_arguments, output_folder, read_splits, write_splits
 from fairseq_lot.errors import InputError, check_least
 from fairseq_lot.output.files import read_lines
@@ -107,8 +108,8 @@ class Bpe:
 
 
 BPES = {
-    "sentencepiece": Bpe(MODEL_NAME, learn_bpe, encode_lines, SPACE),
-    # fairseq reads words like </s> as symbols of its own
+    # fairseq reads <pad>, <s>, </s> and <unk> as symbols of its own; of these sentencepiece makes the first alone
+    "sentencepiece": Bpe(MODEL_NAME, learn_bpe, encode_lines, f"{SPACE}|<pad>"),
     "subword_nmt": Bpe("code", learn_codes, segment_lines, r"@@(?= |$)|<(s|pad|/s|unk)>(?!\S)"),
 }
 
@@ -150,6 +151,10 @@ def run(args: Namespace) -> None:
         found, wanted = len(read_lines(reference)), len(texts["test"][1])
         if found != wanted:
             raise InputError(f"{reference} has {found} lines but the test set has {wanted}; mend or remove raw/")
+    others = [other.file_name for other in BPES.values() if other is not bpe]
+    for name in (*others, MARK, *(["raw"] if not reference.exists() else [])):
+        if Path(args.out, name).exists():
+            raise InputError(f"{args.out} has {name} of another text or BPE, which would stay; give a new --out")
     train = [line for side in texts["train"] for line in side]
     shown = tqdm(train, f"learning {args.vocab_size} pieces", unit=" lines", disable=None, leave=False)
     model = bpe.learn(shown, args.vocab_size)

@@ -161,5 +161,7 @@ def paired_p_value(differences: np.ndarray, difference: float) -> float:
         differences: on the resamples.
         difference: on the test set.
     """
+    if np.ptp(differences) == 0:  # nothing was drawn: one sentence, or sentences that are all the same
+        return 1.0
     reached = np.abs(differences - differences.mean()) >= abs(difference)
     return (np.count_nonzero(reached) + 1) / (len(differences) + 1)

@@ -109,9 +109,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         "data",
         nargs="?",
         metavar="DATA",
-        help="folder made by fairseq-preprocess, to calibrate on its text; encoder sites need its source side only. "
-        "Or a plain text file in the source language, a sentence a line. Default: random pieces, for which no data is "
-        "needed",
+        help="folder made by fairseq-preprocess, to calibrate on its text; encoder sites need no more than its source "
+        "side and both dictionaries. Or a plain text file in the source language, a sentence a line. Default: random "
+        "pieces, for which no data is needed",
     )
     add("--path", required=True, metavar="SWAPPED.pt", help="checkpoint whose attention was swapped")
     add("--out", required=True, metavar="CALIBRATED.pt", help="the new checkpoint; never half-written")

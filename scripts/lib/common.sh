@@ -63,6 +63,8 @@ train() {
         fi
         [ -f "$out/checkpoint_last.pt" ] || [ -f "$out/flags" ] \
             || die "$out has checkpoints that were not trained here, and no checkpoint_last.pt; give another folder"
+        [[ " $*" != *" --reset-"* && " $*" != *" --no-save-optimizer-state"* ]] \
+            || die "$out would begin again in part, by --reset-* or --no-save-optimizer-state; remove it to train again"
     fi
     mkdir -p "$out" && rm -f "$out/finished" && keep "$out/data" "$data" && keep "$out/data.sum" "$sum" && keep "$out/flags" "$*" \
         && { [ -z "${start:-}" ] || keep "$out/start" "$start"; } \

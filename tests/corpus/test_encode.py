@@ -132,6 +132,13 @@ def test_existing_folder_keeps_its_other_files(words, tmp_path):
     assert len((out / "train.de").read_text(encoding="utf-8").splitlines()) >= 4
 
 
+@pytest.mark.parametrize("stale", ["raw", "code", "documents.txt"])
+def test_a_folder_that_would_keep_parts_of_another_text_is_refused(stale, words, tmp_path, refused):
+    (tmp_path / "out" / stale).mkdir(parents=True)
+    refused(words, f"out has {stale} of another text or BPE, which would stay; give a new --out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [stale]
+
+
 # files, what they hold instead, and what the error says; None: they are gone
 DAMAGES = {
     "missing": (["valid.en"], None, "valid.en is missing"),
@@ -141,6 +148,7 @@ DAMAGES = {
     "source": (["test.de"], "gut\ngut\n \u00a0\ngut\n", "test.de, line 3: empty line"),
     "target": (["train.en"], "\ngood\ngood\ngood\n", "train.en, line 1: empty line"),
     "reserved": (["train.en"], "good\na \u2581 b\ngood\ngood\n", "train, en: 'a ▁ b' holds '▁'"),
+    "padding": (["train.en"], "good\na<pad>\ngood\ngood\n", "train, en: 'a<pad>' holds '<pad>'"),
     "reference": (["raw/test.en"], "One line.\n", "raw/test.en has 1 lines but the test set has 4"),
 }
 

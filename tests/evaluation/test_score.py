@@ -122,6 +122,7 @@ def test_resampled_scores_by_loops(corpus):
 def test_p_value_counts_ties_and_both_sides():
     differences = np.array([1.0, 3.0, 1.0, 3.0])
     assert paired_p_value(np.zeros(999), 0.0) == 1.0
+    assert paired_p_value(np.full(999, 16.06), 16.06) == 1.0, "of one sentence all resamples are the same"
     assert paired_p_value(differences, 1.0) == paired_p_value(-differences, -1.0) == 1.0
     assert paired_p_value(differences, 1.5) == paired_p_value(-differences, -1.5) == 1 / 5
 

@@ -65,10 +65,18 @@ WRONG = [
     ({"backbones": {"transformer": {"encoder-attention-heads": 3}}}, "systems, softmax: 3 attention heads do not"),
     ({"pretrain": {"share-all-embeddings": True, "decoder-embed-dim": 64}}, "systems, softmax: --share-all-emb"),
     ({"tests": {"valid": "first"}}, "tests: 'valid' does not match"),
-    ({"systems": {"../x": {"attention": "lot"}}}, "systems: '../x' has one of / { } : , $ ` "),
+    ({"systems": {"../x": {"attention": "lot"}}}, "systems: '../x' has one of / { } < > : , $ ` "),
+    ({"systems": {"LOT <z>": {"attention": "lot"}}}, "systems: 'LOT <z>' has one of / { } < > : , $ ` "),
+    ({"systems": {"x" * 101: {"attention": "lot"}}}, f"systems: '{'x' * 101}' has one of / "),
     ({"systems": {"ESP, 8 slices": {"attention": "esp"}}}, "systems: 'ESP, 8 slices' has one of"),
     ({"systems": {"base": {"attention": "lot"}}}, "systems: "),
-    ({"work": ""}, "work: "),
+    ({"work": ""}, "work: '' is empty or has one of { } < > in it; give another folder"),
+    ({"work": "w{b}"}, "work: 'w{b}' is empty or has one of { } < > in it"),
+    ({"seeds": [1.0]}, "seeds: 1.0 is not written as an integer; write 1"),
+    ({"backbones": {"transformer": {"encoder-embed-path": "no.vec"}}}, "systems, softmax: [Errno 2] No such file"),
+    ({"backbones": {"transformer": {"encoder-embed-dim": 0}}}, "systems, softmax: "),
+    ({"pretrain": {"reset-dataloader": True}}, "pretrain: reset-dataloader has no place here, a training that was st"),
+    ({"finetune": {"no-save-optimizer-state": True}}, "finetune: no-save-optimizer-state has no place here, a train"),
     ({"base": "{other}/base.pt"}, "base: '{other}/base.pt' has braces that are not {seed} or {backbone}"),
     ({"base": "no/{backbone}{seed}.pt"}, "base: no/transformer1.pt is not there, or a folder; train it, or say"),
     ({"base": "/dev"}, "base: /dev is not there, or a folder"),
@@ -141,6 +149,7 @@ WRONG_SYSTEMS = [
     ({"finetune": {"attention": "esp"}}, "systems, S, finetune: attention has no place here"),
     ({"attention": "softmax", "sites": "encoder"}, "systems, S: plain softmax is the control, the base fine-tuned as"),
     ({"finetune": {"no-save": True}}, "systems, S, finetune: no-save has no place here"),
+    ({"finetune": {"reset-optimizer": True}}, "systems, S, finetune: reset-optimizer has no place here, a training"),
     ({"scratch": True}, "systems, S: Additional properties are not allowed ('scratch' was unexpected)"),
 ]
 
@@ -255,8 +264,9 @@ def test_a_folder_that_was_made_from_other_data_is_refused(check, tmp_path):
         check(config)
 
 
-def test_data_that_were_made_again_are_refused(check, tmp_path):
-    data, base = tmp_path / "data", tmp_path / "work" / "seed1" / "transformer" / "base"
+@pytest.mark.parametrize("trained", ["base", "S/finetuned"])
+def test_data_that_were_made_again_are_refused(trained, check, tmp_path):
+    data, base = tmp_path / "data", tmp_path / "work" / "seed1" / "transformer" / trained
     for folder in (data, base):
         folder.mkdir(parents=True)
     (data / "test.de-en.de.idx").touch()

@@ -80,6 +80,16 @@ def test_what_a_score_is_of(stage, tmp_path):
     assert f"{references} --baseline-generated base.out" in scoring
 
 
+def test_a_row_has_the_device_that_translated(stage, tmp_path):
+    words = ("score.sh", tmp_path / "a.pt", "data", tmp_path / "out", "-", "{}")
+    words[1].touch()
+    (tmp_path / "bin" / "fairseq-lot").write_text('#!/bin/sh\necho "$@" >>"$CALLS"\n')
+    for printed in ("GPU", "CPU"):
+        (tmp_path / "bin" / "python").write_text(f"#!/bin/sh\necho {printed}\n")
+        assert "--device GPU" in stage(*words)[0][-1]
+    assert "--device CPU" in stage(*words, "--beam", "4")[0][-1]
+
+
 def test_what_cannot_be_scored_is_one_line(stage, tmp_path):
     (tmp_path / "out.out").touch()
     assert stage("score.sh", tmp_path / "no.pt", "data", tmp_path / "out", "-", "{}") == (
@@ -173,6 +183,19 @@ def test_a_finished_training_goes_on_for_more_epochs_alone(stage, tmp_path):
     assert len(stage(*other)[0]) == 1
     (tmp_path / "other" / "checkpoint_last.pt").touch()
     assert "was trained with" in stage(*other, "--max-epoch", "99")[1], "nothing says whether it was stopped sooner"
+
+
+@pytest.mark.parametrize("flags", [("--reset-dataloader",), ("--max-epoch", "2", "--no-save-optimizer-state")])
+def test_a_training_that_would_begin_again_in_part_does_not_go_on(flags, stage, tmp_path):
+    data, out = tmp_path / "data", tmp_path / "out"
+    data.mkdir()
+    words = ("pretrain.sh", data, out, *flags)
+    assert len(stage(*words)[0]) == 1
+    (out / "checkpoint_last.pt").touch()
+    assert stage(*words) == ([], ""), "it is finished"
+    (out / "finished").unlink()
+    calls, error = stage(*words)
+    assert calls == [] and "would begin again in part" in error
 
 
 def test_a_note_is_whole_or_absent(stage, tmp_path):

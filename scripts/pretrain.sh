@@ -13,6 +13,10 @@ source "$(dirname "$0")/lib/common.sh"
 [ $# -ge 2 ] || die "give DATA and OUT, then flags of fairseq-train"
 data=$1 out=$2
 shift 2
+case $(flag lr-scheduler inverse_sqrt "$*") in
+    cosine | fixed | inverse_sqrt | polynomial_decay | reduce_lr_on_plateau) warmup=(--warmup-updates 4000) ;;
+    *) warmup=() ;; # others have none
+esac
 activate
 train "$data" "$out" --arch lot_transformer_small --attention softmax --lr-scheduler inverse_sqrt --lr 0.0005 \
-    --warmup-updates 4000 --dropout 0.3 --max-tokens 4096 --max-epoch 25 --seed 1 "$@"
+    "${warmup[@]}" --dropout 0.3 --max-tokens 4096 --max-epoch 25 --seed 1 "$@"

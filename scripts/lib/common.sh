@@ -32,6 +32,9 @@ sum_of() {
 # begun OUT: whether there is a checkpoint of a training.
 begun() { [ -n "$(find -L "$1" -maxdepth 1 -name 'checkpoint*.pt' 2>/dev/null)" ]; }
 
+# flag NAME DEFAULT FLAGS: the value of --NAME, the last one as for fairseq.
+flag() { sed -nE "s/.* --$1[ =]([^ ]+).*/\1/p; t; c$2" <<<" $3"; }
+
 # more_epochs OLD NEW: whether two trainings have the same flags but for the second one's larger --max-epoch.
 more_epochs() {
     local others='s/ --max-epoch[ =][0-9]+//g' last='s/.* --max-epoch[ =]([0-9]+).*/\1/'
@@ -43,8 +46,11 @@ more_epochs() {
 # ended if there are to be more epochs.
 # finetune.sh sets start: what tells its checkpoint from another of that name.
 train() {
-    local data=${1%/} out=$2 embeddings=--share-decoder-input-output-embed sum old
+    local data=${1%/} out=$2 embeddings=--share-decoder-input-output-embed sum old defaults=()
     shift 2
+    # what other optimisers and criteria do not have
+    [ "$(flag optimizer adam "$*")" != adam ] || defaults+=(--adam-betas '(0.9, 0.98)')
+    [[ "$(flag criterion label_smoothed_cross_entropy "$*")" != label_smoothed_* ]] || defaults+=(--label-smoothing 0.1)
     [ -d "$data" ] || die "there is no folder $data; make it with scripts/prepare_*.sh"
     if cmp -s "$data"/dict.*.txt </dev/null; then embeddings=--share-all-embeddings; fi
     sum=$(sum_of "$data")
@@ -70,8 +76,7 @@ train() {
         && { [ -z "${start:-}" ] || keep "$out/start" "$start"; } \
         || die "cannot write in $out; free space or give another folder"
     fairseq-train "$data" --user-dir fairseq_lot "$embeddings" --save-dir "$out" --log-file "$out/train.log" \
-        --optimizer adam --adam-betas '(0.9, 0.98)' --weight-decay 0.0001 \
-        --criterion label_smoothed_cross_entropy --label-smoothing 0.1 \
+        --optimizer adam --weight-decay 0.0001 --criterion label_smoothed_cross_entropy "${defaults[@]}" \
         --distributed-world-size 1 --no-epoch-checkpoints --log-interval 100 "$@"
     [[ " $* " == *" --stop-time-hours"* ]] || keep "$out/finished" "$(date)" # with it fairseq stops early, to go on later
 }

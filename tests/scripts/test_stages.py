@@ -145,6 +145,22 @@ def test_one_dictionary_has_one_embedding(target, shared, stage, tmp_path):
     assert [word for word in call.split() if word.startswith("--share")] == [shared]
 
 
+@pytest.mark.parametrize(
+    ("flags", "without"),
+    [
+        ((), None),
+        (("--criterion", "cross_entropy"), "--label-smoothing"),
+        (("--optimizer=sgd",), "--adam-betas"),
+        (("--lr-scheduler", "fixed", "--lr-scheduler=triangular"), "--warmup-updates"),
+    ],
+)
+def test_flags_win_over_what_goes_with_the_defaults(flags, without, stage, tmp_path):
+    (tmp_path / "data").mkdir()
+    (call,), _ = stage("pretrain.sh", tmp_path / "data", tmp_path / "out", *flags)
+    own = {"--label-smoothing", "--adam-betas", "--warmup-updates"}
+    assert own - {word.partition("=")[0] for word in call.split()} == ({without} if without else set())
+
+
 def test_what_is_finished_is_not_trained_on(stage, tmp_path):
     """fairseq would: it forgets at the next call that --patience has stopped it."""
     data, out = tmp_path / "data", tmp_path / "out [1]"

@@ -187,8 +187,10 @@ def _check_calibration(name: str, system: dict[str, Any], config: dict[str, Any]
 def _check_models(config: dict[str, Any]) -> None:
     """Raise InputError where fairseq does not take the flags of a stage, or a system's model cannot be built."""
     from fairseq import options
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
     from fairseq_lot.models import pluggable_transformer  # noqa: F401 (registers the architectures)
+    from fairseq_lot.models.fairseq_hooks import refuse_to_lose
 
     def train(given: list[str]) -> Namespace:
         nowhere = f"--save-dir={os.devnull}/none"  # a checkpoint in fairseq's default folder would be read
@@ -206,14 +208,16 @@ def _check_models(config: dict[str, Any]) -> None:
         scheduler = {"lr-scheduler": "inverse_sqrt"}  # pretrain.sh's default
         model = _parse(f"pretrain, {backbone}", train, scheduler | shape | config.get("pretrain", {}))
         tuning = shape | config.get("finetune", {})
-        _parse(f"finetune, {backbone}", train, tuning)
+        tuned = _parse(f"finetune, {backbone}", train, tuning)
         for name, system in config["systems"].items():
+            own = tuned
+            if "finetune" in system:
+                own = _parse(f"systems, {name}, finetune", train, tuning | system["finetune"])
             try:
-                _build(system, copy.copy(model))
+                built = _build(system, copy.copy(model))
+                refuse_to_lose(built, convert_namespace_to_omegaconf(model if system.get("from-scratch") else own))
             except Exception as error:  # fairseq's are of sizes that do not fit, or of files that are not there
                 raise InputError(f"systems, {name}: {' '.join(str(error).split())}") from None
-            if "finetune" in system:
-                _parse(f"systems, {name}, finetune", train, tuning | system["finetune"])
     _parse("generate", translate, config.get("generate", {}))
 
 
@@ -277,8 +281,8 @@ def _parse(place: str, parse: Callable[[list[str]], Namespace], flags: dict[str,
             raise InputError(f"{place}: {printed.getvalue().strip().partition('error: ')[2]}") from None
 
 
-def _build(system: dict[str, Any], model: Namespace) -> None:
-    """Put the system's mechanisms into a model of these arguments with few symbols."""
+def _build(system: dict[str, Any], model: Namespace) -> Any:
+    """A model of these arguments with the system's mechanisms and few symbols."""
     from fairseq_lot.modules.flat_options import add_attention_args, add_options, typed_options
     from fairseq_lot.modules.sites import can_be_fitted
     from fairseq_lot.plug_and_play.calibrate import FitOptions
@@ -295,6 +299,7 @@ def _build(system: dict[str, Any], model: Namespace) -> None:
     built = untrained(model, 8, 8)
     if "calibrate" in system and not can_be_fitted(built):
         raise InputError("calibrate: this attention has no parameters that a fit could change; remove it")
+    return built
 
 
 def main() -> int:

@@ -149,6 +149,11 @@ WRONG_SYSTEMS = [
     ({"finetune": {"attention": "esp"}}, "systems, S, finetune: attention has no place here"),
     ({"attention": "softmax", "sites": "encoder"}, "systems, S: plain softmax is the control, the base fine-tuned as"),
     ({"finetune": {"no-save": True}}, "systems, S, finetune: no-save has no place here"),
+    ({"finetune": {"memory-efficient-fp16": True}}, "systems, S: --memory-efficient-fp16 keeps no float32 copy"),
+    (
+        {"attention": "esp", "options": {"esp-anneal": 0.8}, "finetune": {"store-ema": True}},
+        "systems, S: --store-ema would average the epoch that --esp-anneal counts",
+    ),
     ({"finetune": {"reset-optimizer": True}}, "systems, S, finetune: reset-optimizer has no place here, a training"),
     ({"scratch": True}, "systems, S: Additional properties are not allowed ('scratch' was unexpected)"),
 ]

@@ -86,8 +86,6 @@ class Mechanism(nn.Module):
     heads_per_plan: int = 1
     #: :meth:`attend` honours ``causal=True`` (query i sees no later key)
     supports_causal: bool = False
-    #: :meth:`summarise` and :meth:`causal_step` keep less than keys and values
-    summarises: bool = False
     #: the values of options with which the queries are not coupled, if there are such options
     uncoupling_options: dict[str, Any] = {}
 

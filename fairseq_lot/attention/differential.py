@@ -51,8 +51,7 @@ class Differential(Mechanism):
         self.inner = inner
         self.couples_queries, self.uncoupling_options = inner.couples_queries, inner.uncoupling_options
         self.positional, self.tied_tokens = inner.positional, inner.tied_tokens
-        self.mixes_values, self.summarises = inner.mixes_values, inner.summarises
-        self.counts_slots = inner.counts_slots
+        self.mixes_values, self.counts_slots = inner.mixes_values, inner.counts_slots
         self.lambda_init = scheduled_lambda_init(inner.layer) if lambda_init is None else lambda_init
         generator = torch.Generator("cpu").manual_seed(inner.layer)
         lambdas = (nn.Parameter(0.1 * draw_normal((inner.head_dim,), generator)) for _ in range(4))
@@ -71,20 +70,14 @@ class Differential(Mechanism):
         return self._subtract(output)
 
     def summarise(self, k: Tensor, v: Tensor, key_padding_mask: Pads = None, need_weights: bool = False) -> State:
-        if not self.summarises:  # plain keys and values are kept once, not widened
-            return super().summarise(k, v, key_padding_mask, need_weights)
         return self.inner.summarise(k, self._widen(v), key_padding_mask, need_weights)
 
     def attend_summary(self, q: Tensor, summary: State, need_weights: bool = False) -> AttentionOutput:
-        if not self.summarises:
-            return super().attend_summary(q, summary, need_weights)
         return self._subtract(self.inner.attend_summary(q, summary, need_weights)).to(q.dtype)
 
     def causal_step(
         self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Pads, state: State, need_weights: bool
     ) -> tuple[AttentionOutput, State]:
-        if not self.summarises:
-            return super().causal_step(q, k, v, key_padding_mask, state, need_weights)
         output, state = self.inner.causal_step(q, k, self._widen(v), key_padding_mask, state, need_weights)
         return self._subtract(output).to(q.dtype), state
 

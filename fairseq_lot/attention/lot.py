@@ -76,7 +76,6 @@ class Lot(Mechanism):
     options: LotOptions
     pivots: Tensor
     mass_logits: Tensor
-    summarises = True
     supports_causal = True  # of some options
     uncoupling_options = {"query_updates": 1}
 

@@ -84,7 +84,6 @@ class NearFar(Mechanism):
     options: NearFarOptions
     features: Tensor
     feature_bias: Tensor
-    summarises = True
     counts_slots = True
     supports_causal = True  # of some options
     uncoupling_options = {"num_updates": 1}

@@ -61,9 +61,9 @@ def run(build: Callable[[], ArgumentParser], argv: Sequence[str], name: str = "f
     """Call what the parser's ``run`` names; return the exit code, after one line on stderr where something is wrong."""
     try:
         args = build().parse_args(argv)
-        code = args.run(args) or 0
+        args.run(args)
         sys.stdout.flush()
-        return code
+        return 0
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
         return 130

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     bleu.add_bootstrap_arguments(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Print a table for each experiment and backbone."""
     resampling = bleu.bootstrap_settings(args)
     rows = results.read_rows([args.results])
@@ -58,7 +58,6 @@ def run(args: argparse.Namespace) -> int:
     if left_out:
         names = ", ".join(f"{row.system} (seed {row.seed})" for row in left_out)
         print(f"{file} lacks counts of {names}: left out", file=sys.stderr)
-    return 0
 
 
 def unpunished(by_seed: dict[int, np.ndarray]) -> dict[int, np.ndarray]:

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     bleu.add_bootstrap_arguments(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Score, write the row, print one line."""
     if Path(args.out).suffix != ".jsonl":  # the counts' name comes from it
         raise InputError(f"--out {args.out} must end in .jsonl")
@@ -63,7 +63,6 @@ def run(args: argparse.Namespace) -> int:
         f"{row.backbone}, {row.system}, {row.stage}, seed {row.seed}, {row.sentences} sentences: "
         f"tokenised BLEU {_describe(row.tokenised)}, sacreBLEU {_describe(row.sacrebleu)}"
     )
-    return 0
 
 
 def score(args: argparse.Namespace, label: Label) -> tuple[Row, np.ndarray]:

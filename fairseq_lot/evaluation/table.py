@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--papers", action="store_true", help="show medians only, beside what the papers report")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Print the table, one for each experiment and test set."""
     if args.papers and args.metric != "tokenised":
         raise InputError(f"the papers report tokenised BLEU; leave out --metric {args.metric} or --papers")
@@ -52,7 +52,6 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"no row in {', '.join(args.results)}; score a system first with fairseq-lot score")
     found = result_tables(rows, metric=args.metric, papers=args.papers)
     print("\n\n".join(table.markdown() for table in found))
-    return 0
 
 
 def result_tables(rows: Iterable[Row], *, metric: str = "tokenised", papers: bool = False) -> list[Table]:

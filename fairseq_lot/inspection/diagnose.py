@@ -47,7 +47,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
 
 
-def run(args: Namespace) -> int:
+def run(args: Namespace) -> None:
     """Print the tables; write the JSON file."""
     check_least(args, sentences=1, batch=1, perturbations=0, seed=0)
     refuse_same({"--path": args.path, "--json": args.json})
@@ -60,7 +60,6 @@ def run(args: Namespace) -> int:
             signature = {name: getattr(args, name) for name in ("path", "data", "split", "seed")}
             file.write(json.dumps({**signature, **report}, indent=1, ensure_ascii=False) + "\n")
     print(render(report, title=f"{args.path}, {args.data}, {args.split}"))
-    return 0
 
 
 def diagnose(loaded: Loaded, *, sentences: int, batch: int, perturbations: int, seed: int) -> dict:

@@ -121,7 +121,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_text_arguments(parser.add_argument_group("from sentences to pieces", "Where DATA is a plain text file."))
 
 
-def run(args: Namespace) -> int:
+def run(args: Namespace) -> None:
     """Calibrate, print the errors, write the checkpoint."""
     how = how_to_fit(args, args.data)
     refuse_same({"--path": args.path, "DATA": args.data, "--out": args.out})
@@ -130,7 +130,6 @@ def run(args: Namespace) -> int:
         file.write(serialised(done.state))
     print(render(done))
     print(f"{args.out}: {done.description}, from {args.path}")
-    return 0
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_text_arguments(parser.add_argument_group("from sentences to pieces", "With --calibrate and a plain text file."))
 
 
-def run(args: Namespace) -> int:
+def run(args: Namespace) -> None:
     """Swap, calibrate unless told not to, and say in one line what was done."""
     refuse_same({"--path": args.path, "--calibrate": args.calibrate, "--out": args.out})
     how = how_to_fit(args, args.calibrate, without="--no-calibrate" if args.no_calibrate else None)
@@ -99,7 +99,6 @@ def run(args: Namespace) -> int:
         print(f"{args.path} has {before.attention} attention at {','.join(given_up)} too, which becomes plain softmax")
     print(f"{args.out}: {swapped.attention} attention at {swapped.attention_sites}, from {args.path}; {reason}")
     print(f"fine-tune it, with the flags of your training: {fine_tuning_command(state, args.out)} ...")
-    return 0
 
 
 def fine_tuning_command(state: State, path: str | Path) -> str:

@@ -19,7 +19,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_language_arguments(parser)
 
 
-def run(args: Namespace) -> int:
+def run(args: Namespace) -> None:
     """Check; print one line when all is well."""
     check_least(args, max_source_positions=1, max_target_positions=1)
     pair, limits = typed_pair(args), [args.max_source_positions, args.max_target_positions]
@@ -35,4 +35,3 @@ def run(args: Namespace) -> int:
         check_lengths(lengths, limit, where=f"{args.data}, split {args.split}", side=side)
         longest.append(f"{lengths.max() - 1} pieces ({side})")
     print(f"{args.data}: {args.split} has {len(sizes[0])} sentences, the longest {' and '.join(longest)}")
-    return 0

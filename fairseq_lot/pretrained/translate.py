@@ -169,7 +169,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_text_arguments(parser.add_argument_group("from sentences to pieces"))
 
 
-def run(args: Namespace) -> int:
+def run(args: Namespace) -> None:
     """Translate line by line on a terminal, in batches elsewhere; with ``--compare`` a header says which is which."""
     paths = list(filter(None, (args.path, args.compare)))
     shared = {"beam": args.beam, "device": args.device, "languages": typed_pair(args)}
@@ -193,4 +193,3 @@ def run(args: Namespace) -> int:
         for translations in zip(*columns, strict=True):
             print(*translations, sep="\t", flush=True)
         line += len(batch)
-    return 0

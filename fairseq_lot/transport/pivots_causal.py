@@ -82,15 +82,16 @@ def prefix_apply(
     n, early = query_weights.size(-2), key_scores.size(-2) - query_weights.size(-2)
     if early < 0:
         raise ValueError(f"{n} queries need at least as many keys, got {key_scores.size(-2)}")
+    if early:  # for the first keys, queries that want nothing of them
+        query_weights = pad(query_weights, (0, 0, early, 0))
+        values, state = prefix_apply(query_weights, key_scores, v, state, chunk_len=chunk_len, with_state=with_state)
+        return values[..., early:, :], state
     if state is None and key_scores.device.type == "cpu" and _moderate(key_scores):
-        return _apply_moderate(query_weights, key_scores, v, early, with_state)
+        return _apply_moderate(query_weights, key_scores, v, with_state)
     peak, sums = _opened(empty_prefix(key_scores, v) if state is None else state)
-    if early:
-        peak, sums = _absorb(peak, sums, key_scores[..., :early, :], v[..., :early, :])
     chunk_len = min(chunk_len, n)
     w = _chunks(query_weights, chunk_len, 0.0)  # (..., n / chunk_len, chunk_len, r), likewise below
-    scores = _chunks(key_scores[..., early:, :], chunk_len, -torch.inf)
-    v = _chunks(v[..., early:, :], chunk_len, 0.0)
+    scores, v = _chunks(key_scores, chunk_len, -torch.inf), _chunks(v, chunk_len, 0.0)
 
     # the largest score before each chunk, (..., n / chunk_len, r), and the largest up to each key
     past_peak = torch.cat([peak.unsqueeze(-2), scores[..., :-1, :, :].amax(-2)], -2).detach().cummax(-2).values
@@ -129,14 +130,6 @@ def _closed(peak, sums):
     return PrefixState(peak + total.log(), sums[..., :-1] / total.unsqueeze(-1))
 
 
-def _absorb(peak, sums, key_scores, v):
-    """The largest score so far and the sums relative to it, after some more keys."""
-    largest = torch.maximum(peak, key_scores.amax(-2)).detach()
-    reach = torch.exp(key_scores - largest.unsqueeze(-2)).transpose(-1, -2)  # (..., r, m)
-    decay = torch.exp(peak - largest).unsqueeze(-1)
-    return largest, decay * sums + reach @ pad(v, (0, 1), value=1.0)
-
-
 def _moderate(scores):
     """Sums of these exponentials neither overflow nor underflow, whatever keys they are of."""
     scores = scores.detach()
@@ -146,20 +139,20 @@ def _moderate(scores):
     return low > -_MODERATE and high < _MODERATE
 
 
-def _apply_moderate(query_weights, key_scores, v, early, with_state):
+def _apply_moderate(query_weights, key_scores, v, with_state):
     """:func:`prefix_apply` without peaks."""
     n = query_weights.size(-2)
     reach = torch.exp(key_scores)
     total = reach.cumsum(-2)
-    w = query_weights / total[..., early:, :].clamp(min=math.exp(-_MODERATE))  # below that only without a real key
-    first = reach[..., :early, :].transpose(-1, -2), v[..., :early, :]
-    w, reach, v = (_chunks(x, min(n, _WIDE), 0.0) for x in (w, reach[..., early:, :], v[..., early:, :]))
+    w = query_weights / total.clamp(min=math.exp(-_MODERATE))  # below that only without a real key
+    w, reach, v = (_chunks(x, min(n, _WIDE), 0.0) for x in (w, reach, v))
     values = (w @ reach.transpose(-1, -2)).tril() @ v
-    is_one = not early and reach.size(-3) == 1
+    is_one = reach.size(-3) == 1
     if is_one and not with_state:
         return values.squeeze(-3), None
-    past, before = first[0] @ first[1], []
-    for added in (reach.transpose(-1, -2) @ v).unbind(-3):
+    past, *others = (reach.transpose(-1, -2) @ v).unbind(-3)
+    before = [torch.zeros_like(past)]
+    for added in others:
         before.append(past)
         past = past + added
     if not is_one:

@@ -152,14 +152,10 @@ def interval(scores: np.ndarray) -> tuple[float, float]:
 def paired_p_value(differences: np.ndarray, difference: float) -> float:
     """Return the two-sided p-value of a paired bootstrap test.
 
-    It is the share of resamples whose centred difference is at least as large as the real one. sacreBLEU's
+    It is the share of resamples whose centred difference is at least as large as that on the test set. sacreBLEU's
     paired test folds the differences before it centres them, which makes it one-sided for all but the
     smallest differences (its p is about half of this one), and gives two equal systems the smallest p; here
     they get 1.
-
-    Args:
-        differences: on the resamples.
-        difference: on the test set.
     """
     if np.ptp(differences) == 0:  # nothing was drawn: one sentence, or sentences that are all the same
         return 1.0

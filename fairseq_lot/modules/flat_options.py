@@ -41,12 +41,8 @@ def add_attention_args(
 ) -> None:
     """Add --attention, --attention-sites, the differential options (if wanted) and every mechanism's own options.
 
-    No option gets an argparse default: those stand in the options dataclasses and in the architectures.
-
-    Args:
-        parser: gets the options.
-        differential: whether the differential form can be asked for.
-        default: the mechanism that stands for none, where there is one that is always the same, for ``--help``.
+    No option gets an argparse default: those stand in the options dataclasses and in the architectures. For ``--help``
+    ``default`` is the mechanism that stands for none, where that is always the same.
     """
     add = parser.add_argument
     unless = "" if default is None else f" (default: {default})"
@@ -97,14 +93,7 @@ def option_names() -> list[str]:
 
 
 def check_overrides(names: Iterable[str]) -> None:
-    """Refuse an override that looks like one of ours and is none, which would change nothing.
-
-    Args:
-        names: what ``--model-overrides`` names.
-
-    Raises:
-        InputError: a name begins as our options do, and is no option.
-    """
+    """Refuse a name in ``--model-overrides`` that begins as our options do and is none: it would change nothing."""
     ours = option_names()
     families = {*(f"{name}_" for name in MECHANISMS), "attention_", "differential_"}
     for name in names:

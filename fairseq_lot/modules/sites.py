@@ -67,9 +67,7 @@ def build_site_mechanism(
 
     Args:
         args: namespace or fairseq config that holds the flat options, completed by ``spell_out``.
-        site: one of ``SITES``.
         layer: 0-based index in its stack.
-        num_heads, head_dim, dropout: of that site.
 
     Raises:
         InputError: an option is wrong, or the mechanism cannot stand at this site.

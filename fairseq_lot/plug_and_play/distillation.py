@@ -153,13 +153,7 @@ def translate_greedily(teacher: TransformerModel, sample: dict, part: int | None
 
 @dataclass(frozen=True)
 class Fit:
-    """What a fit did.
-
-    Attributes:
-        title: what its errors are.
-        before, after: the errors on held-out sentences.
-        steps: how many were made.
-    """
+    """What the errors of this title were on held-out sentences, before so many steps and after them."""
 
     title: str
     before: torch.Tensor

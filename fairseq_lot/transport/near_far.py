@@ -139,15 +139,7 @@ def _band(length, width, before, window, causal, dtype, device):
 
 
 class _Blocks:
-    """How the tokens of a call are cut into blocks of queries with a neighbourhood of keys each.
-
-    Args:
-        n, m: numbers of queries and keys.
-        window: W.
-        causal: no key after the query.
-        like: gives dtype and device.
-        slopes: ``(num_heads,)`` or None.
-    """
+    """How n queries and m keys are cut into blocks of queries with a neighbourhood of keys each."""
 
     def __init__(self, n: int, m: int, window: int, causal: bool, like: torch.Tensor, slopes: torch.Tensor | None):
         self.n, self.m, longest = n, m, max(n, m)

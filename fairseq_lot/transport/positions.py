@@ -29,10 +29,7 @@ def alibi_slopes(num_heads: int, **kind: Any) -> Tensor:
     """The slopes of Press et al. [ALiBi]: ``2^(-8h/H)`` for h = 1 .. H, when H is a power of two.
 
     Otherwise the slopes for the power of two below H, then every other slope for the power above it. They are computed
-    on the device: to copy numbers to a GPU the host would wait for it.
-
-    Args:
-        **kind: dtype and device.
+    on the device that ``kind`` names beside the dtype: to copy numbers to a GPU the host would wait for it.
     """
     below = 2 ** (num_heads.bit_length() - 1)
     exponents = torch.arange(1, below + 1, **kind) * (8 / below)

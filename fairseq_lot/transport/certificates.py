@@ -45,10 +45,7 @@ def perturbation_certificate(
 ) -> Certificate:
     """Perturb scores and compare the change of the plan and of the output with what is certified.
 
-    P_τ(S) maximises ``⟨P, S⟩ + τ H(P)`` over the matrices with row sums 1 and column sums n/m. Their total mass is n,
-    so by Pinsker's inequality -τH is (τ/n)-strongly convex in ‖·‖₁, and the maximiser is (n/τ)-Lipschitz: that is
-    (31). The rows of ``D = P_τ(S) - P_τ(T)`` sum to 0, so ``D V = D (V - c)`` for any row c, and the norm of row i is
-    at most ``‖D_i‖₁ max_j ‖V_j - c‖``; c is the mean of V here.
+    P_τ(S) maximises ``⟨P, S⟩ + τ H(P)`` over the matrices with row sums 1 and column sums n/m.
 
     Args:
         scores: ``(..., n, m)``, S, of real tokens only; float64 for ratios near 0.

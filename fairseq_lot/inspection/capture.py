@@ -2,8 +2,9 @@
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -103,26 +104,23 @@ def capture(model: nn.Module) -> Iterator[list[Captured]]:
     seen: list[Captured] = []
     with contextlib.ExitStack() as hooks:
         for site, layer, attention in attentions(model):
-            hooks.enter_context(attention.register_forward_pre_hook(_watch(seen, site, layer), with_kwargs=True))
+            hook = partial(_record, seen, site, layer)
+            hooks.enter_context(attention.register_forward_pre_hook(hook, with_kwargs=True))
         yield seen
 
 
-def _watch(seen: list[Captured], site: str, layer: int) -> Callable[..., None]:
-    """The hook of one attention."""
-
-    def hook(attention: Any, args: tuple, kwargs: dict) -> None:
-        given = inspect.signature(attention.forward).bind(*args, **kwargs).arguments
-        if given.get("incremental_state") is not None:
-            return
-        names = ("query", "q_proj"), ("key", "k_proj"), ("value", "v_proj")
-        q, k, v = (split_heads(getattr(attention, projection)(given[x]), attention) for x, projection in names)
-        pads, causal = given.get("key_padding_mask"), given.get("attn_mask") is not None
-        mechanism = getattr(attention, "mechanism", None)
-        if mechanism is None:
-            weights = _softmax(q, k, pads, causal=causal)
-        else:
-            of_queries = pads if site == "encoder" else None
-            weights = mechanism(q, k, v, of_queries, pads, need_weights=True, causal=causal).weights
-        seen.append(Captured(site, layer, mechanism, q, k, v, causal, weights))
-
-    return hook
+def _record(seen: list[Captured], site: str, layer: int, attention: Any, args: tuple, kwargs: dict) -> None:
+    """The hook of one attention, which is called before it runs."""
+    given = inspect.signature(attention.forward).bind(*args, **kwargs).arguments
+    if given.get("incremental_state") is not None:
+        return
+    names = ("query", "q_proj"), ("key", "k_proj"), ("value", "v_proj")
+    q, k, v = (split_heads(getattr(attention, projection)(given[x]), attention) for x, projection in names)
+    pads, causal = given.get("key_padding_mask"), given.get("attn_mask") is not None
+    mechanism = getattr(attention, "mechanism", None)
+    if mechanism is None:
+        weights = _softmax(q, k, pads, causal=causal)
+    else:
+        of_queries = pads if site == "encoder" else None
+        weights = mechanism(q, k, v, of_queries, pads, need_weights=True, causal=causal).weights
+    seen.append(Captured(site, layer, mechanism, q, k, v, causal, weights))

@@ -27,10 +27,10 @@ GIVEN_TRAINING = GIVEN | {"arch", "seed", "save-dir", "restore-file", "finetune-
 GIVEN_TRANSLATING = GIVEN | {"path", "gen-subset", "model-overrides", "results-path"}
 # flags after which there is no checkpoint of a whole training, or no translation of each sentence
 NOTHING_SAVED = {"no-save", "disable-validation", "checkpoint-suffix", "stop-time-hours"}
+NOT_ONE_EACH = {"quiet", "nbest", "num-shards", "shard-id", "score-reference", "skip-invalid-size-inputs-valid-test"}
 # flags with which a training that goes on is another one
 NOT_RESUMED = {f"reset-{what}" for what in ("dataloader", "lr-scheduler", "meters", "optimizer")}
 NOT_RESUMED |= {"no-save-optimizer-state", "continue-once"}
-NOT_ONE_EACH = {"quiet", "nbest", "num-shards", "shard-id", "score-reference", "skip-invalid-size-inputs-valid-test"}
 
 
 def words(flags: dict[str, Any]) -> list[str]:
@@ -140,7 +140,6 @@ def _check_places(config: dict[str, Any]) -> None:
             _refuse(f"backbones, {backbone}", own, set(config.get(stage, {})), f"{stage} says it for all")
         _refuse(f"backbones, {backbone}", own, {name for name in given if not name.startswith("differential-")})
     for stage in ("pretrain", "finetune"):
-        _refuse(stage, config.get(stage, {}), given)
         _refuse_training(stage, config.get(stage, {}))
     _refuse("generate", config.get("generate", {}), GIVEN_TRANSLATING)
     _refuse("generate", config.get("generate", {}), NOT_ONE_EACH, "each sentence has one translation, which is scored")
@@ -163,7 +162,6 @@ def _check_system(name: str, system: dict[str, Any], config: dict[str, Any]) -> 
         if name == "softmax" and not is_plain:
             raise InputError("systems, softmax: the base and the control are called so; give another name")
     _refuse(f"systems, {name}, options", system.get("options", {}), {"attention", "attention-sites"})
-    _refuse(f"systems, {name}, finetune", system.get("finetune", {}), _given_training())
     _refuse_training(f"systems, {name}, finetune", system.get("finetune", {}))
     if "calibrate" in system:
         _check_calibration(name, system, config)
@@ -187,7 +185,6 @@ def _check_calibration(name: str, system: dict[str, Any], config: dict[str, Any]
 def _check_models(config: dict[str, Any]) -> None:
     """Raise InputError where fairseq does not take the flags of a stage, or a system's model cannot be built."""
     from fairseq import options
-    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
     from fairseq_lot.models import pluggable_transformer  # noqa: F401 (registers the architectures)
     from fairseq_lot.models.fairseq_hooks import refuse_to_lose
@@ -215,7 +212,9 @@ def _check_models(config: dict[str, Any]) -> None:
                 own = _parse(f"systems, {name}, finetune", train, tuning | system["finetune"])
             try:
                 built = _build(system, copy.copy(model))
-                refuse_to_lose(built, convert_namespace_to_omegaconf(model if system.get("from-scratch") else own))
+                args = model if system.get("from-scratch") else own
+                # as fairseq's configuration has them, which takes half a second to make
+                refuse_to_lose(built, Namespace(common=args, ema=args, criterion=Namespace(_name=args.criterion)))
             except Exception as error:  # fairseq's are of sizes that do not fit, or of files that are not there
                 raise InputError(f"systems, {name}: {' '.join(str(error).split())}") from None
     _parse("generate", translate, config.get("generate", {}))
@@ -267,7 +266,8 @@ def _refuse(place: str, flags: dict[str, Any], given: set[str], why: str = "the 
 
 
 def _refuse_training(place: str, flags: dict[str, Any]) -> None:
-    """Raise InputError where flags of fairseq-train leave nothing to score, or nothing to go on from."""
+    """Raise InputError where a training has a flag of the workflow's, or one that leaves nothing to score or resume."""
+    _refuse(place, flags, _given_training())
     _refuse(place, flags, NOTHING_SAVED, "the best checkpoint of a whole training is scored")
     _refuse(place, flags, NOT_RESUMED, "a training that was stopped has to go on as if it had not been")
 

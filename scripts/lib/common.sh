@@ -37,9 +37,9 @@ flag() { sed -nE "s/.* --$1[ =]([^ ]+).*/\1/p; t; c$2" <<<" $3"; }
 
 # more_epochs OLD NEW: whether two trainings have the same flags but for the second one's larger --max-epoch.
 more_epochs() {
-    local others='s/ --max-epoch[ =][0-9]+//g' last='s/.* --max-epoch[ =]([0-9]+).*/\1/'
+    local others='s/ --max-epoch[ =][0-9]+//g'
     [ "$(sed -E "$others" <<<"$1")" = "$(sed -E "$others" <<<"$2")" ] \
-        && [ "$(sed -E "$last" <<<"$2")" -gt "$(sed -E "$last" <<<"$1")" ] && [[ "$1" != *" --patience"* ]]
+        && [ "$(flag max-epoch 0 "$2")" -gt "$(flag max-epoch 0 "$1")" ] && [[ "$1" != *" --patience"* ]]
 }
 
 # train DATA OUT FLAGS...: fairseq-train. It goes on where an earlier call with the same data and flags was stopped, or

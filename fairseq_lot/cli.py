@@ -19,6 +19,7 @@ COMMANDS = {
     "documents": ("fairseq_lot.corpus.documents", "join encoded sentences to documents, to train on and to test"),
     "encode": ("fairseq_lot.corpus.encode", "learn a joint BPE on a tokenised text and apply it"),
     "iwslt14": ("fairseq_lot.corpus.iwslt14", "extract the raw IWSLT'14 De-En archive into plain text"),
+    "libreoffice": ("fairseq_lot.corpus.libreoffice", "split LibreOffice's help by pages into plain text"),
     "report": ("fairseq_lot.inspection.report", "results, curves and attention maps as one page to look at"),
     "score": ("fairseq_lot.evaluation.score", "score the output of fairseq-generate with sacreBLEU, as one JSON line"),
     "sweep": ("fairseq_lot.plug_and_play.sweep", "swap the attention of a model or several in many ways, and compare"),

@@ -1,19 +1,22 @@
 """``fairseq-lot documents``: sentences joined to documents, to train on and to test."""
 
+import math
 import random
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
-from itertools import repeat
+from itertools import groupby, islice, repeat
 from pathlib import Path
 
 import numpy as np
 
-from fairseq_lot.corpus.parallel import language_code, output_folder, read_parallel, write_splits
+from fairseq_lot.corpus.parallel import SPLITS, language_code, output_folder, read_parallel, write_splits
 from fairseq_lot.errors import InputError, check_least
 from fairseq_lot.output.files import read_lines
 
 SENTENCES = (1, 16)  # least and most of a document to train on
 PIECES = 512  # most of a document to train on
+LONGEST = 2048  # most of a document to train on where documents have names
+SHORTEST = 16  # least to which such a document is cut at random
 MARK = "documents.txt"  # says that the sentences are joined
 POSITIONS = 1000  # pieces of a document to test, at most: models have 1,024 positions
 
@@ -37,12 +40,9 @@ def join_folder(folder: Path, languages: tuple[str, str], tests: list[int], seed
     Raises:
         InputError: they are joined already, or the text is not as it must be.
     """
-    if (folder / MARK).exists():
-        raise InputError(
-            f"{folder / MARK} is there: these sentences are joined already; encode into a new folder first"
-        )
+    refuse_joined(folder)
     generator = random.Random(seed)
-    texts = {split: read_parallel(folder / split, languages) for split in ("train", "valid", "test")}
+    texts = {split: read_parallel(folder / split, languages) for split in SPLITS}
     pairs = list(zip(*texts["train"], strict=True))
     generator.shuffle(pairs)
     texts["train"] = [list(side) for side in zip(*pairs, strict=True)]
@@ -53,12 +53,82 @@ def join_folder(folder: Path, languages: tuple[str, str], tests: list[int], seed
             joined = [[" ".join(lines[span]) for span in documents] for lines in texts[split]]
             write_splits(out, {split: joined}, languages)
         for number, size in enumerate(tests):
-            documents = list(spans(texts["test"], repeat(size), POSITIONS))
-            for path in folder.rglob("test.*"):  # pieces, tokens, raw text
-                lines, name = read_lines(path), f"test{number or ''}{path.suffix}"
-                file = out / path.relative_to(folder).with_name(name)
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text("".join(" ".join(lines[span]) + "\n" for span in documents), encoding="utf-8")
+            write_test(folder, out, number, list(spans(texts["test"], repeat(size), POSITIONS)))
+
+
+def write_names(folder: Path, names: dict[str, list[str]]) -> None:
+    """Write ``{split}.names``: for each pair the name of its document."""
+    for split, lines in names.items():
+        (folder / f"{split}.names").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def read_names(folder: Path, counts: dict[str, int]) -> dict[str, list[str]]:
+    """Read what :func:`write_names` has written; InputError where a split has another number of pairs."""
+    names = {}
+    for split, count in counts.items():
+        names[split] = read_lines(folder / f"{split}.names")
+        if len(names[split]) != count:
+            raise InputError(f"{folder / split}.names has {len(names[split])} lines, {split} has {count} pairs")
+    return names
+
+
+def named_spans(sides: list[list[str]], names: list[str], limits: Iterator[int]) -> Iterator[slice]:
+    """The pairs of each document, cut to parts of at most so many pieces on either side, a new limit for each part."""
+    start = 0
+    for _, group in groupby(names):
+        end = start + len(list(group))
+        while start < end:
+            (span,) = islice(spans([side[start:end] for side in sides], repeat(end - start), next(limits)), 1)
+            yield slice(start, start + span.stop)
+            start += span.stop
+
+
+def join_named(folder: Path, languages: tuple[str, str], names_in: Path, tests: list[int], seed: int) -> None:
+    """Join the paragraphs of documents in a folder of ``fairseq-lot encode``, whose files are replaced.
+
+    Train has every paragraph three times: alone, in parts of documents of random length, and in whole documents of at
+    most ``LONGEST`` pieces. Valid has whole documents. The paragraphs of the test set alone become ``test``; for each
+    number in ``tests`` the documents of at most so many pieces become ``test1``, ``test2``, ...
+
+    Raises:
+        InputError: they are joined already, or the text or its names are not as they must be.
+    """
+    refuse_joined(folder)
+    generator = random.Random(seed)
+    texts = {split: read_parallel(folder / split, languages) for split in SPLITS}
+    names = read_names(names_in, {split: len(sides[0]) for split, sides in texts.items()})
+
+    def random_limit() -> int:
+        return round(math.exp(generator.uniform(math.log(SHORTEST), math.log(LONGEST))))
+
+    def joined(split: str, limits: Iterator[int]) -> list[list[str]]:
+        found = list(named_spans(texts[split], names[split], limits))
+        return [[" ".join(lines[span]) for span in found] for lines in texts[split]]
+
+    with output_folder(folder) as out:
+        (out / MARK).write_text(f"pieces of a test document: {tests}, seed: {seed}\n", encoding="utf-8")
+        parts = [texts["train"], joined("train", iter(random_limit, None)), joined("train", repeat(LONGEST))]
+        write_splits(out, {"train": [sum(sides, []) for sides in zip(*parts, strict=True)]}, languages)
+        write_splits(out, {"valid": joined("valid", repeat(LONGEST))}, languages)
+        for number, most in enumerate([0, *tests]):
+            write_test(folder, out, number, list(named_spans(texts["test"], names["test"], repeat(most))))
+
+
+def refuse_joined(folder: Path) -> None:
+    """Raise InputError where the sentences of a folder are joined already."""
+    if (folder / MARK).exists():
+        raise InputError(
+            f"{folder / MARK} is there: these sentences are joined already; encode into a new folder first"
+        )
+
+
+def write_test(folder: Path, out: Path, number: int, documents: list[slice]) -> None:
+    """Write the test set of this number: pieces, tokens and raw text of ``folder``, joined."""
+    for path in folder.rglob("test.*"):
+        lines, name = read_lines(path), f"test{number or ''}{path.suffix}"
+        file = out / path.relative_to(folder).with_name(name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("".join(" ".join(lines[span]) + "\n" for span in documents), encoding="utf-8")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -66,17 +136,28 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("folder", metavar="DIR", type=Path, help="folder of fairseq-lot encode; its files are replaced")
     for side in ("source", "target"):
         parser.add_argument(f"--{side}", required=True, type=language_code, metavar="LANG", help=f"{side} language")
+    parser.add_argument(
+        "--names",
+        type=Path,
+        metavar="DIR",
+        help="folder with {train,valid,test}.names, the document of each pair: pairs are joined within documents alone",
+    )
     tests = (
         "consecutive sentences of a document to test, a test set for each number (default: 1 4 16 64); none has more "
-        f"than {POSITIONS} pieces"
+        f"than {POSITIONS} pieces. With --names: the most pieces of a document to test (default: 512 1024 2048)"
     )
-    parser.add_argument("--tests", type=int, nargs="+", default=[1, 4, 16, 64], metavar="N", help=tests)
+    parser.add_argument("--tests", type=int, nargs="+", metavar="N", help=tests)
     parser.add_argument("--seed", type=int, default=1, help="of the order and the sizes (default: %(default)s)")
 
 
 def run(args: Namespace) -> None:
     """Run ``fairseq-lot documents``."""
     check_least(args, seed=0)
-    if min(args.tests) < 1:
-        raise InputError(f"--tests must be at least 1, got {min(args.tests)}")
-    join_folder(args.folder, (args.source, args.target), args.tests, args.seed)
+    tests = args.tests or ([1, 4, 16, 64] if args.names is None else [512, 1024, 2048])
+    if min(tests) < 1:
+        raise InputError(f"--tests must be at least 1, got {min(tests)}")
+    languages = args.source, args.target
+    if args.names is None:
+        join_folder(args.folder, languages, tests, args.seed)
+    else:
+        join_named(args.folder, languages, args.names, tests, args.seed)

@@ -38,10 +38,11 @@ begin() {
 
 # binarise TEXT...: BPE, fairseq-preprocess, then one rename to OUT.
 binarise() {
-    local new=$WORK/new log=$WORK/log joined=() tests
+    local new=$WORK/new log=$WORK/log joined=() names=() tests
+    [ -z "${NAMES:-}" ] || names=(--names "$NAMES") # the document of each pair, where a script knows it
     fairseq-lot encode --text "$@" --source "$SRC" --target "$TGT" --out "$new" \
         --bpe "$BPE" --vocab-size "$VOCAB_SIZE" --threads "$WORKERS"
-    [ "$DOCUMENTS" = no ] || fairseq-lot documents "$new" --source "$SRC" --target "$TGT"
+    [ "$DOCUMENTS" = no ] || fairseq-lot documents "$new" --source "$SRC" --target "$TGT" ${names[@]+"${names[@]}"}
     [ "$JOINED" = no ] || joined=(--joined-dictionary)
     local LC_ALL=C # in other locales test1.de may come before test.de
     tests=("$new"/test*."$SRC")

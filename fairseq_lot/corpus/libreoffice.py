@@ -1,0 +1,72 @@
+"""LibreOffice's help, German-English: aligned pages, split by pages into train, valid and test.
+
+Text repeats between pages, so a split by paragraphs would test on sentences that were trained on.
+"""
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from fairseq_lot.corpus.documents import write_names
+from fairseq_lot.corpus.parallel import SPLITS, Texts, output_folder, write_splits
+from fairseq_lot.errors import InputError, check_least
+from fairseq_lot.output.files import read_lines
+
+LANGUAGES = ("de", "en")
+# Of the pages in order of length, every eighth is tested on and every 32nd is validated on.
+TEST_EVERY, VALID_EVERY = 8, 32
+Page = list[tuple[str, str]]  # pairs of paragraphs
+
+
+def read_pages(path: str | Path) -> dict[str, Page]:
+    """Read pages from lines of name, German and English, separated by tabs.
+
+    Raises:
+        InputError: a line has another form.
+    """
+    pages: dict[str, Page] = {}
+    for number, line in enumerate(read_lines(path), start=1):
+        parts = line.split("\t")
+        if len(parts) != 3 or not all(part.strip() for part in parts):
+            raise InputError(f"{path}, line {number}: not a page, German and English with tabs between")
+        pages.setdefault(parts[0], []).append((parts[1], parts[2]))
+    return pages
+
+
+def split_pages(pages: dict[str, Page]) -> dict[str, list[str]]:
+    """Return the names of the pages of each split; every split has short and long ones."""
+    by_length = sorted(pages, key=lambda name: (-sum(len(english.split()) for _, english in pages[name]), name))
+    split_of = {}
+    for rank, name in enumerate(by_length):
+        held_out = {TEST_EVERY // 2: "test", 0: "valid" if rank % VALID_EVERY == 0 else "train"}
+        split_of[name] = held_out.get(rank % TEST_EVERY, "train")
+    return {split: [name for name in pages if split_of[name] == split] for split in SPLITS}
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the options of the command."""
+    add = parser.add_argument
+    add("pairs", metavar="PAIRS", help="lines of page, German and English; examples/libreoffice-help/pairs.tsv.xz")
+    add("--out", required=True, metavar="DIR", help="folder for raw {train,valid,test}.{de,en} and .names of the pages")
+    add("--max-words", type=int, metavar="N", help="leave out pairs with more words on a side (default: none)")
+
+
+def run(args: Namespace) -> None:
+    """Run ``fairseq-lot libreoffice``."""
+    check_least(args, max_words=1)
+    pages = read_pages(args.pairs)
+    if args.max_words is not None:
+        pages = {
+            name: [pair for pair in pairs if max(len(side.split()) for side in pair) <= args.max_words]
+            for name, pairs in pages.items()
+        }
+    texts: Texts = {}
+    names: dict[str, list[str]] = {}
+    for split, kept in split_pages(pages).items():
+        pairs = [(name, *pair) for name in kept for pair in pages[name]]
+        if not pairs:
+            raise InputError(f"no pair is left for {split}; give more pages, or a larger --max-words")
+        names[split] = [name for name, _, _ in pairs]
+        texts[split] = [[pair[side] for pair in pairs] for side in (1, 2)]
+    with output_folder(args.out) as folder:
+        write_splits(folder, texts, LANGUAGES)
+        write_names(folder, names)

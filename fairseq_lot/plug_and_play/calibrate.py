@@ -17,7 +17,7 @@ from fairseq_lot.modules.flat_options import add_options, mechanism_options
 from fairseq_lot.modules.sites import attention_sites
 from fairseq_lot.output.files import atomic_write, refuse_same
 from fairseq_lot.output.tables import MISSING, Table
-from fairseq_lot.plug_and_play.distillation import Distillation, Fit, Match, fit
+from fairseq_lot.plug_and_play.distillation import Distillation, Fit, Match, copies, fit, undo_harm
 from fairseq_lot.plug_and_play.sentences import (
     Sentences,
     dictionary_of_training,
@@ -208,9 +208,17 @@ def calibrate(
     readable = partial(both.readable, part=FitOptions.longest if data is None else None)
     held_out = readable(sentences.held_out)
     run = partial(fit, samples=map(readable, sentences.batches), held_out=held_out)
-    fits = [run([(both.added, fitting.learning_rate)], both.head_errors, steps=fitting.steps, title="error per layer")]
+    heads = run(
+        [(both.added, fitting.learning_rate)],
+        both.head_errors,
+        steps=fitting.steps,
+        title="error per layer",
+        rows=both.rows,
+    )
+    apart = copies(both.added)
     slow = [(both.added, fitting.learning_rate / 4)]  # faster, near_far gets no better than its heads alone
-    fits.append(run(slow, both.output_error, steps=fitting.joint_steps, title="error of the output"))
+    together = run(slow, both.output_error, steps=fitting.joint_steps, title="error of the output")
+    fits = [heads, undo_harm(both, held_out, apart, heads, together)]
     with torch.no_grad():
         after = both.head_errors(held_out)
     if fitting.distill_steps:

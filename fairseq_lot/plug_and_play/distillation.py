@@ -1,8 +1,8 @@
 """Fitting what a swapped attention has added to what softmax attention does in its stead, without labels."""
 
 import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from fairseq.data.data_utils import collate_tokens
@@ -37,6 +37,7 @@ class Distillation:
     Attributes:
         matched: the attentions that have added parameters.
         added: the parameters that they have added.
+        rows: for each of these its attention, as an index of ``matched``.
         projections: the parameters that project to and from them; these have been trained, with softmax.
         in_encoder: no attention of the decoder is among them, so it need not run.
 
@@ -60,7 +61,8 @@ class Distillation:
                 "there is nothing to calibrate: this attention has no parameters that a fit could change; "
                 "swap in one that has, such as near_far"
             )
-        self.added = [parameter for match in self.matched for parameter in match.student.fittable()]
+        added = [(row, p) for row, match in enumerate(self.matched) for p in match.student.fittable()]
+        self.rows, self.added = [row for row, _ in added], [parameter for _, parameter in added]
         self.in_encoder = all(match.site == "encoder" for match in self.matched)
 
     def readable(self, sample: dict, part: int | None = None) -> dict:
@@ -169,6 +171,7 @@ def fit(
     *,
     steps: int,
     title: str = "error",
+    rows: list[int] | None = None,
 ) -> Fit:
     """Minimise errors by Adam, the rate falling to 0 along a cosine; keep the parameters with the least held-out ones.
 
@@ -178,6 +181,8 @@ def fit(
         errors: of a sample; their sum is what counts.
         samples: what is fitted to, one a step.
         held_out: what is not fitted to; measured some 20 times.
+        rows: where errors are ``(attentions, heads)``, the attention of each parameter, whose first axis is the heads:
+            each head then keeps its own best parameters. None: the least sum of all errors decides.
     """
     parameters = [parameter.requires_grad_(True) for some, _ in fitted for parameter in some]
 
@@ -185,13 +190,10 @@ def fit(
         with torch.no_grad():
             return errors(held_out)
 
-    def copies() -> list[torch.Tensor]:
-        return [parameter.detach().clone() for parameter in parameters]
-
     before = best = measured()
     if not before.isfinite().all():
         raise InputError(f"the {title} is not a finite number: a weight of the model is NaN or overflows; give another")
-    kept = copies()
+    kept = copies(parameters)
     optimizer = torch.optim.Adam([{"params": some, "lr": rate} for some, rate in fitted])
     schedule = CosineAnnealingLR(optimizer, max(1, steps))
     for step in (bar := tqdm(range(1, steps + 1), title, unit="step", disable=None if steps else True)):
@@ -203,9 +205,60 @@ def fit(
             latest = measured()
             means = latest.sum(-1) / latest.count_nonzero(-1).clamp(min=1) if latest.dim() else latest
             bar.set_postfix_str(" ".join(f"{error:.3f}" for error in means.flatten()))
-            if latest.sum() < best.sum():
-                best, kept = latest, copies()
+            if rows is not None:
+                better = latest < best
+                best = torch.where(better, latest, best)
+                copy_heads(parameters, kept, better, rows)
+            elif latest.sum() < best.sum():
+                best, kept = latest, copies(parameters)
     with torch.no_grad():
         for parameter, value in zip(parameters, kept, strict=True):
             parameter.copy_(value)
     return Fit(title, before, best, steps)
+
+
+def copies(parameters: list[nn.Parameter]) -> list[torch.Tensor]:
+    """Their values as they are now."""
+    return [parameter.detach().clone() for parameter in parameters]
+
+
+@torch.no_grad()
+def copy_heads(
+    sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], heads: torch.Tensor, rows: list[int]
+) -> None:
+    """Copy the values of some heads.
+
+    Args:
+        sources, targets: parameters in the same order, each with the heads on its first axis.
+        heads: ``(attentions, most heads)`` bool, true where a head is copied.
+        rows: the attention of each parameter.
+    """
+    for source, target, row in zip(sources, targets, rows, strict=True):
+        chosen = heads[row, : len(source)].view(-1, *[1] * (source.dim() - 1))
+        target.copy_(torch.where(chosen, source, target))
+
+
+def undo_harm(both: Distillation, held_out: dict, apart: list[torch.Tensor], heads: Fit, together: Fit) -> Fit:
+    """Undo what a fit of all attentions together has done to heads that it left worse than they were at first.
+
+    These heads get the values that the fit of the heads gave them. Where the output is then worse than before the fit
+    of all together, all heads do.
+
+    Args:
+        apart: the values of ``both.added`` after the fit of the heads.
+        heads: the fit of the heads.
+        together: the fit of all attentions together.
+
+    Returns:
+        The second fit with the error of the output as it is now.
+    """
+    with torch.no_grad():
+        worse = both.head_errors(held_out) > heads.before
+        if not worse.any():
+            return together
+        copy_heads(apart, both.added, worse, both.rows)
+        after = both.output_error(held_out)
+        if after <= together.before:
+            return replace(together, after=after)
+        copy_heads(apart, both.added, torch.ones_like(worse), both.rows)
+    return replace(together, after=together.before)

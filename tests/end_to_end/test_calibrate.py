@@ -61,6 +61,13 @@ def test_only_what_was_added_changes_and_the_errors_fall(lot_checkpoint, calibra
     assert float(output[2]) <= float(output[1]) and str(folder / "lot.pt") in told
 
 
+@pytest.mark.parametrize("joint_steps", [0, 20])
+def test_no_head_is_worse_after_the_fit(joint_steps, lot_checkpoint):
+    few = {"steps": 3, "joint_steps": joint_steps, "held_out": 8, "max_tokens": 100}
+    done = calibration.calibrate(lot_checkpoint, learning_rate=4.0, **few)
+    assert (done.after <= done.before).all() and done.fits[1].after <= done.fits[1].before
+
+
 def test_files_that_cannot_be_written_are_refused_before_the_fit(lot_checkpoint, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(calibration, "calibrate", lambda *_, **__: pytest.fail("it fits"))
     path = "--path", shutil.copy(lot_checkpoint, tmp_path / "lot.pt")

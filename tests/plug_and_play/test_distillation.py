@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from fairseq_lot.attention.registry import MECHANISMS
 from fairseq_lot.errors import InputError
 from fairseq_lot.plug_and_play import distillation
-from fairseq_lot.plug_and_play.distillation import Distillation, Fit, fit, translate_greedily
+from fairseq_lot.plug_and_play.distillation import Distillation, Fit, copies, fit, translate_greedily, undo_harm
 from tests.plug_and_play.in_memory import HEADS, LAYERS, load
 
 LENGTHS = tuple(3 + i % 7 for i in range(24))
@@ -43,6 +43,7 @@ def calibrate(both, sentences, *, steps=30, seed=1, rate=0.1, errors=None, **opt
     order = np.random.default_rng(seed)
     samples = (sample(both, sentences, order.integers(8, 24, 5)) for _ in itertools.count())
     held_out = sample(both, sentences, range(8))
+    options |= {} if errors else {"rows": both.rows}
     return fit([(both.added, rate)], errors or both.head_errors, samples, held_out, steps=steps, **options)
 
 
@@ -128,9 +129,56 @@ def test_the_best_so_far_is_kept():
 def test_what_only_gets_worse_is_left_as_it_was():
     both, sentences = models("lot")
     start = both.added[0].detach().clone()
-    fitted = calibrate(both, sentences, rate=1e4, steps=3)
+    fitted = calibrate(both, sentences, rate=1e4, steps=3, errors=both.output_error)
     assert torch.equal(fitted.before, fitted.after)
     assert torch.equal(both.added[0], start)
+
+
+def test_each_head_keeps_its_own_best():
+    """The sum falls, since one head gains more than the other loses; that one stays where it was."""
+    weight, held_out = torch.nn.Parameter(torch.zeros(2, 3)), torch.tensor([[1.0], [0.0]])
+    samples = itertools.repeat(torch.tensor([[1.0], [-0.5]]))
+    fitted = fit(
+        [([weight], 0.1)], lambda to: (weight - to).square().sum(1)[None], samples, held_out, steps=60, rows=[0]
+    )
+    assert fitted.after[0, 0] < 0.01 < fitted.before[0, 0] and fitted.after[0, 1] == fitted.before[0, 1] == 0
+    assert not weight[1].any() and (weight[0] > 0.9).all()
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_what_is_fitted_has_its_heads_on_the_first_axis(name):
+    """By these, heads are told apart."""
+    both, _ = models(name, **({"lot_conv_kernel": 3} if name == "lot" else {}))
+    assert all(parameter.shape[0] == HEADS for parameter in both.added)
+
+
+def test_heads_that_a_joint_fit_harms_are_as_they_were_before_it():
+    both, sentences = models("lot")
+    held_out = sample(both, sentences, range(8))
+    heads, apart = calibrate(both, sentences), copies(both.added)
+    output = both.output_error(held_out).detach()
+    together = Fit("error of the output", output, output / 2, 1)
+    assert undo_harm(both, held_out, apart, heads, together) is together
+    harmed, limits = [(0, 1), (1, 3)], torch.full((LAYERS, HEADS), torch.inf)
+    for one in harmed:
+        limits[one] = 0.0
+    heads = replace(heads, before=limits)
+    with torch.no_grad():
+        for parameter in both.added:
+            parameter *= 1.01
+        joint = copies(both.added)
+    after = undo_harm(both, held_out, apart, heads, replace(together, before=output * 2)).after
+    torch.testing.assert_close(both.output_error(held_out), after)
+    for parameter, row, was, jointly in zip(both.added, both.rows, apart, joint, strict=True):
+        for head in range(HEADS):
+            assert torch.equal(parameter[head], (was if (row, head) in harmed else jointly)[head])
+
+    # where the output is worse for it, nothing is left of the joint fit
+    with torch.no_grad():
+        for parameter, value in zip(both.added, joint, strict=True):
+            parameter.copy_(value)
+    undone = undo_harm(both, held_out, apart, heads, replace(together, before=torch.tensor(0.0)))
+    assert undone.after == 0 and all(map(torch.equal, both.added, apart))
 
 
 def test_the_rate_falls_to_nothing_and_the_last_step_is_measured(monkeypatch):

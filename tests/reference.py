@@ -98,8 +98,12 @@ def near_far_plan(
     band: str = "diagonal",
     causal: bool = False,
     slope: float = 0.0,
+    exact_up_to: int = 0,
 ) -> Tensor:
-    """Exact scores within the window, ``Σ_t φ_t(q) ψ_t(k)`` elsewhere; half-updates of the plan, rows last."""
+    """Exact scores within the window, ``Σ_t φ_t(q) ψ_t(k)`` elsewhere; half-updates of the plan, rows last.
+
+    All scores are exact with at most ``exact_up_to`` keys, or causal in the rows of so many first tokens.
+    """
     n, m, s = len(q), len(k), 1 / math.sqrt(q.size(-1))
     first = m - n if causal else 0
     exact, far = scores(q, k), torch.full((n, m), -math.inf, dtype=torch.float64)
@@ -111,8 +115,9 @@ def near_far_plan(
     if band == "expected":
         means = [sum(j * share.item() for j, share in enumerate(torch.softmax(row, 0))) for row in far]
         centres = [math.floor(mean + 0.501) for mean in means]
+    whole = [(first + i + 1 if causal else m) <= exact_up_to for i in range(n)]
     similarity = matrix(
-        [exact[i, j] if abs(centres[i] - j) <= window else far[i, j] for j in range(m)] for i in range(n)
+        [exact[i, j] if whole[i] or abs(centres[i] - j) <= window else far[i, j] for j in range(m)] for i in range(n)
     )
     similarity = with_prior(similarity, slope, first)
     if causal:

@@ -46,6 +46,7 @@ TWINS = {
         window=m.options.window,
         num_updates=m.options.num_updates,
         band=m.options.band,
+        exact_up_to=m.options.exact_up_to,
         slope=_slope(m, head),
     ),
     "set": lambda m, head, q, k: reference.set_plan(

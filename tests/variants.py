@@ -20,6 +20,15 @@ def build_differential(name, *, lambda_init=None, **context_and_options):
     return Differential(build_mechanism(name, **context_and_options), lambda_init=lambda_init)
 
 
+# forms of near_far whose short sentences get the exact kernel
+EXACT = {
+    "narrow": {},
+    "updates-2": {"num_updates": 2},
+    "expected": {"band": "expected"},
+    "band": {"num_features": 0},
+    "alibi": {"prior": "alibi"},
+    "alibi-updates-3": {"num_updates": 3, "prior": "alibi"},
+}
 VARIANTS = {
     "esp": {
         "default": {},
@@ -47,6 +56,11 @@ VARIANTS = {
         "fixed": {"num_features": 6, "window": 1, "learn_features": False},
         "alibi": {"num_features": 6, "window": 1, "prior": "alibi"},
         "alibi-updates-3": {"num_features": 6, "window": 1, "num_updates": 3, "prior": "alibi"},
+        # of the lengths of the tests some are at most so many tokens, and some are not
+        **{
+            f"{name}-exact": {"num_features": 6, "window": 1, "exact_up_to": 3, **options}
+            for name, options in EXACT.items()
+        },
     },
     "set": {
         "default": {},
@@ -131,7 +145,8 @@ def wrapped():
     flags = ("couples_queries", "counts_slots", "mixes_values", "positional", "supports_causal")
     first = {}
     for case in PLAIN_CASES:
-        first.setdefault((case.name, case.rows_exact, *map(case.flag, flags)), case)
+        by_length = "exact_up_to" in case.options
+        first.setdefault((case.name, by_length, case.rows_exact, *map(case.flag, flags)), case)
     return [Case(case.name, case.variant, case.options, differential=True) for case in first.values()]
 
 

@@ -51,6 +51,15 @@ def without_pads(x: Tensor, padding_mask: Pads) -> Tensor:
     return x if padding_mask is None else x.masked_fill(padding_mask[:, None, :, None], 0.0)
 
 
+def joined_pads(state: State, key_padding_mask: Pads, k: Tensor) -> Pads:
+    """The mask of the keys that a state holds and of new ones, ``(bsz, number of both)``; None: neither has pads."""
+    masks = (state.get("key_padding_mask"), state["key"].size(2)), (key_padding_mask, k.size(2))
+    if all(mask is None for mask, _ in masks):
+        return None
+    no_pads = k.new_zeros(k.size(0), 1, dtype=torch.bool)
+    return torch.cat([no_pads.expand(-1, length) if mask is None else mask for mask, length in masks], 1)
+
+
 def draw_normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Standard normal numbers of a generator on the CPU, on torch's default device: the same ones on any."""
     return torch.randn(shape, generator=generator, device="cpu").to(torch.get_default_device())
@@ -248,11 +257,7 @@ class Mechanism(nn.Module):
         """
         k, v = without_pads(k, key_padding_mask), without_pads(v, key_padding_mask)
         if state:
-            masks = (state.get("key_padding_mask"), state["key"].size(2)), (key_padding_mask, k.size(2))
-            if any(mask is not None for mask, _ in masks):
-                no_pads = k.new_zeros(k.size(0), 1, dtype=torch.bool)
-                parts = [no_pads.expand(-1, length) if mask is None else mask for mask, length in masks]
-                key_padding_mask = torch.cat(parts, 1)
+            key_padding_mask = joined_pads(state, key_padding_mask, k)
             k, v = torch.cat([state["key"], k], 2), torch.cat([state["value"], v], 2)
         output = self(q, k, v, None, key_padding_mask, need_weights, causal=True, pads_are_zero=True)
         return output, self._keep_all(k, v, key_padding_mask)

@@ -7,14 +7,29 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism, State, without_pads
+from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism, State, joined_pads, without_pads
+from fairseq_lot.attention.by_length import (
+    attend_by_length,
+    attend_by_row,
+    leading_pads,
+    split_by_length,
+    with_zero_gradients,
+)
 from fairseq_lot.attention.options import Options, option, prior_option
+from fairseq_lot.attention.sinkhorn import Sinkhorn, SinkhornOptions
+from fairseq_lot.attention.softmax import Softmax, SoftmaxOptions
 from fairseq_lot.errors import InputError
 from fairseq_lot.transport.marginals import Pads, at_least_float32, without_empty
 from fairseq_lot.transport.near_far import FarSummary, feature_logs, near_far, near_far_at_expected, summarise_far
 from fairseq_lot.transport.pivots_causal import PrefixState, absorb, empty_prefix, prefix_apply
 from fairseq_lot.transport.positions import alibi_slopes
 
+# The value of exact_up_to that a swap writes. Up to about this length softmax is the faster kernel on a CPU, and it is
+# exact: `python -m benchmarks --mechanism softmax --mechanism near_far --lengths 256 384 512 640 768 --threads 1 --out
+# FOLDER` has the crossing between 384 and 640 tokens, forward and backward, with heads of 32 and of 64.
+EXACT_UP_TO = 512
+# What the names of the state begin with that short sentences of a mixed batch have at cross.
+_SHORT = "short_"
 # The log of no mass: far below all others, and finite, so that sums of it have gradients.
 _NO_MASS = -1e30
 # A row may be exp of this below what its powers are taken relative to: what it then loses is below a rounding.
@@ -37,6 +52,12 @@ class NearFarOptions(Options):
         choices=("diagonal", "expected"),
     )
     prior: str | None = prior_option()
+    exact_up_to: int = option(
+        0,
+        "E: sentences of at most so many keys, and in the decoder the first so many tokens, get the exact kernel, "
+        f"softmax with one update; longer ones the linear form; swap writes {EXACT_UP_TO} unless told otherwise",
+        minimum=0,
+    )
     learn_features: bool = option(True, "learn the features; false: they stay as they were drawn")
     seed: int = option(0, "seed of the initial features", minimum=0)
 
@@ -73,9 +94,14 @@ class NearFar(Mechanism):
     summed up and the state has a constant size, and with ``band="expected"`` at cross. With T ≥ 3 columns come near
     their marginal; rows are exact for any T.
 
+    Sentences of at most E = ``exact_up_to`` real keys have the exact kernel everywhere: with T = 1 that is
+    :class:`Softmax`, with more updates :class:`Sinkhorn` at ε = 1. In the decoder the first E rows are exact, counted
+    from the first real token. No other sentence of the batch, nor any pad, changes which form a sentence gets.
+
     ``near_far_plan`` of ``tests/reference.py`` computes the same in plain loops.
 
     Attributes:
+        exact: the mechanism of short sentences; None where E is 0.
         features: z, ``(num_heads, r, head_dim)``, learnt (else a buffer), in the space of q and k.
         feature_bias: c, ``(num_heads, r)``, likewise; zero at the start.
     """
@@ -94,6 +120,12 @@ class NearFar(Mechanism):
         self.couples_queries = options.num_updates > 1
         self.positional = options.band == "diagonal"
         self.supports_causal = self.positional and not self.couples_queries
+        self.exact: Mechanism | None = None
+        if options.exact_up_to and options.num_updates == 1:
+            self.exact = Softmax(**context | {"options": SoftmaxOptions(prior=options.prior)})
+        elif options.exact_up_to:
+            plan = SinkhornOptions(epsilon=1.0, num_updates=options.num_updates, prior=options.prior)
+            self.exact = Sinkhorn(**context | {"options": plan})
         if options.num_features:
             features = self.drawn(options.num_features, options.seed)
             self.keep("features", features, learn=options.learn_features)
@@ -110,6 +142,20 @@ class NearFar(Mechanism):
         return feature_logs(x, self.features, scale=self.scaling)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, masks: Masks, need_weights: bool) -> AttentionOutput:
+        if self.exact is None:
+            return self._attend_linearly(q, k, v, masks, need_weights)
+        limit, exact, linear = self.options.exact_up_to, self.exact.attend, self._attend_linearly
+        if k.size(2) <= limit:
+            values, weights = exact(q, k, v, masks, need_weights)
+        elif masks.causal:
+            values, weights = attend_by_row(limit, exact, linear, q, k, v, masks, need_weights)
+        else:
+            compares = self.exact.positional
+            values, weights = attend_by_length(limit, exact, linear, q, k, v, masks, need_weights, positional=compares)
+        return AttentionOutput(with_zero_gradients(values, self.parameters()), weights)
+
+    def _attend_linearly(self, q, k, v, masks, need_weights):
+        """The linear form, whatever the length."""
         v = self.drop_keys(at_least_float32(v))
         if self.options.band == "expected":
             summary = self._summary(at_least_float32(k), v, masks.key_pads)
@@ -215,35 +261,108 @@ class NearFar(Mechanism):
         return AttentionOutput(values, weights)
 
     def summarise(self, k: Tensor, v: Tensor, key_padding_mask: Pads = None, need_weights: bool = False) -> State:
-        """Keys, values and their features, and what all of these sum up to."""
-        if self.options.band == "diagonal":
+        """Keys, values and their features, and what all of these sum up to; of short sentences keys and values alone.
+
+        In a batch of both, the short ones have their own keys beside what the linear form needs of all.
+        """
+        limit = self.options.exact_up_to
+        if self.options.band == "diagonal" or k.size(2) <= limit:
             return super().summarise(k, v, key_padding_mask, need_weights)
-        k, v = (at_least_float32(without_pads(x, key_padding_mask)) for x in (k, v))
-        return self._summary(k.contiguous(), self.drop_keys(v).contiguous(), key_padding_mask)
+        k, v = (without_pads(x, key_padding_mask) for x in (k, v))
+        wide_k, wide_v = at_least_float32(k).contiguous(), self.drop_keys(at_least_float32(v)).contiguous()
+        summary = self._summary(wide_k, wide_v, key_padding_mask)
+        split = split_by_length(key_padding_mask, limit) if limit else None
+        if key_padding_mask is None or split is None:
+            return summary
+        # where weights are asked for they are of all slots
+        slots = slice(None) if need_weights else split.slots
+        k, v = (x[:, :, slots].contiguous() for x in (k, v))
+        short = self._keep_all(k, v, key_padding_mask[:, slots])
+        is_short = key_padding_mask.new_zeros(len(k)).index_fill(0, split.short, True)
+        return summary | {_SHORT + name: x for name, x in short.items()} | {"is_short": is_short}
 
     def attend_summary(self, q: Tensor, summary: State, need_weights: bool = False) -> AttentionOutput:
-        if self.options.band == "diagonal":
+        if "shares" not in summary:
             return super().attend_summary(q, summary, need_weights)
-        return self._attend_expected(at_least_float32(q), summary, need_weights).to(q.dtype)
+        output = self._attend_expected(at_least_float32(q), summary, need_weights).to(q.dtype)
+        if self.exact is None or "is_short" not in summary:
+            return output
+        short = {name.removeprefix(_SHORT): x for name, x in summary.items() if name.startswith(_SHORT)}
+        exact, is_short = self.exact.attend_summary(q, short, need_weights), summary["is_short"][:, None, None, None]
+        values = torch.where(is_short, exact.values, output.values)
+        if exact.weights is None or output.weights is None:
+            return AttentionOutput(values)
+        return AttentionOutput(values, torch.where(is_short, exact.weights, output.weights))
 
     def causal_step(
         self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Pads, state: State, need_weights: bool
     ) -> tuple[AttentionOutput, State]:
-        """Keeps the last W + 1 keys and values, and the sums of those before, if any: of constant size."""
-        keeps_all = "recent_key" not in state if state else need_weights
-        if keeps_all or not self.options.num_features:
-            return super().causal_step(q, k, v, key_padding_mask, state, need_weights)
+        """Keeps all keys and values of the first E tokens; from there on the last W + 1, and the sums of those before.
+
+        So what is kept after E tokens is of constant size.
+        """
+        values, following = [], state
+        if "recent_key" not in state:
+            exact = k.size(2)  # so many of the new keys come while all are kept
+            if self.options.num_features and not need_weights:
+                exact = self._number_within_exact(k, key_padding_mask, state)
+            if exact == k.size(2):
+                return super().causal_step(q, k, v, key_padding_mask, state, need_weights)
+            if exact:
+                rows = max(0, exact - (k.size(2) - q.size(2)))
+                pads = None if key_padding_mask is None else key_padding_mask[:, :exact]
+                first = q[:, :, :rows], k[:, :, :exact], v[:, :, :exact], pads
+                output, state = super().causal_step(*first, state, need_weights)
+                values.append(output.values)
+                q, k, v = q[:, :, rows:], k[:, :, exact:], v[:, :, exact:]
+                key_padding_mask = None if key_padding_mask is None else key_padding_mask[:, exact:]
+            following = self._folded(state)
         early = k.size(2) - q.size(2)  # keys before the first query, as of a source in --cross-self-attention
         if early:
             q = nn.functional.pad(q, (0, 0, early, 0))
-        values, following = [], state
         for i in range(q.size(2)):
             now = (slice(None), slice(None), slice(i, i + 1))
             pads = None if key_padding_mask is None else key_padding_mask[:, i : i + 1]
             value, following = self._next_token(q[now], k[now], v[now], pads, following)
-            values.append(value.to(q.dtype))
-        values = values[early:]
+            if i >= early:
+                values.append(value.to(q.dtype))
         return AttentionOutput(values[0] if len(values) == 1 else torch.cat(values, 2)), following
+
+    def _number_within_exact(self, k, key_padding_mask, state):
+        """How many of the new keys are among the first E tokens of some sentence; all before its first token are."""
+        if self.exact is None:
+            return 0
+        before = state["key"].size(2) if state else 0
+        pads = joined_pads(state, key_padding_mask, k) if state else key_padding_mask
+        within = self.options.exact_up_to
+        if pads is not None and before + k.size(2) > within:
+            within += int(leading_pads(pads).max())
+        return min(max(within - before, 0), k.size(2))
+
+    def _folded(self, state):
+        """What :meth:`_next_token` needs of a state that holds all keys: the last W + 1, and the sums of the others."""
+        if not state:
+            return state
+        k, v = at_least_float32(state["key"]), self.drop_keys(at_least_float32(state["value"]))
+        n, late = k.size(2), min(self.options.window + 1, k.size(2))
+        recent = {"recent_key": k[:, :, n - late :].contiguous(), "recent_value": v[:, :, n - late :].contiguous()}
+        log_mass = None
+        if "key_padding_mask" in state:
+            log_mass = k.new_zeros(len(k), 1, n).masked_fill_(state["key_padding_mask"].unsqueeze(1), _NO_MASS)
+            recent["log_mass"] = log_mass[:, :, n - late :].contiguous()
+        if n == late:
+            return recent
+        logs = self._logs(k[:, :, : n - late])
+        if log_mass is not None:
+            logs = logs + log_mass[:, :, : n - late, None]
+        slopes = self._slopes(k)
+        if slopes is not None:
+            logs = (
+                logs
+                - slopes[:, None, None] * torch.arange(n - 1, late - 1, -1, dtype=k.dtype, device=k.device)[:, None]
+            )
+        means = torch.softmax(logs, 2).transpose(-1, -2) @ v[:, :, : n - late]
+        return recent | vars(PrefixState(torch.logsumexp(logs, 2), means))
 
     def _next_token(self, q, k, v, pads, state):
         """The values of one token, and the next state, at least float32: what is put beside it gets its precision."""

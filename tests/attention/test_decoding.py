@@ -117,11 +117,16 @@ SUMS = 6 * (HEAD_DIM + 1)  # of six pivots or features
             {"num_features": 6, "window": 3},
             [TOKEN, 2 * TOKEN, 3 * TOKEN, 4 * TOKEN, *[4 * TOKEN + SUMS] * 16],
         ),
+        (
+            "near_far",
+            {"num_features": 6, "window": 3, "exact_up_to": 9},
+            [*(n * TOKEN for n in range(1, 10)), *[4 * TOKEN + SUMS] * 11],
+        ),
         ("lot", {"num_pivots": 6, "query_updates": 1}, [SUMS] * LONG),
     ],
 )
 def test_what_decoding_keeps(name, options, sizes):
-    """Keys and values once; or those within the window of later tokens and sums; or sums alone."""
+    """Keys and values once; or those within the window of later tokens and sums, perhaps later; or sums alone."""
     mechanism = build_mechanism(name, num_heads=NUM_HEADS, head_dim=HEAD_DIM, **options).double()
     inputs = draw(3, LONG, LONG)
     state, found = {}, []

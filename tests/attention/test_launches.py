@@ -142,10 +142,39 @@ def test_a_token_of_the_target_takes_few_kernels(name, options, most, padded):
     assert launches(lambda: mechanism.causal_step(*token, mask, state, False)) <= most[padded]
 
 
+@pytest.mark.parametrize("options", [{}, {"prior": "alibi"}])
+def test_short_sentences_of_near_far_take_softmaxs_kernels_and_a_zero_for_each_parameter(options):
+    softmax = build("softmax", **options)
+    for causal in (False, True):
+        forward, backward = forward_and_backward(build("near_far", exact_up_to=LENGTH, **options), causal=causal)
+        exact = forward_and_backward(softmax, causal=causal)
+        assert (forward, backward) == (exact[0], exact[1] + 2)
+
+
+@torch.no_grad()
+def test_short_targets_of_near_far_take_softmaxs_kernels():
+    def steps(name, **options):
+        mechanism = build(name, **options).eval()
+
+        def decode():
+            state = {}
+            for _ in range(LENGTH):
+                _, state = mechanism.causal_step(*draw(1), None, state, False)
+
+        return launches(decode)
+
+    assert steps("near_far", exact_up_to=LENGTH) == steps("softmax")
+
+
 @both_pads
 @pytest.mark.parametrize(
     ("name", "options", "most"),
-    [("softmax", {}, (7, 7)), ("lot", {"query_updates": 1}, (8, 8)), ("near_far", {"band": "expected"}, (40, 42))],
+    [
+        ("softmax", {}, (7, 7)),
+        ("near_far", {"band": "expected", "exact_up_to": 24}, (7, 7)),
+        ("lot", {"query_updates": 1}, (8, 8)),
+        ("near_far", {"band": "expected"}, (40, 42)),
+    ],
 )
 @torch.no_grad()
 def test_a_token_that_looks_at_the_source_takes_few_kernels(name, options, most, padded):

@@ -8,6 +8,7 @@ import torch
 
 from fairseq_lot.attention import near_far as near_far_file
 from fairseq_lot.attention.registry import build_mechanism
+from fairseq_lot.attention.softmax import Softmax
 from fairseq_lot.transport.near_far import feature_logs
 from tests.conftest import Sizes, close, gradients, random
 from tests.reference import alibi_slopes, near_far_plan
@@ -101,6 +102,160 @@ def test_a_window_over_the_sentence_is_softmax_or_sinkhorn_at_its_temperature(op
         output = mechanism(*leaves, mask, mask, need_weights=True, **how)
         found.append([output.weights, output.values, *gradients(output.values, leaves)])
     close(*found, 1e-10)
+
+
+@pytest.mark.parametrize(
+    ("options", "how", "name", "others"),
+    [case for case in WIDE if case[2] == "softmax" or case[0]["num_updates"] > 1],  # one update is softmax's
+)
+@pytest.mark.parametrize("layout", [None, "right", "left"])
+def test_short_sentences_get_what_softmax_or_sinkhorn_computes_bit_by_bit(
+    options, how, name, others, layout, monkeypatch
+):
+    """By the same calls: no feature is computed, and no number is changed."""
+    monkeypatch.setattr(near_far_file, "feature_logs", None)
+    monkeypatch.setattr(near_far_file, "near_far", None)
+    mask = None if layout is None else padding_mask((9, 4), 9, layout)
+    leaves, found = [x.requires_grad_() for x in inputs(9)], []
+    for mechanism in (build(exact_up_to=9, window=1, **options), build(name, **others)):
+        for need_weights in (False, True):
+            output = mechanism(*leaves, mask, mask, need_weights=need_weights, **how)
+            found.append([output.values, *gradients(output.values, leaves)] + [output.weights] * need_weights)
+    for ours, exact in zip([*found[0], *found[1]], [*found[2], *found[3]], strict=True):
+        assert torch.equal(ours, exact)
+
+
+EXACT_FORMS = {**FORMS, "updates-3-alibi": ({"num_updates": 3, "prior": "alibi"}, {})}
+del EXACT_FORMS["causal"], EXACT_FORMS["causal-alibi"]
+
+
+@pytest.mark.parametrize(("options", "how"), EXACT_FORMS.values(), ids=EXACT_FORMS)
+@pytest.mark.parametrize("layout", ["right", "left"])
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_each_sentence_goes_by_its_own_length_whatever_the_batch(options, how, layout, need_weights):
+    """Those of at most E tokens are exact, the others the linear form; both with NaN in the pads, in any order."""
+    lengths, limit = torch.tensor([40, 12, 13, 1, 0, 25]), 12
+    mask = padding_mask(lengths.tolist(), 40, layout)
+    q, k, v = (random(6, 2, 40, 8, seed=seed) for seed in range(3))
+    q, k, v = (x.masked_fill(mask[:, None, :, None], torch.nan).requires_grad_() for x in (q, k, v))
+    both, linear, exact = (build(**options, exact_up_to=limit) for limit in (limit, 0, 40))
+    learnt = list(both.parameters())
+    output = both(q, k, v, mask, mask, need_weights)
+    order = torch.tensor([4, 2, 0, 5, 1, 3])
+    moved = both(*(x[order] for x in (q, k, v)), *[mask[order]] * 2, need_weights)
+    close(moved.values, output.values[order], 1e-12)
+    expected = []
+    for sentence, length in enumerate(lengths.tolist()):
+        form, real = exact if length <= limit else linear, ~mask[sentence]
+        alone = form(*(x[sentence : sentence + 1, :, real] for x in (q, k, v)), need_weights=need_weights)
+        expected.append(alone.values)
+        close(output.values[sentence][:, real], alone.values[0], 1e-10)
+        assert output.values[sentence][:, ~real].eq(0).all()
+        if need_weights:
+            close(output.weights[sentence][:, real][..., real], alone.weights[0], 1e-10)
+            assert output.weights[sentence].sum().item() == pytest.approx(2 * length)
+    loss = sum(x.square().sum() for x in expected)
+    wanted = torch.autograd.grad(loss, [q, k, v, *linear.parameters()])
+    found = torch.autograd.grad(output.values.square().sum(), [q, k, v, *learnt])
+    close(found, wanted, 1e-8)
+
+
+def test_short_sentences_are_cut_to_their_own_longest_length(monkeypatch):
+    sizes, attend = [], Softmax.attend
+
+    def spy(self, q, k, *others):
+        sizes.append((len(q), q.size(2), k.size(2)))
+        return attend(self, q, k, *others)
+
+    monkeypatch.setattr(Softmax, "attend", spy)
+    q, k, v = (random(4, 2, 30, 8, seed=seed) for seed in range(3))
+    for layout in ("right", "left"):
+        mask = padding_mask((30, 5, 9, 10), 30, layout)
+        build(exact_up_to=9)(q, k, v, mask, mask)
+        build(exact_up_to=9, band="expected")(q[:, :, :7], k, v, None, mask)
+    assert sizes == 2 * [(2, 9, 9), (2, 7, 9)]
+
+
+@pytest.mark.parametrize("options", [{}, {"prior": "alibi"}, {"num_features": 0}], ids=str)
+@pytest.mark.parametrize("layout", [None, "right", "left"])
+@pytest.mark.parametrize("early", [0, 3, 14])
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_the_first_tokens_of_a_target_are_exact_and_the_later_ones_are_not(options, layout, early, need_weights):
+    """Counted from the first real token; step by step, in steps of any size, they are the same."""
+    n, limit, lengths = 30, 12, (30, 14, 25)
+    mask = None if layout is None else padding_mask(lengths, n, layout)
+    q, k, v = (random(3, 2, n, 8, seed=seed) for seed in range(3))
+    if mask is not None:
+        q, k, v = (x.masked_fill(mask[:, None, :, None], torch.nan) for x in (q, k, v))
+    both, linear, exact = (build(**options, window=2, exact_up_to=limit) for limit in (limit, 0, n))
+    output = both(q[:, :, early:], k, v, None, mask, need_weights, causal=True)
+    for sentence in range(3):
+        real = torch.ones(n, dtype=torch.bool) if mask is None else ~mask[sentence]
+        alone = [x[sentence : sentence + 1, :, real] for x in (q, k, v)]
+        first, later = (form(*alone, need_weights=need_weights, causal=True) for form in (exact, linear))
+        slots = real.nonzero().squeeze(1)
+        for place, slot in enumerate(slots.tolist()):
+            if slot >= early:
+                expected = first if place < limit else later
+                close(output.values[sentence, :, slot - early], expected.values[0, :, place], 1e-10)
+                if need_weights:
+                    row = output.weights[sentence, :, slot - early]
+                    close(row[:, real], expected.weights[0, :, place], 1e-10)
+    for sizes in ([1] * (n - early - 1), [4] * ((n - early - 1) // 4), [11]):
+        state, start, stop = {}, 0, early + 1
+        for size in [0, *sizes]:
+            stop += size
+            new, rows = slice(start, stop), slice(max(start, early), stop)
+            pads = None if mask is None else mask[:, new]
+            step, state = both.causal_step(q[:, :, rows], k[:, :, new], v[:, :, new], pads, state, need_weights)
+            wanted = output.values[:, :, rows.start - early : stop - early]
+            if mask is not None:
+                hidden = mask[:, None, rows, None]
+                wanted, step = (
+                    wanted.masked_fill(hidden, 0.0),
+                    step._replace(values=step.values.masked_fill(hidden, 0.0)),
+                )
+            close(step.values, wanted, 1e-10)
+            start = stop
+
+
+@pytest.mark.parametrize("layout", ["right", "left"])
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_the_summary_of_a_mixed_batch_serves_every_sentence(layout, need_weights):
+    mechanism = build(band="expected", num_features=6, window=1, exact_up_to=9)
+    mask = padding_mask((20, 4, 9, 10), 20, layout)
+    q, k, v = (random(4, 2, n, 8, seed=n) for n in (6, 20, 21))
+    k, v = (x[:, :, :20].masked_fill(mask[:, None, :, None], torch.nan) for x in (k, v))
+    expected = mechanism(q, k, v, None, mask, need_weights)
+    summary = mechanism.summarise(k, v, mask, need_weights)
+    order = torch.tensor([3, 1, 1, 0, 2])
+    for rows in (slice(None), order, torch.tensor([1, 2])):
+        kept = {name: x[rows] for name, x in summary.items()}
+        output = mechanism.attend_summary(q[rows], kept, need_weights)
+        close(output.values, expected.values[rows], 1e-10)
+        if need_weights:
+            close(output.weights, expected.weights[rows], 1e-10)
+
+
+def test_what_is_kept_of_a_short_source_is_what_softmax_keeps():
+    _, k, v = inputs(9)
+    ours, softmax = (x.summarise(k, v) for x in (build(band="expected", exact_up_to=9), build("softmax")))
+    assert ours.keys() == softmax.keys() and all(torch.equal(ours[name], softmax[name]) for name in ours)
+
+
+@pytest.mark.parametrize("num_updates", [1, 3])
+def test_short_sentences_have_the_dropout_of_their_own_mechanism(num_updates):
+    mechanism = build(exact_up_to=9, dropout=0.5, num_updates=num_updates)
+    twin = (
+        build("softmax", dropout=0.5) if num_updates == 1 else build("sinkhorn", dropout=0.5, epsilon=1, num_updates=3)
+    )
+    found = []
+    for one in (mechanism, twin):
+        torch.manual_seed(3)
+        found.append(one.train()(*inputs(9), need_weights=True).values)
+    assert torch.equal(*found)
+    mechanism.eval(), twin.eval()
+    assert torch.equal(mechanism(*inputs(9)).values, twin(*inputs(9)).values)
 
 
 def test_at_cross_a_window_of_any_size_costs_what_the_sentence_costs():

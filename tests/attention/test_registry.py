@@ -83,6 +83,7 @@ REFUSED = [
     ("esp", "hard", ("yes",)),
     ("softmax", "prior", ("rotary",)),
     ("near_far", "window", (-1, 10**20)),
+    ("near_far", "exact_up_to", (-1, 2.5, None)),
     ("lot set esp near_far", "seed", (10**20,)),
     ("sinkhorn lot", "num_updates", (10**20,)),
 ]

@@ -21,6 +21,7 @@ CASES |= {
     "lot-everywhere": ("lot_transformer", EVERYWHERE),
     "differential-lot-everywhere": ("diff_transformer", EVERYWHERE),
     "near_far-everywhere": ("lot_transformer", {"attention": "near_far", **ALL_SITES}),
+    "near_far-exact": ("lot_transformer", {"attention": "near_far", **ALL_SITES, "near_far_exact_up_to": 512}),
     "lot-one-update": ("lot_transformer", {**EVERYWHERE, "lot_num_updates": 1}),
     "lot-convolution": ("lot_transformer", {"attention": "lot", "lot_conv_kernel": 3}),
     "learnt-temperatures": ("lot_transformer", {"attention": "sinkhorn", "sinkhorn_learn_epsilon": True}),

@@ -25,6 +25,7 @@ SITES_AND_MECHANISMS = [
         ("lot", {"num_pivots": 4}),
         ("near_far", {"num_features": 4, "window": 1}),
         ("near_far", {"num_features": 4, "window": 1, "prior": "alibi"}),
+        ("near_far", {"num_features": 4, "window": 1, "exact_up_to": 4}),
         ("sinkhorn", {"num_updates": 1, "learn_epsilon": True}),
     )
     if (site, options.get("prior")) != ("cross", "alibi") and (site, name) != ("decoder", "sinkhorn")

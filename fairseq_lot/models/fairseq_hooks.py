@@ -1,9 +1,10 @@
 """What loading the user directory changes in fairseq itself, all of it here.
 
-A stock ``transformer`` whose arguments name an attention is built as the pluggable model; a task tells its model of
-every epoch that begins. Refused are a misspelt option of ours in ``--model-overrides``, a training that would lose what
-the attention learns, a checkpoint whose attention the configuration of fairseq-hydra-train does not repeat, and one
-that would translate in the direction opposite to its training. In fairseq's own commands an InputError is one line.
+A stock ``transformer`` is built as ours where ``--model-overrides`` names an attention; a task tells its model of every
+epoch that begins. Refused are a misspelt option of ours in ``--model-overrides``, a checkpoint of ours that bears the
+name of a stock architecture, a training that would lose what the attention learns, a checkpoint whose attention the
+configuration of fairseq-hydra-train does not repeat, and one that would translate in the direction opposite to its
+training. In fairseq's own commands an InputError is one line.
 docs/fairseq.md lists these changes with their reasons.
 """
 
@@ -21,17 +22,18 @@ from omegaconf import OmegaConf
 
 from fairseq_lot.attention.differential import Differential
 from fairseq_lot.errors import InputError
+from fairseq_lot.models.architecture import override_attention, refuse_renamed
 from fairseq_lot.models.starting_point import check_configured, check_overridden, starting_point
 from fairseq_lot.modules.flat_options import check_overrides, option_names
 from fairseq_lot_compat import in_command
 
 
-def install(pluggable: type[TransformerModel]) -> None:
-    """Make the changes, once in a process; ``pluggable`` is built where a stock model names an attention."""
-    if not hasattr(TransformerModel, "_takes_attention"):
-        TransformerModel._takes_attention = True
-        TransformerModel.build_model = _build_named_attention(vars(TransformerModel)["build_model"], pluggable)
-        checkpoint_utils.load_checkpoint_to_cpu = _with_known_overrides(checkpoint_utils.load_checkpoint_to_cpu)
+def install() -> None:
+    """Make the changes, once in a process."""
+    if not hasattr(TransformerModel, "_refuses_attention"):
+        TransformerModel._refuses_attention = True
+        TransformerModel.build_model = _without_attention(vars(TransformerModel)["build_model"])
+        checkpoint_utils.load_checkpoint_to_cpu = _with_overrides(checkpoint_utils.load_checkpoint_to_cpu)
         checkpoint_utils.load_model_ensemble_and_task = _in_its_direction(checkpoint_utils.load_model_ensemble_and_task)
         checkpoint_utils.load_checkpoint = _when_training_begins(checkpoint_utils.load_checkpoint)
         SequenceGeneratorWithAlignment.__init__ = _with_weights(SequenceGeneratorWithAlignment.__init__)
@@ -39,31 +41,34 @@ def install(pluggable: type[TransformerModel]) -> None:
             sys.excepthook = _exit_with_one_line(sys.excepthook)
 
 
-def _build_named_attention(stock_build_model, pluggable):
-    """Let a stock ``transformer`` whose arguments name an attention (--model-overrides) be the pluggable one.
+def _without_attention(stock_build_model):
+    """Refuse to build a stock ``transformer`` whose arguments name an attention, which it would not have.
 
-    fairseq-hydra-train gives arguments as OmegaConf has them, of which fairseq drops in silence what it does not know
-    itself; of a namespace it keeps everything.
+    Other programs that load checkpoints, such as CTranslate2's converter, call this and not fairseq's loader.
+    fairseq-hydra-train gives arguments as OmegaConf has them.
     """
 
     def build_model(cls, args, task):
-        if cls is TransformerModel and getattr(args, "attention", None) is not None:
-            return pluggable.build_model(args, task)
-        if OmegaConf.is_config(args):
-            args = Namespace(**args)
+        if cls is TransformerModel:
+            refuse_renamed(args)
         return stock_build_model.__func__(cls, args, task)
 
     return classmethod(build_model)
 
 
-def _with_known_overrides(stock_load):
-    """Refuse ``--model-overrides`` of a misspelt option of ours, or of an attention whose parameters are not there."""
+def _with_overrides(stock_load):
+    """Let ``--model-overrides`` name an attention; refuse a misspelt option, and parameters that are not there."""
 
     def load_checkpoint_to_cpu(path, arg_overrides=None, *args, **options):
         check_overrides(arg_overrides or ())
-        if any(name in option_names() for name in arg_overrides or ()):
+        ours = {name: value for name, value in (arg_overrides or {}).items() if name in option_names()}
+        if ours:
             check_overridden(path, arg_overrides)
-        return stock_load(path, arg_overrides, *args, **options)
+        state = stock_load(path, arg_overrides, *args, **options)
+        for model in (state.get("args"), (state.get("cfg") or {}).get("model")):
+            override_attention(model, ours)
+            refuse_renamed(model, path)
+        return state
 
     return load_checkpoint_to_cpu
 

@@ -15,11 +15,13 @@ from fairseq.models import (
 )
 from fairseq.models.transformer import TransformerConfig, TransformerModel
 from fairseq.models.transformer.transformer_legacy import base_architecture, transformer_iwslt_de_en
+from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from fairseq_lot.attention.base import Mechanism
 from fairseq_lot.attention.registry import DEFAULT, MECHANISMS
 from fairseq_lot.errors import InputError
+from fairseq_lot.models.architecture import own_architecture, refuse_renamed
 from fairseq_lot.models.fairseq_hooks import announce_epochs, install
 from fairseq_lot.models.starting_point import is_command_line, take_over
 from fairseq_lot.modules.flat_options import add_attention_args, check_used, fill, spell_out, typed_options
@@ -48,6 +50,7 @@ class PluggableTransformerModel(TransformerModel):
     @classmethod
     def build_model(cls, args: Namespace, task: Any) -> "PluggableTransformerModel":
         """Build a model; InputError (exit code 2 in a command) when an option is wrong."""
+        refuse_renamed(args)
         base_architecture(args)
         spell_out(args)
         _spell_out_layers_to_keep(args)
@@ -68,7 +71,8 @@ class PluggableTransformerModel(TransformerModel):
                     )
         announce_epochs(task)
         redrawn = vars(args).pop("redrawn_attention", ())  # no property of the model: its checkpoints do not have it
-        model = super().build_model(args, task)
+        # of fairseq-hydra-train's form fairseq drops all options that it does not know, and of a namespace none
+        model = super().build_model(Namespace(**args) if OmegaConf.is_config(args) else args, task)
         model.redrawn_attention = redrawn
         sites = attention_sites(args)
         if not any(site in sites for site, _, _ in attentions(model)):
@@ -152,12 +156,6 @@ _FAMILIES = {f"{name}_transformer": {"attention": name} for name in MECHANISMS} 
 SIZES = {"": base_architecture, "_iwslt_de_en": transformer_iwslt_de_en, "_small": _small}
 
 
-def own_architecture(arch: str) -> str:
-    """Ours for a model of a stock architecture, of its size where ours have it; sizes in arguments count anyway."""
-    suffix = arch.removeprefix("transformer")
-    return "lot_transformer" + (suffix if suffix in SIZES else "")
-
-
 def _register(arch, attention_defaults, size):
     def architecture(args):
         typed = typed_options(args) if is_command_line(args) else ()
@@ -186,4 +184,4 @@ for _family, _defaults in _FAMILIES.items():
 for _arch in [arch for arch, model in ARCH_MODEL_REGISTRY.items() if model is TransformerModel]:
     ARCH_CONFIG_REGISTRY[_arch] = _stock(ARCH_CONFIG_REGISTRY[_arch])
 
-install(PluggableTransformerModel)
+install()

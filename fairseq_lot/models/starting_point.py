@@ -22,6 +22,7 @@ from fairseq.utils import split_paths
 from fairseq_lot.attention.options import SITES
 from fairseq_lot.attention.registry import DEFAULT, describe
 from fairseq_lot.errors import InputError, first_line, flag
+from fairseq_lot.models.architecture import refuse_renamed
 from fairseq_lot.modules import flat_options
 from fairseq_lot.modules.sites import ATTENTION_AT, attention_sites, build_site_mechanism
 
@@ -74,6 +75,7 @@ def take_over(args: Namespace, defaults: dict, size: Callable[[Namespace], None]
         size(args)
         return False
     saved, task, has_optimiser = _read(path)
+    refuse_renamed(saved, path)
     _keep_model(args, saved, path, size)
     _keep_direction(args, task, path)
     typed = flat_options.typed_options(args)
@@ -175,6 +177,7 @@ def check_configured(model: Namespace, path: str) -> None:
     Its model is built before anything says which checkpoint is to be read, so it cannot be completed.
     """
     saved, _, _ = _read(path)
+    refuse_renamed(saved, path)
     if getattr(saved, "attention", None) is None:
         return
     saved, planned = _completed(saved, {}), _completed(model, {})

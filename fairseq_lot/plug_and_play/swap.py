@@ -11,7 +11,8 @@ from fairseq.models.transformer import TransformerModel
 from fairseq_lot.attention.options import SITES
 from fairseq_lot.attention.registry import DEFAULT, MECHANISMS, PLUGGED
 from fairseq_lot.errors import InputError
-from fairseq_lot.models.pluggable_transformer import base_architecture, own_architecture
+from fairseq_lot.models.architecture import own_architecture
+from fairseq_lot.models.pluggable_transformer import base_architecture
 from fairseq_lot.modules.flat_options import (
     DEFAULTS,
     add_attention_args,

@@ -18,6 +18,7 @@ from fairseq.utils import apply_to_sample, split_paths
 
 from fairseq_lot import models  # noqa: F401 - registers the architectures
 from fairseq_lot.errors import InputError, first_line
+from fairseq_lot.models.architecture import refuse_renamed
 from fairseq_lot.models.pluggable_transformer import PluggableTransformerModel
 
 
@@ -75,6 +76,7 @@ def load_checkpoint(checkpoint: Checkpoint) -> State:
         raise InputError(
             f"{path} holds a model of architecture {arch!r}, neither of fairseq's model transformer nor ours"
         )
+    refuse_renamed(model_args(state), path)
     return state
 
 

@@ -1,6 +1,7 @@
 """Half-updates in the scaling domain: one exponential, then products of the kernel with vectors [Cuturi13]."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,29 +33,46 @@ def scaled_conditional(
     return _Unrolled.apply(scores, log_a, log_b, solution) if solution.is_safe() else None
 
 
+class _Masses(NamedTuple):
+    """The masses of one side, ``(G or 1, n)`` or ``(G or 1, m)``.
+
+    Attributes:
+        mass: 0 also where the exponential underflows.
+        has_mass: 1 where the log of the mass is finite, else 0.
+        divisor: the mass where there is one, else 1.
+    """
+
+    mass: Tensor
+    has_mass: Tensor
+    divisor: Tensor
+
+
 @dataclass(frozen=True)
 class _Solution:
     """What the updates leave behind; G is the product of the leading sizes.
 
     Attributes:
         conditional: ``(G, n, m)``, ``K_ij w_j`` divided by its row sums.
-        a: ``(G or 1, n)`` and b: ``(G or 1, m)``, the masses.
+        a, b: the masses of the rows and of the columns.
         row_sums: ``K w`` of every update of the rows, ``(G, n)`` each, the last one that of the conditional.
         column_sums: ``Kᵀ u`` of every update of the columns, ``(G, m)`` each.
     """
 
     conditional: Tensor
-    a: Tensor
-    b: Tensor
+    a: _Masses
+    b: _Masses
     row_sums: list[Tensor]
     column_sums: list[Tensor]
 
     def is_safe(self) -> bool:
-        """No sum is so small, next to what the scalings may have been, that an entry lost in K could matter."""
+        """No sum is so small, next to what the scalings may have been, that an entry lost in K could matter.
+
+        Nor is a mass, which the gradient divides by.
+        """
         if not self.column_sums:
             return False  # one update is a softmax, which is left to the log domain
-        low_row, high_row = (x.item() for x in torch.cat(self.row_sums).aminmax())
-        low_column, high_column = (x.item() for x in torch.cat(self.column_sums).aminmax())
+        low_row, high_row = (x.item() for x in torch.cat([*self.row_sums, self.a.divisor]).aminmax())
+        low_column, high_column = (x.item() for x in torch.cat([*self.column_sums, self.b.divisor]).aminmax())
         info = torch.finfo(self.conditional.dtype)
         spread = max(*self.conditional.shape[1:], high_row * high_column)
         return low_row * low_column * info.eps >= info.tiny * spread  # false for NaN
@@ -64,9 +82,10 @@ def _solve(scores, log_a, log_b, num_updates, tolerance):
     """Alternate between columns and rows, the rows last."""
     *lead, n, m = scores.shape
     kernel = _exp(scores)
-    a, b = _flat(log_a.exp(), lead), _flat(log_b.exp(), lead)
+    of_rows, of_columns = _masses(log_a, log_b, lead)
+    a, b = of_rows.mass, of_columns.mass
     # before its first update a side is scaled by 1 where it has mass
-    u, w = (mass.sign().expand(kernel.size(0), -1) for mass in (a, b))
+    u, w = (side.has_mass.expand(kernel.size(0), -1) for side in (of_rows, of_columns))
     row_sums: list[Tensor] = []
     column_sums: list[Tensor] = []
     for left in range(num_updates - 1, 0, -1):  # half-updates before the last one, which is that of the rows
@@ -83,7 +102,7 @@ def _solve(scores, log_a, log_b, num_updates, tolerance):
     kernel *= w.unsqueeze(-2)
     row_sums.append(kernel.sum(-1))
     kernel *= row_sums[-1].reciprocal().unsqueeze(-1)
-    return _Solution(kernel, a, b, row_sums, column_sums)
+    return _Solution(kernel, of_rows, of_columns, row_sums, column_sums)
 
 
 def _exp(scores):
@@ -95,8 +114,15 @@ def _exp(scores):
     return torch.exp(scores, out=kernel).view(-1, n, m)
 
 
-def _flat(mass, lead):
-    return mass.unsqueeze(0) if mass.dim() == 1 else mass.expand(*lead, -1).flatten(0, -2)
+def _masses(log_a, log_b, lead):
+    """The masses of rows and columns; made in one tensor, which takes half as many kernels."""
+    logs = [x.unsqueeze(0) if x.dim() == 1 else x.expand(*lead, -1).flatten(0, -2) for x in (log_a, log_b)]
+    log_mass = torch.cat([x.expand(max(map(len, logs)), -1) for x in logs], -1)
+    mass, has_mass = log_mass.exp(), torch.empty_like(log_mass)
+    torch.gt(log_mass, -torch.inf, out=has_mass)
+    divisor = mass.pow(has_mass)  # 0 to the power of 0 is 1
+    n = logs[0].size(-1)
+    return [_Masses(*(x[:, side] for x in (mass, has_mass, divisor))) for side in (slice(n), slice(n, None))]
 
 
 def _rows(matrix, w):
@@ -114,7 +140,8 @@ class _Unrolled(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, scores, log_a, log_b, solution):
-        ctx.save_for_backward(solution.conditional, solution.a, solution.b, *solution.row_sums, *solution.column_sums)
+        sums = *solution.row_sums, *solution.column_sums
+        ctx.save_for_backward(solution.conditional, *solution.a, *solution.b, *sums)
         ctx.num_row_sums = len(solution.row_sums)
         ctx.shapes = scores.shape, log_a.shape, log_b.shape
         return solution.conditional.view(scores.shape)
@@ -122,7 +149,8 @@ class _Unrolled(torch.autograd.Function):
     @staticmethod
     @once_in_full_precision
     def backward(ctx, grad_conditional):
-        plan, a, b, *sums = ctx.saved_tensors
+        plan, *saved = ctx.saved_tensors
+        a, b, sums = _Masses(*saved[:3]), _Masses(*saved[3:6]), saved[6:]
         row_sums, column_sums = sums[: ctx.num_row_sums], sums[ctx.num_row_sums :]
         grad_scores = plan * grad_conditional.reshape(plan.shape)
         mean = grad_scores.sum(-1)
@@ -152,14 +180,13 @@ def _undo_updates(plan, a, b, row_sums, column_sums, grad_log_w):
         and of log_b, ``(G, m)``.
     """
     last_row, last_column = row_sums[-1], column_sums[-1]
-    some_a, some_b = a + (a == 0), b + (b == 0)
     # both from the last one backwards: w[i] was made from u[i], and u[i] from w[i + 1]
-    u = [a * (last_row / sums) for sums in reversed(row_sums[:-1])]
+    u = [a.mass * (last_row / sums) for sums in reversed(row_sums[:-1])]
     w = [last_column / sums for sums in reversed(column_sums)]
     if len(u) == len(w):  # the rows were first, with columns scaled by 1 where they have mass
-        w.append(last_column / some_b * b.sign())
+        w.append(last_column / b.divisor * b.has_mass)
     else:
-        u.append(last_row * a.sign())
+        u.append(last_row * a.has_mass)
     num_updates = len(row_sums) + len(column_sums)
     left, right = (x.new_empty(x.size(0), num_updates, x.size(1)) for x in (last_row, last_column))
     grad_log_a, grad_log_b = torch.zeros_like(last_row), torch.zeros_like(last_column)
@@ -167,12 +194,12 @@ def _undo_updates(plan, a, b, row_sums, column_sums, grad_log_w):
         i = (undone - 1) // 2
         if undone % 2 == 1:  # w[i] = b / (columns of the plan summed with u[i])
             left[:, undone] = u[i]
-            torch.mul(grad_log_w, w[i] / some_b, out=right[:, undone])
+            torch.mul(grad_log_w, w[i] / b.divisor, out=right[:, undone])
             grad_log_u = -u[i] * _rows(plan, right[:, undone])
             grad_log_b += grad_log_w
         else:  # u[i] = a / (rows of the plan summed with w[i + 1])
             right[:, undone] = w[i + 1]
-            torch.mul(grad_log_u, u[i] / some_a, out=left[:, undone])
+            torch.mul(grad_log_u, u[i] / a.divisor, out=left[:, undone])
             grad_log_w = -w[i + 1] * _columns(plan, left[:, undone])
             grad_log_a += grad_log_u
     return left, right, grad_log_a, grad_log_b

@@ -67,6 +67,27 @@ def test_scores_of_ten_thousand(case, dtype):
     check_with_twin(case, *of_size(1e4, case, dtype), tolerance=FROM_TWIN[dtype])
 
 
+@pytest.mark.fast_if(lambda case, **_: str(case) in DEFAULTS)
+@pytest.mark.parametrize("norm", [100.0, 1000.0])
+@pytest.mark.parametrize("case", [case for case in CASES if not case.options.get("hard")], ids=str)
+def test_gradients_at_a_large_norm(case, norm):
+    """Float32 is as near to float64 as its rounding of scores allows, relative to the norm.
+
+    Exact sorting is left out: tokens that are nearly level may change places.
+    """
+    for seed in range(4):
+        torch.manual_seed(seed)
+        q, k, v = (torch.randn(2, 2, 8, HEAD_DIM) for _ in range(3))
+        q, k = (norm * torch.nn.functional.normalize(x, dim=-1) for x in (q, k))
+        weights, found = torch.randn(2, 2, 8, HEAD_DIM), []
+        for dtype in (torch.float32, torch.float64):
+            inputs = [x.to(dtype).requires_grad_() for x in (q, k, v)]
+            values = case.build(dtype)(*inputs).values
+            found.append(torch.autograd.grad(values, inputs[:2], weights[:, : values.size(1)].to(dtype)))
+        for ours, exact in zip(*found, strict=True):
+            assert (ours.double() - exact).abs().max() <= 1e-4 * norm
+
+
 @pytest.mark.fast_if(lambda size, epsilon, differential, **_: epsilon != 1.0 and (size == 1.0) == differential)
 @pytest.mark.parametrize("differential", [False, True], ids=["plain", "differential"])
 @pytest.mark.parametrize("epsilon", [1e-3, 1e-2, 1.0, 1e2, 1e3])

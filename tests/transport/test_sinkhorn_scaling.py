@@ -67,6 +67,37 @@ def test_extreme_scores_get_the_numbers_of_the_log_domain(epsilon, size):
     close(ours, theirs, 2e-5)
 
 
+@pytest.mark.parametrize("num_updates", [2, 3, 5, 15])
+@pytest.mark.parametrize("least", [-50.0, -84.0, -88.0, -95.0, -106.0, -200.0])
+@pytest.mark.parametrize("side", [1, 2])
+@pytest.mark.parametrize("pads", [False, True])
+def test_masses_near_the_least_number_get_the_numbers_of_the_log_domain(pads, side, least, num_updates):
+    inputs = [random(9, 5), random(9, seed=2).log_softmax(-1), random(5, seed=3).log_softmax(-1)]
+    inputs[side][0] = least
+    if pads:
+        inputs[side][1] = -torch.inf
+    inputs = [x.float().requires_grad_() for x in inputs]
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    plan = sinkhorn(*inputs, num_updates=num_updates).conditional
+    twin = naive.sinkhorn(*exact, num_updates=num_updates)
+    close(plan.double(), twin, 1e-5)
+    for ours, theirs in zip(gradients(plan, inputs), gradients(twin, exact), strict=True):
+        close(ours.double(), theirs, 1e-4)
+
+
+@pytest.mark.parametrize("num_updates", [4, 15])
+def test_scores_of_a_million_have_the_gradient_of_the_log_domain_in_float64(num_updates):
+    """Both plans are permutations to rounding. Shares that do not sum to 1 would be amplified by every update."""
+    scores = (1e6 * random(3, 7, 7)).float().requires_grad_()
+    mass = torch.full((7,), 1 / 7).log()
+    weights, exact = random(3, 7, 7, seed=2), scores.detach().double().requires_grad_()
+    found = []
+    for x in (scores, exact):
+        plan = sinkhorn(x, mass.to(x.dtype), mass.to(x.dtype), num_updates=num_updates).conditional
+        found += torch.autograd.grad((plan * weights).sum(), x)
+    close(found[0].double(), found[1], 1e-5)
+
+
 def test_what_is_kept_for_the_backward_pass_is_one_matrix_and_vectors():
     n, m, kept = 40, 30, {}
     inputs = problem((), n, m)

@@ -1,9 +1,11 @@
-"""Prints the tables of README.md and of pages in docs/ anew.
+"""Prints the tables of pages anew, and the pages of results/.
 
-What stands between two comments is what the command in the first prints:
+A table of README.md or docs/ stands between two comments; the command in the first prints it:
 
 <!-- $ fairseq-lot table results/NAME.jsonl -->   or   <!-- $ cat FILE -->
 <!-- / -->
+
+Each results/NAME.jsonl gets a page results/NAME.md, and results/README.md lists all of them.
 """
 
 import contextlib
@@ -15,12 +17,13 @@ import sys
 from pathlib import Path
 
 from fairseq_lot.cli import main as fairseq_lot
+from fairseq_lot.evaluation.results import BASE, STAGES, Row, is_at, read_rows, read_statistics
 from fairseq_lot.output.files import atomic_write
+from fairseq_lot.output.tables import Table
 
 ROOT = Path(__file__).resolve().parents[1]
-NOTES = ("notes/ablations.md", "notes/gpu.md", "notes/near_far.md")
-NAMES = ("results.md", "performance.md", "sharp_heads.md", "results/*.md", *NOTES)
-PAGES = [ROOT / "README.md", *sorted(page for name in NAMES for page in (ROOT / "docs").glob(name))]
+RESULTS = ROOT / "results"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((RESULTS / "log").glob("*.md"))]
 BLOCK = re.compile(r"^<!-- \$ ([^\n]+) -->$.*?^<!-- / -->$", re.MULTILINE | re.DOTALL)
 
 
@@ -44,12 +47,68 @@ def printed(command: str) -> str:
     return output.getvalue().strip("\n")
 
 
+def page_of(path: Path) -> str:
+    """The page of a file of rows: its table, then the paired tests against the control at each stage."""
+    rows, name = read_rows([path]), path.relative_to(ROOT)
+    commands = [f"fairseq-lot table {name}"]
+    counted = read_statistics(path, rows)
+    control = control_of(rows)
+    for stage in STAGES:
+        systems = {row.system for row in rows if row.key in counted and is_at(row, stage)}
+        if stage != BASE and control in systems and len(systems) > 1:
+            commands.append(f"fairseq-lot compare {name} --stage {shlex.quote(stage)} --against {shlex.quote(control)}")
+    parts = [f"    {command}\n\n{printed(command)}\n" for command in commands]
+    return "\n".join([f"# {path.stem}\n", *parts])
+
+
+def control_of(rows: list[Row]) -> str:
+    """The system that the others are compared with: the base, else plain softmax, else the first."""
+    base = [row.system for row in rows if row.stage == BASE]
+    plain = [row.system for row in rows if row.settings == {"attention": "softmax"}]
+    return [*base, *plain, rows[0].system][0]
+
+
+def index() -> str:
+    """The page that lists the others."""
+    lines = []
+    for path in sorted(RESULTS.glob("*.jsonl")):
+        rows = read_rows([path])
+        seeds = ", ".join(str(seed) for seed in sorted({row.seed for row in rows}))
+        experiments = "; ".join(dict.fromkeys(row.experiment for row in rows))
+        datasets = sorted({row.dataset.split(", ")[0] for row in rows})
+        stages = ", ".join(stage for stage in STAGES if any(row.stage == stage for row in rows))
+        page = f"[{path.stem}]({path.stem}.md)"
+        lines.append([page, "; ".join(datasets), experiments, stages, str(len({row.system for row in rows})), seeds])
+    head = ["Rows", "Data", "Experiment", "Stages", "Systems", "Seeds"]
+    sweeps = [f"- [{page.parent.name}]({page.relative_to(RESULTS)})" for page in sorted(RESULTS.glob("*/sweep.md"))]
+    losses = [f"- [{page.stem}]({page.relative_to(RESULTS)})" for page in sorted(RESULTS.glob("*.losses/*.md"))]
+    return "\n".join(
+        [
+            "# Results\n",
+            "Every row that was scored, a page for each experiment. `python scripts/render_results.py` prints them",
+            "from the rows. [docs/results.md](../docs/results.md) says what they show.\n",
+            Table(head, lines).markdown(),
+            "\nSweeps: one base, swapped in many ways.\n",
+            *sweeps,
+            "\nLosses by epoch.\n",
+            *losses,
+            "",
+        ]
+    )
+
+
+def pages_of_results() -> dict[Path, str]:
+    """The pages of results/ with their text."""
+    pages = {path.with_suffix(".md"): page_of(path) for path in sorted(RESULTS.glob("*.jsonl"))}
+    return pages | {RESULTS / "README.md": index()}
+
+
 def main() -> None:
     """Write the pages."""
     os.chdir(ROOT)
-    for page in PAGES:
-        before = page.read_text(encoding="utf-8")
-        after = rendered(before)
+    pages = {page: rendered(page.read_text(encoding="utf-8")) for page in PAGES} | pages_of_results()
+    for page, after in pages.items():
+        before = page.read_text(encoding="utf-8") if page.exists() else ""
         with atomic_write(page) as file:
             file.write(after)
         print(f"{page}: {'as its commands print it' if after == before else 'changed'}")

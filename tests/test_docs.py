@@ -9,15 +9,12 @@ import pytest
 
 from fairseq_lot.evaluation.bleu import relative_length
 from fairseq_lot.evaluation.results import path_of, read_rows, read_statistics
-from fairseq_lot.evaluation.table import result_tables
 from fairseq_lot.output.files import read_lines
 from fairseq_lot.plug_and_play.points import read_points
 from fairseq_lot.plug_and_play.sweep_table import render, render_balance
 from tests.conftest import ROOT, program
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-_PAGES = [ROOT / "docs" / "results.md", *sorted((ROOT / "docs" / "results").glob("*.md"))]
-RESULTS_PAGES = "".join(page.read_text(encoding="utf-8") for page in _PAGES)
 RESULTS = sorted((ROOT / "results").glob("*.jsonl"))
 FOLDERS = ("benchmarks", "docs", "results")
 PAGES = [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in ROOT.glob(f"{folder}/**/*.md"))]
@@ -29,8 +26,10 @@ assert len(RESULTS) >= 2 and len(PAGES) >= 8 and len(LOSSES) >= 2
 def test_tables_are_as_their_commands_print_them(monkeypatch):
     monkeypatch.chdir(ROOT)
     script = program("scripts/render_results.py")
-    for page in (path.read_text(encoding="utf-8") for path in script.PAGES):
-        assert script.BLOCK.search(page) and script.rendered(page) == page
+    pages = [path.read_text(encoding="utf-8") for path in script.PAGES]
+    assert sum(bool(script.BLOCK.search(page)) for page in pages) >= 3
+    for page in pages:
+        assert script.rendered(page) == page
 
 
 def test_a_command_of_a_page_that_fails_ends_the_script():
@@ -38,17 +37,12 @@ def test_a_command_of_a_page_that_fails_ends_the_script():
         program("scripts/render_results.py").printed("fairseq-lot table nowhere.jsonl")
 
 
-def test_no_table_stands_outside_of_what_commands_print():
-    kept = re.compile(r"^<!-- of commit [0-9a-f]{7} -->$.*?^<!-- / -->$", re.MULTILINE | re.DOTALL)
-    page, blocks = kept.sub("", RESULTS_PAGES), program("scripts/render_results.py").BLOCK
-    assert page != RESULTS_PAGES and len(blocks.findall(page)) >= 5
-    assert "| --- |" in page and "| --- |" not in blocks.sub("", page)
-
-
-@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.name)
-def test_no_row_is_left_out(path):
-    for table in result_tables(read_rows([path])):
-        assert table.markdown() in README + RESULTS_PAGES
+def test_pages_of_results_are_those_of_their_rows(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    pages = program("scripts/render_results.py").pages_of_results()
+    assert len(pages) == len(RESULTS) + 1
+    for page, text in pages.items():
+        assert page.read_text(encoding="utf-8") == text, page
 
 
 def test_sweeps_are_those_of_their_points():
@@ -71,26 +65,26 @@ def test_sweeps_are_those_of_their_points():
 )
 def test_tables_of_scripts_are_of_their_files(script, files, table):
     found = sorted((ROOT / "results").glob(files))
-    printed = subprocess.run([sys.executable, ROOT / "docs/notes" / script, *found], capture_output=True, check=True)
+    printed = subprocess.run([sys.executable, ROOT / "results/log" / script, *found], capture_output=True, check=True)
     assert found[0].with_name(table).read_bytes() == printed.stdout
 
 
 def test_losses_of_a_log_are_in_nats(tmp_path):
     line = "epoch 001 | valid on 'valid' subset | loss 7.4 | nll_loss 2 | ppl 4 | num_updates 30\n"
     (tmp_path / "train.log").write_text(line)
-    assert program("docs/notes/losses.py").of_log(tmp_path / "train.log") == {"30": 1.3863}
+    assert program("results/log/losses.py").of_log(tmp_path / "train.log") == {"30": 1.3863}
 
 
 def test_lengths_and_repeats_are_of_the_best_translations(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "docs/notes")
+    monkeypatch.syspath_prepend(ROOT / "results/log")
     lines = ["T-0\ta b c d", f"H-0\t-0.1\t{'a ' * 8}", "H-0\t-0.2\tworse", "T-1\ta b", "H-1\t-1\tb"]
     (tmp_path / "test.out").write_text("\n".join(lines) + "\n")
-    found = program("docs/notes/repeats.py").measured(tmp_path / "test.out")
+    found = program("results/log/repeats.py").measured(tmp_path / "test.out")
     assert found == [0.65, 1.25, 1.85, 0.8, 0.0]  # deciles and median of 2 and 1/2; of 5 n-grams 4 are repeated
 
 
 def test_the_last_speed_of_a_log_counts():
-    measured = program("docs/notes/documents_speed.py").measured
+    measured = program("results/log/documents_speed.py").measured
     speed, memory = measured("echo wps=1.5, wps=20,", r"wps=([0-9.]+)")
     assert speed == 20 and memory > 0.1
     with pytest.raises(SystemExit, match="ls nowhere failed: .*nowhere"):
@@ -99,20 +93,20 @@ def test_the_last_speed_of_a_log_counts():
 
 def test_heads_are_sorted_by_numbers():
     names = ["4 epochs, LOT", "4 epochs, LOT from scratch", "16 + 2 epochs, LOT", "16 epochs, LOT", "LOT, plugged in"]
-    paths = sorted((ROOT / f"{name}.json" for name in names), key=program("docs/notes/heads.py").by_number)
+    paths = sorted((ROOT / f"{name}.json" for name in names), key=program("results/log/heads.py").by_number)
     assert [path.stem for path in paths] == names
 
 
 def test_the_overview_is_of_the_rows():
-    script = program("docs/notes/overview.py")
+    script = program("results/log/overview.py")
     assert (ROOT / "results/iwslt14-65k.overview.md").read_text(encoding="utf-8") == script.table() + "\n"
     numbers = [text.get_text() for axes in script.draw().axes for text in axes.texts]
     figure = (ROOT / "docs/figures/overview.svg").read_text(encoding="utf-8")
-    assert len(numbers) > 30 and re.findall(r">([-+]\d\.\d\d\*?)</text>", figure) == numbers
+    assert len(numbers) > 20 and re.findall(r">([-+]\d\.\d\d\*?)</text>", figure) == numbers
 
 
 def test_ratios_are_of_the_benchmarks():
-    script = program("docs/notes/ratios.py")
+    script = program("results/log/ratios.py")
     for name in script.TABLES:
         assert (ROOT / "benchmarks/ratios" / f"{name}.md").read_text(encoding="utf-8") == script.table(name) + "\n"
 
@@ -148,15 +142,6 @@ def test_relative_links_lead_somewhere(page):
     assert page.name != "README.md" or page.parent != ROOT or len(relative) > 8
     missing = [link for link in relative if not (page.parent / link).exists()]
     assert not missing
-
-
-def test_tests_that_pages_name_are_there():
-    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
-    files = list((ROOT / "tests").rglob("*.py"))
-    code = "\n".join(file.read_text(encoding="utf-8") for file in files)
-    known = {file.stem for file in files} | set(re.findall(r"^ *def (test_\w+)", code, re.MULTILINE))
-    named = set(re.findall(r"\btest_\w+", text))
-    assert len(named) > 30 and named <= known, named - known
 
 
 def prose_of(path):

@@ -38,7 +38,7 @@ _MODERATE = 60.0
 
 @dataclass(frozen=True)
 class NearFarOptions(Options):
-    """Defaults were chosen on validation data: docs/notes/near_far.md."""
+    """Defaults were chosen on validation data: results/log/near_far.md."""
 
     num_features: int = option(32, "features per head, r: the rank of the far part; 0: the band alone", minimum=0)
     window: int = option(8, "W: scores of keys at most so many tokens away are exact", minimum=0)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from pydantic import FiniteFloat
-from sacrebleu.metrics import BLEU
+from sacrebleu.metrics import BLEU, CHRF
 
 from fairseq_lot.corpus.moses import rules_of
 from fairseq_lot.errors import check_least
@@ -88,6 +88,11 @@ def measure(
         p = _round(paired_p_value(resampled[0] - resampled[1], found["delta"]), 4)
     rounded = {name: _round(value, 2) for name, value in found.items()}
     return MetricScore(**rounded, p=p, signature=bleu.get_signature().format())
+
+
+def chrf(hypotheses: list[str], references: list[str]) -> float:
+    """sacreBLEU's chrF, in percent, rounded to two decimals."""
+    return _round(CHRF().corpus_score(hypotheses, [references]).score, 2)
 
 
 def for_language(metric: dict[str, Any], language: str) -> dict[str, Any]:

@@ -19,8 +19,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     stages = [stage for stage in results.STAGES if stage != results.BASE]
     parser.add_argument("--stage", choices=stages, default=results.FINE_TUNED, help="default: %(default)s")
     parser.add_argument("--against", metavar="SYSTEM", help="only its pairs; default: every pair")
-    parser.add_argument("--no-brevity-penalty", action="store_true", help="compare the precision of n-grams alone: "
-        "BLEU of translations that are not punished for being short")  # fmt: skip
     bleu.add_bootstrap_arguments(parser)
 
 
@@ -43,9 +41,6 @@ def run(args: argparse.Namespace) -> None:
                 raise InputError(f"{args.results}: {', '.join(systems)} were scored on different references")
             if len(systems) > 1 and args.against in (None, *systems):
                 heading = f"**{part[0].dataset}**, {part[0].experiment}, {backbone}, {args.stage}"
-                if args.no_brevity_penalty:
-                    heading += ", without brevity penalty"
-                    systems = {name: unpunished(by_seed) for name, by_seed in systems.items()}
                 signature = part[0].tokenised.signature
                 found.append(compare(systems, signature, heading=heading, against=args.against, **resampling))
     found = [table for table in found if table.rows]
@@ -58,11 +53,6 @@ def run(args: argparse.Namespace) -> None:
     if left_out:
         names = ", ".join(f"{row.system} (seed {row.seed})" for row in left_out)
         print(f"{file} lacks counts of {names}: left out", file=sys.stderr)
-
-
-def unpunished(by_seed: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
-    """The counts with empty references, which no translation is shorter than; the matches stay."""
-    return {seed: counts * (np.arange(counts.shape[1]) != 1) for seed, counts in by_seed.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

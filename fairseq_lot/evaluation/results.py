@@ -77,12 +77,14 @@ class Row(Label):
     Attributes:
         length: of all translations, in tokens, divided by that of the references. BLEU punishes less than 1.
             None in rows of before there was this field.
+        chrf: sacreBLEU's chrF of the detokenised text, likewise.
     """
 
     sentences: int
     length: FiniteFloat | None = None
     tokenised: MetricScore
     sacrebleu: MetricScore
+    chrf: FiniteFloat | None = None
     reference: str
     bootstrap_samples: int
     bootstrap_seed: int
@@ -93,8 +95,11 @@ class Row(Label):
 
 
 def format_row(row: Row) -> str:
-    """The row as one line of JSON without a line end."""
-    return json.dumps(asdict(row), ensure_ascii=False, allow_nan=False)
+    """The row as one line of JSON without a line end; without chrF where there is none, as in old rows."""
+    fields = asdict(row)
+    if row.chrf is None:
+        del fields["chrf"]
+    return json.dumps(fields, ensure_ascii=False, allow_nan=False)
 
 
 def parse(kind: type[Kind], line: str, name: str) -> Kind:

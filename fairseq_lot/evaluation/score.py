@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
         counts.write(format_statistics(row, statistics) + "\n")
     print(
         f"{row.backbone}, {row.system}, {row.stage}, seed {row.seed}, {row.sentences} sentences: "
-        f"tokenised BLEU {_describe(row.tokenised)}, sacreBLEU {_describe(row.sacrebleu)}"
+        f"tokenised BLEU {_describe(row.tokenised)}, sacreBLEU {_describe(row.sacrebleu)}, chrF {row.chrf:.2f}"
     )
 
 
@@ -95,6 +95,7 @@ def score(args: argparse.Namespace, label: Label) -> tuple[Row, np.ndarray]:
         sacrebleu=bleu.measure(
             plain, raw, metric=bleu.for_language(bleu.SACREBLEU, language), base=plain_base, **resampling
         ),
+        chrf=bleu.chrf(plain, raw),
         reference="detokenised with sacremoses" if args.raw_reference is None else "raw",
         bootstrap_samples=resampling["samples"],
         bootstrap_seed=resampling["seed"],

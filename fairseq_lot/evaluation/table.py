@@ -21,6 +21,7 @@ from fairseq_lot.evaluation.results import (
 from fairseq_lot.output.tables import MISSING, Table
 
 METRICS = {"tokenised": "tokenised BLEU", "sacrebleu": "sacreBLEU"}
+OTHER = {"tokenised": "sacrebleu", "sacrebleu": "tokenised"}  # the BLEU that stands beside it
 # Tokenised BLEU on IWSLT'14 De-En, plug-and-play and fine-tuned, medians of 4 runs [ESPFormer, LOTFormer]. What stands
 # beside esp is measured with Table 12's values, in the units of the released modules.
 _REPORTED = {
@@ -76,11 +77,13 @@ class _Systems:
         rows: those of each backbone and system, in the order of the table.
         stages: what has columns: the stages that were run, and one for the base.
         with_length: some row says how long its translations are.
+        with_chrf: some row has chrF.
     """
 
     def __init__(self, rows: Sequence[Row], metric: str):
         self.rows, self.metric = by_system(rows), metric
         self.with_length = any(row.length is not None for row in rows)
+        self.with_chrf = any(row.chrf is not None for row in rows)
         run = {row.stage for row in rows}
         if BASE in run and FROM_SCRATCH not in run:
             run.add(PLUG_AND_PLAY)
@@ -95,6 +98,14 @@ class _Systems:
         rows = at_stage(self.rows.get(key, []), stage).values()
         lengths = [row.length for row in rows if row.length is not None]
         return f"{median(lengths):.3f}" if lengths else MISSING
+
+    def others(self, key: tuple[str, str], stage: str) -> list[str]:
+        """The medians of a system's other scores: the other BLEU, then chrF if there are any."""
+        rows = at_stage(self.rows.get(key, []), stage).values()
+        scores = [[getattr(row, OTHER[self.metric]).score for row in rows]]
+        if self.with_chrf:
+            scores.append([row.chrf for row in rows if row.chrf is not None])
+        return [f"{median(found):.2f}" if found else MISSING for found in scores]
 
     def control(self, backbone: str) -> tuple[str, str]:
         """The key of the base, which is fine-tuned as well; without one, of plain softmax; none: two empty words."""
@@ -137,7 +148,7 @@ def _full(systems: _Systems, heading: str) -> Table:
         for stage in systems.stages:
             is_base = stage != FINE_TUNED and any(row.stage == BASE for row in own)
             scores = list(systems.scores(key, stage).values())
-            cells.append(_score(scores))
+            cells += [_score(scores), *systems.others(key, stage)]
             if systems.with_length:
                 cells.append(systems.length(key, stage))
             cells.append(MISSING if is_base else _difference(scores))
@@ -149,7 +160,8 @@ def _full(systems: _Systems, heading: str) -> Table:
         lines.append(cells)
     head = ["Backbone", "System"]
     for stage in systems.stages:
-        head += [stage.capitalize(), *(["Length"] if systems.with_length else []), "Δ vs. base"]
+        head += [stage.capitalize(), "sacreBLEU" if systems.metric == "tokenised" else "Tokenised BLEU"]
+        head += ["chrF"] * systems.with_chrf + ["Length"] * systems.with_length + ["Δ vs. base"]
     if FINE_TUNED in systems.stages:
         head.append("Δ vs. control")
     return Table(head, lines, heading=heading, notes=_notes(systems))
@@ -204,6 +216,7 @@ def _notes(systems: _Systems) -> list[str]:
             "Several seeds: median [lowest, highest bound of the seeds' intervals]; median Δ (lowest to highest), "
             f"* where p < {LEVEL} for every seed, in the same direction."
         )
+    notes.append("sacreBLEU and chrF are of detokenised text.")
     if systems.with_length:
         notes.append("Length: of the translations, divided by that of the references. BLEU punishes less than 1.")
     notes += [

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from sacrebleu.metrics import BLEU
 
 from fairseq_lot.cli import main
 from fairseq_lot.evaluation.bleu import TOKENISED, corpus_score, measure, sentence_statistics
@@ -102,22 +101,6 @@ def test_stored_counts_give_the_table_of_the_translations(scored, corpus, compar
     assert first[5].endswith(" (seed 2)") and first[5].count(",") == 0
     assert main(["compare", str(results), "--bootstrap-samples=100", "--against=softmax"]) == 0
     assert [line for line in capfd.readouterr().out.splitlines() if line.startswith("| ")][2:] == lines[2:4]
-
-
-def test_without_brevity_penalty_only_n_grams_count(scored, corpus, capfd):
-    references, good, _ = corpus
-    short = [" ".join(sentence.split()[:-2]) for sentence in good]
-    scored("softmax", good)
-    results = scored("LOT", short)
-    assert main(["compare", str(results), "--no-brevity-penalty", "--bootstrap-samples=50"]) == 0
-    heading, _, *lines = capfd.readouterr().out.splitlines()
-    assert heading.endswith("fine-tuned, without brevity penalty")
-    cells = lines[2].strip("| ").split(" | ")
-    bleu = BLEU(**TOKENISED)
-    for cell, system in zip(cells[2:4], (good, short), strict=True):
-        found = bleu.corpus_score(system, [references])
-        assert float(cell) == pytest.approx(found.score / found.bp, abs=0.006)
-    assert bleu.corpus_score(short, [references]).bp < 0.85
 
 
 def test_counts_must_be_there_and_belong_to_their_rows(scored, corpus, refused):

@@ -13,7 +13,7 @@ from tests.evaluation.conftest import write_rows
 
 def test_round_trip_and_order_of_the_fields(make_row):
     settings = {"attention": "lot", "options": {"a": True, "b": 3, "c": 0.5, "d": "ü\n|"}, "from-scratch": True}
-    row = make_row("LOT", settings=settings, seconds=None, delta=1.0, p=0.01)
+    row = make_row("LOT", settings=settings, seconds=None, delta=1.0, p=0.01, chrf=55.5)
     line = format_row(row)
     assert "\n" not in line and parse(Row, line, "row") == row
     options = parse(Row, line, "row").settings["options"]

@@ -8,7 +8,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from sacrebleu.metrics import BLEU
+from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
 from sacremoses import MosesDetokenizer
 
@@ -74,6 +74,7 @@ def test_row_agrees_with_sacrebleu(arguments, corpus, tmp_path, capsys):
         assert found.low < found.score < found.high
         assert found.delta > 0 and found.p < 0.05
     assert "tok:none" in row.tokenised.signature and "case:lc" in row.sacrebleu.signature
+    assert row.chrf == round(CHRF().corpus_score(plain[0], [plain[1]]).score, 2)
     words = [sum(len(line.split()) for line in lines) for lines in (good, references)]
     assert row.length == round(words[0] / words[1], 3)
     assert row.sentences == 151 and row.reference == "detokenised with sacremoses"

@@ -1,4 +1,5 @@
 """The table command: its exact Markdown and its errors."""
+# ruff: noqa: E501 - tables have long lines
 
 import pytest
 
@@ -11,19 +12,20 @@ from tests.evaluation.conftest import write_rows
 EXPECTED = """\
 **toy**, short, 500 sentences, tokenised BLEU
 
-| Backbone | System | Plug-and-play | Δ vs. base | Fine-tuned | Δ vs. base | Δ vs. control |
-| --- | --- | --- | --- | --- | --- | --- |
-| transformer | softmax | 30.00 [29.00, 31.00] | – | 30.75 [29.75, 31.75] | +0.75* (p = 0.0310) | – |
-| transformer | Sinkhorn | 29.90 [28.90, 30.90] | -0.10 (p = 0.4000) | – | – | – |
-| transformer | LOT r=16 | 20.00 [19.00, 21.00] | -10.00* (p = 0.0010) | – | – | – |
-| transformer | LOT r=32 | 29.00 [28.00, 30.00] | -1.00 (p = 0.0500) | 31.00 [30.00, 32.00] | – | +0.25 |
-| transformer | alibi | 10.00 [9.00, 11.00] | – | – | – | – |
-| diff_transformer | ESP | – | – | 33.00 [32.00, 34.00] | – | – |
+| Backbone | System | Plug-and-play | sacreBLEU | Δ vs. base | Fine-tuned | sacreBLEU | Δ vs. base | Δ vs. control |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- |
+| transformer | softmax | 30.00 [29.00, 31.00] | 30.50 | – | 30.75 [29.75, 31.75] | 31.25 | +0.75* (p = 0.0310) | – |
+| transformer | Sinkhorn | 29.90 [28.90, 30.90] | 30.40 | -0.10 (p = 0.4000) | – | – | – | – |
+| transformer | LOT r=16 | 20.00 [19.00, 21.00] | 20.50 | -10.00* (p = 0.0010) | – | – | – | – |
+| transformer | LOT r=32 | 29.00 [28.00, 30.00] | 29.50 | -1.00 (p = 0.0500) | 31.00 [30.00, 32.00] | 31.50 | – | +0.25 |
+| transformer | alibi | 10.00 [9.00, 11.00] | 10.50 | – | – | – | – | – |
+| diff_transformer | ESP | – | – | – | 33.00 [32.00, 34.00] | 33.50 | – | – |
 
 - [low, high]: 95 % bootstrap interval. p: paired bootstrap test against the base, * where p < 0.05. \
 1000 resamples, seed 12345.
 - softmax: plug-and-play is the base itself, fine-tuned the control, the base fine-tuned for the same epochs. \
 Δ vs. control: to the control of the same seed, not tested here (fairseq-lot compare does).
+- sacreBLEU and chrF are of detokenised text.
 - Systems: softmax: attention softmax; Sinkhorn: attention sinkhorn; \
 LOT r=16: attention lot; LOT r=32: attention lot; \
 alibi: attention alibi; ESP: attention esp
@@ -78,7 +80,7 @@ def test_exact_markdown(rows, tmp_path, capsys):
 
 def test_sacrebleu(rows, tmp_path, capsys):
     text = render(rows, metric="sacrebleu")
-    assert "| transformer | softmax | 30.50 [29.00, 31.00] | – |" in text
+    assert "| transformer | softmax | 30.50 [29.00, 31.00] | 30.00 | – |" in text
     assert "- Signature: `tok:13a`\n- References: raw\n" in text
     assert main(["table", "--metric=sacrebleu", str(write_rows(tmp_path / "rows.jsonl", *rows))]) == 0
     assert capsys.readouterr().out == text + "\n"
@@ -95,10 +97,10 @@ def test_several_seeds_give_the_median(make_row):
             rows.append(make_row(system, stage="fine-tuned", seed=seed, score=score, delta=delta, p=p))
     text = render(rows)
     for line in (
-        "| softmax | 32.50 [30.00, 35.00] (4 seeds) | – | – | – | – |",
-        "| LOT | – | – | 32.80 [29.90, 36.00] (4 seeds) | +0.95 (+0.20 to +1.40; p < 0.05 in 3 of 4) | – |",
-        "| ESP | – | – | 40.00 [39.00, 41.00] (2 seeds) | +9.00* (+9.00 to +9.00; p < 0.05 in 2 of 2) | – |",
-        "| Sinkhorn | – | – | 40.00 [39.00, 41.00] (2 seeds) | +0.50 (-1.00 to +2.00; p < 0.05 in 2 of 2) | – |",
+        "| softmax | 32.50 [30.00, 35.00] (4 seeds) | 33.00 | – | – | – | – | – |",
+        "| LOT | – | – | – | 32.80 [29.90, 36.00] (4 seeds) | 33.30 | +0.95 (+0.20 to +1.40; p < 0.05 in 3 of 4) | – |",
+        "| ESP | – | – | – | 40.00 [39.00, 41.00] (2 seeds) | 40.50 | +9.00* (+9.00 to +9.00; p < 0.05 in 2 of 2) | – |",
+        "| Sinkhorn | – | – | – | 40.00 [39.00, 41.00] (2 seeds) | 40.50 | +0.50 (-1.00 to +2.00; p < 0.05 in 2 of 2) | – |",
     ):
         assert f"{line}\n" in text
     assert "- Several seeds: median [lowest, highest bound" in text
@@ -109,13 +111,13 @@ def test_the_control_is_that_of_the_same_seed(make_row):
     tuned = [make_row(stage="fine-tuned", seed=seed, score=30.0 + seed) for seed in (1, 2, 3)]
     rows = [make_row("LOT", stage="fine-tuned", seed=seed, score=31.0) for seed in (2, 3, 4)]
     seeds = "-1.50 (-2.00 to -1.00; 2 of 3 seeds)"
-    assert f"| LOT | 31.00 [30.00, 32.00] (3 seeds) | – | {seeds} |" in render([*tuned, *rows])
+    assert f"| LOT | 31.00 [30.00, 32.00] (3 seeds) | 31.50 | – | {seeds} |" in render([*tuned, *rows])
 
 
 def test_a_difference_to_the_base_is_none_to_the_control(make_row):
     tuned = [make_row(stage="fine-tuned", score=31.0, delta=1.0, p=0.01)]
     tuned += [make_row("LOT", stage="fine-tuned", score=30.5, delta=0.5, p=0.2)]
-    lot = "| LOT | 30.00 [29.00, 31.00] | -0.01 (p = 0.9000) | 30.50 [29.50, 31.50] | +0.50 (p = 0.2000) |"
+    lot = "| LOT | 30.00 [29.00, 31.00] | 30.50 | -0.01 (p = 0.9000) | 30.50 [29.50, 31.50] | 31.00 | +0.50 (p = 0.2000) |"
     plugged = make_row("LOT", stage="plug-and-play", score=30.0, delta=-0.01, p=0.9)
     assert f"{lot} -0.50 |" in render([make_row(), plugged, *tuned])
 
@@ -127,8 +129,8 @@ def test_half_precision_is_said(make_row):
 
 def test_a_system_that_scores_as_the_control_is_not_the_control(make_row):
     text = render([make_row(stage="fine-tuned"), make_row("LOT", stage="fine-tuned")])
-    assert "| softmax | 30.00 [29.00, 31.00] | – | – |" in text
-    assert "| LOT | 30.00 [29.00, 31.00] | – | +0.00 |" in text
+    assert "| softmax | 30.00 [29.00, 31.00] | 30.50 | – | – |" in text
+    assert "| LOT | 30.00 [29.00, 31.00] | 30.50 | – | +0.00 |" in text
 
 
 def test_experiments_and_datasets_have_tables_of_their_own(make_row):
@@ -145,11 +147,19 @@ def test_lengths_stand_beside_the_scores(make_row):
     text = render(
         [*rows, make_row("LOT", stage="fine-tuned", length=None), make_row("ESP", stage="fine-tuned", length=1.1)]
     )
-    assert "| Plug-and-play | Length | Δ vs. base | Fine-tuned | Length | Δ vs. base |" in text
-    assert "| softmax | 30.00 [29.00, 31.00] (3 seeds) | 0.920 | – | – | – |" in text
-    assert "| LOT | – | – | – | 30.00 [29.00, 31.00] | – | – |" in text
-    assert "| ESP | – | – | – | 30.00 [29.00, 31.00] | 1.100 | – |" in text
+    assert "| Plug-and-play | sacreBLEU | Length | Δ vs. base | Fine-tuned | sacreBLEU | Length | Δ vs. base |" in text
+    assert "| softmax | 30.00 [29.00, 31.00] (3 seeds) | 30.50 | 0.920 | – | – | – | – |" in text
+    assert "| LOT | – | – | – | – | 30.00 [29.00, 31.00] | 30.50 | – | – |" in text
+    assert "| ESP | – | – | – | – | 30.00 [29.00, 31.00] | 30.50 | 1.100 | – |" in text
     assert "- Length: of the translations" in text and "Length" not in render([make_row()])
+
+
+def test_chrf_stands_beside_the_scores_where_a_row_has_it(make_row):
+    text = render([make_row(chrf=50.0), make_row("LOT", stage="plug-and-play", chrf=None)])
+    assert "| Plug-and-play | sacreBLEU | chrF | Δ vs. base |" in text
+    assert "| softmax | 30.00 [29.00, 31.00] | 30.50 | 50.00 | – |" in text
+    assert "| LOT | 30.00 [29.00, 31.00] | 30.50 | – | – |" in text
+    assert "chrF |" not in render([make_row()])
 
 
 def test_models_trained_from_scratch_stand_beside_the_base(make_row):
@@ -157,10 +167,10 @@ def test_models_trained_from_scratch_stand_beside_the_base(make_row):
     rows = [make_row(), make_row("LOT from scratch", settings=scratch, stage="from scratch", delta=-2.0, p=0.001)]
     assert "control" not in render(rows)
     assert render(rows).splitlines()[2:6] == [
-        "| Backbone | System | From scratch | Δ vs. base |",
-        "| --- | --- | --- | --- |",
-        "| transformer | softmax | 30.00 [29.00, 31.00] | – |",
-        "| transformer | LOT from scratch | 30.00 [29.00, 31.00] | -2.00* (p = 0.0010) |",
+        "| Backbone | System | From scratch | sacreBLEU | Δ vs. base |",
+        "| --- | --- | --- | --- | --- |",
+        "| transformer | softmax | 30.00 [29.00, 31.00] | 30.50 | – |",
+        "| transformer | LOT from scratch | 30.00 [29.00, 31.00] | 30.50 | -2.00* (p = 0.0010) |",
     ]
 
 

@@ -1,6 +1,6 @@
 """Speed and memory of trainings on documents: fairseq-train and fairseq-generate of several models, in turns.
 
-python docs/notes/documents_speed.py data-bin/documents softmax=BASE 'near_far=checkpoints/documents/...' >FILE.md
+python results/log/documents_speed.py data-bin/documents softmax=BASE 'near_far=checkpoints/documents/...' >FILE.md
 
 Run it on an idle machine. A folder of a training holds ``flags`` and ``checkpoint_best.pt``, as scripts/pretrain.sh
 leaves them.

@@ -1,6 +1,6 @@
 """What near_far adds to softmax's loss by window W and number of features r: a table for each T and calibration.
 
-python docs/notes/grid.py results/NAME/sweep.jsonl >results/NAME/grid.md
+python results/log/grid.py results/NAME/sweep.jsonl >results/NAME/grid.md
 """
 
 import argparse

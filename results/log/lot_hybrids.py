@@ -2,7 +2,7 @@
 
 They are registered as mechanisms, and the rest is ``fairseq-lot sweep``:
 
-    python docs/notes/lot_hybrids.py sweep DATA --path BASE.pt --out FOLDER --try gated_band --try lot_and_convolution
+    python results/log/lot_hybrids.py sweep DATA --path BASE.pt --out FOLDER --try gated_band --try lot_and_convolution
 """
 
 import sys

@@ -1,6 +1,6 @@
 """How long translations are, how much they repeat themselves: of outputs of fairseq-generate. FILE.json holds it.
 
-python docs/notes/repeats.py FILE.json [--add NAME OUTPUT.out]... >FILE.md
+python results/log/repeats.py FILE.json [--add NAME OUTPUT.out]... >FILE.md
 """
 
 import numpy as np

@@ -1,7 +1,7 @@
 """How many times faster or smaller one contender of benchmarks/ is than another.
 
 for name in readme layer convolution prior model sentences lengths; do
-    python docs/notes/ratios.py $name >benchmarks/ratios/$name.md
+    python results/log/ratios.py $name >benchmarks/ratios/$name.md
 done
 """
 

@@ -1,6 +1,6 @@
 """Heads of the encoder after training: a line for each file of ``fairseq-lot diagnose --json``, named after the file.
 
-python docs/notes/heads.py results/iwslt14-65k.small.heads/*.json >results/iwslt14-65k.small.heads/heads.md
+python results/log/heads.py results/iwslt14-65k.small.heads/*.json >results/iwslt14-65k.small.heads/heads.md
 """
 
 import argparse

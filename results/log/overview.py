@@ -1,7 +1,7 @@
 """How far every system is ahead of softmax that was trained for as long, at every stage.
 
-python docs/notes/overview.py >results/iwslt14-65k.overview.md
-python docs/notes/overview.py --figure docs/figures/overview.svg
+python results/log/overview.py >results/iwslt14-65k.overview.md
+python results/log/overview.py --figure docs/figures/overview.svg
 """
 
 import argparse
@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fairseq_lot.evaluation.bleu import LEVEL, SAMPLES, SEED
-from fairseq_lot.evaluation.compare import differences, unpunished
+from fairseq_lot.evaluation.compare import differences
 from fairseq_lot.evaluation.results import (
     FINE_TUNED,
     FROM_SCRATCH,
@@ -37,23 +37,20 @@ COLUMNS = (
     ("Plugged in, base of 16 epochs", PLUG_AND_PLAY, OF_16),
     ("then fine-tuned, 10 epochs", FINE_TUNED, OF_16),
     ("From scratch, 16 epochs", FROM_SCRATCH, SCRATCH),
-    ("from scratch, without the brevity penalty", FROM_SCRATCH, SCRATCH),
 )
-UNPUNISHED = COLUMNS[-1][0]
 NOTES = (
     "Tokenised BLEU minus softmax's, after as many epochs: the mean of two seeds, in parentheses each; or one seed.",
     f"[low, high]: 95 % interval by a bootstrap of the test sentences; asterisk: p < {LEVEL} in a paired test by it. "
     "Both leave out how much another training would differ. Seeds outside of the interval show that this can be more.",
     "Sinkhorn: at the papers' ε = 0.1, with 15 updates. At ε = 1 it has 3. An update makes one side of the plan exact. "
     "A and B are two trainings of the base.",
-    "BLEU punishes translations that are shorter than the references. The last column leaves this brevity penalty out.",
     "Trained from scratch on a GPU, translated on a CPU: Sinkhorn, Sinkhorn ε=1 with 15 updates, ESP, near_far with 3 "
     "updates and SeT; seed 1 of LOT with convolution, seed 2 of the two with ALiBi at encoder and decoder.",
 )
 # of the figure: heading, and the label of two columns
 PANELS = (
     ("Plugged into a trained model", {COLUMNS[0][0]: "as swapped, base of 32 epochs", COLUMNS[1][0]: COLUMNS[1][0]}),
-    ("Trained from scratch, 16 epochs", {COLUMNS[4][0]: "BLEU", UNPUNISHED: "BLEU without the brevity penalty"}),
+    ("Trained from scratch, 16 epochs", {COLUMNS[4][0]: COLUMNS[4][0]}),
 )
 STYLES = ({"color": "C0"}, {"color": "C1", "markerfacecolor": "white"})
 
@@ -66,15 +63,13 @@ def read(name):
     return rows, read_statistics(path, rows)
 
 
-def ahead(name, stage, *, punished):
+def ahead(name, stage):
     """By system how far it is ahead of the control; and by system its place among mechanisms."""
     rows, statistics = read(name)
     counts = {
         system: {seed: statistics[row.key] for seed, row in at_stage(own, stage).items()}
         for (_, system), own in by_system(rows).items()
     }
-    if not punished:
-        counts = {system: unpunished(by_seed) for system, by_seed in counts.items()}
     control = counts.pop(CONTROL)
     found = {}
     for system, by_seed in counts.items():
@@ -89,7 +84,7 @@ def overview():
     lines, order = {}, {}
     for title, stage, files in COLUMNS:
         for letter, name in files.items():
-            found, orders = ahead(name, stage, punished=title != UNPUNISHED)
+            found, orders = ahead(name, stage)
             for system, difference in found.items():
                 line = system.removesuffix(" from scratch")
                 order[line] = *orders[system], line
@@ -116,10 +111,10 @@ def draw():
     """A panel for each of PANELS, a line for each system, the best on top, with numbers beside the marks."""
     figure = Figure(figsize=(9, 8), layout="constrained")
     for axes, (heading, labels) in zip(figure.subplots(2, 1), PANELS, strict=True):
-        first, _ = labels
+        first = next(iter(labels))
         lines = [(name, cells) for name, cells in overview().items() if first in cells]
         lines.sort(key=lambda line: line[1][first][1].mean)
-        for column, ((title, label), style) in enumerate(zip(labels.items(), STYLES, strict=True)):
+        for column, ((title, label), style) in enumerate(zip(labels.items(), STYLES, strict=False)):
             at = [(place, cells[title][1]) for place, (_, cells) in enumerate(lines) if title in cells]
             means, low, high = np.array([(found.mean, found.low, found.high) for _, found in at]).T
             marks = {"fmt": "o", "markersize": 4, "capsize": 2, "label": label, **style}

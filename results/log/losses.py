@@ -1,6 +1,6 @@
 """Validation losses of several trainings side by side, in nats per target token. FILE.json holds them.
 
-python docs/notes/losses.py results/iwslt14-65k.losses/FILE.json [--add NAME LOG]... >FILE.md
+python results/log/losses.py results/iwslt14-65k.losses/FILE.json [--add NAME LOG]... >FILE.md
 """
 
 import argparse

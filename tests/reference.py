@@ -99,10 +99,12 @@ def near_far_plan(
     causal: bool = False,
     slope: float = 0.0,
     exact_up_to: int = 0,
+    tangents: bool = False,
 ) -> Tensor:
     """Exact scores within the window, ``Σ_t φ_t(q) ψ_t(k)`` elsewhere; half-updates of the plan, rows last.
 
-    All scores are exact with at most ``exact_up_to`` keys, or causal in the rows of so many first tokens.
+    With tangents the queries' features depend on all keys, unless it is causal. All scores are exact with at most
+    ``exact_up_to`` keys, or causal in the rows of so many first tokens.
     """
     n, m, s = len(q), len(k), 1 / math.sqrt(q.size(-1))
     first = m - n if causal else 0
@@ -110,6 +112,11 @@ def near_far_plan(
     if len(features):
         phi = scores(q, features) - s * (q**2).sum(1, keepdim=True) / 2 + bias - math.log(len(features))
         psi = scores(k, features) - s * (k**2).sum(1, keepdim=True) / 2
+        if tangents and not causal:
+            psi = scores(k, features)
+            means = torch.softmax(psi, 0).T @ k
+            phi = matrix([s * ((q_i - z) @ mean) for z, mean in zip(features, means, strict=True)] for q_i in q)
+            phi = phi + bias - math.log(len(features))
         far = matrix([torch.logsumexp(phi_i + psi_j, 0) for psi_j in psi] for phi_i in phi)
     centres = [first + i for i in range(n)]
     if band == "expected":

@@ -47,6 +47,7 @@ TWINS = {
         num_updates=m.options.num_updates,
         band=m.options.band,
         exact_up_to=m.options.exact_up_to,
+        tangents=m.options.tangents,
         slope=_slope(m, head),
     ),
     "set": lambda m, head, q, k: reference.set_plan(

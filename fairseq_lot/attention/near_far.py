@@ -20,7 +20,15 @@ from fairseq_lot.attention.sinkhorn import Sinkhorn, SinkhornOptions
 from fairseq_lot.attention.softmax import Softmax, SoftmaxOptions
 from fairseq_lot.errors import InputError
 from fairseq_lot.transport.marginals import Pads, at_least_float32, without_empty
-from fairseq_lot.transport.near_far import FarSummary, feature_logs, near_far, near_far_at_expected, summarise_far
+from fairseq_lot.transport.near_far import (
+    FarSummary,
+    feature_logs,
+    near_far,
+    near_far_at_expected,
+    summarise_far,
+    tangent_logs,
+    tangents,
+)
 from fairseq_lot.transport.pivots_causal import PrefixState, absorb, empty_prefix, prefix_apply
 from fairseq_lot.transport.positions import alibi_slopes
 
@@ -58,6 +66,11 @@ class NearFarOptions(Options):
         f"softmax with one update; longer ones the linear form; swap writes {EXACT_UP_TO} unless told otherwise",
         minimum=0,
     )
+    tangents: bool = option(
+        False,
+        "the far part is made of tangents of log Σ exp(scores), which no norm of q and k takes out of range; not in "
+        "the decoder's own attention; swap writes true unless told otherwise",
+    )
     learn_features: bool = option(True, "learn the features; false: they stay as they were drawn")
     seed: int = option(0, "seed of the initial features", minimum=0)
 
@@ -82,6 +95,14 @@ class NearFar(Mechanism):
         K̃_ij = φ(q_i)·ψ(k_j)      elsewhere
         φ_t(q) = exp(s·q·z_t - s‖q‖²/2 + c_t) / r
         ψ_t(k) = exp(s·k·z_t - s‖k‖²/2)
+
+    With ``tangents``, and outside of the causal form,
+
+        φ_t(q) = exp(s·(q - z_t)·k̄_t + c_t) / r
+        ψ_t(k) = exp(s·k·z_t),                   k̄_t the mean of the keys by ψ_t
+
+    Then ``Σ_j φ_t(q) ψ_t(k_j)`` is ``exp(c_t) / r`` times a tangent's power: that of log Σ exp(s·q·k_j) at q = z_t. It
+    is exact there, and nowhere above the sum that it stands for, whatever the norms of q and k are.
 
     With the prior ``alibi`` both are times ``exp(-slope·|i - j|)``, with one slope per head [ALiBi].
 
@@ -141,6 +162,23 @@ class NearFar(Mechanism):
         """``s·x·z_t - s‖x‖²/2 - (log r)/2``, ``(bsz, num_heads, len, r)``: ``log ψ``, and ``log φ`` but for c."""
         return feature_logs(x, self.features, scale=self.scaling)
 
+    def _side_logs(self, tokens, sides, masks):
+        """``log φ`` of the queries, but for c, and ``log ψ`` of the keys; None and None without features."""
+        q, k = sides
+        if not self.options.num_features:
+            return None, None
+        if not self.options.tangents or masks.causal:
+            return self._logs(tokens).split((q.size(2), k.size(2)), 2)
+        key_logs = self._tangent_key_logs(k)
+        pads = without_empty(masks.key_pads)
+        seen = key_logs if pads is None else key_logs.masked_fill(pads[:, None, :, None], -torch.inf)
+        found = tangents(k, torch.softmax(seen, 2), self.features, scale=self.scaling)
+        return tangent_logs(q, *found, scale=self.scaling), key_logs
+
+    def _tangent_key_logs(self, k):
+        """``s·k·z_t``."""
+        return (k * self.scaling) @ self.features.to(k.dtype).transpose(-1, -2)
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, masks: Masks, need_weights: bool) -> AttentionOutput:
         if self.exact is None:
             return self._attend_linearly(q, k, v, masks, need_weights)
@@ -163,10 +201,9 @@ class NearFar(Mechanism):
         early = k.size(2) - q.size(2) if masks.causal else 0  # keys before the first query
         if early:
             q = nn.functional.pad(q, (0, 0, early, 0))
-        sizes = q.size(2), k.size(2)
         tokens = at_least_float32(torch.cat([q, k], 2))  # one kernel each for both
-        sides = tokens.split(sizes, 2)
-        logs = self._logs(tokens).split(sizes, 2) if self.options.num_features else (None, None)
+        sides = tokens.split((q.size(2), k.size(2)), 2)
+        logs = self._side_logs(tokens, sides, masks)
         if masks.causal and not self._rows_are_kept(sides, logs):
 
             def apply(v):
@@ -244,15 +281,24 @@ class NearFar(Mechanism):
 
     def _summary(self, k, v, key_padding_mask):
         key_padding_mask = without_empty(key_padding_mask)
-        far = summarise_far(self._logs(k) + self.feature_bias[:, None], v, key_padding_mask)
-        return self._keep_all(k * self.scaling, v, key_padding_mask) | vars(far)
+        key_logs = self._tangent_key_logs(k) if self.options.tangents else self._logs(k)
+        far = summarise_far(key_logs + self.feature_bias[:, None], v, key_padding_mask)
+        summary = self._keep_all(k * self.scaling, v, key_padding_mask) | vars(far)
+        if not self.options.tangents:
+            return summary
+        key_means, constants = tangents(k, far.shares, self.features, scale=self.scaling)
+        return summary | {"key_means": key_means, "constants": constants}
 
     def _attend_expected(self, q, summary, need_weights):
+        if self.options.tangents:
+            query_logs = tangent_logs(q, summary["key_means"], summary["constants"], scale=self.scaling)
+        else:
+            query_logs = self._logs(q)
         values, weights = near_far_at_expected(
             q,
             summary["key"],
             summary["value"],
-            self._logs(q),
+            query_logs,
             FarSummary(**{field.name: summary[field.name] for field in fields(FarSummary)}),
             summary.get("key_padding_mask"),
             window=self.options.window,

@@ -87,6 +87,36 @@ class _FeatureLogs(torch.autograd.Function):
         return grad_x, grad_features, None
 
 
+def tangents(
+    k: torch.Tensor, shares: torch.Tensor, features: torch.Tensor, *, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What :func:`tangent_logs` needs of the keys: their mean for every feature, and a constant.
+
+    ``L(q) = log Σ_j exp(s q·k_j)`` is convex, and its gradient at z_t is ``s k̄_t``, the mean of the keys by the shares
+    ``softmax_j(s k_j·z_t)``. So ``L(z_t) + s (q - z_t)·k̄_t``, its tangent there, is nowhere above it.
+
+    Args:
+        k: ``(bsz, num_heads, m, d)``, zero at pads.
+        shares: ``(bsz, num_heads, m, r)``, zero at pads.
+        features: z, ``(num_heads, r, d)``, in any precision.
+        scale: s.
+
+    Returns:
+        k̄, ``(bsz, num_heads, r, d)``, and ``s z_t·k̄_t + log r``, ``(bsz, num_heads, r)``.
+    """
+    means = shares.transpose(-1, -2) @ k
+    return means, (features.to(k.dtype) * means).sum(-1) * scale + math.log(features.size(1))
+
+
+def tangent_logs(q: torch.Tensor, means: torch.Tensor, constants: torch.Tensor, *, scale: float) -> torch.Tensor:
+    """``s (q - z_t)·k̄_t - log r``: logs of the queries' features where ``s k·z_t`` are those of the keys.
+
+    ``(bsz, num_heads, n, r)``. The sum over all keys of a feature's products is then the tangent's power, over r.
+    """
+    parts = constants.unsqueeze(2).flatten(0, 1), q.flatten(0, 1), means.flatten(0, 1).transpose(-1, -2)
+    return torch.baddbmm(*parts, beta=-1, alpha=scale).unflatten(0, q.shape[:2])
+
+
 def near_far(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fairseq_lot.attention import near_far as near_far_file
+from fairseq_lot.attention.base import Masks
 from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.attention.softmax import Softmax
 from fairseq_lot.transport.near_far import feature_logs
@@ -21,6 +22,10 @@ FORMS = {
     "causal": ({}, {"causal": True}),
     "alibi": ({"prior": "alibi"}, {}),
     "causal-alibi": ({"prior": "alibi"}, {"causal": True}),
+    "tangents": ({"tangents": True}, {}),
+    "tangents-updates-3": ({"tangents": True, "num_updates": 3}, {}),
+    "tangents-expected": ({"tangents": True, "band": "expected"}, {}),
+    "tangents-alibi": ({"tangents": True, "prior": "alibi"}, {}),
 }
 every_form = pytest.mark.parametrize(("options", "how"), FORMS.values(), ids=FORMS)
 
@@ -78,8 +83,51 @@ def test_a_feature_exceeds_the_kernel_by_no_more_than_its_own_size():
         close(excess[:, :, 0, 20 + t, t], bound[:, t].expand(2, -1), 1e-9)
 
 
+@pytest.mark.parametrize("size", [1.0, 100.0])
+def test_tangents_are_nowhere_above_the_sum_and_exact_where_they_touch(size):
+    mechanism, (q, k, _) = build(num_features=6, tangents=True), inputs(20, size=size)
+    z = mechanism.features.detach()
+    z.mul_(size)
+    q = torch.cat([q, z.double().expand(2, -1, -1, -1)], 2)
+    query_logs, key_logs = mechanism._side_logs(torch.cat([q, k], 2), (q, k), Masks(None, None, False))
+    sums = torch.logsumexp(query_logs.unsqueeze(3) + key_logs.unsqueeze(2), 3) + math.log(6)
+    true = torch.logsumexp(mechanism.scaling * q @ k.mT, -1, keepdim=True)
+    close(sums[:, :, 20:].diagonal(dim1=2, dim2=3), true[:, :, 20:].squeeze(-1), 1e-9)
+    assert (sums <= true + 1e-12 * true.abs()).all() and (sums < true).double().mean() > 0.5
+
+
+@pytest.mark.parametrize("band", ["diagonal", "expected"])
+def test_tangents_hold_for_every_norm_as_drawn(band):
+    """Of random tokens a few features cannot tell more; the features without tangents are worse than no output."""
+    errors = {}
+    for size in (10, 100, 1000):
+        q, k, v = inputs(60, head_dim=5, size=size)
+        exact = build("softmax", head_dim=5)(q, k, v).values
+        for tangents in (False, True):
+            values = build(head_dim=5, window=4, band=band, tangents=tangents)(q, k, v).values
+            errors[tangents, size] = ((values - exact).square().sum() / exact.square().sum()).item()
+    assert all((error < 0.6) if tangents else (error > 1.2) for (tangents, _), error in errors.items()), errors
+
+
+def test_the_causal_form_has_no_tangents():
+    q, k, v = inputs(40)
+    values = [build(window=2, tangents=tangents)(q, k, v, causal=True).values for tangents in (False, True)]
+    close(*values, 0)
+
+
+def test_a_checkpoint_without_the_option_has_the_features_of_before():
+    assert not build().options.tangents
+    mechanism, (q, k, _) = build(num_features=6, window=1), inputs(9)
+    both = mechanism._side_logs(torch.cat([q, k], 2), (q, k), Masks(None, None, False))
+    for found, x in zip(both, (q, k), strict=True):
+        close(found, feature_logs(x, mechanism.features, scale=mechanism.scaling), 1e-12)
+
+
 WIDE = [
     ({}, {}, "softmax", {}),
+    ({"tangents": True}, {}, "softmax", {}),
+    ({"tangents": True, "band": "expected"}, {}, "softmax", {}),
+    ({"tangents": True, "num_updates": 3}, {}, "sinkhorn", {"epsilon": 1.0, "num_updates": 3}),
     ({}, {"causal": True}, "softmax", {}),
     ({"band": "expected"}, {}, "softmax", {}),
     ({"prior": "alibi"}, {}, "softmax", {"prior": "alibi"}),

@@ -24,6 +24,18 @@ def split_heads(x: Tensor, attention: Any) -> Tensor:
     return x.unflatten(-1, (attention.num_heads, attention.head_dim)).permute(1, 2, 0, 3)
 
 
+class _WithoutPads(torch.autograd.Function):
+    """Zeros at pads; a mechanism ignores them, so what comes back is zero there already."""
+
+    @staticmethod
+    def forward(ctx, x, pads):
+        return x.masked_fill(pads, 0.0)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
 class PluggableMultiheadAttention(FairseqIncrementalState, nn.Module):
     """Projections and caches of fairseq's attention around any mechanism.
 
@@ -91,6 +103,7 @@ class PluggableMultiheadAttention(FairseqIncrementalState, nn.Module):
         if incremental_state is None:
             pads = key_padding_mask if self.site == "encoder" else None
             masks = Masks(pads, key_padding_mask, attn_mask is not None)
+            query, key, value = self._zero_pads(query, key, value, key_padding_mask)
             output = self._attend(query, key, split_heads(self.v_proj(value), self), masks, need_weights)
         else:
             attend = self._attend_static if static_kv else self._attend_next
@@ -100,6 +113,20 @@ class PluggableMultiheadAttention(FairseqIncrementalState, nn.Module):
         if weights is not None:
             weights = weights.transpose(0, 1) if need_head_weights else weights.mean(1)
         return self.out_proj(values), weights
+
+    def _zero_pads(self, query, key, value, key_padding_mask):
+        """What is projected, with zeros at pads where gradients are taken.
+
+        The mechanism ignores pads, but a NaN there would reach the gradient of the projections, since 0·NaN is NaN.
+        """
+        if key_padding_mask is None or not torch.is_grad_enabled():
+            return query, key, value
+        pads = key_padding_mask.T.unsqueeze(-1)
+        real_key = _WithoutPads.apply(key, pads)
+        real_value = real_key if value is key else _WithoutPads.apply(value, pads)
+        if self.site == "encoder":
+            query = real_key if query is key else _WithoutPads.apply(query, pads)
+        return query, real_key, real_value
 
     def _attend(self, query, key, v, masks, need_weights):
         """Attention to all keys; where q and k are more work than their products with the probes, by these."""

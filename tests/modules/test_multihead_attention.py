@@ -9,7 +9,9 @@ from fairseq.modules import MultiheadAttention
 
 from fairseq_lot.attention.lot import LotOptions
 from fairseq_lot.attention.registry import MECHANISMS, build_mechanism
+from fairseq_lot.errors import InputError
 from fairseq_lot.modules.multihead_attention import PluggableMultiheadAttention
+from fairseq_lot.modules.sites import SITES, check_site
 from tests.conftest import close, gradients
 from tests.variants import build_differential, padding_mask
 
@@ -160,6 +162,44 @@ def values_and_gradients(attention, site, query, key, mask):
         values = values.masked_fill(mask.T.unsqueeze(-1), 0.0)
     both = torch.cat([values.flatten(), weights.flatten()])
     return values, weights, *gradients(both, [*leaves, *attention.parameters()])
+
+
+def options_at(site, name):
+    """A mechanism's options there, few pivots of LOT among them; None where it cannot stand at all."""
+    try:
+        options = MECHANISMS[name].options_class(**({"num_pivots": 2} if name == "lot" else {})).at_site(site)
+        options = dataclasses.asdict(options)
+        check_site(build_mechanism(name, num_heads=HEADS, head_dim=WIDTH // HEADS, **options), name, site)
+    except InputError:
+        return None
+    return options
+
+
+STANDING = [(site, name) for site in SITES for name in MECHANISMS if options_at(site, name) is not None]
+
+
+@pytest.mark.parametrize(("site", "name"), STANDING)
+@pytest.mark.parametrize("separate", [False, True])
+@pytest.mark.parametrize("differential", [False, True])
+def test_nan_in_pads_reaches_no_gradient(name, differential, separate, site):
+    """At LOT with two pivots narrower projections stand in the place of those of q and k."""
+    options = options_at(site, name)
+    attention = pluggable(stock_attention(site), name, site=site, differential=differential, **options).double()
+    mask, found = mask_of(site), []
+    query, key = (x.double() for x in inputs_of(site))
+    at_pads = mask.T.unsqueeze(-1)
+    weights = torch.randn(TGT_LEN, BSZ, WIDTH, dtype=torch.float64)
+    if site != "cross":
+        weights = weights.masked_fill(at_pads, 0.0)
+    for garbage in (0.0, torch.nan):
+        filled = key.masked_fill(at_pads, garbage).requires_grad_()
+        own = filled if site == "encoder" else query.clone().requires_grad_()
+        key_and_value = [filled.clone() for _ in range(2)] if separate else [filled, filled]
+        attn_mask = future(TGT_LEN) if site == "decoder" else None
+        values, _ = attention(own, *key_and_value, key_padding_mask=mask, attn_mask=attn_mask)
+        leaves = [filled, own, *attention.parameters()]
+        found.append(torch.autograd.grad((values * weights).sum(), leaves, allow_unused=True, materialize_grads=True))
+    close(*found, 1e-12)
 
 
 def products_made(attention, monkeypatch):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fairseq.models.transformer import DEFAULT_MAX_SOURCE_POSITIONS, TransformerModel
+from fairseq.models.transformer import DEFAULT_MAX_SOURCE_POSITIONS, DEFAULT_MAX_TARGET_POSITIONS, TransformerModel
 
 from fairseq_lot.attention.options import Options, option
 from fairseq_lot.attention.registry import DEFAULT, describe
@@ -40,6 +40,9 @@ from fairseq_lot.pretrained.languages import add_language_arguments, typed_pair,
 from fairseq_lot.pretrained.loading import Loaded, build, load_data
 from fairseq_lot.pretrained.text import add_text_arguments, text_options
 
+# Pieces of the longest random sentence, unless the attention is exact up to more, or more were asked for.
+LONGEST = 80
+
 
 @dataclass(frozen=True)
 class FitOptions(Options):
@@ -62,7 +65,12 @@ class FitOptions(Options):
     distill_rate: float = option(
         5e-4, "Adam's for the projections in these; ten times that for what is new", above=0, maximum=1e30
     )
-    longest: int = option(80, "pieces of the longest random sentence, for documents as many as theirs", minimum=1)
+    longest: int | None = option(
+        None,
+        "pieces of the longest random sentence, for documents as many as theirs; default: "
+        f"{LONGEST}, with near_far twice --near-far-exact-up-to if that is more",
+        minimum=1,
+    )
     max_tokens: int = option(512, "source pieces in a batch; a longer sentence is alone in one", minimum=1)
     held_out: int = option(64, "sentences to measure the errors on, in one batch", minimum=1)
     split: str = option("train", "split of DATA, where DATA is given")
@@ -170,7 +178,7 @@ def calibrate(
     all together, each on what the ones before it give, to the output of the stack; with ``distill_steps`` then also
     the projections around them, to the output of the encoder, or where attentions of the decoder are fitted to the
     teacher's predictions: distillation without labels. A model fitted so has left softmax behind, and is not
-    calibrated again.
+    calibrated again. A near_far that is exact up to E tokens is fitted with E = 0, on random sentences longer than E.
 
     Args:
         checkpoint: with swapped attention: its path, or what ``swap`` returned, which is not changed.
@@ -195,7 +203,8 @@ def calibrate(
     if softmax is None:
         teachers = f"{DEFAULT}, or to {DEFAULT} with a prior at the same sites"
         raise InputError(f"{state.path} was {how_trained(state)}; calibration fits to {teachers}: fine-tune it")
-    student = build(state, device=device).requires_grad_(False)
+    linear = {"near_far_exact_up_to": 0} if exact_up_to(state) else {}
+    student = build(state, device=device, **linear).requires_grad_(False)
     teacher = build(state, device=device, attention=DEFAULT, **softmax).requires_grad_(False)
     both = Distillation(student, teacher)
     if fitting.distill_steps and not both.in_encoder and teacher.decoder.adaptive_softmax is not None:
@@ -205,7 +214,7 @@ def calibrate(
         )
     sentences = _sentences(with_languages(state, languages), data, fitting, teacher, text or {})
     # however long random sequences are, they are translated in parts of a sentence's length
-    readable = partial(both.readable, part=FitOptions.longest if data is None else None)
+    readable = partial(both.readable, part=LONGEST if data is None else None)
     held_out = readable(sentences.held_out)
     run = partial(fit, samples=map(readable, sentences.batches), held_out=held_out)
     heads = run(
@@ -234,11 +243,42 @@ def calibrate(
     return Calibrated(state, description, both.matched, fits[0].before, after, fits)
 
 
-def check_longest(state: State, longest: int) -> None:
-    """Refuse random sentences for which the model has no positions; the default is cut to what it has."""
-    most = (getattr(model_args(state), "max_source_positions", None) or DEFAULT_MAX_SOURCE_POSITIONS) - 1
-    if longest > max(most, FitOptions.longest):
+def exact_up_to(state: State) -> int:
+    """The number of keys up to which near_far computes what softmax does; 0: it never does, or it is not near_far."""
+    args = model_args(state)
+    return (getattr(args, "near_far_exact_up_to", None) or 0) if getattr(args, "attention", None) == "near_far" else 0
+
+
+def most_tokens(state: State, *sites: str) -> int:
+    """The tokens of the longest sentence, its end among them, that a model has positions for at these sites."""
+    args = model_args(state)
+    names = {"max_target_positions" if site == "decoder" else "max_source_positions" for site in sites}
+    defaults = {
+        "max_source_positions": DEFAULT_MAX_SOURCE_POSITIONS,
+        "max_target_positions": DEFAULT_MAX_TARGET_POSITIONS,
+    }
+    return max(getattr(args, name, None) or defaults[name] for name in names)
+
+
+def lengths_of_random(state: State, longest: int | None) -> tuple[int, int]:
+    """Pieces of the shortest and of the longest random sentence: of all sentences none is computed exactly.
+
+    The default is cut to what the model has positions for.
+
+    Raises:
+        InputError: a given length is more than that, or no more than the attention is exact up to.
+    """
+    exact, most = exact_up_to(state), most_tokens(state, "encoder") - 1
+    if longest is None:
+        longest = min(max(LONGEST, 2 * exact), most)
+    if longest > most:
         raise InputError(f"{state.path} has positions for {most} pieces, not --longest {longest}; give at most {most}")
+    if longest < min(exact, most):  # with the end of the sentence still exact
+        raise InputError(
+            f"--longest {longest} is too short to fit near_far, which is exact up to {exact} tokens; "
+            f"give at least {exact}"
+        )
+    return max(1, min(exact, longest)), longest
 
 
 def softmax_of_training(state: State) -> dict[str, Any] | None:
@@ -271,8 +311,10 @@ def _sentences(
     """What to run on."""
     shared = {"max_tokens": fitting.max_tokens, "held_out": fitting.held_out, "seed": fitting.seed}
     if data is None:
-        check_longest(state, fitting.longest)
-        return random_pieces(teacher, dictionary_of_training(state), longest=fitting.longest, **shared)
+        shortest, longest = lengths_of_random(state, fitting.longest)
+        if fitting.longest is None and longest > LONGEST:  # as many pieces as in sentences of the usual length
+            shared["held_out"] = max(1, fitting.held_out * LONGEST // longest)
+        return random_pieces(teacher, dictionary_of_training(state), shortest=shortest, longest=longest, **shared)
     if is_text_file(data):
         return from_text(encoded(state, data, teacher, **text), str(data), **shared)
     task, dataset = load_data(state, data, fitting.split, needs_target=False)

@@ -90,6 +90,7 @@ def random_pieces(
     model: TransformerModel,
     counted: Dictionary | None = None,
     *,
+    shortest: int = 1,
     longest: int,
     max_tokens: int,
     held_out: int,
@@ -97,12 +98,13 @@ def random_pieces(
 ) -> Sentences:
     """Sequences of random pieces, as they stand in no text: the checkpoint alone is enough.
 
-    A batch holds sequences of nearly one length, which is drawn uniformly between ``SHORTEST`` and ``longest``, or
-    what the model has positions for; pieces are independent of each other. There is no target side.
+    A batch holds sequences of nearly one length, which is drawn uniformly between ``SHORTEST``, or ``shortest`` if that
+    is more, and ``longest``, or what the model has positions for; pieces are independent of each other. There is no
+    target side.
 
     Args:
         counted: dictionary to draw by its counts; None: every piece is equally likely.
-        longest: pieces of the longest sequence, without the end of sentence.
+        shortest, longest: pieces of the shortest and of the longest sequence, without the end of sentence.
         max_tokens: source pieces in a batch.
         held_out: how many sequences to measure errors on.
     """
@@ -113,7 +115,7 @@ def random_pieces(
         likely[symbols.nspecial :] = 1
     likely /= likely.sum()
     most = min(longest, model.max_positions()[0] - 1)
-    least = min(SHORTEST, most)
+    least = min(max(SHORTEST, shortest), most)
 
     def sample(lengths: np.ndarray, random: np.random.Generator) -> dict:
         """Sequences of these lengths, each with its end of sentence."""
@@ -127,12 +129,13 @@ def random_pieces(
         while True:
             length = int(random.integers(least, most + 1))
             number = max(1, max_tokens // (length + 1))
-            yield sample(random.integers(max(1, length * 3 // 4), length + 1, number), random)
+            yield sample(random.integers(max(min(shortest, length), length * 3 // 4), length + 1, number), random)
 
     random = np.random.default_rng([seed, 0])
     how = "all equally likely" if counted is None else "by the dictionary's counts"
     held_out_sample = sample(random.integers(least, most + 1, held_out), random)
-    return Sentences(f"random pieces, up to {most} at a time, {how}", held_out_sample, endless())
+    lengths = f"{least} to {most}" if shortest > SHORTEST else f"up to {most}"
+    return Sentences(f"random pieces, {lengths} at a time, {how}", held_out_sample, endless())
 
 
 def dictionary_of_training(state: State) -> Dictionary | None:

@@ -8,6 +8,7 @@ from typing import Any
 from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.models.transformer import TransformerModel
 
+from fairseq_lot.attention.near_far import EXACT_UP_TO
 from fairseq_lot.attention.options import SITES
 from fairseq_lot.attention.registry import DEFAULT, MECHANISMS, PLUGGED
 from fairseq_lot.errors import InputError
@@ -27,8 +28,10 @@ from fairseq_lot.output.files import atomic_write, refuse_same
 from fairseq_lot.plug_and_play.calibrate import (
     FitOptions,
     calibrate,
+    exact_up_to,
     how_to_fit,
     how_trained,
+    most_tokens,
     render,
     softmax_of_training,
     trained,
@@ -121,6 +124,9 @@ def why_not_calibrated(state: State) -> str | None:
     """Why a swapped checkpoint is left as it is when nobody asked for a calibration; None: it is to be calibrated."""
     if not can_be_fitted(build(state)):
         return "not calibrated: this attention has no parameters that a fit could change"
+    exact, most = exact_up_to(state), most_tokens(state, *attention_sites(model_args(state)))
+    if exact >= most:
+        return f"not calibrated: it is exact up to {exact} tokens, and the model has positions for no more than {most}"
     return None if softmax_of_training(state) is not None else f"not calibrated: the model was {how_trained(state)}"
 
 
@@ -133,7 +139,8 @@ def swap(checkpoint: Checkpoint, *, attention: str = PLUGGED, **flat_options: An
         attention: the new mechanism: {mechanisms}. The default keeps a model's quality, once it is calibrated.
         **flat_options: ``attention_sites``, where it stands, a list of {sites} (default: encoder),
             and the mechanism's own options, such as ``lot_num_pivots``. ``fairseq-lot swap --help`` lists them all,
-            with dashes for underscores.
+            with dashes for underscores. In a model that was trained with softmax, near_far is exact up to
+            {exact_up_to} tokens unless ``near_far_exact_up_to`` is given.
 
     Returns:
         A checkpoint without optimiser state, whose arguments say with which attention it was trained. The
@@ -153,7 +160,10 @@ def swap(checkpoint: Checkpoint, *, attention: str = PLUGGED, **flat_options: An
     previous = getattr(args, "attention", None) or DEFAULT
     args.trained_attention, args.trained_sites = of_training
     vars(args).pop("calibration", None)
-    plug(args, attention, **flat_options)
+    implied = options_of_swap(attention)
+    if implied and of_training[0].split()[0] != DEFAULT:  # then softmax is not what the model was trained with
+        implied = {"near_far_exact_up_to": exact_up_to(state)}
+    plug(args, attention, **implied | flat_options)
     state["model"] = {name: value for name, value in weights.items() if ".mechanism." not in name}
     model = build(state)
     drawn = model.state_dict()
@@ -175,7 +185,14 @@ def swap(checkpoint: Checkpoint, *, attention: str = PLUGGED, **flat_options: An
     return State(state)  # no longer what its file holds
 
 
-swap.__doc__ = (swap.__doc__ or "").format(mechanisms=", ".join(MECHANISMS), sites=", ".join(SITES))
+swap.__doc__ = (swap.__doc__ or "").format(
+    mechanisms=", ".join(MECHANISMS), sites=", ".join(SITES), exact_up_to=EXACT_UP_TO
+)
+
+
+def options_of_swap(attention: str) -> dict[str, Any]:
+    """The options that a mechanism has in place of its defaults where it replaces the softmax of a trained model."""
+    return {"near_far_exact_up_to": EXACT_UP_TO} if attention == "near_far" else {}
 
 
 def plug(args: Namespace, attention: str, **flat_options: Any) -> None:

@@ -5,7 +5,7 @@ import json
 import math
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,12 @@ from fairseq_lot.output.figures import write_figure
 from fairseq_lot.output.files import atomic_write, read_lines
 from fairseq_lot.output.provenance import current_commit
 from fairseq_lot.plug_and_play.calibrate import (
+    LONGEST,
     FitOptions,
     calibrate,
-    check_longest,
     how_to_fit,
     how_trained,
+    lengths_of_random,
     softmax_of_training,
     trained,
 )
@@ -44,7 +45,7 @@ from fairseq_lot.plug_and_play.points import (
     read_points,
 )
 from fairseq_lot.plug_and_play.sentences import in_batches
-from fairseq_lot.plug_and_play.swap import swap, why_not_calibrated
+from fairseq_lot.plug_and_play.swap import options_of_swap, swap, why_not_calibrated
 from fairseq_lot.plug_and_play.sweep_table import draw, render, render_balance
 from fairseq_lot.pretrained.checkpoint import State, load_checkpoint
 from fairseq_lot.pretrained.device import add_device_argument
@@ -120,6 +121,7 @@ def run(args: Namespace) -> None:
     device, languages = fitting.pop("device"), fitting.pop("languages")
     test = {"data": args.data, "sentences": args.sentences, "beam": args.beam}
     settings = {**test, "languages": languages and list(languages), **fitting}
+    settings["longest"] = args.longest or LONGEST  # each way has a default of its own
     settings["sum of data"] = sum_of_splits(Path(args.data))
     how: dict[str, Any] = {**test, "fitting": fitting, "device": device}
     bases = sorted(dict.fromkeys(map(read_base, args.paths)), key=lambda base: base.epoch or 0)
@@ -127,8 +129,8 @@ def run(args: Namespace) -> None:
     check_settings(folder, settings)
     # the first point of a folder is of a base itself
     check_bases([*(Base(f"a point in {folder}", point.base, point.epoch, points[0]) for point in points), *bases])
-    longest = None if args.no_calibration else args.longest
-    ways = ways_to_try(args.tries, bases[0], longest=longest, text=args.text)
+    calibrations = [] if args.no_calibration else [PIECES, TEXT][: 1 + args.text]
+    ways = ways_to_try(args.tries, bases[0], calibrations, longest=args.longest)
     with tqdm(total=len(bases) * len(ways), unit="swap", disable=None) as progress:
         for base in bases:
             done = {(point.base, *point.key) for point in points if point.bleu or args.no_bleu}
@@ -158,29 +160,30 @@ def sum_of_splits(data: Path) -> str:
     return hashlib.sha256(json.dumps(sums).encode()).hexdigest()
 
 
-def ways_to_try(tries: Iterable[str], base: Base, *, longest: int | None, text: bool) -> list[Way]:
+def ways_to_try(
+    tries: Iterable[str], base: Base, calibrations: Sequence[str], *, longest: int | None = None
+) -> list[Way]:
     """The base itself, the ways of ``--try``, and what can be fitted once more, calibrated; all are known to work.
 
     Args:
-        longest: pieces of the longest random sentence of a calibration; None: nothing is calibrated.
-        text: calibrate on text, too.
+        calibrations: some of ``CALIBRATIONS``; empty: nothing is calibrated.
+        longest: pieces of the longest random sentence of a calibration; None: the default.
 
     Raises:
-        InputError: a way is wrong, or the model has no positions for such a sentence.
+        InputError: a way is wrong, or cannot be fitted on such sentences.
     """
     sites = {name: value for name, value in base.way.options.items() if name == "attention_sites"}
     state, ways, fitted = load_checkpoint(base.path), {base.way.key: base.way}, []
     for words in tries:
-        for way in [replace(way, options={**sites, **way.options}) for way in expand(words)]:
+        for way in expand(words):
+            way = replace(way, options={**sites, **options_of_swap(way.attention), **way.options})
             try:
-                if ways.setdefault(way.key, way) is way and why_not_calibrated(swap_as(state, way)) is None:
+                swapped = swap_as(state, way)
+                if ways.setdefault(way.key, way) is way and calibrations and why_not_calibrated(swapped) is None:
+                    lengths_of_random(swapped, longest)
                     fitted.append(way)
             except InputError as error:
                 raise InputError(f"--try {words!r}: {error}") from None
-    calibrations = []
-    if longest is not None:
-        check_longest(state, longest)
-        calibrations = [PIECES, TEXT][: 1 + text]
     return [*ways.values(), *(replace(way, calibrated_on=one) for one in calibrations for way in fitted)]
 
 

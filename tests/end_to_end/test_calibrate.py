@@ -162,7 +162,11 @@ def test_random_sentences_for_which_the_model_has_no_positions_are_refused(
 
 @pytest.mark.parametrize(
     ("name", "typed", "implied"),
-    [("random_pieces", {}, {"longest": 80}), ("random_pieces", {"longest": 90}, {}), ("from_text", {}, {})],
+    [
+        ("random_pieces", {}, {"shortest": 1, "longest": 80}),
+        ("random_pieces", {"longest": 90}, {"shortest": 1}),
+        ("from_text", {}, {}),
+    ],
 )
 def test_sentences_are_drawn_as_asked(name, typed, implied, data, lot_checkpoint, monkeypatch):
     asked, told, draw = {"max_tokens": 90, "held_out": 3, "seed": 7} | typed, {}, getattr(calibration, name)

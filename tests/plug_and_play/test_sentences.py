@@ -7,7 +7,7 @@ from itertools import islice
 import pytest
 
 from fairseq_lot.errors import InputError
-from fairseq_lot.plug_and_play.calibrate import FitOptions, check_longest
+from fairseq_lot.plug_and_play.calibrate import FitOptions, lengths_of_random
 from fairseq_lot.plug_and_play.sentences import SHORTEST, from_text, random_pieces
 from fairseq_lot.plug_and_play.sweep import total, validation_losses
 from fairseq_lot.pretrained.checkpoint import State
@@ -79,9 +79,36 @@ def test_counts_that_say_nothing_make_all_pieces_equally_likely():
 
 def test_the_default_length_is_cut_to_what_the_model_reads_and_a_typed_one_refused():
     state = State({"args": Namespace(max_source_positions=60)}, "small.pt")
-    check_longest(state, FitOptions.longest)
+    assert lengths_of_random(state, None) == (1, 59)
     with pytest.raises(InputError, match="small.pt has positions for 59 pieces, not --longest 81; give at most 59"):
-        check_longest(state, 81)
+        lengths_of_random(state, 81)
+
+
+@pytest.mark.parametrize(
+    ("exact", "positions", "longest", "lengths"),
+    [
+        (0, 1024, None, (1, 80)),
+        (20, 1024, None, (20, 80)),
+        (512, 4096, None, (512, 1024)),
+        (512, 1024, None, (512, 1023)),
+        (512, 1024, 600, (512, 600)),
+        (512, 512, None, (511, 511)),  # no sentence is longer
+    ],
+)
+def test_random_sentences_are_longer_than_what_is_computed_exactly(exact, positions, longest, lengths):
+    args = Namespace(attention="near_far", near_far_exact_up_to=exact, max_source_positions=positions)
+    assert lengths_of_random(State({"args": args}, "model.pt"), longest) == lengths
+    model = load(max_source_positions=positions).model
+    some = random_pieces(model, shortest=lengths[0], longest=lengths[1], max_tokens=100, held_out=9, seed=1)
+    for batch in (some.held_out, *islice(some.batches, 20)):
+        tokens = batch["net_input"]["src_lengths"]
+        assert tokens.min() > min(exact, positions - 1) and tokens.max() <= lengths[1] + 1
+
+
+def test_a_length_up_to_which_near_far_is_exact_is_refused():
+    state = State({"args": Namespace(attention="near_far", near_far_exact_up_to=512)}, "model.pt")
+    with pytest.raises(InputError, match="--longest 511 is too short .* exact up to 512 tokens; give at least 512"):
+        lengths_of_random(state, 511)
 
 
 @pytest.mark.parametrize("sentences", [2, None])

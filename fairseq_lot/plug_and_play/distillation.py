@@ -217,7 +217,7 @@ def fit(
     return Fit(title, before, best, steps)
 
 
-def copies(parameters: list[nn.Parameter]) -> list[torch.Tensor]:
+def copies(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Their values as they are now."""
     return [parameter.detach().clone() for parameter in parameters]
 

@@ -32,6 +32,7 @@ from tests.end_to_end.conftest import (
     train,
 )
 
+OURS = {"arch": "lot_transformer", "_name": "lot_transformer"}
 FIT = ("--steps", 12, "--joint-steps", 4, "--held-out", 16, "--max-tokens", 300)
 
 
@@ -302,7 +303,7 @@ def test_what_was_not_trained_with_softmax_is_not_fitted_to_it(data, stock_check
     ):
         paths = [tmp_path / f"{number}.{name}.pt" for name in ("base", "lot", "again")]
         with edited(stock_checkpoint, paths[0]) as state:
-            vars(state["cfg"]["model"]).update({"arch": "lot_transformer", "attention": "softmax"} | change)
+            vars(state["cfg"]["model"]).update(OURS | {"attention": "softmax"} | change)
         for path, out in pairwise(paths):
             swapped(path, out, "lot", "--lot-num-pivots", 4)
         named = ["was trained with", *change.values()]
@@ -314,8 +315,8 @@ def test_softmax_with_a_prior_is_fitted_to_where_it_was_trained(stock_checkpoint
     """near_far with the same prior and a window over all the sentence is that softmax, without it not."""
     with edited(stock_checkpoint, tmp_path / "base.pt") as state:
         alibi = {"softmax_prior": "alibi", "attention_sites": "encoder,decoder"}
-        vars(state["cfg"]["model"]).update({"arch": "lot_transformer", "attention": "softmax"} | alibi)
-    same = {"attention_sites": "decoder, encoder,decoder", "near_far_window": 1000}
+        vars(state["cfg"]["model"]).update(OURS | {"attention": "softmax"} | alibi)
+    same = {"attention_sites": "decoder, encoder,decoder", "near_far_window": 1000, "near_far_exact_up_to": 0}
     errors = []
     for prior in ({"near_far_prior": "alibi"}, {}):
         once = swap(tmp_path / "base.pt", attention="lot")

@@ -7,6 +7,7 @@ from fairseq_cli.interactive import cli_main as fairseq_interactive
 from fairseq_cli.validate import cli_main as fairseq_validate
 
 from fairseq_lot.attention.lot import Lot
+from fairseq_lot.attention.near_far import EXACT_UP_TO
 from fairseq_lot.attention.registry import MECHANISMS
 from fairseq_lot.errors import InputError
 from fairseq_lot.models.pluggable_transformer import PluggableTransformerModel
@@ -49,6 +50,76 @@ def test_swap_without_a_mechanism_is_near_far_at_the_encoder(stock_checkpoint, t
     named = swapped(stock_checkpoint, tmp_path / "named.pt", "near_far")
     assert model_args(load_checkpoint(named)) == args
     assert not differing(named, unnamed)
+
+
+def exact_up_to(checkpoint):
+    """The option as a checkpoint has it; None: it has none."""
+    return getattr(model_args(load_checkpoint(checkpoint)), "near_far_exact_up_to", None)
+
+
+@pytest.mark.parametrize("sites", ["encoder", "encoder,decoder", "encoder,decoder,cross"])
+def test_a_plain_swap_changes_no_translation_of_a_sentence(sites, data, stock_checkpoint, tmp_path):
+    """Its sentences are exact: without that, and with features as drawn, they are not the same."""
+    where = ("--attention-sites", sites, "--near-far-window", 1)
+    swaps = {name: tmp_path / f"{name}.pt" for name in ("exact", "linear")}
+    swapped(stock_checkpoint, swaps["exact"], "near_far", *where)
+    swapped(stock_checkpoint, swaps["linear"], "near_far", *where, "--near-far-exact-up-to", 0)
+    assert [exact_up_to(swaps[name]) for name in swaps] == [EXACT_UP_TO, 0]
+    base, exact, linear = (fields(generate(data / "bin", path), "H") for path in (stock_checkpoint, *swaps.values()))
+    assert [text for _, text in exact.values()] == [text for _, text in base.values()]
+    for (ours, _), (score, _) in zip(exact.values(), base.values(), strict=True):
+        assert float(ours) == pytest.approx(float(score), abs=1e-4)
+    assert [text for _, text in linear.values()] != [text for _, text in base.values()]
+    overridden = generate(data / "bin", swaps["exact"], "--model-overrides", "{'near_far_exact_up_to': 0}")
+    assert hypotheses(overridden) == hypotheses(generate(data / "bin", swaps["linear"]))
+
+
+def test_what_was_trained_with_near_far_stays_as_exact_as_it_was(stock_checkpoint, tmp_path):
+    for exact in (None, 0, 7):
+        with edited(swapped(stock_checkpoint, tmp_path / "near_far.pt", "near_far"), tmp_path / "trained.pt") as state:
+            args = model_args(state)
+            del args.trained_attention, args.trained_sites, args.near_far_exact_up_to  # of fairseq-train
+            if exact is not None:
+                args.near_far_exact_up_to = exact
+        again = model_args(swap(tmp_path / "trained.pt", attention_sites="encoder,decoder"))
+        assert (again.near_far_exact_up_to, again.trained_attention.split()[0]) == (exact or 0, "near_far")
+        assert model_args(swap(tmp_path / "trained.pt", near_far_exact_up_to=9)).near_far_exact_up_to == 9
+    with edited(tmp_path / "near_far.pt", tmp_path / "old.pt") as state:
+        del model_args(state).near_far_exact_up_to  # of an earlier version
+    (layer, *_) = build(load_checkpoint(tmp_path / "old.pt")).encoder.layers
+    assert layer.self_attn.mechanism.exact is None
+
+
+def test_a_swap_that_is_always_exact_is_not_fitted_and_says_so(stock_checkpoint, tmp_path, capsys):
+    with edited(stock_checkpoint, tmp_path / "base.pt") as state:
+        model_args(state).max_source_positions = 512
+    fairseq_lot("swap", "--path", tmp_path / "base.pt", "--out", tmp_path / "swapped.pt")
+    said = "not calibrated: it is exact up to 512 tokens, and the model has positions for no more than 512"
+    assert said in capsys.readouterr().out
+    drawn = swapped(tmp_path / "base.pt", tmp_path / "drawn.pt", "near_far")
+    assert not differing(tmp_path / "swapped.pt", drawn)
+    fairseq_lot(
+        "swap", "--path", tmp_path / "base.pt", "--out", tmp_path / "fitted.pt", "--near-far-exact-up-to", 511,
+        "--steps", 2, "--joint-steps", 1,
+    )  # fmt: skip
+    assert "calibrated on random pieces, 511 to 511 at a time" in capsys.readouterr().out
+    assert differing(tmp_path / "fitted.pt", drawn)
+
+
+def test_an_exactness_below_zero_is_refused(stock_checkpoint, tmp_path, capsys):
+    words = ("swap", "--path", stock_checkpoint, "--out", tmp_path / "o.pt", "--near-far-exact-up-to")
+    refuse(capsys, *words, -1, naming=["near_far attention: exact_up_to must be at least 0, got -1"])
+    refuse(capsys, *words, 512, "--longest", 90, naming=["--longest 90 is too short", "give at least 512"])
+    assert not (tmp_path / "o.pt").exists()
+
+
+def test_a_training_is_as_exact_as_its_checkpoint_or_not_at_all(data, stock_checkpoint, tmp_path):
+    start = swapped(stock_checkpoint, tmp_path / "start.pt", "near_far")
+    tuned = ("--arch", "pluggable_transformer", "--finetune-from-model", start)
+    flags = {"tuned": tuned, "typed": (*tuned, "--near-far-exact-up-to", 3)}
+    flags["scratch"] = ("--arch", "near_far_transformer", *TINY)
+    saved = {name: train(data / "bin", tmp_path / name, *words, updates=1) for name, words in flags.items()}
+    assert {name: exact_up_to(path) for name, path in saved.items()} == {"tuned": EXACT_UP_TO, "typed": 3, "scratch": 0}
 
 
 def test_an_architecture_of_ones_own_becomes_ours(stock_checkpoint, tmp_path, monkeypatch):

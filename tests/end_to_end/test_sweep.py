@@ -5,11 +5,14 @@ import shutil
 
 import pytest
 
+from fairseq_lot.attention.near_far import EXACT_UP_TO
 from fairseq_lot.plug_and_play import sweep
 from fairseq_lot.pretrained.checkpoint import model_args
 from tests.end_to_end.conftest import contents, edited, fairseq_lot, refuse
 from tests.plug_and_play.test_sweep import bleu
 from tests.plug_and_play.test_sweep import point as made_up
+
+OURS = {"arch": "lot_transformer", "_name": "lot_transformer"}
 
 
 @pytest.fixture
@@ -80,13 +83,28 @@ def test_text_is_calibrated_on_beside_random_pieces(data, stock_checkpoint, tmp_
     assert len({point["loss"] for point in points}) == 4
 
 
+def test_near_far_is_swept_as_it_is_swapped_and_its_table_says_so(data, stock_checkpoint, tmp_path, measured, capsys):
+    words = ["sweep", data / "bin", "--path", stock_checkpoint, "--out", tmp_path / "sweep", "--no-bleu", "--steps", 2]
+    words += ["--joint-steps", 1, "--try", "near_far --near-far-window 1"]
+    words += ["--try", "near_far --near-far-window 1 --near-far-exact-up-to 0"]
+    _, points = measured(*words)
+    assert [(p["options"].get("near_far_exact_up_to"), p["calibrated_on"]) for p in points] == [
+        (None, ""), (EXACT_UP_TO, ""), (0, ""), (EXACT_UP_TO, "pieces"), (0, "pieces"),
+    ]  # fmt: skip
+    base, *others = (point["loss"] for point in points)
+    assert others[0] == others[2] == pytest.approx(base, rel=1e-6) and abs(others[1] / base - 1) > 1e-4
+    assert f"--near-far-exact-up-to {EXACT_UP_TO}" in (tmp_path / "sweep" / "sweep.md").read_text()
+    longer = (*words, "--out", tmp_path / "other", "--longest", 90)
+    refuse(capsys, *longer, naming=["--try 'near_far --near-far-window 1': --longest 90 is too short"])
+
+
 @pytest.mark.parametrize("others", [(), ("stock.pt",)])
 def test_a_base_that_was_not_trained_with_softmax_is_refused(others, data, stock_checkpoint, tmp_path, capsys):
     """Wherever it stands among the bases."""
     shutil.copy(stock_checkpoint, tmp_path / "stock.pt")
     others = [tmp_path / other for other in others]
     with edited(stock_checkpoint, tmp_path / "set.pt") as state:
-        vars(model_args(state)).update(attention="set")
+        vars(model_args(state)).update(OURS, attention="set")
     words = ("sweep", data / "bin", "--path", *others, tmp_path / "set.pt", "--out", tmp_path / "out", "--try", "lot")
     refuse(capsys, *words, naming=["set.pt was trained with set", "before any swap"])
 
@@ -97,7 +115,7 @@ def test_a_base_with_a_prior_is_swapped_from_its_own_softmax(
     for epoch in (1, 2):
         with edited(epochs[epoch], tmp_path / f"alibi{epoch}.pt") as state:
             own = {"attention": "softmax", "softmax_prior": "alibi", "attention_sites": "decoder,encoder"}
-            vars(model_args(state)).update(own)
+            vars(model_args(state)).update(OURS | own)
     out, drawn = tmp_path / "out", "--attention-sites encoder,decoder"
     words = ["sweep", data / "bin", "--out", out, "--sentences", 20, "--steps", 2, "--joint-steps", 1, "--held-out", 8]
     words += [

@@ -26,6 +26,8 @@ EXACT = {
     "updates-2": {"num_updates": 2},
     "expected": {"band": "expected"},
     "band": {"num_features": 0},
+    "tangents": {"tangents": True},
+    "tangents-expected": {"tangents": True, "band": "expected"},
     "alibi": {"prior": "alibi"},
     "alibi-updates-3": {"num_updates": 3, "prior": "alibi"},
 }

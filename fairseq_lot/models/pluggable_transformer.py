@@ -1,6 +1,6 @@
 """The pluggable Transformer and its architectures, registered with fairseq."""
 
-import re
+import copy
 from argparse import ArgumentParser, Namespace
 from collections.abc import Collection
 from typing import Any, NoReturn
@@ -23,9 +23,9 @@ from fairseq_lot.attention.registry import DEFAULT, MECHANISMS
 from fairseq_lot.errors import InputError
 from fairseq_lot.models.architecture import own_architecture, refuse_renamed
 from fairseq_lot.models.fairseq_hooks import announce_epochs, install
-from fairseq_lot.models.starting_point import is_command_line, take_over
+from fairseq_lot.models.starting_point import is_command_line, take_over, without_layer
 from fairseq_lot.modules.flat_options import add_attention_args, check_used, fill, spell_out, typed_options
-from fairseq_lot.modules.sites import attention_sites, attentions
+from fairseq_lot.modules.sites import attention_sites, attentions, kept_places, settle_kept_places
 from fairseq_lot.modules.transformer import Decoder, Encoder
 
 
@@ -54,6 +54,7 @@ class PluggableTransformerModel(TransformerModel):
         base_architecture(args)
         spell_out(args)
         _spell_out_layers_to_keep(args)
+        settle_kept_places(args)
         for side in ("encoder", "decoder"):
             width, heads = getattr(args, f"{side}_embed_dim"), getattr(args, f"{side}_attention_heads")
             if heads < 1 or width % heads:
@@ -123,7 +124,7 @@ class PluggableTransformerModel(TransformerModel):
         super().upgrade_state_dict_named(state_dict, name)
         own = {key: value for key, value in self.state_dict().items() if ".mechanism." in key}
         for key in [key for key in state_dict if ".mechanism." in key]:
-            if key not in own or re.sub(r"\.\d+\.", ".", key, count=1) in self.redrawn_attention:
+            if key not in own or without_layer(key) in self.redrawn_attention:
                 del state_dict[key]
         for key, value in own.items():
             state_dict.setdefault(key, value)
@@ -163,7 +164,13 @@ def _register(arch, attention_defaults, size):
         fill(args, attention_defaults)
         if typed:
             attention = getattr(args, "attention", None) or DEFAULT
-            check_used(typed, attention, differential=bool(getattr(args, "differential", False)))
+            differential, keeps_softmax = bool(getattr(args, "differential", False)), bool(kept_places(args))
+            check_used(typed, attention, differential=differential, keeps_softmax=keeps_softmax)
+            if keeps_softmax:  # refused before fairseq makes the folder of the training
+                planned = copy.copy(args)
+                spell_out(planned)
+                _spell_out_layers_to_keep(planned)
+                settle_kept_places(planned)
 
     register_model_architecture("lot_transformer", arch)(architecture)
 

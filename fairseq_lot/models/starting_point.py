@@ -24,7 +24,15 @@ from fairseq_lot.attention.registry import DEFAULT, describe
 from fairseq_lot.errors import InputError, first_line, flag
 from fairseq_lot.models.architecture import refuse_renamed
 from fairseq_lot.modules import flat_options
-from fairseq_lot.modules.sites import ATTENTION_AT, attention_sites, build_site_mechanism
+from fairseq_lot.modules.places import listed
+from fairseq_lot.modules.sites import (
+    ATTENTION_AT,
+    attention_sites,
+    build_site_mechanism,
+    kept_places,
+    sites_in_words,
+    softmax_trained_at,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +90,7 @@ def take_over(args: Namespace, defaults: dict, size: Callable[[Namespace], None]
     goes_on = has_optimiser and not args.reset_optimizer and path != args.finetune_from_model
     if getattr(saved, "attention", None) is None:
         planned = _completed(args, defaults)
-        if goes_on and any(learnt for *_, learnt in _parameters(planned).values()):
+        if goes_on and any(learnt for *_, learnt in _parameters(planned, planned).values()):
             raise InputError(
                 f"{path} has fairseq's own attention; {_words(planned)} learns parameters, which the optimiser's saved "
                 "state does not fit: use --finetune-from-model or --reset-optimizer"
@@ -93,18 +101,25 @@ def take_over(args: Namespace, defaults: dict, size: Callable[[Namespace], None]
     saved = _completed(saved, {})
     _refuse_other_defaults(args, defaults, typed, saved, path)
     same = "attention" not in typed or args.attention == saved.attention
-    own = flat_options.options_of(saved.attention) if same else []
+    own = _options_read(saved) if same else []
     brought = [*flat_options.DEFAULTS, *own] if same else ["differential", "differential_lambda_init"]
     for name in brought:
         if name not in typed and getattr(saved, name, None) is not None:
             setattr(args, name, getattr(saved, name))
+    try:
+        softmax = softmax_trained_at(saved, kept_places(_completed(args, {})))
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    for name, value in softmax.items():
+        if name not in typed:
+            setattr(args, name, value)
     planned = _completed(args, {})
     line = f"{path} has {_words(saved)}"
     changes = [
         f"{flag(name)} {getattr(saved, name, None)} becomes {getattr(planned, name, None)}"
         for name in _changed([*flat_options.DEFAULTS, *own], saved, planned)
     ]
-    before, after = _parameters(saved), _parameters(planned)
+    before, after = _parameters(saved, saved), _parameters(planned, saved)
     if goes_on and before != after:
         raise InputError(
             f"{line}; the command line changes its parameters ({', '.join(changes)}), which the optimiser's saved "
@@ -181,7 +196,7 @@ def check_configured(model: Namespace, path: str) -> None:
     if getattr(saved, "attention", None) is None:
         return
     saved, planned = _completed(saved, {}), _completed(model, {})
-    names = [*flat_options.DEFAULTS, *flat_options.options_of(saved.attention)]
+    names = [*flat_options.DEFAULTS, *_options_read(saved)]
     if _changed(names, saved, planned):
         values = {name: getattr(saved, name, None) for name in names}
         wanted = " ".join(f"+model.{name}={value}" for name, value in values.items() if value is not None)
@@ -202,13 +217,24 @@ def check_overridden(path: str, overrides: dict) -> None:
         raise InputError(f"{path} is a {arch}, whose attention cannot be overridden; that of a transformer can")
     if is_stock and "attention" not in overrides:
         raise InputError(f"{path} has fairseq's own attention, which does not read {ours[0]}; override attention too")
-    flat_options.check_used(ours, planned.attention, differential=planned.differential)
+    kept = kept_places(planned)
+    flat_options.check_used(ours, planned.attention, differential=planned.differential, keeps_softmax=bool(kept))
+    try:
+        softmax = softmax_trained_at(saved, kept)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    if kept and getattr(planned, "softmax_prior", None) != softmax.get("softmax_prior"):
+        trained = softmax.get("softmax_prior")
+        raise InputError(f"{path} was trained with prior {trained} at {listed(kept)}; override softmax_prior with that")
     if is_stock:
         return
     saved = _completed(saved, {})
+    given_up = set(kept_places(saved)).difference(kept)
+    if given_up and planned.attention != DEFAULT:
+        raise InputError(f"{path} has {_words(saved)}, and no parameters for {planned.attention} there; use swap")
     if saved.differential != planned.differential:
         raise InputError(f"{path} has {_words(saved)}, which is not trained as {_words(planned)}; fine-tune it so")
-    if _redrawn(_parameters(saved), _parameters(planned)):
+    if _redrawn(_parameters(saved, saved), _parameters(planned, saved)):
         raise InputError(f"{path} has {_words(saved)}, whose parameters are not those of {_words(planned)}; use swap")
 
 
@@ -264,7 +290,13 @@ def _words(args):
     """``lot (num_pivots=6) attention at encoder``."""
     form = "differential " if args.differential else ""
     named = describe(args.attention, flat_options.mechanism_options(args, args.attention))
-    return f"{form}{named} attention at {args.attention_sites}"
+    return f"{form}{named} attention at {sites_in_words(args)}"
+
+
+def _options_read(args):
+    """The options of the mechanisms that stand in a model."""
+    named = [args.attention, *([DEFAULT] if kept_places(args) else [])]
+    return [name for mechanism in named for name in flat_options.options_of(mechanism)]
 
 
 def _changed(names, saved, planned):
@@ -273,24 +305,31 @@ def _changed(names, saved, planned):
 
 
 def _redrawn(before, after):
-    """The parameters that both have and that are not the same ones."""
-    return [name for name in before.keys() & after if before[name][:2] != after[name][:2]]
+    """The parameters that both have and that are not the same ones, without the numbers of their layers."""
+    return {without_layer(name) for name in before.keys() & after if before[name][:2] != after[name][:2]}
 
 
-def _parameters(args):
-    """Shape of what the attention adds to a layer, whose it is, and whether it is learnt.
+def without_layer(name: str) -> str:
+    """The name of a parameter without the number of its layer."""
+    return re.sub(r"\.\d+\.", ".", name, count=1)
 
-    Names are those of checkpoints without the number of the layer.
+
+def _parameters(args, layers):
+    """Shape of what the attention adds, whose it is, and whether it is learnt, by the names in checkpoints.
+
+    Args:
+        layers: arguments that say how many layers there are.
     """
     found = {}
     for site in SITES:
         side = "encoder" if site == "encoder" else "decoder"
         heads = getattr(args, f"{side}_attention_heads")
         sizes = {"num_heads": heads, "head_dim": getattr(args, f"{side}_embed_dim") // heads}
-        mechanism = build_site_mechanism(args, site=site, layer=0, dropout=0.0, **sizes)
-        learnt = dict(mechanism.named_parameters()) if mechanism else ()
-        for name, value in mechanism.state_dict().items() if mechanism else ():
-            owner = "differential" if args.differential and not name.startswith("inner.") else args.attention
-            stack, attention = ATTENTION_AT[site]
-            found[f"{stack}.layers.{attention}.mechanism.{name}"] = (value.shape, owner, name in learnt)
+        stack, attention = ATTENTION_AT[site]
+        for layer in range(getattr(layers, f"{side}_layers")):
+            mechanism = build_site_mechanism(args, site=site, layer=layer, dropout=0.0, **sizes)
+            learnt = dict(mechanism.named_parameters()) if mechanism else ()
+            for name, value in mechanism.state_dict().items() if mechanism else ():
+                owner = "differential" if args.differential and not name.startswith("inner.") else args.attention
+                found[f"{stack}.layers.{layer}.{attention}.mechanism.{name}"] = (value.shape, owner, name in learnt)
     return found

@@ -8,11 +8,13 @@ from collections.abc import Iterable
 from fairseq_lot.attention.options import SITES, Options, kind_of
 from fairseq_lot.attention.registry import DEFAULT, MECHANISMS, build_options, mechanism_class
 from fairseq_lot.errors import InputError, flag
+from fairseq_lot.modules.places import NONE, listed, named_places
 
 # The model-wide options; the options of the mechanisms stand in their dataclasses.
 DEFAULTS: dict[str, typing.Any] = {
     "attention": DEFAULT,
     "attention_sites": "encoder",
+    "keep_softmax": None,
     "differential": False,
     "differential_lambda_init": None,
 }
@@ -39,7 +41,7 @@ def options_of(mechanism: str) -> list[str]:
 def add_attention_args(
     parser: ArgumentParser | _ArgumentGroup, *, differential: bool = True, default: str | None = None
 ) -> None:
-    """Add --attention, --attention-sites, the differential options (if wanted) and every mechanism's own options.
+    """Add the model-wide options, those of the differential form if wanted, and every mechanism's own options.
 
     No option gets an argparse default: those stand in the options dataclasses and in the architectures. For ``--help``
     ``default`` is the mechanism that stands for none, where that is always the same.
@@ -52,6 +54,12 @@ def add_attention_args(
         metavar="SITES",
         help=f"where it stands, comma-separated: {', '.join(SITES)} (default: {DEFAULTS['attention_sites']}); "
         f"{DEFAULT} elsewhere",
+    )
+    add(
+        "--keep-softmax",
+        metavar="PLACES",
+        help=f"places at these sites where {DEFAULT} stays as it was trained, comma-separated: site and layer, "
+        f"which counts from 0, as in encoder.0,cross.2; {NONE}: no place, whatever a checkpoint says (default: {NONE})",
     )
     if differential:
         add(
@@ -95,7 +103,7 @@ def option_names() -> list[str]:
 def check_overrides(names: Iterable[str]) -> None:
     """Refuse a name in ``--model-overrides`` that begins as our options do and is none: it would change nothing."""
     ours = option_names()
-    families = {*(f"{name}_" for name in MECHANISMS), "attention_", "differential_"}
+    families = {*(f"{name}_" for name in MECHANISMS), "attention_", "differential_", "keep_soft"}
     for name in names:
         family = next((family for family in families if name.replace("-", "_").startswith(family)), None)
         if family is not None and name not in ours and name != "attention_dropout":  # fairseq's own
@@ -108,13 +116,18 @@ def typed_options(args: typing.Any) -> dict[str, typing.Any]:
     return {name: value for name in option_names() if (value := getattr(args, name, None)) is not None}
 
 
-def check_used(names: Iterable[str], attention: str, *, differential: bool) -> None:
+def check_used(names: Iterable[str], attention: str, *, differential: bool, keeps_softmax: bool = False) -> None:
     """Refuse an option that nothing in a model with this attention reads, and which would change nothing.
+
+    Where some places keep softmax, its options apply to them.
 
     Raises:
         InputError: an unknown mechanism, or an option of another one, or of the differential form without that.
     """
-    unread = {name: f"--attention {other}" for other in MECHANISMS if other != attention for name in options_of(other)}
+    read = {attention, DEFAULT} if keeps_softmax else {attention}
+    unread = {name: f"--attention {other}" for other in MECHANISMS if other not in read for name in options_of(other)}
+    if attention == DEFAULT:
+        unread["keep_softmax"] = "another --attention"
     if not differential:
         unread["differential_lambda_init"] = "--differential"
     mechanism_class(attention)
@@ -151,3 +164,5 @@ def spell_out(args: typing.Any) -> None:
     for name, value in dataclasses.asdict(options).items():
         if value is not None:
             setattr(args, flat_name(args.attention, name), value)
+    kept = named_places(args.keep_softmax)
+    args.keep_softmax = None if args.attention == DEFAULT else listed(kept)

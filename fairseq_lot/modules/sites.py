@@ -1,6 +1,6 @@
 """Where the attentions of a fairseq Transformer are, and what may stand there."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 from fairseq.models.transformer import TransformerModel
@@ -9,9 +9,10 @@ from fairseq.modules import MultiheadAttention
 from fairseq_lot.attention.base import Mechanism
 from fairseq_lot.attention.differential import Differential
 from fairseq_lot.attention.options import SITES
-from fairseq_lot.attention.registry import DEFAULT, build_options, mechanism_class
+from fairseq_lot.attention.registry import DEFAULT, build_options, describe, mechanism_class
 from fairseq_lot.errors import InputError, flag
 from fairseq_lot.modules.flat_options import DEFAULTS, flat_name, mechanism_options
+from fairseq_lot.modules.places import NONE, Place, listed, named_places
 
 SomeMechanism = TypeVar("SomeMechanism", Mechanism, None, Mechanism | None)
 # site: (stack, name of the attention in a layer)
@@ -60,10 +61,95 @@ def named_sites(given: Any) -> tuple[str, ...]:
     return tuple(site for site in SITES if site in named)
 
 
+def kept_places(args: Any) -> tuple[Place, ...]:
+    """The places that keep softmax."""
+    return named_places(getattr(args, "keep_softmax", None))
+
+
+def sites_in_words(args: Any) -> str:
+    """``encoder, softmax kept at encoder.0``."""
+    kept = kept_places(args)
+    softmax = describe(DEFAULT, mechanism_options(args, DEFAULT))
+    return f"{args.attention_sites}, {softmax} kept at {listed(kept)}" if kept else args.attention_sites
+
+
+def settle_kept_places(args: Any) -> None:
+    """Check the places that keep softmax, and number them as in the model that is built.
+
+    ``--encoder-layers-to-keep`` takes layers out of a trained model. Places are of the trained model; those of layers
+    that go are dropped, the others get the numbers of their layers.
+
+    Raises:
+        InputError: the model lacks a place, its site is not one of the attention's, or nothing else is left.
+    """
+    kept, sites = kept_places(args), attention_sites(args)
+    if not kept:
+        return
+    numbers = {site: _numbers_of_layers(args, site) for site in SITES}
+    given = f"--keep-softmax {listed(kept)}"
+    for place in kept:
+        if place.site not in sites:
+            raise InputError(
+                f"{given}: {args.attention} attention stands at {','.join(sites)} alone, so {place} has softmax "
+                f"anyway; leave it out ({NONE}: keep no place of the checkpoint)"
+            )
+        if place.layer not in numbers[place.site]:
+            there = listed(Place(place.site, layer) for layer in numbers[place.site]) or f"no attention at {place.site}"
+            raise InputError(f"{given}: the model has no {place}; it has {there}")
+    moved = [(site, numbers[site][layer]) for site, layer in kept]
+    kept = tuple(Place(site, number) for site, number in moved if number is not None)
+    left = [(site, number) for site in sites for number in numbers[site].values() if number is not None]
+    if set(left) <= set(kept):
+        raise InputError(f"{given}: nothing is left for {args.attention} attention; keep fewer places")
+    args.keep_softmax = listed(kept)
+
+
+def _numbers_of_layers(args: Any, site: str) -> dict[int, int | None]:
+    """For each layer of the trained model with attention at this site its number in the model; None: it goes."""
+    if site == "cross" and getattr(args, "no_cross_attention", False):
+        return {}
+    stack, _ = ATTENTION_AT[site]
+    layers, to_keep = getattr(args, f"{stack}_layers"), getattr(args, f"{stack}_layers_to_keep", None)
+    stay = sorted(map(int, to_keep.split(","))) if to_keep else range(layers)
+    if max(stay, default=0) >= layers:  # fairseq has counted the layers without the others already
+        stay = range(layers)
+    return {layer: stay.index(layer) if layer in stay else None for layer in range(layers)}
+
+
+def softmax_trained_at(args: Any, places: Iterable[Place]) -> dict[str, Any]:
+    """The flat options of the softmax that a checkpoint was trained with at some places, empty if it was plain.
+
+    Args:
+        args: the arguments of the checkpoint's model. A swap notes there what was trained before it.
+
+    Raises:
+        InputError: another mechanism was trained at one of the places, or softmax of two kinds.
+    """
+    own = getattr(args, "attention", None) or DEFAULT
+    trained, sites = describe(own, mechanism_options(args, own)), ",".join(attention_sites(args))
+    if hasattr(args, "trained_attention"):
+        trained, sites = args.trained_attention, getattr(args, "trained_sites", "unknown sites")
+    found = {}
+    for place in places:
+        if place in kept_places(args):
+            found[place] = getattr(args, "softmax_prior", None)
+        elif trained == DEFAULT or (sites != "unknown sites" and place.site not in sites.split(",")):
+            found[place] = None
+        elif trained == describe(DEFAULT, {"prior": "alibi"}) and place.site in sites:
+            found[place] = "alibi"
+        else:
+            raise InputError(f"{trained} attention was trained at {sites}, so there is no softmax to keep at {place}")
+    if len(set(found.values())) > 1:
+        kinds = ", ".join(f"{prior or 'none'} at {place}" for place, prior in found.items())
+        raise InputError(f"softmax was trained with different priors ({kinds}); keep places with the same one")
+    prior = next(iter(found.values()), None)
+    return {} if prior is None else {"softmax_prior": prior}
+
+
 def build_site_mechanism(
     args: Any, *, site: str, layer: int, num_heads: int, head_dim: int, dropout: float
 ) -> Mechanism | None:
-    """Build what stands at one site, or return None where fairseq's own softmax attention stays.
+    """Build what stands at one place, or return None where fairseq's own softmax attention stays.
 
     Args:
         args: namespace or fairseq config that holds the flat options, completed by ``spell_out``.
@@ -72,11 +158,12 @@ def build_site_mechanism(
     Raises:
         InputError: an option is wrong, or the mechanism cannot stand at this site.
     """
-    listed = site in attention_sites(args)
-    if not listed and not args.differential:
+    is_listed, is_kept = site in attention_sites(args), Place(site, layer) in kept_places(args)
+    name = args.attention if is_listed and not is_kept else DEFAULT
+    options = build_options(name, **(mechanism_options(args, name) if is_listed else {})).at_site(site)
+    is_stock = not is_listed or (is_kept and options == build_options(DEFAULT))
+    if is_stock and not args.differential:
         return None
-    name = args.attention if listed else DEFAULT
-    options = build_options(name, **(mechanism_options(args, name) if listed else {})).at_site(site)
     context: dict[str, Any] = {"num_heads": num_heads, "head_dim": head_dim, "layer": layer, "dropout": dropout}
     mechanism: Mechanism = mechanism_class(name)(options=options, **context)
     if args.differential:

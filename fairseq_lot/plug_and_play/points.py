@@ -17,6 +17,7 @@ from fairseq_lot.errors import InputError, flag
 from fairseq_lot.evaluation.bleu import MetricScore
 from fairseq_lot.evaluation.results import read_lines_as
 from fairseq_lot.modules.flat_options import add_attention_args, typed_options
+from fairseq_lot.modules.places import listed, named_places
 from fairseq_lot.modules.sites import attention_sites
 from fairseq_lot.output.files import atomic_write
 
@@ -56,8 +57,10 @@ class Way:
 
     @property
     def key(self) -> tuple:
-        """What makes two ways the same; sites in any order are."""
+        """What makes two ways the same; sites and places in any order are."""
         options = self.options | {"attention_sites": attention_sites(Namespace(**self.options))}
+        if kept := listed(named_places(options.pop("keep_softmax", None))):
+            options["keep_softmax"] = kept
         return self.attention, tuple(sorted(options.items())), self.calibrated_on
 
     @property
@@ -104,7 +107,9 @@ def spelt(options: dict[str, bool | int | float | str]) -> str:
     """Flat options as on a command line."""
     words = []
     for name, value in options.items():
-        words.append(flag(name) if value is True else f"{flag(name)} {str(value).lower().removesuffix('.0')}")
+        if isinstance(value, float):
+            value = str(value).removesuffix(".0")
+        words.append(flag(name) if value is True else f"{flag(name)} {str(value).lower()}")
     return " ".join(words)
 
 

@@ -23,7 +23,16 @@ from fairseq_lot.modules.flat_options import (
     spell_out,
     typed_options,
 )
-from fairseq_lot.modules.sites import attention_sites, attentions, can_be_fitted, named_sites
+from fairseq_lot.modules.places import named_places
+from fairseq_lot.modules.sites import (
+    attention_sites,
+    attentions,
+    can_be_fitted,
+    kept_places,
+    named_sites,
+    sites_in_words,
+    softmax_trained_at,
+)
 from fairseq_lot.output.files import atomic_write, refuse_same
 from fairseq_lot.plug_and_play.calibrate import (
     FitOptions,
@@ -101,7 +110,7 @@ def run(args: Namespace) -> None:
     swapped = model_args(state)
     if given_up:
         print(f"{args.path} has {before.attention} attention at {','.join(given_up)} too, which becomes plain softmax")
-    print(f"{args.out}: {swapped.attention} attention at {swapped.attention_sites}, from {args.path}; {reason}")
+    print(f"{args.out}: {swapped.attention} attention at {sites_in_words(swapped)}, from {args.path}; {reason}")
     print(f"fine-tune it, with the flags of your training: {fine_tuning_command(state, args.out)} ...")
 
 
@@ -138,9 +147,10 @@ def swap(checkpoint: Checkpoint, *, attention: str = PLUGGED, **flat_options: An
             changed.
         attention: the new mechanism: {mechanisms}. The default keeps a model's quality, once it is calibrated.
         **flat_options: ``attention_sites``, where it stands, a list of {sites} (default: encoder),
-            and the mechanism's own options, such as ``lot_num_pivots``. ``fairseq-lot swap --help`` lists them all,
-            with dashes for underscores. In a model that was trained with softmax, near_far is exact up to
-            {exact_up_to} tokens unless ``near_far_exact_up_to`` is given.
+            ``keep_softmax``, a list of places at these sites where softmax stays as it was trained, such as
+            ``encoder.0``, and the mechanism's own options, such as ``lot_num_pivots``. ``fairseq-lot swap --help``
+            lists them all, with dashes for underscores. In a model that was trained with softmax, near_far is exact up
+            to {exact_up_to} tokens unless ``near_far_exact_up_to`` is given.
 
     Returns:
         A checkpoint without optimiser state, whose arguments say with which attention it was trained. The
@@ -148,7 +158,8 @@ def swap(checkpoint: Checkpoint, *, attention: str = PLUGGED, **flat_options: An
         shapes agree, others start as a new model's would.
 
     Raises:
-        InputError: an unknown mechanism or option, a site where the mechanism cannot stand, or that the model lacks.
+        InputError: an unknown mechanism or option, a site where the mechanism cannot stand, a site or a place that the
+            model lacks, or a place to keep softmax at where something else was trained.
     """
     if any(name.startswith("differential") for name in flat_options):
         raise InputError("swap keeps the differential form as it is; leave out its options")
@@ -158,12 +169,19 @@ def swap(checkpoint: Checkpoint, *, attention: str = PLUGGED, **flat_options: An
     # old checkpoints may lack arguments that have a default today
     base_architecture(args)
     previous = getattr(args, "attention", None) or DEFAULT
+    try:
+        softmax = softmax_trained_at(args, named_places(flat_options.get("keep_softmax")))
+    except InputError as error:
+        raise InputError(f"{state.path}: {error}") from None
     args.trained_attention, args.trained_sites = of_training
     vars(args).pop("calibration", None)
     implied = options_of_swap(attention)
     if implied and of_training[0].split()[0] != DEFAULT:  # then softmax is not what the model was trained with
         implied = {"near_far_exact_up_to": exact_up_to(state)}
     plug(args, attention, **implied | flat_options)
+    if kept_places(args) and flat_options.get("softmax_prior") not in (None, softmax.get("softmax_prior")):
+        raise InputError(f"{state.path} was trained with another softmax at the places to keep; leave out its prior")
+    vars(args).update(softmax)
     state["model"] = {name: value for name, value in weights.items() if ".mechanism." not in name}
     model = build(state)
     drawn = model.state_dict()
@@ -204,7 +222,9 @@ def plug(args: Namespace, attention: str, **flat_options: Any) -> None:
     foreign = [name for name in flat_options if name not in option_names()]
     if foreign:
         raise InputError(f"unknown option {foreign[0]!r}")
-    check_used(flat_options, attention, differential=True)
+    keeps_softmax = bool(named_places(flat_options.get("keep_softmax")))
+    used = [name for name, value in flat_options.items() if name != "keep_softmax" or value is not None]
+    check_used(used, attention, differential=True, keeps_softmax=keeps_softmax)
     for name in option_names():
         if name in vars(args) and not name.startswith("differential"):
             delattr(args, name)

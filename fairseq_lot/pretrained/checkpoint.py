@@ -20,6 +20,7 @@ from fairseq_lot import models  # noqa: F401 - registers the architectures
 from fairseq_lot.errors import InputError, first_line
 from fairseq_lot.models.architecture import refuse_renamed
 from fairseq_lot.models.pluggable_transformer import PluggableTransformerModel
+from fairseq_lot.modules.sites import sites_in_words
 
 
 class State(dict):
@@ -39,7 +40,7 @@ class State(dict):
         args = model_args(self)
         numbers = sum(weight.numel() for weight in self["model"].values())
         attention = getattr(args, "attention", None)
-        ours = f"{attention} at {args.attention_sites}" if attention else "fairseq's own attention"
+        ours = f"{attention} at {sites_in_words(args)}" if attention else "fairseq's own attention"
         return f"<checkpoint of {args.arch}: {ours}, {numbers:,} numbers>"
 
     def __reduce__(self) -> tuple:

@@ -1,0 +1,230 @@
+"""``--keep-softmax`` from a swap through fine-tuning, restarts and averages to translations."""
+
+import shlex
+
+import pytest
+import torch
+
+from fairseq_lot import calibrate
+from fairseq_lot.errors import InputError
+from fairseq_lot.inspection.diagnose import diagnose
+from fairseq_lot.plug_and_play.points import expand
+from fairseq_lot.plug_and_play.swap import fine_tuning_command, swap
+from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
+from fairseq_lot.pretrained.loading import load
+from tests.end_to_end.conftest import (
+    TINY,
+    edited,
+    fairseq_lot,
+    generate,
+    hypotheses,
+    refuse_and_keep,
+    swapped,
+    train,
+    weights_of,
+)
+
+LOT = {"attention": "lot", "lot_num_pivots": 6}
+ALIBI = {"attention": "softmax", "softmax_prior": "alibi", "attention_sites": "encoder,decoder"}
+
+
+def save(state, path):
+    torch.save(state, path)
+    return path
+
+
+def with_parameters(checkpoint):
+    """The layers of the encoder that LOT has parameters in."""
+    return {name.split(".")[2] for name in weights_of(checkpoint) if name.endswith("mechanism.pivots")}
+
+
+def standing(state, data):
+    """What stands at the layers of the encoder, as diagnose has it."""
+    rows = diagnose(load(state, data / "bin", "valid"), sentences=4, batch=4, perturbations=0, seed=1)["rows"]
+    return {(row["layer"], row["attention"]) for row in rows if row["site"] == "encoder"}
+
+
+@pytest.fixture
+def alibi(stock_checkpoint, tmp_path):
+    """A model that was trained with a prior in encoder and decoder."""
+    with edited(stock_checkpoint, tmp_path / "alibi.pt") as state:
+        args = model_args(state)
+        vars(args).update(ALIBI, differential=False, arch="softmax_transformer", _name="softmax_transformer")
+    return tmp_path / "alibi.pt"
+
+
+def test_a_kept_place_is_followed_by_everything(data, stock_checkpoint, tmp_path, capsys):
+    out = swapped(stock_checkpoint, tmp_path / "kept.pt", "lot", "--lot-num-pivots", 6, "--keep-softmax", "encoder.1")
+    assert "lot attention at encoder, softmax kept at encoder.1, from" in capsys.readouterr().out
+    state = load_checkpoint(out)
+    assert model_args(state).keep_softmax == "encoder.1" and "softmax kept at encoder.1" in repr(state)
+    assert with_parameters(out) == {"0"}
+    assert standing(state, data) == {(0, "lot"), (1, "softmax")}
+    assert state["model"].keys() == swap(stock_checkpoint, **LOT, keep_softmax=["encoder.1"])["model"].keys()
+    # calibration: softmax in its stead is the teacher at every place, and nothing is fitted at a kept one
+    fitted = calibrate(out, steps=2, joint_steps=1, held_out=4)
+    assert [(match.site, match.layer) for match in fitted.matched] == [("encoder", 0)]
+    assert model_args(fitted.state).keep_softmax == "encoder.1"
+    # fine-tuning, a restart, and both again by the command line that was typed
+    tuned = tmp_path / "tuned"
+    flags = shlex.split(fine_tuning_command(state, out))[4:]
+    for updates in (1, 2):
+        last = train(data / "bin", tuned, *flags, updates=updates)
+        assert model_args(load_checkpoint(last)).keep_softmax == "encoder.1" and with_parameters(last) == {"0"}
+    assert load_checkpoint(last)["optimizer_history"][-1]["num_updates"] == 2
+    assert standing(last, data) == {(0, "lot"), (1, "softmax")}
+    # an average of checkpoints as fairseq's script makes it, and an ensemble
+    one, other = load_checkpoint(out), load_checkpoint(last)
+    assert list(one["model"]) == list(other["model"])
+    other["model"] = {name: (value + one["model"][name]) / 2 for name, value in other["model"].items()}
+    average = save(other, tmp_path / "average.pt")
+    assert len(hypotheses(generate(data / "bin", average))) == 120
+    assert len(hypotheses(generate(data / "bin", f"{out}:{stock_checkpoint}"))) == 120
+    page = tmp_path / "report.html"
+    fairseq_lot("report", "--path", out, "--data", data / "bin", "--out", page, "--split", "test")
+    assert page.stat().st_size > 10_000
+
+
+def test_a_model_trained_with_kept_places_has_them(data, tmp_path):
+    words = ("--arch", "lot_transformer", *TINY, "--keep-softmax", "encoder.1, encoder.1", "--softmax-prior", "alibi")
+    last = train(data / "bin", tmp_path / "own", *words, updates=1)
+    args = model_args(load_checkpoint(last))
+    assert (args.keep_softmax, args.softmax_prior) == ("encoder.1", "alibi")
+    assert standing(last, data) == {(0, "lot"), (1, "softmax with alibi")}
+    again = train(data / "bin", tmp_path / "own", "--arch", "lot_transformer", *TINY, updates=2)
+    assert (
+        vars(model_args(load_checkpoint(again))).items()
+        >= {"keep_softmax": "encoder.1", "softmax_prior": "alibi"}.items()
+    )
+    # swapped anew, what was trained there can stay
+    both = swap(again, attention="near_far", keep_softmax="encoder.1")
+    assert standing(both, data) == {(0, "near_far"), (1, "softmax with alibi")}
+    with pytest.raises(InputError, match="lot attention was trained at encoder, so there is no softmax to keep at enc"):
+        swap(again, attention="near_far", keep_softmax="encoder.0")
+
+
+def test_a_fine_tuning_changes_places_where_that_is_typed(data, stock_checkpoint, tmp_path, caplog):
+    caplog.set_level("INFO")
+    kept = save(swap(stock_checkpoint, **LOT, keep_softmax="encoder.0"), tmp_path / "kept.pt")
+    start = ("--arch", "pluggable_transformer", "--finetune-from-model", kept)
+    last = train(data / "bin", tmp_path / "none", *start, "--keep-softmax", "none", updates=1)
+    assert model_args(load_checkpoint(last)).keep_softmax is None and with_parameters(last) == {"0", "1"}
+    assert "--keep-softmax encoder.0 becomes None" in caplog.text and "are drawn" in caplog.text
+    last = train(data / "bin", tmp_path / "other", *start, "--keep-softmax", "encoder.1", updates=1)
+    assert with_parameters(last) == {"0"}
+    with pytest.raises(InputError, match="--keep-softmax encoder.1 becomes None.*--reset-optimizer"):
+        train(data / "bin", tmp_path / "other", *start, "--keep-softmax", "none", updates=2)
+    with pytest.raises(InputError, match="lot .num_pivots=6. attention was trained at encoder, so there is no softmax"):
+        train(data / "bin", tmp_path / "other", *start, "--keep-softmax", "encoder.0", updates=2)
+    with pytest.raises(InputError, match="--keep-softmax does not belong to softmax attention"):
+        train(data / "bin", tmp_path / "x", "--arch", "softmax_transformer", *TINY, "--keep-softmax", "encoder.0")
+    assert not (tmp_path / "x").exists()
+
+
+def test_layers_that_go_take_their_places_with_them(data, stock_checkpoint, tmp_path):
+    """Places on the command line and in the checkpoint are of the layers before."""
+    kept = save(
+        swap(stock_checkpoint, **LOT, attention_sites="encoder,cross", keep_softmax="encoder.1"), tmp_path / "kept.pt"
+    )
+    flags = ("--arch", "pluggable_transformer", "--finetune-from-model", kept, "--encoder-layers-to-keep", "1")
+    last = train(data / "bin", tmp_path / "pruned", *flags, "--lr", 0, updates=1)
+    args = model_args(load_checkpoint(last))
+    assert (args.encoder_layers, args.keep_softmax) == (1, "encoder.0")
+    assert standing(last, data) == {(0, "softmax")}
+    # fairseq-generate leaves out the same layer of the same model
+    overridden = generate(data / "bin", kept, "--model-overrides", "{'encoder_layers_to_keep': '1'}")
+    assert hypotheses(generate(data / "bin", last)) == hypotheses(overridden)
+
+
+def test_the_prior_of_the_base_stays_at_kept_places(data, alibi, tmp_path):
+    both = {"attention_sites": "encoder,decoder", "keep_softmax": "encoder.0,decoder.1"}
+    state = swap(alibi, **LOT, **both)
+    assert model_args(state).softmax_prior == "alibi"
+    assert standing(state, data) == {(0, "softmax with alibi"), (1, "lot")}
+    done = calibrate(state, steps=1, joint_steps=1, held_out=4)
+    assert [(match.site, match.layer) for match in done.matched] == [("encoder", 1), ("decoder", 0)]
+    assert all(match.teacher.options.prior == "alibi" for match in done.matched)
+    for where in (
+        swap(state, attention="sinkhorn", keep_softmax="encoder.1"),
+        swap(alibi, **LOT, keep_softmax="encoder.1"),
+    ):
+        assert (1, "softmax with alibi") in standing(where, data)
+    with pytest.raises(InputError, match="with different priors .alibi at encoder.0, none at cross.0.; keep places"):
+        swap(alibi, **LOT, attention_sites="encoder,cross", keep_softmax="encoder.0,cross.0")
+    # a training from the base, or from a swap without kept places, brings it
+    flags = (
+        "--arch",
+        "pluggable_transformer",
+        "--attention",
+        "lot",
+        "--lot-num-pivots",
+        6,
+        "--keep-softmax",
+        "encoder.0",
+    )
+    plain = save(swap(alibi, **LOT), tmp_path / "plain.pt")
+    for number, start in enumerate((alibi, plain)):
+        last = train(data / "bin", tmp_path / str(number), *flags, "--finetune-from-model", start, updates=1)
+        assert standing(last, data) == {(0, "softmax with alibi"), (1, "lot")}
+
+
+def test_overrides_keep_softmax_where_it_was_trained(data, stock_checkpoint, alibi, lot_checkpoint, tmp_path):
+    kept = save(swap(stock_checkpoint, **LOT, keep_softmax="encoder.0"), tmp_path / "kept.pt")
+    expected = hypotheses(generate(data / "bin", kept))
+    assert expected != hypotheses(generate(data / "bin", lot_checkpoint))
+
+    def overridden(path, **overrides):
+        return hypotheses(generate(data / "bin", path, "--model-overrides", str(overrides)))
+
+    assert overridden(stock_checkpoint, **LOT, keep_softmax="encoder.0") == expected
+    assert overridden(lot_checkpoint, keep_softmax="encoder.0") == expected
+    assert overridden(kept, attention="softmax") == hypotheses(generate(data / "bin", stock_checkpoint))
+    swapped_alibi = save(swap(alibi, **LOT), tmp_path / "alibi-lot.pt")
+    assert overridden(swapped_alibi, keep_softmax="encoder.0", softmax_prior="alibi")
+    for path, overrides, message in (
+        (stock_checkpoint, {"keep_softmax": "encoder.0"}, "does not read keep_softmax"),
+        (lot_checkpoint, {"keep_softmx": "encoder.0"}, "there is no option 'keep_softmx' to override"),
+        (lot_checkpoint, {"keep_softmax": "encoder.7"}, "the model has no encoder.7"),
+        (kept, {"keep_softmax": "none"}, "softmax kept at encoder.0, and no parameters for lot there; use swap"),
+        (swapped_alibi, {"keep_softmax": "encoder.0"}, "was trained with prior alibi at encoder.0; override softmax_p"),
+        (kept, {"softmax_prior": "alibi"}, "was trained with prior None at encoder.0"),
+    ):
+        with pytest.raises(InputError, match=message):
+            overridden(path, **overrides)
+
+
+@pytest.mark.parametrize(
+    ("places", "naming"),
+    [
+        ("middle.0", "'middle.0' is not a place"),
+        ("encoder", "'encoder' is not a place"),
+        ("encoder.2", "the model has no encoder.2; it has encoder.0,encoder.1"),
+        ("cross.0", "lot attention stands at encoder alone"),
+        ("encoder.0,encoder.1", "nothing is left for lot attention"),
+    ],
+)
+def test_places_that_cannot_be_kept_are_one_line(places, naming, data, stock_checkpoint, tmp_path, capsys):
+    out = ("--path", stock_checkpoint, "--out", tmp_path / "out")
+    refuse_and_keep(capsys, tmp_path, "swap", *out, "--attention", "lot", "--keep-softmax", places, naming=[naming])
+    way = f"lot --keep-softmax {places}"
+    refuse_and_keep(capsys, tmp_path, "sweep", data / "bin", *out, "--no-bleu", "--try", way, naming=[naming, "--try"])
+    with pytest.raises(InputError, match=naming):
+        train(data / "bin", tmp_path / "out", "--arch", "lot_transformer", *TINY, "--keep-softmax", places)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_prior_other_than_the_base_s_is_refused(stock_checkpoint):
+    with pytest.raises(InputError, match="trained with another softmax at the places to keep"):
+        swap(stock_checkpoint, **LOT, keep_softmax="encoder.0", softmax_prior="alibi")
+    with pytest.raises(InputError, match="--keep-softmax does not belong to softmax"):
+        swap(stock_checkpoint, attention="softmax", keep_softmax="encoder.0")
+    assert model_args(swap(stock_checkpoint, **LOT, keep_softmax=None)).keep_softmax is None
+
+
+def test_a_sweep_tries_places(data, stock_checkpoint, tmp_path, capsys):
+    words = ("sweep", data / "bin", "--path", stock_checkpoint, "--out", tmp_path, "--no-bleu", "--no-calibration")
+    tries = "lot --keep-softmax encoder.0/encoder.1", "lot --keep-softmax 'encoder.1, encoder.1'"
+    fairseq_lot(*words, "--sentences", 9, *(word for way in tries for word in ("--try", way)))
+    table = capsys.readouterr().out.partition("\n\n")[0]
+    assert "| lot | --keep-softmax encoder.0 |" in table and table.count("--keep-softmax encoder.1") == 1
+    assert len({way.key for way in (*expand(tries[0]), *expand("lot"))}) == 3

@@ -4,7 +4,7 @@
 #   bash scripts/pretrain.sh DATA OUT [FLAGS of fairseq-train]
 #   bash scripts/pretrain.sh data-bin/synthetic checkpoints/lot --attention lot --lr 0.003 --max-tokens 1024 --max-epoch 4
 #
-#   DATA   folder of prepare_*.sh or fairseq-preprocess
+#   DATA   folder of prepare_*.sh or fairseq-preprocess; fairseq-lot check looks at it first
 #   OUT    folder for checkpoint_best.pt, checkpoint_last.pt and train.log
 #   FLAGS  win over those below
 set -euo pipefail

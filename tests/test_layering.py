@@ -25,6 +25,7 @@ SEES = {
     "models": {"modules", "attention", "errors"},
     "pretrained": {"models", "modules", "attention", *EXPERIMENT},
     "plug_and_play": {"inspection", "pretrained", "models", "modules", "attention", *EXPERIMENT},
+    "experiment": {"pretrained", "cli", *EXPERIMENT},
     "inspection": {"pretrained", "models", "modules", "attention", "transport", *EXPERIMENT},
     "evaluation": {"corpus", *TOOLS},
     "corpus": TOOLS,

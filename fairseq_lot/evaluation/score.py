@@ -3,6 +3,7 @@
 import argparse
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -17,7 +18,12 @@ from fairseq_lot.output.provenance import current_commit
 
 _LANGUAGE = re.compile(r"[A-Za-z]{2,3}([_-]\w+)*")
 _NAME = re.compile(r"[A-Za-z][\w-]*")
+_SKIPPED = re.compile(r"(\d+) samples have invalid sizes and will be skipped")
 _HYPOTHESIS = re.compile(r"H-([0-9]{1,9})\t[^\t]*\t(.*)")
+_WHOLE = (
+    "a row is of the whole test set: shorten or remove them on both sides, or translate with larger "
+    "--max-source-positions and --max-target-positions, without --skip-invalid-size-inputs-valid-test"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,10 +55,7 @@ def run(args: argparse.Namespace) -> None:
         raise InputError(f"--out {args.out} must end in .jsonl")
     if not 0 <= (args.seconds or 0) < math.inf:
         raise InputError(f"--seconds must be a number of seconds, not {args.seconds}")
-    try:
-        label = parse(Label, args.label, "label")
-    except ValueError as error:
-        raise InputError(f"--label {args.label!r}: {error}") from error
+    label = read_label(args.label)
     if Path(args.out).exists() and any(row.key != label.key for row in read_rows([args.out])):
         raise InputError(f"{args.out} holds rows of other systems; give another --out")
     row, statistics = score(args, label)
@@ -65,10 +68,19 @@ def run(args: argparse.Namespace) -> None:
     )
 
 
+def read_label(text: str) -> Label:
+    """What a row is about, from JSON."""
+    try:
+        return parse(Label, text, "label")
+    except ValueError as error:
+        raise InputError(f"--label {text!r}: {error}") from error
+
+
 def score(args: argparse.Namespace, label: Label) -> tuple[Row, np.ndarray]:
     """The row of the system that the options describe and its sentences' statistics, without writing them."""
     resampling, language = bleu.bootstrap_settings(args), target_language(args)
     references = read_lines(args.tokenised_reference)
+    check_joined(references, args.tokenised_reference)
     raw = detokenise(references, language=language) if args.raw_reference is None else read_lines(args.raw_reference)
     if len(raw) != len(references):
         raise InputError(
@@ -120,6 +132,8 @@ def read_hypotheses(path: str | Path, sentences: int) -> tuple[list[str], set[st
     given = set()  # sources and references
     for number, line in enumerate(split_lines(raw[: raw.rfind(b"\n") + 1], path), start=1):  # whole lines
         match, place = _HYPOTHESIS.fullmatch(line), f"{path}, line {number}"
+        if skipped := _SKIPPED.search(line):
+            raise InputError(f"{place}: fairseq-generate left out {skipped[1]} sentences that are too long; {_WHOLE}")
         if match is None:
             if re.match(r"[ST]-\d", line):
                 given.add(line)
@@ -127,16 +141,35 @@ def read_hypotheses(path: str | Path, sentences: int) -> tuple[list[str], set[st
         sentence, words = int(match[1]), match[2].split()
         if sentence in hypotheses:
             raise InputError(f"{place}: sentence {sentence} has several H- lines; generate it once, with --nbest 1")
-        if "\u2581" in match[2] or any(word.endswith("@@") and word != "@@" for word in words):
+        if _piece(match[2]):
             raise InputError(f"{place}: still has pieces; generate with --remove-bpe sentencepiece or subword_nmt")
         hypotheses[sentence] = " ".join(words)
     if not hypotheses or hypotheses.keys() != set(range(sentences)):
         found = f"{len(hypotheses)} whole H- lines, the last of sentence {max(hypotheses, default=0)}"
+        missing = [sentence for sentence in range(sentences) if sentence not in hypotheses]
+        lacking = ", ".join(f"H-{sentence}" for sentence in missing[:10]) + ", ..." * (len(missing) > 10)
+        missed = lacking and f" ({lacking} are missing)"
         raise InputError(
-            f"{path} has {found}, but the reference has {sentences} lines: it is cut off, or of another test set; run "
-            "fairseq-generate again, without --quiet"
+            f"{path} has {found}, but the reference has {sentences} lines{missed}: it is cut off, or of another test "
+            "set, or sentences that are too long were left out; run fairseq-generate again, without --quiet; "
+            f"{_WHOLE}"
         )
     return [hypotheses[sentence] for sentence in range(sentences)], given
+
+
+def check_joined(lines: Sequence[str], name: str | Path) -> None:
+    """Refuse references, or translations, that are in pieces and not in words; ``name`` is what they are called."""
+    for number, line in enumerate(lines, start=1):
+        if piece := _piece(line):
+            raise InputError(
+                f"{name}, line {number}: has pieces, such as {piece!r}, where words are compared; join them"
+            )
+
+
+def _piece(line: str) -> str | None:
+    """The first word of a line that is a piece of sentencepiece or subword-nmt."""
+    marked = (word for word in line.split() if "\u2581" in word or (word.endswith("@@") and word != "@@"))
+    return next(marked, None)
 
 
 def target_language(args: argparse.Namespace) -> str:

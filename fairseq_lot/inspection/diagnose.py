@@ -15,6 +15,7 @@ from fairseq_lot.inspection import per_head
 from fairseq_lot.inspection.capture import capture
 from fairseq_lot.output.files import atomic_write, refuse_same
 from fairseq_lot.output.tables import Table
+from fairseq_lot.pretrained.data_folder import numbers
 from fairseq_lot.pretrained.device import add_device_argument
 from fairseq_lot.pretrained.languages import add_language_arguments, typed_pair
 from fairseq_lot.pretrained.loading import Loaded, load
@@ -66,7 +67,8 @@ def diagnose(loaded: Loaded, *, sentences: int, batch: int, perturbations: int, 
     """Run sentences through the model, teacher-forced, and measure every attention.
 
     Returns:
-        ``sentences`` (how many were used), ``rows`` (one per site, layer and head, the measures averaged over the
+        ``sentences`` (how many were used), ``left_out`` (numbers of those that are longer than the model takes, from
+        which none was drawn), ``rows`` (one per site, layer and head, the measures averaged over the
         sentences), ``certificates`` (one per encoder layer, over all heads, sentences and perturbations) and
         ``coupling_certificates`` (likewise, of the two plans of LOT where it stands).
     """
@@ -99,7 +101,8 @@ def diagnose(loaded: Loaded, *, sentences: int, batch: int, perturbations: int, 
         kind: [per_head.summary(layer, parts) for layer, parts in sorted(of_kind.items()) if parts]
         for kind, of_kind in certified.items()
     }
-    return {"sentences": len(drawn), "rows": rows, **certificates}
+    left_out = [int(i) + 1 for i in loaded.left_out()]
+    return {"sentences": len(drawn), "left_out": left_out, "rows": rows, **certificates}
 
 
 def encoder_balance(loaded: Loaded) -> dict[str, float]:
@@ -115,12 +118,16 @@ def render(report: dict, *, title: str) -> str:
         "Differential A = A1 - λ A2 is signed, one per pair of heads: its rows sum to 1 - λ, which counts as marginal "
         "error; entropy is that of |A|; it is compared with the difference of two softmax plans with the same λ."
     )
+    notes = [signed] if any(row["signed"] for row in report["rows"]) else []
+    if report["left_out"]:
+        left_out = numbers([number - 1 for number in report["left_out"]])
+        notes.append(f"None of these sentences was drawn, which are longer than the model takes: {left_out}.")
     heads = _table(
         ("site", "layer", "head", "attention"),
         per_head.MEASURES,
         report["rows"],
         heading=f"{title}: means over {report['sentences']} sentences; layers and heads count from 0, entropy in nats",
-        notes=[signed] if any(row["signed"] for row in report["rows"]) else [],
+        notes=notes,
     )
     others = sorted({row["attention"] for row in report["certificates"]} - {"sinkhorn"})
     not_of_the_mechanism = (

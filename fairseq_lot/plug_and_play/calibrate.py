@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fairseq.models.transformer import DEFAULT_MAX_SOURCE_POSITIONS, DEFAULT_MAX_TARGET_POSITIONS, TransformerModel
+from fairseq.models.transformer import TransformerModel
 
 from fairseq_lot.attention.options import Options, option
 from fairseq_lot.attention.registry import DEFAULT, describe
@@ -32,6 +32,7 @@ from fairseq_lot.pretrained.checkpoint import (
     drop_averages,
     load_checkpoint,
     model_args,
+    positions,
     serialised,
     with_own_arguments,
 )
@@ -251,13 +252,8 @@ def exact_up_to(state: State) -> int:
 
 def most_tokens(state: State, *sites: str) -> int:
     """The tokens of the longest sentence, its end among them, that a model has positions for at these sites."""
-    args = model_args(state)
-    names = {"max_target_positions" if site == "decoder" else "max_source_positions" for site in sites}
-    defaults = {
-        "max_source_positions": DEFAULT_MAX_SOURCE_POSITIONS,
-        "max_target_positions": DEFAULT_MAX_TARGET_POSITIONS,
-    }
-    return max(getattr(args, name, None) or defaults[name] for name in names)
+    source, target = positions(state)
+    return max(target if site == "decoder" else source for site in sites)
 
 
 def lengths_of_random(state: State, longest: int | None) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from tqdm import tqdm
 from fairseq_lot.attention.registry import DEFAULT
 from fairseq_lot.errors import InputError, check_least
 from fairseq_lot.evaluation.bleu import TOKENISED, measure
+from fairseq_lot.evaluation.score import check_joined
 from fairseq_lot.inspection.diagnose import encoder_balance
 from fairseq_lot.modules.flat_options import add_options
 from fairseq_lot.output.figures import write_figure
@@ -47,10 +48,11 @@ from fairseq_lot.plug_and_play.points import (
 from fairseq_lot.plug_and_play.sentences import in_batches
 from fairseq_lot.plug_and_play.swap import options_of_swap, swap, why_not_calibrated
 from fairseq_lot.plug_and_play.sweep_table import draw, render, render_balance
-from fairseq_lot.pretrained.checkpoint import State, load_checkpoint
+from fairseq_lot.pretrained.checkpoint import State, load_checkpoint, positions
+from fairseq_lot.pretrained.data_folder import check_lengths, check_not_empty
 from fairseq_lot.pretrained.device import add_device_argument
 from fairseq_lot.pretrained.languages import add_language_arguments, with_languages
-from fairseq_lot.pretrained.loading import Loaded, load
+from fairseq_lot.pretrained.loading import Loaded, load, load_data
 from fairseq_lot.pretrained.translate import references, translate_split
 
 
@@ -131,10 +133,12 @@ def run(args: Namespace) -> None:
     check_bases([*(Base(f"a point in {folder}", point.base, point.epoch, points[0]) for point in points), *bases])
     calibrations = [] if args.no_calibration else [PIECES, TEXT][: 1 + args.text]
     ways = ways_to_try(args.tries, bases[0], calibrations, longest=args.longest)
+    done = {(point.base, *point.key) for point in points if point.bleu or args.no_bleu}
+    todo = {base: [way for way in ways if (base.sum, *way.key) not in done] for base in bases}
+    for base in filter(todo.get, bases):
+        check_whole(with_languages(load_checkpoint(base.path), languages), args.data, bleu=not args.no_bleu)
     with tqdm(total=len(bases) * len(ways), unit="swap", disable=None) as progress:
-        for base in bases:
-            done = {(point.base, *point.key) for point in points if point.bleu or args.no_bleu}
-            missing = [way for way in ways if (base.sum, *way.key) not in done]
+        for base, missing in todo.items():
             progress.update(len(ways) - len(missing))
             if not missing:
                 continue
@@ -151,6 +155,18 @@ def run(args: Namespace) -> None:
             print(table)
     if len({point.base for point in points}) > 1:
         write_figure(draw(points), folder / "sweep.svg")
+
+
+def check_whole(state: State, data: str, *, bleu: bool) -> None:
+    """Refuse validation and test sets with sentences that the model cannot take; ``bleu``: there is a test set."""
+    dataset: Any
+    _, dataset = load_data(state, data, "valid")
+    check_lengths([dataset.src_sizes, dataset.tgt_sizes], positions(state), where=f"{data}, split valid")
+    if bleu:  # its targets are references alone
+        task, dataset = load_data(state, data, "test")
+        check_not_empty(dataset.src_sizes, where=f"{data}, split test")
+        check_lengths([dataset.src_sizes], positions(state), where=f"{data}, split test")
+        check_joined(references(task, dataset, "test"), "the references of the test set")
 
 
 def sum_of_splits(data: Path) -> str:
@@ -263,7 +279,8 @@ def measured(
                 file.writelines(line + "\n" for line in translate_split(of_base, beam=beam))
         kept = read_lines(translations)
         ours, others = (kept, None) if is_base else (translate_split(loaded, beam=beam), kept)
-        bleu = measure(ours, references(loaded, "test"), metric=TOKENISED, base=others)
+        check_joined(ours, f"{base.path} as {way.words}")
+        bleu = measure(ours, references(loaded.task, loaded.sentences, "test"), metric=TOKENISED, base=others)
     loaded = load(swapped, data, "valid", device=device)
     by_length = validation_losses(loaded, sentences)
     whole = total(by_length)

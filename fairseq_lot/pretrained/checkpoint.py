@@ -13,7 +13,11 @@ from typing import Any
 import fairseq  # noqa: F401 - its import tells torch's safe loader about the types in checkpoints
 import torch
 from fairseq.models import ARCH_MODEL_REGISTRY
-from fairseq.models.transformer import TransformerModel
+from fairseq.models.transformer import (
+    DEFAULT_MAX_SOURCE_POSITIONS,
+    DEFAULT_MAX_TARGET_POSITIONS,
+    TransformerModel,
+)
 from fairseq.utils import apply_to_sample, split_paths
 
 from fairseq_lot import models  # noqa: F401 - registers the architectures
@@ -118,6 +122,13 @@ def model_args(state: State) -> Namespace:
     if not isinstance(args, Namespace):
         raise InputError(f"{state.path} is not a fairseq checkpoint of a Transformer: it holds no model arguments")
     return args
+
+
+def positions(state: State) -> tuple[int, int]:
+    """Longest source and longest target that the model takes, in pieces with the end of sentence."""
+    args = model_args(state)
+    source, target = (getattr(args, f"max_{side}_positions", None) for side in ("source", "target"))
+    return source or DEFAULT_MAX_SOURCE_POSITIONS, target or DEFAULT_MAX_TARGET_POSITIONS
 
 
 def with_own_arguments(state: State) -> State:

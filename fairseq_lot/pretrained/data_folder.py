@@ -2,6 +2,8 @@
 
 import re
 import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,24 @@ from fairseq_lot.pretrained.checkpoint import State
 _WAY_OUT = "make it with fairseq-preprocess, see scripts/prepare_*.sh"
 
 
-def check_data(
-    data: str | Path, *, split: str, source: str, target: str, needs_target: bool = True
-) -> dict[str, np.ndarray]:
+@dataclass(frozen=True)
+class Side:
+    """One language of a split.
+
+    Attributes:
+        sizes: lengths of its sentences in pieces, the end of sentence included.
+        unknown: number of pieces that the dictionary lacks.
+    """
+
+    sizes: np.ndarray
+    unknown: int
+
+
+def check_data(data: str | Path, *, split: str, source: str, target: str, needs_target: bool = True) -> dict[str, Side]:
     """Check that a split is complete and readable, or its source side where it has no other and needs none.
 
     Returns:
-        By language, source first, lengths in pieces, the end of sentence included.
+        The sides by language, source first.
 
     Raises:
         InputError: a file is missing or damaged, or the sides differ in length.
@@ -33,7 +46,7 @@ def check_data(
     data = Path(data)
     names = [f"{split}.{source}-{target}", f"{split}.{target}-{source}"]  # fairseq also translates the other way round
     name = next((name for name in names if (data / f"{name}.{source}.idx").exists()), names[0])
-    sizes: dict[str, np.ndarray] = {}
+    sides: dict[str, Side] = {}
     for lang in (source, target):
         dictionary, prefix = read_dictionary(data, lang), data / f"{name}.{lang}"
         files = [Path(f"{prefix}.{kind}") for kind in ("bin", "idx")]
@@ -43,21 +56,37 @@ def check_data(
             if not file.is_file():
                 raise InputError(f"{data} is not a complete data folder: {file.name} is missing; {_WAY_OUT}")
         try:
-            sizes[lang] = _sizes(prefix, dictionary)
+            sides[lang] = _read(prefix, dictionary)
         except Exception as error:  # whatever reading garbage raises
             raise InputError(f"{prefix}.bin or .idx is damaged ({error}); make {data} again") from error
-    n, m = len(sizes[source]), len(sizes.get(target, sizes[source]))
+    n, m = (len(sides.get(lang, sides[source]).sizes) for lang in (source, target))
     if n != m:
         raise InputError(f"{data}: {split} has {n} {source} and {m} {target} sentences; make it again")
     if not n:
         raise InputError(f"{data}: {split} is empty")
-    return sizes
+    return sides
 
 
-def _sizes(prefix: Path, dictionary: Dictionary) -> np.ndarray:
-    """Lengths of all sentences; ValueError when a piece is not in the dictionary, or the two files disagree."""
+def splits_of(data: str | Path, source: str, target: str) -> list[str]:
+    """The splits of a language pair: train, valid and test first, then others such as test1.
+
+    Raises:
+        InputError: there is none.
+    """
+    names = f"({source}-{target}|{target}-{source}).({source}|{target})"
+    found = {file.name.partition(".")[0] for file in Path(data).iterdir() if re.search(rf"\.{names}\.idx$", file.name)}
+    if not found:
+        raise InputError(f"{data} has no sentences of {source} and {target}; {_WAY_OUT}")
+    first = ("train", "valid", "test")
+    return sorted(found, key=lambda split: (first.index(split) if split in first else len(first), split))
+
+
+def _read(prefix: Path, dictionary: Dictionary) -> Side:
+    """One side of a split; ValueError when a piece is not in the dictionary, or the two files disagree."""
     if infer_dataset_impl(str(prefix)) != "mmap":
-        return np.asarray(load_indexed_dataset(str(prefix), dictionary).sizes)
+        dataset = load_indexed_dataset(str(prefix), dictionary)
+        unknown = sum(int(dataset[i].eq(dictionary.unk()).sum()) for i in range(len(dataset)))
+        return Side(np.asarray(dataset.sizes), unknown)
     # read by hand: when fairseq's reader fails half-way, it prints a traceback at its end as well
     header = Path(f"{prefix}.idx").read_bytes()
     _, version, code, number = struct.unpack_from("<9sQBQ", header)
@@ -69,20 +98,58 @@ def _sizes(prefix: Path, dictionary: Dictionary) -> np.ndarray:
         raise ValueError(f"the index counts {sizes.sum(dtype=np.int64)} pieces, the other file has {len(pieces)}")
     if number and not (pieces.min() >= 0 and pieces.max() < len(dictionary)):
         raise ValueError(f"piece {pieces.max()}, but the dictionary has {len(dictionary)} symbols")
-    return sizes
+    return Side(sizes, int(np.count_nonzero(pieces == dictionary.unk())))
 
 
-def check_lengths(sizes: np.ndarray, limit: int | None, *, where: str, side: str = "source") -> None:
-    """Refuse empty sources, and sentences longer than the model's positions on that side."""
-    empty = np.flatnonzero(sizes <= 1)
-    if side == "source" and len(empty):
-        raise InputError(f"{where}: sentence {empty[0] + 1} is empty; remove it from both sides")
-    if limit is not None and sizes.max() > limit:
-        line = int(sizes.argmax())
-        raise InputError(
-            f"{where}: {side} {line + 1} has {sizes[line]} pieces with the end of sentence, the model takes {limit}; "
-            f"shorten it, or train with a larger --max-{side}-positions"
-        )
+def check_not_empty(sources: np.ndarray, *, where: str) -> None:
+    """Refuse empty sources."""
+    empty = np.flatnonzero(sources <= 1)
+    if len(empty):
+        raise InputError(f"{where}: sentence {numbers(empty)} is empty; remove it from both sides")
+
+
+def check_lengths(
+    sizes: Sequence[np.ndarray],
+    limits: Sequence[int | None],
+    *,
+    where: str,
+    takes: str = "the model takes",
+    way_out: str = "train with a larger {flags}",
+) -> None:
+    """Refuse sentences that are longer than a limit, by their numbers and with two ways out.
+
+    Args:
+        sizes: of the source, then of the target if that counts; the end of sentence included.
+        limits: one a side; None: there is no limit.
+        takes: what has the limits.
+        way_out: how to have larger ones; ``{flags}`` is replaced by the flags of the sides with such sentences.
+    """
+    found, flags, several = [], [], False
+    for side, lengths, limit in zip(("source", "target"), sizes, limits, strict=False):
+        longer = np.flatnonzero(too_long([lengths], [limit]))
+        if len(longer):
+            has = f"have up to {lengths.max()}" if len(longer) > 1 else f"has {lengths.max()}"
+            found.append(
+                f"{side} {numbers(longer)} of {len(lengths)} {has} pieces with the end of sentence, {takes} {limit}"
+            )
+            flags.append(f"--max-{side}-positions")
+            several |= len(longer) > 1
+    if found:
+        it = "them" if several or len(found) > 1 else "it"
+        way_out = way_out.format(flags=" and ".join(flags))
+        raise InputError(f"{where}: {'; '.join(found)}; shorten {it}, or remove {it} from both sides, or {way_out}")
+
+
+def too_long(sizes: Iterable[np.ndarray], limits: Iterable[int | None]) -> np.ndarray:
+    """For each sentence whether it is longer than the limit on any side."""
+    longer = [lengths > (np.inf if limit is None else limit) for lengths, limit in zip(sizes, limits, strict=False)]
+    return np.any(longer, axis=0)
+
+
+def numbers(indices: Sequence[int] | np.ndarray, most: int = 10) -> str:
+    """Sentences as a person counts them, from 1: "29, 30", and how many more there are behind the first ones."""
+    shown, more = ", ".join(str(int(i) + 1) for i in indices[:most]), len(indices) - most
+    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def read_dictionary(data: str | Path, lang: str) -> Dictionary:

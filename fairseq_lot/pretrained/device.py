@@ -12,6 +12,13 @@ def add_device_argument(parser: ArgumentParser) -> None:
     parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda or cuda:1; default: a GPU when there is one")
 
 
+def describe_device(cpu: bool = False) -> str:
+    """The name of the GPU, or the CPU with its threads; ``cpu``: a GPU is not used."""
+    if torch.cuda.is_available() and not cpu:
+        return torch.cuda.get_device_name()
+    return f"CPU, threads: {torch.get_num_threads()}"
+
+
 def choose_device(name: str | torch.device | None = None) -> torch.device:
     """The device of this name, if it is one here; None: a GPU when there is one.
 

@@ -20,7 +20,7 @@ from fairseq.utils import apply_to_sample
 
 from fairseq_lot.errors import InputError, first_line
 from fairseq_lot.pretrained.checkpoint import Checkpoint, State, load_checkpoint, model_args, saved_encoders, saved_task
-from fairseq_lot.pretrained.data_folder import check_data, check_embeddings, read_dictionary
+from fairseq_lot.pretrained.data_folder import check_data, check_embeddings, numbers, read_dictionary
 from fairseq_lot.pretrained.device import choose_device
 from fairseq_lot.pretrained.languages import Pair, languages, with_languages
 from fairseq_lot.pretrained.multilingual import is_multilingual, set_up, source_symbols, without_notes
@@ -63,17 +63,23 @@ class Loaded:
         """Where the model is."""
         return next(self.model.parameters()).device
 
+    def left_out(self) -> np.ndarray:
+        """Indices of the sentences that are longer than the model takes."""
+        everything = np.arange(len(self.sentences))
+        return np.asarray(self.sentences.filter_indices_by_size(everything, self.model.max_positions())[1], int)
+
     def draw(self, sentences: int | None, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """Indices of random sentences that the model has positions for (None: of all), and of the others.
 
         The shortest are first in both.
         """
-        total, most = len(self.sentences), self.model.max_positions()
-        fitting, left_out = self.sentences.filter_indices_by_size(np.arange(total), most)
+        left_out = self.left_out()
+        fitting = np.setdiff1d(np.arange(len(self.sentences)), left_out)
+        most = self.model.max_positions()
         if not len(fitting):
             raise InputError(f"{self.path} takes no more than {most} pieces: no sentence fits")
-        if left_out:
-            left = f"{len(left_out)} of {total} sentences are left out"
+        if len(left_out):
+            left = f"{len(left_out)} of {len(self.sentences)} sentences are left out: {numbers(left_out)}"
             print(f"{self.path} has positions for {most} pieces: {left}", file=sys.stderr)
         order = np.random.default_rng(seed).permutation(fitting)
         parts = np.split(order, [len(order) if sentences is None else sentences])

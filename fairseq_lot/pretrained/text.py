@@ -25,7 +25,7 @@ from fairseq.tasks.translation import TranslationTask
 
 from fairseq_lot.corpus.encode import MODEL_NAME, SPACE
 from fairseq_lot.corpus.moses import rules_of
-from fairseq_lot.errors import InputError, first_line
+from fairseq_lot.errors import InputError, first_line, flag
 from fairseq_lot.pretrained.loading import Loaded
 
 _BUILDERS = {"bpe": build_bpe, "tokenizer": build_tokenizer}
@@ -68,11 +68,17 @@ def add_text_arguments(parser: ArgumentParser | _ArgumentGroup) -> None:
         action="store_true",
         help="sentences are tokens already, lower-cased if the model's text was, and translations stay tokens",
     )
+    add(
+        "--pieces",
+        action="store_true",
+        help="sentences are in pieces already, as fairseq-preprocess took them; no tokenizer and no BPE is used, and "
+        "translations are tokens",
+    )
 
 
 def text_options(args: Namespace) -> dict:
     """What :meth:`Text.of` takes, from a command line."""
-    return {name: getattr(args, name, None) for name in ("bpe", "bpe_codes", "tokenizer", "tokenised")}
+    return {name: getattr(args, name, None) for name in ("bpe", "bpe_codes", "tokenizer", "tokenised", "pieces")}
 
 
 def piece_kind(dictionary: Dictionary) -> str | None:
@@ -88,6 +94,12 @@ def piece_kind(dictionary: Dictionary) -> str | None:
     return kind if shares[kind] > _RARE else None
 
 
+def joins(name: str, kind: str | None) -> bool:
+    """Whether fairseq's ``--remove-bpe NAME`` makes words of pieces of this kind, see :func:`piece_kind`."""
+    name = "subword_nmt" if name in ("@@ ", "@@") else name
+    return name == kind or (kind is None and name in ("subword_nmt", "none"))
+
+
 @dataclass(frozen=True)
 class Text:
     """How the text of a model was encoded, and how its translations are decoded.
@@ -97,12 +109,14 @@ class Text:
         bpe: fairseq's; None: tokens are the pieces.
         lower: sentences are lower-cased.
         joined: how pieces of a translation join to words where there is no ``bpe``, see :func:`piece_kind`.
+        known: dictionary that has to know most pieces of a sentence, which come from outside; None: no look is taken.
     """
 
     tokenizer: Any
     bpe: Any
     lower: bool
     joined: str | None
+    known: Dictionary | None = None
 
     @classmethod
     def of(
@@ -113,6 +127,7 @@ class Text:
         bpe_codes: str | Path | None = None,
         tokenizer: str | None = None,
         tokenised: bool = False,
+        pieces: bool = False,
     ) -> "Text":
         """The encoding of a model's text; what is None is found as this module says.
 
@@ -120,11 +135,19 @@ class Text:
             bpe, tokenizer: names of fairseq's encoders.
             bpe_codes: codes or model of the BPE.
             tokenised: sentences are tokens already.
+            pieces: sentences are in pieces already.
 
         Raises:
-            InputError: an encoder is unknown, lacks its file or package, or makes pieces that the model does not know.
+            InputError: an encoder is unknown, lacks its file or package, makes pieces that the model does not know, or
+                is named although there are pieces already.
         """
         task = loaded.task
+        if pieces:
+            others = {"bpe": bpe, "bpe_codes": bpe_codes, "tokenizer": tokenizer, "tokenised": tokenised}
+            given = ", ".join(flag(name) for name, value in others.items() if value)
+            if given:
+                raise InputError(f"{given}: with --pieces the sentences are in pieces already; leave out one of both")
+            return cls.of_pieces(task, known=task.source_dictionary)
         saved = {kind: loaded.encoders.get(kind, {}) for kind in _BUILDERS}
         names = {"bpe": bpe or saved["bpe"].get("_name") or piece_kind(task.source_dictionary)}
         # a training that was told of a BPE and of no tokenizer had none
@@ -133,20 +156,38 @@ class Text:
         names["tokenizer"] = None if tokenised else tokenizer or saved["tokenizer"].get("_name") or usual
         told = {kind: saved[kind] if saved[kind].get("_name") == name else {} for kind, name in names.items()}
         spelt = _symbols(task.source_dictionary) if names["bpe"] in _PARTS_OF_TEXT else []
-        words, pieces = None, None
+        words, parts = None, None
         if names["bpe"] is not None or bpe_codes is not None:
             guessed = bpe is None and not told["bpe"]
-            pieces = _build_bpe(names["bpe"] or "", bpe_codes, told["bpe"], task, guessed=guessed)
+            parts = _build_bpe(names["bpe"] or "", bpe_codes, told["bpe"], task, guessed=guessed)
         if names["tokenizer"] is not None:
             pair = {f"{side}_lang": rules_of(getattr(task.cfg, f"{side}_lang")) for side in ("source", "target")}
             words = _build("tokenizer", names["tokenizer"], (told["tokenizer"] or _moses_options(spelt)) | pair)
         capitals = _share(task.source_dictionary, lambda symbol: symbol != symbol.lower())
         lower = not tokenised and bool(spelt) and capitals <= _RARE
-        return cls(words, pieces, lower, piece_kind(task.target_dictionary))
+        return cls(words, parts, lower, piece_kind(task.target_dictionary))
 
-    def encode(self, sentences: Sequence[str]) -> list[list[str]]:
-        """The pieces of each sentence, without an end of sentence; none for a blank one."""
-        return [self._encode(sentence).split() for sentence in sentences]
+    @classmethod
+    def of_pieces(cls, task: TranslationTask, known: Dictionary | None = None) -> "Text":
+        """Sentences that are in pieces already; translations become tokens."""
+        return cls(None, None, False, piece_kind(task.target_dictionary), known)
+
+    def encode(self, sentences: Sequence[str], first_line: int = 1) -> list[list[str]]:
+        """The pieces of each sentence, without an end of sentence; none for a blank one.
+
+        Raises:
+            InputError: most of what should be a sentence's pieces are none; ``first_line`` numbers the first sentence.
+        """
+        encoded = [self._encode(sentence).split() for sentence in sentences]
+        if self.known is not None:
+            for line, pieces in enumerate(encoded, start=first_line):
+                unknown = [piece for piece in pieces if self.known.index(piece) == self.known.unk()]
+                if 2 * len(unknown) > len(pieces):
+                    raise InputError(
+                        f"line {line}: {len(unknown)} of {len(pieces)} pieces are not in the dictionary, such as "
+                        f"{unknown[0]!r:.60}; --pieces is for sentences as fairseq-preprocess took them"
+                    )
+        return encoded
 
     def _encode(self, line: str) -> str:
         if self.tokenizer is not None:

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, overload
 
 import torch
+from fairseq.data import LanguagePairDataset
 from fairseq.tasks.translation import TranslationTask
 from tqdm import tqdm
 
 from fairseq_lot.errors import InputError, flag
 from fairseq_lot.output.files import read_lines
 from fairseq_lot.pretrained.checkpoint import Checkpoint
-from fairseq_lot.pretrained.data_folder import check_lengths
+from fairseq_lot.pretrained.data_folder import check_lengths, check_not_empty
 from fairseq_lot.pretrained.device import add_device_argument
 from fairseq_lot.pretrained.languages import Pair, add_language_arguments, typed_pair
 from fairseq_lot.pretrained.loading import Loaded, load
@@ -36,7 +37,7 @@ class Translator:
         device: to run on; None: a GPU when there is one.
         languages: source and target; None: those of the checkpoint, else as the files in ``data`` are named.
         **text: how sentences become pieces, where it is not to be found out: the options ``bpe``, ``bpe_codes``,
-            ``tokenizer`` and ``tokenised`` of :meth:`fairseq_lot.pretrained.text.Text.of`.
+            ``tokenizer``, ``tokenised`` and ``pieces`` of :meth:`fairseq_lot.pretrained.text.Text.of`.
 
     Raises:
         InputError: a file is missing or damaged, or they do not fit each other.
@@ -62,7 +63,7 @@ class Translator:
         if split is None:
             self.text = Text.of(self.loaded, **text)
         else:  # in pieces already; translations are tokens
-            self.text = Text(None, None, False, piece_kind(self.loaded.task.target_dictionary))
+            self.text = Text.of_pieces(self.loaded.task)
         self._beam = beam
 
     def symbols(self, pieces: Sequence[str], where: str) -> torch.Tensor:
@@ -106,7 +107,7 @@ class Translator:
                 raise InputError(f"line {line}: a sentence must be a string, not {type(sentence).__name__}")
             if re.search("[\ud800-\udfff]", sentence):
                 raise InputError(f"line {line}: {sentence!r:.60} is not UTF-8 (a surrogate); convert it with iconv")
-        encoded = self.text.encode(sentences)
+        encoded = self.text.encode(sentences, first_line)
         translations = [""] * len(encoded)
         filled = [i for i, pieces in enumerate(encoded) if pieces]
         if filled:
@@ -128,32 +129,41 @@ def translate_split(loaded: Loaded, *, beam: int) -> list[str]:
         InputError: a sentence is longer than the model's positions.
     """
     task, dataset = loaded.task, loaded.sentences
-    check_lengths(dataset.src_sizes, loaded.model.max_positions()[0], where=str(task.cfg.data))
+    check_not_empty(dataset.src_sizes, where=str(task.cfg.data))
+    check_lengths([dataset.src_sizes], loaded.model.max_positions(), where=str(task.cfg.data))
     joined = piece_kind(task.target_dictionary)
     shown = tqdm(loaded.translate(beam), "test", total=len(dataset), unit="sentence", leave=False, disable=None)
     translations = {i: _string(task, target, joined) for i, target in shown}
     return [translations[i] for i in range(len(dataset))]
 
 
-def references(loaded: Loaded, split: str) -> list[str]:
-    """What the translations of the split that was loaded are compared with, as tokens, in the order of the corpus.
+def references(task: TranslationTask, dataset: LanguagePairDataset, split: str) -> list[str]:
+    """Lines that the translations of a split are compared with: tokens, in the order of the corpus.
 
-    Those are the lines of ``text/SPLIT.LANGUAGE`` in the data folder where there is such a file; else the target side
-    of the split, pieces joined to words. There ``<<unk>>``, which no translation says, stands for what the dictionary
-    lacks.
+    They come from :func:`text_of`; without such a file they are the target side of the split, pieces joined to words.
+    There ``<<unk>>``, which no translation says, stands for what the dictionary lacks.
 
     Raises:
-        InputError: the file is of another length than the split.
+        InputError: the file is of another length than the split, or there is neither a file nor a target side.
     """
-    task, dataset = loaded.task, loaded.sentences
-    file = Path(task.cfg.data) / "text" / f"{split}.{task.cfg.target_lang}"
-    if not file.exists():
+    file = text_of(task, split)
+    if file is None:
+        if dataset.tgt is None:
+            raise InputError(
+                f"{task.cfg.data}: {split} has no target side and no text/{split}.{task.cfg.target_lang}; give either"
+            )
         joined = piece_kind(task.target_dictionary)
         return [_string(task, dataset.tgt[i], joined, escape_unk=True) for i in range(len(dataset))]
     lines = read_lines(file)
     if len(lines) != len(dataset):
         raise InputError(f"{file} has {len(lines)} lines, the split {len(dataset)} sentences; mend or remove the file")
     return lines
+
+
+def text_of(task: TranslationTask, split: str) -> Path | None:
+    """The file of a split's references, ``text/SPLIT.LANGUAGE`` in the data folder; None: there is none."""
+    file = Path(task.cfg.data) / "text" / f"{split}.{task.cfg.target_lang}"
+    return file if file.exists() else None
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -46,7 +46,7 @@ more_epochs() {
 # ended if there are to be more epochs.
 # finetune.sh sets start: what tells its checkpoint from another of that name.
 train() {
-    local data=${1%/} out=$2 embeddings=--share-decoder-input-output-embed sum old defaults=()
+    local data=${1%/} out=$2 embeddings=--share-decoder-input-output-embed sum old defaults=() flags
     shift 2
     # what other optimisers and criteria do not have
     [ "$(flag optimizer adam "$*")" != adam ] || defaults+=(--adam-betas '(0.9, 0.98)')
@@ -72,11 +72,12 @@ train() {
         [[ " $*" != *" --reset-"* && " $*" != *" --no-save-optimizer-state"* ]] \
             || die "$out would begin again in part, by --reset-* or --no-save-optimizer-state; remove it to train again"
     fi
+    flags=("$embeddings" --save-dir "$out" --optimizer adam --weight-decay 0.0001 --criterion label_smoothed_cross_entropy
+        "${defaults[@]}" --distributed-world-size 1 --no-epoch-checkpoints --log-interval 100 "$@")
+    fairseq-lot check "$data" --training "${flags[@]}" # a sentence that is too long would stop it after an epoch
     mkdir -p "$out" && rm -f "$out/finished" && keep "$out/data" "$data" && keep "$out/data.sum" "$sum" && keep "$out/flags" "$*" \
         && { [ -z "${start:-}" ] || keep "$out/start" "$start"; } \
         || die "cannot write in $out; free space or give another folder"
-    fairseq-train "$data" --user-dir fairseq_lot "$embeddings" --save-dir "$out" --log-file "$out/train.log" \
-        --optimizer adam --weight-decay 0.0001 --criterion label_smoothed_cross_entropy "${defaults[@]}" \
-        --distributed-world-size 1 --no-epoch-checkpoints --log-interval 100 "$@"
+    fairseq-train "$data" --user-dir fairseq_lot --log-file "$out/train.log" "${flags[@]}"
     [[ " $* " == *" --stop-time-hours"* ]] || keep "$out/finished" "$(date)" # with it fairseq stops early, to go on later
 }

@@ -16,6 +16,7 @@ from tests.end_to_end.conftest import (
     refuse_and_keep,
     train,
 )
+from tests.end_to_end.deadly import finish, start
 from tests.end_to_end.test_malformed_checkpoints import words_of
 
 
@@ -70,12 +71,15 @@ def test_check_refuses_sources_that_the_model_cannot_take(data, tmp_path, capsys
 def test_check_refuses_what_is_longer_than_was_said(with_model, data, stock_checkpoint, capsys):
     """Targets count, too: fairseq-train and fairseq-generate stop at either."""
     folder, words, longest = data / "bin", ("--path", stock_checkpoint) if with_model else (), {}
+    places = []
     for side, language in (("source", "de"), ("target", "en")):
         lines = (data / "bpe" / f"valid.{language}").read_text(encoding="utf-8").splitlines()
         longest[side] = max(len(line.split()) for line in lines)
+        places.append(1 + [len(line.split()) for line in lines].index(longest[side]))
     limits = [word for side, most in longest.items() for word in (f"--max-{side}-positions", most + 1)]
     fairseq_lot("check", folder, "--split", "valid", *words, *limits)
-    said = f"the longest {longest['source']} pieces (source) and {longest['target']} pieces (target)\n"
+    said = [f"{most} pieces ({side}, sentence {i})" for (side, most), i in zip(longest.items(), places, strict=True)]
+    said = f"valid has 60 sentences, the longest {' and '.join(said)}\n"
     assert capsys.readouterr().out.endswith(said) and longest["source"] != longest["target"]
     for side, most in longest.items():
         option = f"--max-{side}-positions"
@@ -94,6 +98,85 @@ def test_check_refuses_an_empty_source(data, tmp_path, capsys):
         "--srcdict", data / "bin" / "dict.de.txt", "--joined-dictionary",
     )  # fmt: skip
     refuse(capsys, "check", tmp_path / "bin", naming=["sentence 5 is empty"])
+
+
+def test_check_says_what_a_first_training_needs_to_know(data, long, capsys):
+    """All splits, and which flags follow from them."""
+    fairseq_lot("check", data / "bin")
+    *splits, about, training, translating = capsys.readouterr().out.splitlines()
+    counts = [("train", "300"), ("valid", "60"), ("test", "60")]
+    assert [line.split(": ")[1].split()[:3] for line in splits] == [[name, "has", number] for name, number in counts]
+    assert about.startswith("de to en, one joined dictionary (")
+    assert about.endswith(" symbols), pieces of sentencepiece")
+    assert training.startswith("fairseq-train: --source-lang de --target-lang en --share-all-embeddings, and a batch")
+    assert translating == "fairseq-generate: --remove-bpe sentencepiece"
+    fairseq_lot("check", long)
+    first, second, about, training, translating, last = capsys.readouterr().out.splitlines()
+    assert "unknown" not in first and "; unknown pieces: " in second and "% (source) and " in second
+    assert about.startswith("de to en, two dictionaries (")
+    positions = "--max-source-positions 1101 --max-target-positions 1101"
+    assert f"--share-decoder-input-output-embed {positions}, and a batch of at least 1101 --max-tokens" in training
+    assert translating == f"fairseq-generate: --remove-bpe sentencepiece {positions}"
+    assert last.startswith("without these positions fairseq-train leaves out longer pairs of train")
+
+
+@pytest.fixture(scope="module")
+def long(data, tmp_path_factory):
+    """A folder with two dictionaries, and a pair of 1,100 pieces each in train (the third) and valid (the first)."""
+    home = tmp_path_factory.mktemp("long")
+    for side in ("de", "en"):
+        for name, place in (("train", 2), ("valid", 0)):
+            lines = (data / "bpe" / f"{name}.{side}").read_text(encoding="utf-8").splitlines()[:60]
+            lines[place] = " ".join((" ".join(lines).split() * 2)[:1100])
+            (home / f"{name}.{side}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    prefixes = ("--trainpref", home / "train", "--validpref", home / "valid")
+    in_this_process(fairseq_preprocess, "-s", "de", "-t", "en", "--destdir", home / "bin", *prefixes)
+    return home / "bin"
+
+
+def test_check_knows_where_a_training_would_stop(long, stock_checkpoint, tmp_path, capsys):
+    """By the limits of its flags, of its architecture or of the checkpoint that it starts from."""
+    training = ("check", long, "--training")
+    flags = ("--arch", "lot_transformer_small", "--optimizer", "adam", "--max-tokens", 4096)
+    valid = f"{long}, split valid: source 1 of 60 has 1101 pieces with the end of sentence, the model takes 1024; "
+    refuse(capsys, *training, *flags, naming=[valid + "target", "larger --max-source-positions and --max-target-"])
+    only = ("--max-target-positions=2000", "--max-source-positions", 1024)
+    refuse(capsys, *training, *flags, *only, naming=[valid + "shorten it", "train with a larger --max-source"])
+    with edited(stock_checkpoint, tmp_path / "longer.pt") as state:
+        vars(state["cfg"]["model"]).update(max_source_positions=2000, max_target_positions=2000)
+    tuning = ("--arch", "pluggable_transformer", *flags[2:], "--finetune-from-model", tmp_path / "longer.pt")
+    for more, left_out in (
+        ((*flags, "--skip-invalid-size-inputs-valid-test"), True),
+        ((*flags, "--disable-validation"), True),
+        ((*flags, "--max-source-positions", 1101, "--max-target-positions=1101"), False),
+        ((*flags, "--truncate-source", "--max-target-positions", 1101), False),
+        (tuning, False),
+    ):
+        capsys.readouterr()
+        fairseq_lot(*training, *more)
+        said = capsys.readouterr().out.splitlines()
+        of_train = (
+            "of 60 pairs of train fairseq-train leaves out 1, longer than 1024 pieces of the source or 1024 of the"
+        )
+        assert [of_train in line and line.endswith(": 3") for line in said[:1]] == [True] * left_out
+    for more, naming in (
+        ((*tuning, "--max-tokens", 1000), ["a batch has 1000", "give a larger --max-tokens-valid"]),
+        ((*flags, "--max-tokens", 2), ["no pair of train fits the training"]),
+        ((*flags, "--eval-bleu", "--eval-bleu-remove-bpe", "subword_nmt"), ["does not join", "give sentencepiece"]),
+        ((*flags, "--magic"), ["fairseq-train refuses its flags: unrecognized arguments: --magic"]),
+        (("--lr", 1), ["--training needs", "--arch"]),
+        ((*flags, "-s", "fr", "-t", "en"), ["has no sentences of fr and en"]),
+    ):
+        refuse(capsys, *training, *more, naming=naming)
+    refuse(capsys, "check", long, "--split", "train", *training[2:], *flags, naming=["--split: "])
+    fairseq_lot(*training, *flags, "--task", "translation_multi_simple_epoch")
+    assert "not checked, because --task translation_multi" in capsys.readouterr().out
+
+
+def test_pretraining_ends_in_one_line_before_it_begins(long, tmp_path):
+    said = finish(start("bash", "scripts/pretrain.sh", long, tmp_path / "out"), 2).splitlines()
+    assert len(said) == 2 and "of train fairseq-train leaves out 1" in said[0] and "split valid: source 1" in said[1]
+    assert list(tmp_path.iterdir()) == []
 
 
 def reverse(file):

@@ -121,6 +121,18 @@ def test_a_training_without_a_loss_yet_has_no_curve(stock_checkpoint, report, tm
     assert "Training and validation loss" not in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
+def test_sentences_in_pieces_need_no_encoder(data, stock_checkpoint, tmp_path):
+    """The same maps as those of the split."""
+    folder = shutil.copytree(data / "bin", tmp_path / "bin", ignore=shutil.ignore_patterns("*.model", "text"))
+    lines = (data / "bpe" / "test.de").read_text(encoding="utf-8").splitlines()[:5]
+    (tmp_path / "pieces").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    pages = []
+    for words in (("--split", "test"), ("--sentences", tmp_path / "pieces", "--pieces")):
+        fairseq_lot("report", "--path", stock_checkpoint, "--data", folder, *words, "--out", tmp_path / "page.html")
+        pages.append((tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert pages[0] == pages[1]
+
+
 def test_wrong_options_are_refused(data, stock_checkpoint, report, tmp_path, capsys):
     out, model = ("--out", tmp_path / "out.html"), ("--path", stock_checkpoint)
     lines = ("--sentences", report / "lines.de")
@@ -132,6 +144,7 @@ def test_wrong_options_are_refused(data, stock_checkpoint, report, tmp_path, cap
     refuse(capsys, "report", *out, "--sites", "cross", "--bpe", "fastbpe", naming=["--sites, --bpe cannot", "--path"])
     refuse(capsys, "report", *out, *model, naming=["--sentences"])
     refuse(capsys, "report", *out, *model, "--split", "valid", "--tokenised", naming=["--tokenised", "in pieces"])
+    refuse(capsys, "report", *out, *model, *lines, "--pieces", naming=["--pieces is for sentences as"])
     refuse(capsys, "report", *out, *model, *lines, "--sites", "middle", naming=["middle"])
     refuse(capsys, "report", *out, *model, "--sentences", tmp_path / "blank.de", naming=["sentence 2"])
     refuse(capsys, "report", *out, *model, *lines, "--compare", stock_checkpoint, naming=["twice"])

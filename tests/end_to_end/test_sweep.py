@@ -211,3 +211,22 @@ def test_several_epochs_are_one_table_and_keep_to_one_training(
     ):
         refuse(capsys, *words, *more, naming=[words_of_refusal])
     assert contents(out) == kept
+
+
+def test_half_a_set_has_no_point(data, stock_checkpoint, tmp_path, capsys, monkeypatch):
+    """Neither of the validation set, for the loss, nor of the test set, for BLEU; nothing is fitted before."""
+    monkeypatch.setattr(sweep, "measured", None)
+    out = tmp_path / "out"
+    words = ("sweep", data / "bin", "--out", out, "--try", "sinkhorn", "--path", tmp_path / "short.pt")
+
+    def refused(limits, *more, naming):
+        with edited(stock_checkpoint, tmp_path / "short.pt") as state:
+            vars(model_args(state)).update(limits)
+        refuse(capsys, *words, *more, naming=naming)
+        assert contents(tmp_path).keys() == {tmp_path / "short.pt"}
+
+    files = [data / "bpe" / f"{split}.de" for split in ("valid", "test")]
+    longest = [max(len(line.split()) for line in file.read_text(encoding="utf-8").splitlines()) for file in files]
+    ways_out = ["from both sides", "train with a larger --max-source-positions"]
+    refused({"max_source_positions": min(longest)}, naming=["the model takes", *ways_out])
+    refused({"max_target_positions": 20}, "--no-bleu", naming=["split valid: target", "takes 20", "--max-target-pos"])

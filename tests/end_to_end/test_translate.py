@@ -60,15 +60,34 @@ def test_references_are_text_where_there_is_some_else_the_targets(tmp_path):
     loaded.task.cfg.data, loaded.task.cfg.target_lang = str(tmp_path), "en"
     targets, known = loaded.sentences.tgt, loaded.task.target_dictionary
     targets[0][0] = known.unk()
-    first, *others = references(loaded, "test")
+    how = (loaded.task, loaded.sentences, "test")
+    first, *others = references(*how)
     assert first == " ".join(["<<unk>>", *(known[i] for i in targets[0][1:-1])])
     (tmp_path / "text").mkdir()
     file = tmp_path / "text" / "test.en"
     file.write_text("\n".join(["a word", *others]) + "\n")
-    assert references(loaded, "test") == ["a word", *others]
+    assert references(*how) == ["a word", *others]
     file.write_text("a word\n")
     with pytest.raises(InputError, match="test.en has 1 lines, the split 6 sentences; mend or remove the file"):
-        references(loaded, "test")
+        references(*how)
+    file.unlink()
+    loaded.sentences.tgt = None
+    with pytest.raises(InputError, match="test has no target side and no text/test.en; give either"):
+        references(*how)
+
+
+def test_sentences_in_pieces_need_no_encoder(data, stock_checkpoint, expected, tmp_path, capsys, monkeypatch):
+    folder = shutil.copytree(data / "bin", tmp_path / "bin", ignore=shutil.ignore_patterns("*.model", "text"))
+    pieces = (data / "bpe" / "test.de").read_text(encoding="utf-8").splitlines()[:5]
+    model = ("--path", stock_checkpoint, "--data", folder)
+    capsys.readouterr()
+    fairseq_lot("translate", *model, "--pieces", "--", *pieces)
+    assert capsys.readouterr().out.splitlines() == expected[:5], "tokens, as fairseq-generate says them"
+    assert Translator(stock_checkpoint, folder, pieces=True).translate([*pieces[:2], ""]) == [*expected[:2], ""]
+    refuse(capsys, "translate", *model, "das", naming=["sentencepiece.bpe.model"])
+    refuse(capsys, "translate", *model, "--pieces", "--tokenised", "das", naming=["--tokenised: with --pieces"])
+    text = "Jede Zeile ist hier Text ."
+    refuse(capsys, "translate", *model, "--pieces", pieces[0], text, naming=["line 2: ", "not in the dictionary, such"])
 
 
 def test_bad_input_is_refused(data, stock_checkpoint, tmp_path, capsys, monkeypatch):

@@ -53,6 +53,13 @@ def test_every_mechanism_has_a_row_per_site_layer_and_head(name, differential):
     assert ("is signed" in text) == differential
 
 
+def test_sentences_that_the_model_cannot_take_are_named():
+    report = diagnose(load(max_source_positions=8), **OPTIONS)
+    assert report["left_out"] == [2] and report["sentences"] == len(LENGTHS) - 1
+    assert render(report, title="").count("longer than the model takes: 2.") == 1
+    assert "longer than" not in render(diagnose(load(), **OPTIONS), title="")
+
+
 def test_softmax_is_not_balanced_and_sinkhorn_is():
     for row in encoder_rows(load("transformer")):
         assert row["marginal_error"] > 0.05 and row["imbalance"] > 0.05 and row["mean_shift"] > 1e-3

@@ -1,4 +1,4 @@
-"""score.sh, pretrain.sh and finetune.sh with stand-ins for the commands that they call: what is reused or refused."""
+"""pretrain.sh and finetune.sh with stand-ins for the commands that they call: what is reused or refused."""
 
 import os
 import subprocess
@@ -8,10 +8,8 @@ import pytest
 from tests.conftest import ROOT
 
 STUBS = {
-    "fairseq-generate": 'echo "T-0\tx"; echo "$@" >>"$CALLS"; echo "loaded 1 examples from: $1/test.de-en.en" >&2',
     "fairseq-train": 'echo "$@" >>"$CALLS"',
     "fairseq-lot": "",
-    "python": "echo CPU",
 }
 
 
@@ -35,72 +33,6 @@ def stage(tmp_path):
         return calls.read_text().splitlines(), done.stderr
 
     return run
-
-
-def test_translations_are_made_again_for_other_data_or_flags_only(stage, tmp_path):
-    checkpoint, out = tmp_path / "a.pt", tmp_path / "out"
-    checkpoint.touch()
-    os.utime(checkpoint, (1, 1))
-
-    def score(*flags, data="data"):
-        return len(stage("score.sh", checkpoint, data, out, "-", "{}", *flags)[0])
-
-    assert score("--beam", "4") == 1 and score("--beam", "4") == 0
-    assert score("--beam", "5") == 1 and score("--beam", "5", data="other") == 1
-    (tmp_path / "made").mkdir()
-    assert score(data=tmp_path / "made") == 1 and score(data=tmp_path / "made") == 0
-    (tmp_path / "made" / "test.de-en.de.bin").touch()
-    assert score(data=tmp_path / "made") == 1 and score(data=tmp_path / "made") == 0, "made again under its name"
-    for time in (2, 1):  # also an older one, as cp -p leaves it
-        os.utime(checkpoint, (time, time))
-        assert score(data=tmp_path / "made") == 1 and score(data=tmp_path / "made") == 0
-
-
-def test_what_a_score_is_of(stage, tmp_path):
-    """References and their order, the base's translations, and pieces joined as the folder's BPE made them."""
-    data, checkpoint, out = tmp_path / "data", tmp_path / "a.pt", tmp_path / "out"
-    checkpoint.touch()
-    data.mkdir()
-    generated = "T-10\\tc\\nT-9\\tb\\nT-1\\ta"
-    for name, shell in (
-        ("fairseq-generate", f"{STUBS['fairseq-generate']}; printf '{generated}\\n'"),
-        ("fairseq-lot", 'echo "$@" >>"$CALLS"'),
-    ):
-        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{shell}\n")
-    translating, scoring = stage("score.sh", checkpoint, data, out, "-", "{}")[0]
-    assert "--remove-bpe subword_nmt" in translating and f"--tokenised-reference {out}.en --target-lang en" in scoring
-    assert "--raw-reference" not in scoring and "--baseline-generated" not in scoring
-    assert (tmp_path / "out.en").read_text() == "x\na\nb\nc\n"
-    for name in ("sentencepiece.bpe.model", "text/test.en", "raw/test.en"):
-        (data / name).parent.mkdir(exist_ok=True)
-        (data / name).touch()
-    translating, scoring = stage("score.sh", checkpoint, data, out, "base.out", "{}")[0]
-    assert "--remove-bpe sentencepiece" in translating
-    references = f"--tokenised-reference {data}/text/test.en --target-lang en --raw-reference {data}/raw/test.en"
-    assert f"{references} --baseline-generated base.out" in scoring
-
-
-def test_a_row_has_the_device_that_translated(stage, tmp_path):
-    words = ("score.sh", tmp_path / "a.pt", "data", tmp_path / "out", "-", "{}")
-    words[1].touch()
-    (tmp_path / "bin" / "fairseq-lot").write_text('#!/bin/sh\necho "$@" >>"$CALLS"\n')
-    for printed in ("GPU", "CPU"):
-        (tmp_path / "bin" / "python").write_text(f"#!/bin/sh\necho {printed}\n")
-        assert "--device GPU" in stage(*words)[0][-1]
-    assert "--device CPU" in stage(*words, "--beam", "4")[0][-1]
-
-
-def test_what_cannot_be_scored_is_one_line(stage, tmp_path):
-    (tmp_path / "out.out").touch()
-    assert stage("score.sh", tmp_path / "no.pt", "data", tmp_path / "out", "-", "{}") == (
-        [], f"score.sh: error: there is no checkpoint {tmp_path}/no.pt\n",
-    )  # fmt: skip
-    (tmp_path / "a.pt").touch()
-    _, error = stage("score.sh", tmp_path / "a.pt", "data", tmp_path / "a.pt" / "out", "-", "{}")
-    assert error == f"score.sh: error: cannot write in {tmp_path}/a.pt; free space or give another OUT\n"
-    (tmp_path / "bin" / "fairseq-generate").write_text("#!/bin/sh\necho loaded 1 examples from: x/test.de-en.en >&2\n")
-    _, error = stage("score.sh", tmp_path / "a.pt", "data", tmp_path / "out", "-", "{}", "--quiet")
-    assert "out.out has no T- lines" in error and "--quiet" in error
 
 
 def test_a_folder_belongs_to_its_data_and_flags_once_something_is_trained(stage, tmp_path):
@@ -132,6 +64,17 @@ def test_a_folder_belongs_to_its_data_and_flags_once_something_is_trained(stage,
     assert trained("finetune.sh", swapped, other, out) == 1, "made before data were noted"
     os.utime(swapped, (1, 1))  # an older one, as cp -p leaves it
     assert trained("finetune.sh", swapped, other, out) == "from"
+
+
+def test_data_are_checked_with_the_flags_of_the_training_before_anything_is_written(stage, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "bin" / "fairseq-lot").write_text('#!/bin/sh\necho "$@" >>"$CALLS"\necho too long >&2\nexit 2\n')
+    swapped, out = tmp_path / "lot.pt", tmp_path / "out"
+    swapped.touch()
+    for words in (("pretrain.sh",), ("finetune.sh", swapped)):
+        (call,), error = stage(*words, tmp_path / "data", out, "--max-source-positions", "99")
+        assert call.startswith(f"check {tmp_path}/data --training ") and call.endswith(" --max-source-positions 99")
+        assert error == "too long\n" and not out.exists()
 
 
 @pytest.mark.parametrize(

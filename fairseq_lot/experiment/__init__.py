@@ -1,0 +1,1 @@
+"""Stages of an experiment, which the scripts of the same names call."""

@@ -1,0 +1,165 @@
+"""Scores a checkpoint on a test set: translations by fairseq-generate, then a row of ``fairseq-lot score``.
+
+``scripts/score.sh`` runs it. A row is of the whole test set: a sentence that the model or the flags cannot take is
+refused before anything is translated.
+"""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from argparse import REMAINDER, ArgumentParser, Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+from fairseq import options
+from fairseq.data import Dictionary, LanguagePairDataset
+from fairseq.tasks.translation import TranslationTask
+
+from fairseq_lot import cli
+from fairseq_lot.errors import InputError
+from fairseq_lot.evaluation import score
+from fairseq_lot.output.files import atomic_write
+from fairseq_lot.pretrained.checkpoint import State, load_checkpoint, positions
+from fairseq_lot.pretrained.data_folder import check_lengths
+from fairseq_lot.pretrained.device import describe_device
+from fairseq_lot.pretrained.fairseq_flags import read_flags
+from fairseq_lot.pretrained.languages import typed_pair, with_languages
+from fairseq_lot.pretrained.loading import load_data
+from fairseq_lot.pretrained.text import joins, piece_kind
+from fairseq_lot.pretrained.translate import references, text_of
+
+_SKIP = "--skip-invalid-size-inputs-valid-test"
+
+
+def build_parser() -> ArgumentParser:
+    """The parser of ``scripts/score.sh``."""
+    parser = cli.OneLineParser(prog="score.sh", description=__doc__, add_help=False, allow_abbrev=False)
+    for name in ("checkpoint", "data", "out", "base", "label"):
+        parser.add_argument(name)
+    parser.add_argument("flags", nargs=REMAINDER)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: Namespace) -> None:
+    """Translate unless that is done, then score."""
+    checkpoint, data, base = args.checkpoint, args.data, None if args.base == "-" else args.base
+    if not Path(checkpoint).is_file():
+        raise InputError(f"there is no checkpoint {checkpoint}")
+    if base is not None and not Path(base).is_file():
+        raise InputError(f"there are no translations of the base, {base}; score the base first, or give -")
+    score.read_label(args.label)
+    defaults = [data, "--gen-subset", "test", "--path", checkpoint, "--beam", "5", "--batch-size", "128"]
+    typed = read_flags(options.get_generation_parser(), [*defaults, *args.flags], "fairseq-generate")
+    state, pair = load_checkpoint(checkpoint), typed_pair(typed)
+    task, dataset = load_data(with_languages(state, pair), data, typed.gen_subset, needs_target=False)
+    lines = references(task, dataset, typed.gen_subset)
+    check_whole(typed, state, dataset)
+    own = [] if pair else ["--source-lang", task.cfg.source_lang, "--target-lang", task.cfg.target_lang]
+    joined = remove_bpe(typed.post_process, task.target_dictionary, f"{data}/dict.{task.cfg.target_lang}.txt")
+    command = ["fairseq-generate", data, "--user-dir", "fairseq_lot", *defaults[1:], *own, *joined, *args.flags]
+    translate(command, Path(args.out), inputs=[checkpoint, f"{data.rstrip('/')}/"], cpu=typed.cpu)
+    words = ["--generated", f"{args.out}.out", "--out", f"{args.out}.jsonl", "--label", args.label]
+    words += ["--tokenised-reference", reference_file(task, typed.gen_subset, lines, args.out)]
+    words += ["--target-lang", task.cfg.target_lang, f"--command={' '.join(command)}"]
+    raw = Path(data, "raw", f"{typed.gen_subset}.{task.cfg.target_lang}")
+    more = {"raw-reference": raw if raw.is_file() else None, "baseline-generated": base}
+    words += [word for name, file in more.items() if file is not None for word in (f"--{name}", str(file))]
+    seconds = re.findall(r" tokens\) in ([\d.]+)s \(", Path(f"{args.out}.err").read_text("utf-8", "replace"))
+    words += ["--device", Path(f"{args.out}.device").read_text().strip(), *(f"--seconds={x}" for x in seconds[-1:])]
+    parser = ArgumentParser()
+    score.add_arguments(parser)
+    score.run(parser.parse_args(words))
+
+
+def check_whole(typed: Namespace, state: State, dataset: LanguagePairDataset) -> None:
+    """Refuse a test set of which fairseq-generate would leave out sentences, or at one of which it would stop.
+
+    Args:
+        typed: flags of fairseq-generate.
+    """
+    where, without = f"{typed.data}, split {typed.gen_subset}", ""
+    if typed.skip_invalid_size_inputs_valid_test:
+        without = f"; a row is of the whole test set, so leave out {_SKIP}"
+    overrides = ast.literal_eval(typed.model_overrides)
+    sides = ("max_source_positions", "max_target_positions")
+    model = [overrides.get(name, own) for name, own in zip(sides, positions(state), strict=True)]
+    sizes = [dataset.src_sizes] if dataset.tgt_sizes is None else [dataset.src_sizes, dataset.tgt_sizes]
+    if typed.truncate_source:
+        sizes[0] = sizes[0].clip(max=typed.max_source_positions)
+    check_lengths(sizes, model, where=where, way_out=f"train with a larger {{flags}} and translate with it{without}")
+    flags = [getattr(typed, name) for name in sides]
+    way_out = f"give a larger {{flags}}{without}"
+    check_lengths(sizes, flags, where=where, takes="fairseq-generate takes", way_out=way_out)
+    if typed.max_tokens is not None:
+        most = [typed.max_tokens] * 2
+        check_lengths(sizes, most, where=where, takes="--max-tokens is", way_out="give a larger --max-tokens")
+
+
+def remove_bpe(typed: str | None, dictionary: Dictionary, file: str) -> list[str]:
+    """The flag by which fairseq-generate joins pieces to words, as the dictionary shows them.
+
+    Raises:
+        InputError: another one was typed, which would leave pieces or join words.
+    """
+    kind = piece_kind(dictionary)
+    if typed is not None and not joins(typed, kind):
+        pieces = "words" if kind is None else f"pieces of {kind}"
+        raise InputError(f"--remove-bpe {typed} does not join what is in {file}, {pieces}; leave it out")
+    return [] if kind is None else ["--remove-bpe", kind]
+
+
+def translate(command: Sequence[str], out: Path, *, inputs: Sequence[str], cpu: bool) -> None:
+    """Write ``OUT.out`` by a command, unless the same one has made it from the same files.
+
+    ``OUT.device`` says where that was, ``OUT.err`` has the command's log.
+    """
+    output, part, made_by, errors, device = (
+        Path(f"{out}.{name}") for name in ("out", "part", "command", "err", "device")
+    )
+    made_from = "\n".join([" ".join(command), *_states(inputs)])
+    noted = made_by.read_text(encoding="utf-8").strip() if made_by.is_file() else None
+    if not output.is_file() or noted != made_from:
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            output.unlink(missing_ok=True)
+            with open(part, "wb") as to, open(errors, "wb") as log:
+                code = subprocess.run(command, stdout=to, stderr=log, check=False).returncode
+            if code:
+                said = errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+                raise InputError(f"fairseq-generate failed: {said[-1] if said else f'exit code {code}'}")
+            device.write_text(describe_device(cpu) + "\n", encoding="utf-8")
+            made_by.write_text(made_from + "\n", encoding="utf-8")
+            part.rename(output)
+        except OSError as error:
+            way_out = "free space or give another OUT"
+            raise InputError(f"cannot write in {out.parent} ({error.strerror}); {way_out}") from error
+    if not device.is_file():  # translated before devices were noted
+        device.write_text(describe_device(cpu) + "\n", encoding="utf-8")
+
+
+def _states(paths: Sequence[str]) -> list[str]:
+    """Names, sizes and times of files, and of those in folders."""
+    states = []
+    for path in paths:
+        files = [entry.path for entry in os.scandir(path)] if os.path.isdir(path) else [path]
+        for file in filter(os.path.isfile, files):
+            stat = os.stat(file)
+            states.append(f"{file} {stat.st_size} {stat.st_mtime_ns}")
+    return sorted(states)
+
+
+def reference_file(task: TranslationTask, split: str, lines: list[str], out: str) -> str:
+    """The file of the references: that of the data folder, else ``OUT.LANGUAGE``, which is written."""
+    file = text_of(task, split)
+    if file is None:
+        file = Path(f"{out}.{task.cfg.target_lang}")
+        with atomic_write(file) as written:
+            written.writelines(line + "\n" for line in lines)
+    return str(file)
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(build_parser, sys.argv[1:], "score.sh"))

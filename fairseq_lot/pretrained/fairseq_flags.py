@@ -1,0 +1,42 @@
+"""Flags of fairseq's own commands, as these commands read them."""
+
+import contextlib
+import io
+import logging
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Sequence
+
+from fairseq import options
+
+from fairseq_lot.errors import InputError, first_line
+from fairseq_lot.models import pluggable_transformer  # noqa: F401 - registers the architectures
+
+
+def read_flags(parser: ArgumentParser, words: Sequence[str], command: str) -> Namespace:
+    """What a command makes of a command line.
+
+    Raises:
+        InputError: the command would refuse it.
+    """
+    with contextlib.redirect_stderr(io.StringIO()) as printed, _quiet("fairseq"), _quiet("fairseq_lot"):
+        try:
+            return options.parse_args_and_arch(parser, list(words))
+        except InputError:
+            raise
+        except SystemExit:
+            reason = printed.getvalue().strip().partition("error: ")[2]
+        except Exception as error:  # of an architecture whose sizes do not fit, or of a checkpoint
+            reason = first_line(error)
+    raise InputError(f"{command} refuses its flags: {' '.join(reason.split())}")
+
+
+@contextlib.contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Leave out what the command itself will log."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -149,8 +149,8 @@ def swap(checkpoint: Checkpoint, *, attention: str = PLUGGED, **flat_options: An
         **flat_options: ``attention_sites``, where it stands, a list of {sites} (default: encoder),
             ``keep_softmax``, a list of places at these sites where softmax stays as it was trained, such as
             ``encoder.0``, and the mechanism's own options, such as ``lot_num_pivots``. ``fairseq-lot swap --help``
-            lists them all, with dashes for underscores. In a model that was trained with softmax, near_far is exact up
-            to {exact_up_to} tokens unless ``near_far_exact_up_to`` is given.
+            lists them all, with dashes for underscores. In a model that was trained with softmax, near_far has tangents
+            and is exact up to {exact_up_to} tokens, unless ``near_far_tangents`` or ``near_far_exact_up_to`` is given.
 
     Returns:
         A checkpoint without optimiser state, whose arguments say with which attention it was trained. The
@@ -176,8 +176,8 @@ def swap(checkpoint: Checkpoint, *, attention: str = PLUGGED, **flat_options: An
     args.trained_attention, args.trained_sites = of_training
     vars(args).pop("calibration", None)
     implied = options_of_swap(attention)
-    if implied and of_training[0].split()[0] != DEFAULT:  # then softmax is not what the model was trained with
-        implied = {"near_far_exact_up_to": exact_up_to(state)}
+    if of_training[0].split()[0] != DEFAULT:  # then softmax is not what the model was trained with
+        implied = {name: getattr(args, name) for name in implied if previous == attention and hasattr(args, name)}
     plug(args, attention, **implied | flat_options)
     if kept_places(args) and flat_options.get("softmax_prior") not in (None, softmax.get("softmax_prior")):
         raise InputError(f"{state.path} was trained with another softmax at the places to keep; leave out its prior")
@@ -210,7 +210,7 @@ swap.__doc__ = (swap.__doc__ or "").format(
 
 def options_of_swap(attention: str) -> dict[str, Any]:
     """The options that a mechanism has in place of its defaults where it replaces the softmax of a trained model."""
-    return {"near_far_exact_up_to": EXACT_UP_TO} if attention == "near_far" else {}
+    return {"near_far_exact_up_to": EXACT_UP_TO, "near_far_tangents": True} if attention == "near_far" else {}
 
 
 def plug(args: Namespace, attention: str, **flat_options: Any) -> None:

@@ -1,5 +1,8 @@
 """Swapping a checkpoint: what is kept, what changes, and that every fairseq command takes the result."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
@@ -13,9 +16,11 @@ from fairseq_lot.errors import InputError
 from fairseq_lot.models.pluggable_transformer import PluggableTransformerModel
 from fairseq_lot.models.starting_point import check_overridden
 from fairseq_lot.plug_and_play.calibrate import calibrate
+from fairseq_lot.plug_and_play.distillation import Distillation
+from fairseq_lot.plug_and_play.sentences import in_batches
 from fairseq_lot.plug_and_play.swap import swap
 from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args, saved_task
-from fairseq_lot.pretrained.loading import build
+from fairseq_lot.pretrained.loading import Loaded, build, load_data
 from tests.end_to_end.conftest import (
     TINY,
     differing,
@@ -120,6 +125,48 @@ def test_a_training_is_as_exact_as_its_checkpoint_or_not_at_all(data, stock_chec
     flags["scratch"] = ("--arch", "near_far_transformer", *TINY)
     saved = {name: train(data / "bin", tmp_path / name, *words, updates=1) for name, words in flags.items()}
     assert {name: exact_up_to(path) for name, path in saved.items()} == {"tuned": EXACT_UP_TO, "typed": 3, "scratch": 0}
+
+
+def test_near_far_has_tangents_where_it_replaces_softmax(data, stock_checkpoint, tmp_path):
+    assert model_args(swap(stock_checkpoint)).near_far_tangents
+    assert not model_args(swap(stock_checkpoint, near_far_tangents=False)).near_far_tangents
+    trained = train(data / "bin", tmp_path, "--arch", "near_far_transformer_small", updates=1)
+    assert not model_args(load_checkpoint(trained)).near_far_tangents
+    assert not model_args(swap(trained, near_far_window=2)).near_far_tangents
+
+
+def test_a_checkpoint_from_before_tangents_computes_what_it_did(stock_checkpoint, tmp_path):
+    with edited(
+        swapped(stock_checkpoint, tmp_path / "now.pt", "near_far", "--near-far-window", 0, "--near-far-exact-up-to", 0),
+        tmp_path / "old.pt",
+    ) as state:
+        del model_args(state).near_far_tangents
+    tokens = torch.tensor([[5, 6, 7, 8, 9, 2]])
+    outputs = [
+        build(load_checkpoint(path), **overrides).encoder(tokens, torch.tensor([6]))["encoder_out"][0]
+        for path, overrides in (
+            (tmp_path / "old.pt", {}),
+            (tmp_path / "now.pt", {"near_far_tangents": False}),
+            (tmp_path / "now.pt", {}),
+        )
+    ]
+    torch.testing.assert_close(outputs[0], outputs[1], atol=0, rtol=0)
+    assert (outputs[0] - outputs[2]).abs().max() > 1e-3
+
+
+SYM_MATH = Path(__file__).parents[2].parent / "shared/data/sym-math"
+
+
+@pytest.mark.skipif(not SYM_MATH.is_dir(), reason="../shared has no sym-math")
+def test_near_far_as_drawn_follows_a_model_with_scores_of_thousands():
+    state = swap(SYM_MATH / "checkpoint_best.pt", near_far_exact_up_to=0)
+    student, teacher = (build(state, **options) for options in ({}, {"attention": "softmax"}))
+    task, sentences = load_data(state, SYM_MATH / "data-bin", "valid", needs_target=False)
+    loaded = Loaded(teacher, task, sentences, state.path)
+    both = Distillation(student, teacher)
+    with torch.no_grad():
+        errors = [both.output_error(loaded.batch(batch)).item() for batch in in_batches(loaded, np.arange(40), 2048)]
+    assert max(errors) < 0.05, errors
 
 
 def test_an_architecture_of_ones_own_becomes_ours(stock_checkpoint, tmp_path, monkeypatch):

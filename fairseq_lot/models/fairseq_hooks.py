@@ -1,14 +1,16 @@
 """What loading the user directory changes in fairseq itself, all of it here.
 
 A stock ``transformer`` is built as ours where ``--model-overrides`` names an attention; a task tells its model of every
-epoch that begins. Refused are a misspelt option of ours in ``--model-overrides``, a checkpoint of ours that bears the
-name of a stock architecture, a training that would lose what the attention learns, a checkpoint whose attention the
-configuration of fairseq-hydra-train does not repeat, and one that would translate in the direction opposite to its
-training. In fairseq's own commands an InputError is one line.
+epoch that begins. The arguments of a new model tell the dictionaries that it is trained with. Refused are a misspelt
+option of ours in ``--model-overrides``, a checkpoint of ours that bears the name of a stock architecture, a training
+that would lose what the attention learns, a checkpoint whose attention the configuration of fairseq-hydra-train does
+not repeat, one that meets other dictionaries than those of its training, and one that would translate in the direction
+opposite to its training. In fairseq's own commands an InputError is one line.
 docs/fairseq.md lists these changes with their reasons.
 """
 
 import sys
+import zipfile
 from argparse import Namespace
 from typing import Any
 
@@ -23,7 +25,8 @@ from omegaconf import OmegaConf
 from fairseq_lot.attention.differential import Differential
 from fairseq_lot.errors import InputError
 from fairseq_lot.models.architecture import override_attention, refuse_renamed
-from fairseq_lot.models.starting_point import check_configured, check_overridden, starting_point
+from fairseq_lot.models.dictionaries import check_dictionaries, note_dictionaries
+from fairseq_lot.models.starting_point import check_configured, check_overridden, saved_model, starting_point
 from fairseq_lot.modules.flat_options import check_overrides, option_names
 from fairseq_lot_compat import in_command
 
@@ -32,17 +35,17 @@ def install() -> None:
     """Make the changes, once in a process."""
     if not hasattr(TransformerModel, "_refuses_attention"):
         TransformerModel._refuses_attention = True
-        TransformerModel.build_model = _without_attention(vars(TransformerModel)["build_model"])
+        TransformerModel.build_model = _with_own_arguments(vars(TransformerModel)["build_model"])
         checkpoint_utils.load_checkpoint_to_cpu = _with_overrides(checkpoint_utils.load_checkpoint_to_cpu)
-        checkpoint_utils.load_model_ensemble_and_task = _in_its_direction(checkpoint_utils.load_model_ensemble_and_task)
+        checkpoint_utils.load_model_ensemble_and_task = _with_its_data(checkpoint_utils.load_model_ensemble_and_task)
         checkpoint_utils.load_checkpoint = _when_training_begins(checkpoint_utils.load_checkpoint)
         SequenceGeneratorWithAlignment.__init__ = _with_weights(SequenceGeneratorWithAlignment.__init__)
         if in_command():
             sys.excepthook = _exit_with_one_line(sys.excepthook)
 
 
-def _without_attention(stock_build_model):
-    """Refuse to build a stock ``transformer`` whose arguments name an attention, which it would not have.
+def _with_own_arguments(stock_build_model):
+    """Note the dictionaries in a stock ``transformer``; refuse one whose arguments name an attention that it lacks.
 
     Other programs that load checkpoints, such as CTranslate2's converter, call this and not fairseq's loader.
     fairseq-hydra-train gives arguments as OmegaConf has them.
@@ -51,6 +54,7 @@ def _without_attention(stock_build_model):
     def build_model(cls, args, task):
         if cls is TransformerModel:
             refuse_renamed(args)
+            note_dictionaries(args, task)
         return stock_build_model.__func__(cls, args, task)
 
     return classmethod(build_model)
@@ -73,11 +77,21 @@ def _with_overrides(stock_load):
     return load_checkpoint_to_cpu
 
 
-def _in_its_direction(stock_load):
-    """Refuse to translate in the direction opposite to that of the training, which the data's names may mean."""
+def _with_its_data(stock_load):
+    """Refuse other dictionaries than those of the training, and the opposite direction.
+
+    The names of the data may mean that direction. A dictionary of another size does not fit the weights, so the
+    dictionaries are compared before these are read.
+    """
 
     def load_model_ensemble_and_task(filenames, arg_overrides=None, task=None, *args, **options):
+        for path in filenames if task is not None else ():
+            if zipfile.is_zipfile(path):  # older formats are not ours
+                check_dictionaries(saved_model(path), task, path)
         loaded = stock_load(filenames, arg_overrides, task, *args, **options)
+        if task is None:  # fairseq's interface in Python, where the checkpoint sets it up
+            for path, model in zip(filenames, loaded[0], strict=False):
+                check_dictionaries(getattr(model, "args", None), loaded[2], path)
         if isinstance(task, TranslationTask):
             trained, now = (
                 tuple(getattr(of, f"{side}_lang", None) for side in ("source", "target"))
@@ -104,7 +118,7 @@ def _with_weights(stock_init):
 
 
 def _when_training_begins(stock_load):
-    """Refuse trainings that would lose something; of fairseq-hydra-train a start from another attention, too."""
+    """Refuse other dictionaries than those of the start, what would be lost, and in hydra another attention."""
 
     def load_checkpoint(cfg, trainer, **options):
         path, model = starting_point(cfg), trainer.cfg.model
@@ -112,6 +126,8 @@ def _when_training_begins(stock_load):
         if path is not None and configured and issubclass(configured, TransformerModel):
             values: Any = OmegaConf.to_container(model)
             check_configured(Namespace(**values), path)
+        if path is not None:
+            check_dictionaries(saved_model(path), trainer.task, path)
         refuse_to_lose(trainer.get_model(), trainer.cfg)
         return stock_load(cfg, trainer, **options)
 

@@ -22,6 +22,7 @@ from fairseq_lot.attention.base import Mechanism
 from fairseq_lot.attention.registry import DEFAULT, MECHANISMS
 from fairseq_lot.errors import InputError
 from fairseq_lot.models.architecture import own_architecture, refuse_renamed
+from fairseq_lot.models.dictionaries import note_dictionaries
 from fairseq_lot.models.fairseq_hooks import announce_epochs, install
 from fairseq_lot.models.starting_point import is_command_line, take_over, without_layer
 from fairseq_lot.modules.flat_options import add_attention_args, check_used, fill, spell_out, typed_options
@@ -71,6 +72,7 @@ class PluggableTransformerModel(TransformerModel):
                         "place; keep the first ones, or train with --differential-lambda-init"
                     )
         announce_epochs(task)
+        note_dictionaries(args, task)
         redrawn = vars(args).pop("redrawn_attention", ())  # no property of the model: its checkpoints do not have it
         # of fairseq-hydra-train's form fairseq drops all options that it does not know, and of a namespace none
         model = super().build_model(Namespace(**args) if OmegaConf.is_config(args) else args, task)

@@ -249,6 +249,11 @@ def starting_point(args: Namespace) -> str | None:
     return path if path and os.path.isfile(path) else None
 
 
+def saved_model(path: str) -> Namespace:
+    """The arguments of the model in a checkpoint, whose weights are not read where its format allows it."""
+    return _read(path)[0]
+
+
 def _read(path):
     """The arguments of a checkpoint's model and of its task, and whether it has the state of an optimiser."""
     try:
@@ -258,7 +263,7 @@ def _read(path):
         saved, task = ({} if one is None else one for one in (cfg["model"], cfg.get("task")))
         saved, task = (dict(one if isinstance(one, dict) else vars(one)) for one in (saved, task))
     except Exception as error:  # torch raises whatever the damage leads to
-        raise InputError(f"{path} cannot be read as a checkpoint to start from: {first_line(error)}") from error
+        raise InputError(f"{path} cannot be read as a checkpoint: {first_line(error)}") from error
     return Namespace(**saved), task, state.get("last_optimizer_state") is not None
 
 

@@ -20,25 +20,28 @@ from fairseq_lot.output.tables import MISSING, Table
 from fairseq_lot.plug_and_play.distillation import Distillation, Fit, Match, copies, fit, undo_harm
 from fairseq_lot.plug_and_play.sentences import (
     Sentences,
-    dictionary_of_training,
     encoded,
     from_text,
     is_text_file,
+    note_training,
     random_pieces,
+    task_of_training,
 )
 from fairseq_lot.pretrained.checkpoint import (
     Checkpoint,
     State,
     drop_averages,
+    how_trained,
     load_checkpoint,
     model_args,
     positions,
     serialised,
+    softmax_of_training,
     with_own_arguments,
 )
 from fairseq_lot.pretrained.device import add_device_argument, choose_device
 from fairseq_lot.pretrained.languages import add_language_arguments, typed_pair, with_languages
-from fairseq_lot.pretrained.loading import Loaded, build, load_data
+from fairseq_lot.pretrained.loading import Loaded, build, check_pairs, load_data
 from fairseq_lot.pretrained.text import add_text_arguments, text_options
 
 # Pieces of the longest random sentence, unless the attention is exact up to more, or more were asked for.
@@ -277,30 +280,6 @@ def lengths_of_random(state: State, longest: int | None) -> tuple[int, int]:
     return max(1, min(exact, longest)), longest
 
 
-def softmax_of_training(state: State) -> dict[str, Any] | None:
-    """The flags of the softmax that was trained at the sites of a swapped attention; None: it was something else."""
-    attention, sites = trained(state)
-    if attention == DEFAULT:
-        return {}
-    is_there = sites == ",".join(attention_sites(model_args(state)))
-    with_prior = attention == describe(DEFAULT, {"prior": "alibi"}) and is_there
-    return {"softmax_prior": "alibi"} if with_prior else None
-
-
-def how_trained(state: State) -> str:
-    """Words for messages."""
-    return "trained with {} attention at {}".format(*trained(state))
-
-
-def trained(state: State) -> tuple[str, str]:
-    """The attention that a checkpoint was trained with, and where it stood: its own and there, unless a swap tells."""
-    args = model_args(state)
-    if hasattr(args, "trained_attention"):  # of a swap; some old ones do not tell the sites
-        return args.trained_attention, getattr(args, "trained_sites", "unknown sites")
-    attention = getattr(args, "attention", None) or DEFAULT
-    return describe(attention, mechanism_options(args, attention)), ",".join(attention_sites(args))
-
-
 def _sentences(
     state: State, data: str | Path | None, fitting: FitOptions, teacher: TransformerModel, text: dict[str, Any]
 ) -> Sentences:
@@ -310,11 +289,15 @@ def _sentences(
         shortest, longest = lengths_of_random(state, fitting.longest)
         if fitting.longest is None and longest > LONGEST:  # as many pieces as in sentences of the usual length
             shared["held_out"] = max(1, fitting.held_out * LONGEST // longest)
-        return random_pieces(teacher, dictionary_of_training(state), shortest=shortest, longest=longest, **shared)
+        task = task_of_training(state)  # where there is none, all pieces are equally likely
+        counted = None if task is None else task.source_dictionary
+        return random_pieces(teacher, counted, shortest=shortest, longest=longest, **shared)
     if is_text_file(data):
         return from_text(encoded(state, data, teacher, **text), str(data), **shared)
     task, dataset = load_data(state, data, fitting.split, needs_target=False)
-    return from_text(Loaded(teacher, task, dataset, state.path), f"{data}, {fitting.split}", **shared)
+    loaded = Loaded(teacher, task, dataset, state.path)
+    check_pairs(state, loaded, teacher)
+    return from_text(loaded, f"{data}, {fitting.split}", **shared)
 
 
 def _write_back(state: State, student: TransformerModel, description: str, *, distilled: bool) -> State:
@@ -325,6 +308,7 @@ def _write_back(state: State, student: TransformerModel, description: str, *, di
         if parameter.requires_grad:
             state["model"][name] = parameter.detach().to("cpu", state["model"][name].dtype)
     drop_averages(state)
+    note_training(state)
     args = model_args(state)
     args.calibration = description
     if distilled:  # softmax in its place would no longer be the model that was trained

@@ -10,11 +10,13 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.data.data_utils import collate_tokens
 from fairseq.models.transformer import TransformerModel
+from fairseq.tasks.translation import TranslationTask
 from tqdm import tqdm
 
 from fairseq_lot.errors import InputError
+from fairseq_lot.models.dictionaries import has_fingerprints, note_dictionaries
 from fairseq_lot.output.files import read_lines
-from fairseq_lot.pretrained.checkpoint import State, saved_encoders
+from fairseq_lot.pretrained.checkpoint import State, model_args, saved_encoders
 from fairseq_lot.pretrained.loading import Loaded, load_data, on_device
 from fairseq_lot.pretrained.text import Text
 
@@ -138,9 +140,16 @@ def random_pieces(
     return Sentences(f"random pieces, {lengths} at a time, {how}", held_out_sample, endless())
 
 
-def dictionary_of_training(state: State) -> Dictionary | None:
-    """The source dictionary that a checkpoint was trained with; None unless it is still there, of the same size."""
+def task_of_training(state: State) -> TranslationTask | None:
+    """The task with the dictionaries of a checkpoint's training; None unless they are there, of the same size."""
     try:
-        return load_data(state, None, None)[0].source_dictionary
-    except InputError:  # there is none, or none that can be read: pieces are then drawn uniformly
+        return load_data(state, None, None)[0]
+    except InputError:  # there is none, or none that can be read
         return None
+
+
+def note_training(state: State) -> None:
+    """Write the fingerprints of the dictionaries of the training into the arguments, where they can be found."""
+    task = None if has_fingerprints(model_args(state)) else task_of_training(state)
+    if task is not None:
+        note_dictionaries(model_args(state), task)

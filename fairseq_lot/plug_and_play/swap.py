@@ -39,21 +39,22 @@ from fairseq_lot.plug_and_play.calibrate import (
     calibrate,
     exact_up_to,
     how_to_fit,
-    how_trained,
     most_tokens,
     render,
-    softmax_of_training,
-    trained,
 )
+from fairseq_lot.plug_and_play.sentences import note_training
 from fairseq_lot.pretrained.checkpoint import (
     Checkpoint,
     State,
     drop_averages,
+    how_trained,
     load_checkpoint,
     model_args,
     saved_task,
     serialised,
     settings,
+    softmax_of_training,
+    trained,
     with_own_arguments,
 )
 from fairseq_lot.pretrained.device import add_device_argument
@@ -174,6 +175,7 @@ def swap(checkpoint: Checkpoint, *, attention: str = PLUGGED, **flat_options: An
     except InputError as error:
         raise InputError(f"{state.path}: {error}") from None
     args.trained_attention, args.trained_sites = of_training
+    note_training(state)
     vars(args).pop("calibration", None)
     implied = options_of_swap(attention)
     if of_training[0].split()[0] != DEFAULT:  # then softmax is not what the model was trained with

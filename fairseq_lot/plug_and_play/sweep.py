@@ -18,6 +18,7 @@ from fairseq_lot.errors import InputError, check_least
 from fairseq_lot.evaluation.bleu import TOKENISED, measure
 from fairseq_lot.evaluation.score import check_joined
 from fairseq_lot.inspection.diagnose import encoder_balance
+from fairseq_lot.models.dictionaries import has_fingerprints, note_dictionaries
 from fairseq_lot.modules.flat_options import add_options
 from fairseq_lot.output.figures import write_figure
 from fairseq_lot.output.files import atomic_write, read_lines
@@ -27,10 +28,7 @@ from fairseq_lot.plug_and_play.calibrate import (
     FitOptions,
     calibrate,
     how_to_fit,
-    how_trained,
     lengths_of_random,
-    softmax_of_training,
-    trained,
 )
 from fairseq_lot.plug_and_play.points import (
     DRAWN,
@@ -48,7 +46,16 @@ from fairseq_lot.plug_and_play.points import (
 from fairseq_lot.plug_and_play.sentences import in_batches
 from fairseq_lot.plug_and_play.swap import options_of_swap, swap, why_not_calibrated
 from fairseq_lot.plug_and_play.sweep_table import draw, render, render_balance
-from fairseq_lot.pretrained.checkpoint import State, load_checkpoint, positions
+from fairseq_lot.pretrained.checkpoint import (
+    State,
+    how_trained,
+    load_checkpoint,
+    model_args,
+    positions,
+    softmax_of_training,
+    trained,
+    with_own_arguments,
+)
 from fairseq_lot.pretrained.data_folder import check_lengths, check_not_empty
 from fairseq_lot.pretrained.device import add_device_argument
 from fairseq_lot.pretrained.languages import add_language_arguments, with_languages
@@ -142,7 +149,9 @@ def run(args: Namespace) -> None:
             progress.update(len(ways) - len(missing))
             if not missing:
                 continue
-            state = with_languages(load_checkpoint(base.path), languages)
+            state = with_own_arguments(with_languages(load_checkpoint(base.path), languages))
+            if not has_fingerprints(model_args(state)):  # the data are compared with the base, not with each swap
+                note_dictionaries(model_args(state), load(state, args.data, "valid", device=device).task)
             told = hashlib.sha256(json.dumps([base.sum, {**settings, "data": None}]).encode()).hexdigest()
             translations = None if args.no_bleu else folder / "work" / f"{told[:16]}.txt"
             for way in missing:

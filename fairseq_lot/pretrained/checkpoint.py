@@ -21,10 +21,12 @@ from fairseq.models.transformer import (
 from fairseq.utils import apply_to_sample, split_paths
 
 from fairseq_lot import models  # noqa: F401 - registers the architectures
+from fairseq_lot.attention.registry import DEFAULT, describe
 from fairseq_lot.errors import InputError, first_line
 from fairseq_lot.models.architecture import refuse_renamed
 from fairseq_lot.models.pluggable_transformer import PluggableTransformerModel
-from fairseq_lot.modules.sites import sites_in_words
+from fairseq_lot.modules.flat_options import mechanism_options
+from fairseq_lot.modules.sites import attention_sites, sites_in_words
 
 
 class State(dict):
@@ -129,6 +131,30 @@ def positions(state: State) -> tuple[int, int]:
     args = model_args(state)
     source, target = (getattr(args, f"max_{side}_positions", None) for side in ("source", "target"))
     return source or DEFAULT_MAX_SOURCE_POSITIONS, target or DEFAULT_MAX_TARGET_POSITIONS
+
+
+def softmax_of_training(state: State) -> dict[str, Any] | None:
+    """The flags of the softmax that was trained at the sites of a swapped attention; None: it was something else."""
+    attention, sites = trained(state)
+    if attention == DEFAULT:
+        return {}
+    is_there = sites == ",".join(attention_sites(model_args(state)))
+    with_prior = attention == describe(DEFAULT, {"prior": "alibi"}) and is_there
+    return {"softmax_prior": "alibi"} if with_prior else None
+
+
+def how_trained(state: State) -> str:
+    """Words for messages."""
+    return "trained with {} attention at {}".format(*trained(state))
+
+
+def trained(state: State) -> tuple[str, str]:
+    """The attention that a checkpoint was trained with, and where it stood: its own and there, unless a swap tells."""
+    args = model_args(state)
+    if hasattr(args, "trained_attention"):  # of a swap; some old ones do not tell the sites
+        return args.trained_attention, getattr(args, "trained_sites", "unknown sites")
+    attention = getattr(args, "attention", None) or DEFAULT
+    return describe(attention, mechanism_options(args, attention)), ",".join(attention_sites(args))
 
 
 def with_own_arguments(state: State) -> State:

@@ -5,7 +5,6 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from fairseq.data import Dictionary
@@ -14,7 +13,8 @@ from fairseq.data.indexed_dataset import _code_to_dtype, infer_dataset_impl
 from fairseq.tasks.translation import TranslationTask
 
 from fairseq_lot.errors import InputError
-from fairseq_lot.pretrained.checkpoint import State
+from fairseq_lot.models.dictionaries import check_dictionaries, has_fingerprints
+from fairseq_lot.pretrained.checkpoint import State, model_args, saved_task
 
 _WAY_OUT = "make it with fairseq-preprocess, see scripts/prepare_*.sh"
 
@@ -165,13 +165,15 @@ def read_dictionary(data: str | Path, lang: str) -> Dictionary:
         raise InputError(f"{file} is not a fairseq dictionary: {error}") from error
 
 
-def check_embeddings(task: TranslationTask, state: State, trained_on: Any) -> None:
+def check_embeddings(task: TranslationTask, state: State) -> None:
     """Either embedding must have a row for each symbol, else fairseq fails deep inside; the symbols must be the same.
 
-    Args:
-        trained_on: the folder of the training, whose dictionaries are compared if it is still there.
+    They are compared with the fingerprints of the checkpoint, else with the dictionaries of its training if they are
+    still there.
     """
+    check_dictionaries(model_args(state), task, state.path)
     sides = {"encoder": task.source_dictionary, "decoder": task.target_dictionary}
+    trained_on = _folder_of_training(state, task)
     for (stack, symbols), language in zip(sides.items(), (task.cfg.source_lang, task.cfg.target_lang), strict=True):
         embedding = state["model"].get(f"{stack}.embed_tokens.weight")
         if embedding is not None and len(embedding) != len(symbols):
@@ -179,11 +181,30 @@ def check_embeddings(task: TranslationTask, state: State, trained_on: Any) -> No
                 f"{state.path} was trained with {len(embedding)} symbols, but {task.cfg.data}/dict.{language}.txt has "
                 f"{len(symbols)}; use the data folder that it was trained on"
             )
-        elsewhere = isinstance(trained_on, str) and trained_on != task.cfg.data
-        if elsewhere and Path(trained_on, f"dict.{language}.txt").is_file():
+        if trained_on is not None and not has_fingerprints(model_args(state)):
             before, now = (read_dictionary(data, language).symbols for data in (trained_on, task.cfg.data))
             if before != now:
                 raise InputError(
                     f"{task.cfg.data}/dict.{language}.txt has other pieces than that of {trained_on}, on which "
                     f"{state.path} was trained; use that folder, or move it away if it was made again"
                 )
+
+
+def are_compared(state: State, task: TranslationTask) -> bool:
+    """Whether the dictionaries are known to be those of the training, once :func:`check_embeddings` has passed."""
+    return has_fingerprints(model_args(state)) or _folder_of_training(state, task) is not None
+
+
+def is_of_training(state: State, task: TranslationTask) -> bool:
+    """Whether this is the folder that the checkpoint says it was trained on, which may have been made again."""
+    trained_on = saved_task(state).get("data")
+    return isinstance(trained_on, str) and Path(trained_on).resolve() == Path(task.cfg.data).resolve()
+
+
+def _folder_of_training(state: State, task: TranslationTask) -> str | None:
+    """Another folder than this one, on which the checkpoint was trained, if both dictionaries are still there."""
+    trained_on = saved_task(state).get("data")
+    names = [f"dict.{language}.txt" for language in (task.cfg.source_lang, task.cfg.target_lang)]
+    if is_of_training(state, task) or not isinstance(trained_on, str):
+        return None
+    return trained_on if all(Path(trained_on, name).is_file() for name in names) else None

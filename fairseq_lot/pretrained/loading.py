@@ -18,9 +18,26 @@ from fairseq.models.transformer import TransformerModel
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from fairseq.utils import apply_to_sample
 
+from fairseq_lot.attention.registry import DEFAULT
 from fairseq_lot.errors import InputError, first_line
-from fairseq_lot.pretrained.checkpoint import Checkpoint, State, load_checkpoint, model_args, saved_encoders, saved_task
-from fairseq_lot.pretrained.data_folder import check_data, check_embeddings, numbers, read_dictionary
+from fairseq_lot.pretrained import pairs
+from fairseq_lot.pretrained.checkpoint import (
+    Checkpoint,
+    State,
+    load_checkpoint,
+    model_args,
+    saved_encoders,
+    saved_task,
+    softmax_of_training,
+)
+from fairseq_lot.pretrained.data_folder import (
+    are_compared,
+    check_data,
+    check_embeddings,
+    is_of_training,
+    numbers,
+    read_dictionary,
+)
 from fairseq_lot.pretrained.device import choose_device
 from fairseq_lot.pretrained.languages import Pair, languages, with_languages
 from fairseq_lot.pretrained.multilingual import is_multilingual, set_up, source_symbols, without_notes
@@ -211,7 +228,64 @@ def load(
     """
     state = with_languages(load_checkpoint(checkpoint), pair)
     task, dataset = load_data(state, data, split, needs_target=needs_target)
-    return Loaded(build(state, device=choose_device(device)), task, dataset, state.path, saved_encoders(state))
+    loaded = Loaded(build(state, device=choose_device(device)), task, dataset, state.path, saved_encoders(state))
+    check_pairs(state, loaded)
+    return loaded
+
+
+def check_pairs(state: State, loaded: Loaded, as_trained: TransformerModel | None = None) -> None:
+    """Refuse data for which nothing tells the dictionaries of the training, where the loss on pairs shows others.
+
+    A line on stderr says that nothing could be told.
+
+    Args:
+        as_trained: the model with the attention of its training; None: it is built.
+
+    Raises:
+        InputError: the model is sure of the wrong pieces.
+    """
+    task, dataset = loaded.task, loaded.sentences
+    if are_compared(state, task):
+        return
+    unknown = "there are no pairs of sentences to try it on"
+    if dataset is not None and dataset.tgt is not None:
+        model = as_trained or _as_trained(state, loaded)
+        is_joined = model.encoder.embed_tokens is model.decoder.embed_tokens  # of one dictionary the targets tell all
+        is_joined &= task.source_dictionary == task.target_dictionary
+        losses = pairs.measure(model, dataset, loaded.batch, task.target_dictionary, other_sources=not is_joined)
+        if losses is None:
+            return  # what is to be done with them refuses them
+        by_guess = f"{losses.model:.2f} nats a piece, where a guess has {losses.guess:.2f}"
+        source, target = (f"dict.{language}.txt" for language in (task.cfg.source_lang, task.cfg.target_lang))
+        if losses.shows_others:
+            raise InputError(
+                f"{loaded.path} cannot predict the targets in {task.cfg.data}: {by_guess} and the model is sure of "
+                f"others (its entropy is {losses.entropy:.2f}); {source} or {target} has other pieces than that of its "
+                "training, or the same in another order, or this is another kind of text: use the data folder that it "
+                "was trained on, or encode the text with its dictionaries (fairseq-preprocess --srcdict, --tgtdict)"
+            )
+        if losses.tells_nothing:
+            unknown = f"its loss is {by_guess}"
+        elif losses.ignores_sources:
+            unknown = (
+                f"{target} fits, and of {source} the loss does not tell: {losses.model:.2f} nats a piece, with the "
+                f"sources of other sentences {losses.other_sources:.2f}"
+            )
+        else:
+            return
+    if not is_of_training(state, task):
+        print(
+            f"{loaded.path}: whether {task.cfg.data} has the dictionaries of its training is not known; {unknown}",
+            file=sys.stderr,
+        )
+
+
+def _as_trained(state: State, loaded: Loaded) -> TransformerModel:
+    """The model with the softmax of its training where that was swapped, which may cost any quality; else itself."""
+    softmax = softmax_of_training(state)
+    if softmax is None or not hasattr(model_args(state), "trained_attention"):
+        return loaded.model
+    return build(state, device=loaded.device, **{"attention": DEFAULT, "softmax_prior": None, **softmax})
 
 
 def load_data(
@@ -252,6 +326,6 @@ def load_data(
         raise InputError(f"{path}: {error}") from None
     except Exception as error:  # whatever a folder of other options or another time leads to
         raise InputError(f"{path} cannot be loaded with the data in {data}: {first_line(error)}") from error
-    check_embeddings(task, state, saved.get("data"))
+    check_embeddings(task, state)
     dataset = None if split is None else task.dataset(split)
     return task, dataset.datasets[0] if isinstance(dataset, ConcatDataset) else dataset  # multilingual: of one pair

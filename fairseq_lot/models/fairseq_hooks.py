@@ -126,7 +126,7 @@ def _when_training_begins(stock_load):
         if path is not None and configured and issubclass(configured, TransformerModel):
             values: Any = OmegaConf.to_container(model)
             check_configured(Namespace(**values), path)
-        if path is not None:
+        if path is not None and isinstance(trainer.get_model(), TransformerModel):
             check_dictionaries(saved_model(path), trainer.task, path)
         refuse_to_lose(trainer.get_model(), trainer.cfg)
         return stock_load(cfg, trainer, **options)

@@ -171,23 +171,25 @@ def check_embeddings(task: TranslationTask, state: State) -> None:
     They are compared with the fingerprints of the checkpoint, else with the dictionaries of its training if they are
     still there.
     """
-    check_dictionaries(model_args(state), task, state.path)
     sides = {"encoder": task.source_dictionary, "decoder": task.target_dictionary}
-    trained_on = _folder_of_training(state, task)
-    for (stack, symbols), language in zip(sides.items(), (task.cfg.source_lang, task.cfg.target_lang), strict=True):
+    languages = (task.cfg.source_lang, task.cfg.target_lang)
+    for (stack, symbols), language in zip(sides.items(), languages, strict=True):
         embedding = state["model"].get(f"{stack}.embed_tokens.weight")
         if embedding is not None and len(embedding) != len(symbols):
             raise InputError(
                 f"{state.path} was trained with {len(embedding)} symbols, but {task.cfg.data}/dict.{language}.txt has "
                 f"{len(symbols)}; use the data folder that it was trained on"
             )
-        if trained_on is not None and not has_fingerprints(model_args(state)):
-            before, now = (read_dictionary(data, language).symbols for data in (trained_on, task.cfg.data))
-            if before != now:
-                raise InputError(
-                    f"{task.cfg.data}/dict.{language}.txt has other pieces than that of {trained_on}, on which "
-                    f"{state.path} was trained; use that folder, or move it away if it was made again"
-                )
+    check_dictionaries(model_args(state), task, state.path)
+    if has_fingerprints(model_args(state)) or (trained_on := _folder_of_training(state, task)) is None:
+        return
+    for language in languages:
+        before, now = (read_dictionary(data, language).symbols for data in (trained_on, task.cfg.data))
+        if before != now:
+            raise InputError(
+                f"{task.cfg.data}/dict.{language}.txt has other pieces than that of {trained_on}, on which "
+                f"{state.path} was trained; use that folder, or move it away if it was made again"
+            )
 
 
 def are_compared(state: State, task: TranslationTask) -> bool:

@@ -19,7 +19,7 @@ from fairseq_lot.plug_and_play import distillation
 from fairseq_lot.plug_and_play.distillation import Distillation
 from fairseq_lot.plug_and_play.sentences import is_text_file
 from fairseq_lot.plug_and_play.swap import swap
-from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
+from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args, trained
 from tests.end_to_end.conftest import (
     differing,
     edited,
@@ -279,13 +279,13 @@ def test_the_table_has_gaps_where_an_attention_has_fewer_heads(data, tmp_path, c
 def test_a_checkpoint_without_optimiser_that_no_swap_wrote_was_trained_with_its_attention(lot_checkpoint):
     state = load_checkpoint(lot_checkpoint)
     del model_args(state).trained_attention  # of fairseq-train, its optimiser taken out
-    assert calibration.trained(state)[0].startswith("lot")
+    assert trained(state)[0].startswith("lot")
 
 
 def test_a_swap_without_an_entry_for_the_optimiser_was_trained_with_softmax(lot_checkpoint):
     state = load_checkpoint(lot_checkpoint)
     del state["last_optimizer_state"]  # as scripts do that publish a checkpoint
-    assert calibration.trained(state) == ("softmax", "encoder")
+    assert trained(state) == ("softmax", "encoder")
 
 
 def test_the_decoder_of_an_adaptive_softmax_is_not_distilled(data, tmp_path, capsys):

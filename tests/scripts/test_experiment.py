@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from fairseq_lot.errors import InputError
-from tests.end_to_end.conftest import ROOT
+from tests.end_to_end.conftest import BIN, ROOT
 from tests.end_to_end.deadly import kill_when, start, until
 
 pytest.importorskip("snakemake", reason="pip install fairseq-lot[experiment], which needs Python 3.11")
@@ -313,8 +313,8 @@ def finish(*words, **variables):
     return process.returncode, shown, errors
 
 
-def snakemake(config, *flags):
-    return finish("snakemake", "--configfile", config, "--nolock", *flags)
+def snakemake(config, *flags, **variables):
+    return finish("snakemake", "--configfile", config, "--nolock", *flags, **variables)
 
 
 @pytest.mark.slow
@@ -361,6 +361,9 @@ def test_a_base_that_is_given_is_plugged_into_fine_tuned_and_scored(tmp_path):
     for used in (r"plug_and_play.sh", r"finetune.sh", r"score.sh", r"fairseq-lot report .* --path"):
         assert re.search(rf"{used} {tmp_path}/mine1.pt", plan), used
     assert f'"base": "{given}"' in plan, "rows say which base"
+    for seed in (1, 2):
+        check = f"""fairseq-lot check --path "$1" data --split test' check {tmp_path}/mine{seed}.pt >/dev/null"""
+        assert check in plan, "its dictionaries are compared with those of the data before anything is made"
 
 
 def test_a_control_other_than_plain_softmax_is_what_the_base_is_trained_as(tmp_path):
@@ -391,12 +394,17 @@ def test_a_control_other_than_plain_softmax_is_what_the_base_is_trained_as(tmp_p
 
 @pytest.mark.slow
 def test_another_base_is_noticed_also_an_older_one(tmp_path):
+    check = tmp_path / "bin" / "fairseq-lot"  # says yes to any base
+    check.parent.mkdir()
+    check.write_text("#!/bin/sh\n")
+    check.chmod(0o755)
+    path = f"{check.parent}:{BIN}:{os.environ['PATH']}"
     base, done = tmp_path / "mine.pt", tmp_path / "work" / "seed1" / "transformer" / "base.done"
     base.write_text("one")
     done.parents[2].mkdir()
     (tmp_path / "work" / "data.done").write_text("data\n")
     config = experiment(tmp_path, "data", base=str(base))
-    code, _, errors = snakemake(config, "--cores", "1", done)
+    code, _, errors = snakemake(config, "--cores", "1", done, PATH=path)
     assert code == 0 and done.read_text().startswith(hashlib.sha256(b"one").hexdigest()), errors
     assert "given" not in "".join(snakemake(config, "--dry-run", done)[1:])
     base.write_text("other")

@@ -181,8 +181,12 @@ class TestScripting:
         close(torch.jit.load(tmp_path / "model.pt")(*inputs)[0], model(*inputs)[0], 1e-6)
 
     def test_ours_refuses_in_one_line(self):
-        with pytest.raises(InputError, match="^torch.jit.script cannot compile .*$"):
-            torch.jit.script(in_memory.load("lot_transformer").model)
+        model = in_memory.load("lot_transformer").model
+        encoder, decoder = model.encoder.layers[0], model.decoder.layers[0]
+        attention = encoder.self_attn
+        for module in (model, model.encoder, model.decoder, encoder, decoder, attention, attention.mechanism):
+            with pytest.raises(InputError, match="^torch.jit.script cannot compile .*$"):
+                torch.jit.script(module)
 
 
 class TestCommands:

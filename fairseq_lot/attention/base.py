@@ -1,12 +1,14 @@
 """The contract that every attention mechanism fulfils."""
 
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+import contextlib
+from typing import Any, ClassVar, NamedTuple, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from fairseq_lot.attention.options import Options
 from fairseq_lot.errors import InputError
+from fairseq_lot.transport.exporting import is_exporting
 from fairseq_lot.transport.marginals import Pads
 from fairseq_lot.transport.pivots import Coupling
 
@@ -65,6 +67,17 @@ def draw_normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     return torch.randn(shape, generator=generator, device="cpu").to(torch.get_default_device())
 
 
+def _outside_of_autocast(device_type):
+    """No autocast; torch.export records this context, and torch may not load what was saved with it."""
+    needless = is_exporting() and not torch.is_autocast_enabled(device_type)
+    return contextlib.nullcontext() if needless else torch.autocast(device_type, enabled=False)
+
+
+def refuse_scripting(module: nn.Module) -> NoReturn:
+    """Say in one line what torch.jit.script, which calls this first, would say on a page."""
+    raise InputError("torch.jit.script cannot compile modules of fairseq_lot; use torch.export.export")
+
+
 class Mechanism(nn.Module):
     """An attention mechanism on separate batch and head axes.
 
@@ -97,6 +110,10 @@ class Mechanism(nn.Module):
     supports_causal: bool = False
     #: the values of options with which the queries are not coupled, if there are such options
     uncoupling_options: dict[str, Any] = {}
+
+    # what torch.jit.trace would try to compile, before it comes to the line that refuses it
+    __jit_ignored_attributes__ = ("options",)
+    __prepare_scriptable__ = refuse_scripting
 
     def __init__(self, *, num_heads: int, head_dim: int, options: Options, layer: int = 0, dropout: float = 0.0):
         super().__init__()
@@ -195,6 +212,11 @@ class Mechanism(nn.Module):
     def _attend_without_pads(self, attend, q, k, v, masks, need_weights, *, pads_are_zero=False):
         """Attend with zeros in the padded slots of what goes in (unless ``pads_are_zero``) and of what comes out."""
         name = type(self).__name__.lower()
+        if torch.jit.is_tracing():
+            raise InputError(
+                "torch.jit.trace would fix for all sentences what the attention decides by their lengths and "
+                "scores; use torch.export.export"
+            )
         if self.tied_tokens and q.size(-2) != k.size(-2):
             raise InputError(f"{name} attention ties queries to keys; got {q.size(-2)} queries and {k.size(-2)} keys")
         if masks.causal and not self.supports_causal:
@@ -207,7 +229,7 @@ class Mechanism(nn.Module):
         if not (len(q) and q.size(2) and k.size(2)):  # an empty batch, or no tokens
             weights = q[:, :: self.heads_per_plan, :, :1] * k.new_zeros(k.size(-2)) if need_weights else None
             return AttentionOutput(q[..., :1] * v.new_zeros(v.size(-1)), weights)
-        with torch.autocast(q.device.type, enabled=False):  # each mechanism chooses its own precision
+        with _outside_of_autocast(q.device.type):  # each mechanism chooses its own precision
             values, weights = attend(q, k, v, masks, need_weights).to(v.dtype)
         weights = None if weights is None else without_pads(weights, masks.query_pads)
         return AttentionOutput(without_pads(values, masks.query_pads), weights)

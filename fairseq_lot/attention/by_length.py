@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from fairseq_lot.attention.base import AttentionOutput, Masks
+from fairseq_lot.transport.exporting import is_exporting
 from fairseq_lot.transport.marginals import Pads
 
 #: :meth:`~fairseq_lot.attention.base.Mechanism.attend`, or a method like it
@@ -60,6 +61,13 @@ def attend_by_length(
     The short sentences are cut to the slots that they use: their keys, and where one mask for both says that these are
     the same tokens their queries. ``positional``: ``exact`` compares the slots of both, so keys are not cut alone.
     """
+    if masks.key_pads is not None and is_exporting():  # both for all of them
+        is_short = (masks.key_pads.logical_not().sum(-1) <= limit)[:, None, None, None]
+        short, long = (attend(q, k, v, masks, need_weights).to(v.dtype) for attend in (exact, linear))
+        weights = None
+        if short.weights is not None and long.weights is not None:
+            weights = torch.where(is_short, short.weights, long.weights)
+        return AttentionOutput(torch.where(is_short, short.values, long.values), weights)
     split = split_by_length(masks.key_pads, limit)
     if split is None:
         return linear(q, k, v, masks, need_weights)
@@ -104,7 +112,7 @@ def _uncut(output, rows, columns, tgt_len, src_len):
 
 def leading_pads(key_pads: Tensor) -> Tensor:
     """How many pads stand before the first token, ``(bsz, n) -> (bsz,)``; all n of a sentence of pads."""
-    return key_pads.long().cumprod(-1).sum(-1)
+    return key_pads.logical_not().cumsum(-1).eq(0).sum(-1)
 
 
 def attend_by_row(
@@ -120,7 +128,7 @@ def attend_by_row(
     leading, least, most = None, 0, 0
     if masks.key_pads is not None:
         leading = leading_pads(masks.key_pads) % src_len  # a sentence of pads counts as one without
-        least, most = torch.stack(leading.aminmax()).tolist()
+        least, most = (0, src_len - 1) if is_exporting() else torch.stack(leading.aminmax()).tolist()
     # slots before ``stop`` are exact in some sentence, slots from ``start`` on linear in some
     start, stop = min(least + limit, src_len), min(most + limit, src_len)
     first, last = max(start - early, 0), max(stop - early, 0)  # the same in rows

@@ -19,6 +19,7 @@ from fairseq_lot.attention.options import Options, option, prior_option
 from fairseq_lot.attention.sinkhorn import Sinkhorn, SinkhornOptions
 from fairseq_lot.attention.softmax import Softmax, SoftmaxOptions
 from fairseq_lot.errors import InputError
+from fairseq_lot.transport.exporting import is_exporting
 from fairseq_lot.transport.marginals import Pads, at_least_float32, without_empty
 from fairseq_lot.transport.near_far import (
     FarSummary,
@@ -229,7 +230,7 @@ class NearFar(Mechanism):
         (q, k), (query_logs, key_logs) = sides, logs
         if query_logs is None:
             return True
-        if q.device.type != "cpu" or not q.numel():
+        if q.device.type != "cpu" or not q.numel() or is_exporting():
             return False
         largest = (query_logs + (key_logs.amax(2, keepdim=True) + self.feature_bias[:, None])).amax(-1)
         return (largest - self.scaling * (q * k).sum(-1)).max().item() < _MODERATE

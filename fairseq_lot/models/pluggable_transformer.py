@@ -3,7 +3,7 @@
 import copy
 from argparse import ArgumentParser, Namespace
 from collections.abc import Collection
-from typing import Any, NoReturn
+from typing import Any
 
 from fairseq.checkpoint_utils import prune_state_dict
 from fairseq.data import Dictionary
@@ -41,6 +41,7 @@ class PluggableTransformerModel(TransformerModel):
 
     #: parameters, without the number of their layer, whose values in a checkpoint are of another attention
     redrawn_attention: Collection[str] = ()
+    __jit_ignored_attributes__ = ("redrawn_attention",)
 
     @classmethod
     def add_args(cls, parser: ArgumentParser) -> None:
@@ -96,12 +97,6 @@ class PluggableTransformerModel(TransformerModel):
         for module in self.modules():
             if isinstance(module, Mechanism):
                 module.set_epoch(epoch)
-
-    def __prepare_scriptable__(self) -> NoReturn:
-        """Say in one line what ``torch.jit.script``, which calls this first, would say on a page."""
-        raise InputError(
-            "torch.jit.script cannot compile a model of fairseq_lot; script fairseq's transformer, or use Python"
-        )
 
     @classmethod
     def build_encoder(cls, args: Namespace, src_dict: Dictionary, embed_tokens: nn.Embedding) -> Encoder:

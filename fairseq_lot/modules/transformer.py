@@ -1,16 +1,21 @@
 """fairseq's Transformer encoder and decoder with a mechanism at each attention site."""
 
+import contextlib
 from typing import Any
 
+import torch
 from fairseq.distributed import fsdp_wrap
 from fairseq.models.transformer import TransformerConfig, TransformerDecoderBase, TransformerEncoderBase
 from fairseq.modules import MultiheadAttention
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
+from fairseq_lot.attention.base import refuse_scripting
 from fairseq_lot.modules.multihead_attention import PluggableMultiheadAttention
 from fairseq_lot.modules.sites import build_site_mechanism
+from fairseq_lot.transport.exporting import is_exporting
 
 
 def mount(stock: MultiheadAttention, cfg: TransformerConfig, *, site: str, layer: int) -> nn.Module:
@@ -40,6 +45,8 @@ class EncoderLayer(TransformerEncoderLayerBase):
 class DecoderLayer(TransformerDecoderLayerBase):
     """fairseq's decoder layer; ``self_attn`` and ``encoder_attn`` are pluggable."""
 
+    __prepare_scriptable__ = refuse_scripting
+
     def __init__(self, cfg: TransformerConfig, *, layer: int, no_encoder_attn: bool = False):
         self.layer = layer
         super().__init__(cfg, no_encoder_attn=no_encoder_attn)
@@ -64,8 +71,26 @@ def _wrap(layer, cfg):
     return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
 
 
+class _WithoutLooking(TorchFunctionMode):
+    """What fairseq asks of its tokens while torch.export records: that there are pads, which is right for any."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.any and len(args) == 1 and not kwargs:
+            return True
+        if function is torch._shape_as_tensor:  # of the positions; as numbers
+            return args[0].shape
+        return function(*args, **(kwargs or {}))
+
+
+def _recordable():
+    """Where fairseq's forward passes run."""
+    return _WithoutLooking() if is_exporting() else contextlib.nullcontext()
+
+
 class Encoder(TransformerEncoderBase):
     """A stack of :class:`EncoderLayer`."""
+
+    __prepare_scriptable__ = refuse_scripting
 
     def build_encoder_layer(self, cfg: TransformerConfig) -> nn.Module:
         # fairseq calls this once per layer, in order, without saying which
@@ -75,14 +100,22 @@ class Encoder(TransformerEncoderBase):
     def forward_scriptable(self, src_tokens: Tensor, *args: Any, **kwargs: Any) -> dict:
         """fairseq's forward pass, with a mask for the decoder only where there are pads."""
         # fairseq waits for a GPU to ask the same next; behind the layers it would wait for all of them
-        has_pads = bool(src_tokens.eq(self.padding_idx).any())
-        out = super().forward_scriptable(src_tokens, *args, **kwargs)
+        with _recordable():
+            has_pads = bool(src_tokens.eq(self.padding_idx).any())
+            out = super().forward_scriptable(src_tokens, *args, **kwargs)
         return out if has_pads else {**out, "encoder_padding_mask": []}
 
 
 class Decoder(TransformerDecoderBase):
     """A stack of :class:`DecoderLayer`."""
 
+    __prepare_scriptable__ = refuse_scripting
+
     def build_decoder_layer(self, cfg: TransformerConfig, no_encoder_attn: bool = False) -> nn.Module:
         self._layers_built = getattr(self, "_layers_built", 0) + 1
         return _wrap(DecoderLayer(cfg, layer=self._layers_built - 1, no_encoder_attn=no_encoder_attn), cfg)
+
+    def extract_features_scriptable(self, *args: Any, **kwargs: Any) -> tuple:
+        """As fairseq's."""
+        with _recordable():
+            return super().extract_features_scriptable(*args, **kwargs)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fairseq_lot.kernels.autograd import once_in_full_precision
+from fairseq_lot.transport.exporting import is_exporting
 
 # Scores below this in size need no peak; chunks can then be as long as _WIDE.
 _MODERATE, _WIDE = 40.0, 64
@@ -132,6 +133,8 @@ def _closed(peak, sums):
 
 def _moderate(scores):
     """Sums of these exponentials neither overflow nor underflow, whatever keys they are of."""
+    if is_exporting():
+        return False
     scores = scores.detach()
     low, high = (x.item() for x in scores.aminmax())
     if low == -math.inf:  # pads

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fairseq_lot.kernels.autograd import once_in_full_precision
+from fairseq_lot.transport.exporting import is_exporting
 
 
 def scaled_conditional(
@@ -24,6 +25,8 @@ def scaled_conditional(
     Args:
         scores, log_a, log_b, num_updates, tolerance: as for ``sinkhorn``.
     """
+    if is_exporting():
+        return None
     with torch.no_grad(), torch.autocast(scores.device.type, enabled=False):
         solution = _solve(scores, log_a, log_b, num_updates, tolerance)
         if not solution.is_safe():

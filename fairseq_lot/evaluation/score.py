@@ -148,7 +148,7 @@ def read_hypotheses(path: str | Path, sentences: int) -> tuple[list[str], set[st
         found = f"{len(hypotheses)} whole H- lines, the last of sentence {max(hypotheses, default=0)}"
         missing = [sentence for sentence in range(sentences) if sentence not in hypotheses]
         lacking = ", ".join(f"H-{sentence}" for sentence in missing[:10]) + ", ..." * (len(missing) > 10)
-        missed = lacking and f" ({lacking} are missing)"
+        missed = lacking and f" (missing: {lacking})"
         raise InputError(
             f"{path} has {found}, but the reference has {sentences} lines{missed}: it is cut off, or of another test "
             "set, or sentences that are too long were left out; run fairseq-generate again, without --quiet; "

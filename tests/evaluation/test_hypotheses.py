@@ -44,6 +44,12 @@ def test_h_lines_alone_an_empty_hypothesis_and_spaces(read):
         ("H-0\t-1\ta\nD-0\t-1\ta\nH-0\t-2\tb\n", "line 3: sentence 0 has several H- lines; generate it once"),
         ("H-0\t-1\t\u2581a b\n", "line 1: still has pieces; generate with --remove-bpe sentencepiece"),
         ("H-0\t-1\ta@@ b\n", "line 1: still has pieces; generate with --remove-bpe"),
+        ("H-1\t-1\ta\n", "but the reference has 2 lines (missing: H-0): it is cut off"),
+        ("H-0\t-1\ta\n2 samples have invalid sizes and will be skipped, max", "has 1 whole H- lines"),
+        (
+            "H-0\t-1\ta\n2 samples have invalid sizes and will be skipped, max\n",
+            "line 2: fairseq-generate left out 2 sent",
+        ),
         (b"H-0\t-1\ta\nH-1\t-1\t\xff\n", "line 2: not valid UTF-8"),
     ],
 )

@@ -227,6 +227,10 @@ def test_bad_files(arguments, refused, tmp_path, write_generated, corpus):
         ({"raw_reference": raw}, ["unequal line counts", "1 in", "151 in"]),
     ):
         refused(arguments(**changes), *words)
+    for piece in ("\u2581a", "a@@"):
+        pieces = tmp_path / "pieces.en"
+        pieces.write_text("@@ words\n" * 3 + f"{piece} b\n" + "words\n" * 147, encoding="utf-8")
+        refused(arguments(tokenised_reference=pieces), f"{pieces}, line 4: has pieces, such as {piece!r}")
     broken = tmp_path / "lot.jsonl"
     broken.write_text("\n{broken\n", encoding="utf-8")
     refused(arguments(), f"{broken}, line 2")

@@ -88,7 +88,7 @@ def measure(path: str, data: str, sentences: int) -> list[dict[str, Any]]:
     softmax = total(validation_losses(teacher, sentences)).mean
     for name in MECHANISMS:
         with torch.enable_grad():
-            state = calibrate(swap(path, attention=name)).state
+            state = calibrate(swap_as_drawn(path, attention=name)).state
         swapped = load(state, data, "valid")
         encoder = [attention for site, _, attention in attentions(swapped.model) if site == "encoder"]
         fitted = [attention.mechanism for attention in encoder]

@@ -6,7 +6,8 @@
 #
 #   BASE.pt  ours or any fairseq transformer*
 #   OUT.pt   the new checkpoint, whole or absent
-#   FLAGS    fitted on random pieces; --calibrate DATA fits on its text, --no-calibrate leaves parameters as drawn
+#   FLAGS    fitted on random pieces; --calibrate DATA fits on its text, --no-calibrate leaves parameters as drawn;
+#            softmax stays where a swap costs too much, unless --budget none
 set -euo pipefail
 source "$(dirname "$0")/lib/common.sh"
 

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 import fairseq_lot
 from fairseq_lot.inspection.capture import capture
 from fairseq_lot.output.figures import write_figure
+from fairseq_lot.plug_and_play.swap import swap_as_drawn
 
 COLOURS = "Blues"
 
@@ -60,13 +61,13 @@ def main():
     parser.add_argument("--head", type=int, default=0)
     parser.add_argument("--out", default=Path(__file__).with_suffix(".svg"), type=Path)
     args = parser.parse_args()
-    sinkhorn = fairseq_lot.swap(args.base, attention="sinkhorn", sinkhorn_epsilon=1.0, sinkhorn_num_updates=15)
-    lot = fairseq_lot.swap(args.base, attention="lot", lot_num_pivots=32)
+    sinkhorn = swap_as_drawn(args.base, attention="sinkhorn", sinkhorn_epsilon=1.0, sinkhorn_num_updates=15)
+    lot = swap_as_drawn(args.base, attention="lot", lot_num_pivots=32)
     checkpoints = {
         "softmax": args.base,
         "Sinkhorn, ε = 1, 15 updates": sinkhorn,
         "LOT, 32 pivots, calibrated": fairseq_lot.calibrate(lot).state,
-        "near_far, calibrated": fairseq_lot.calibrate(fairseq_lot.swap(args.base)).state,
+        "near_far, calibrated": fairseq_lot.calibrate(swap_as_drawn(args.base)).state,
     }
     panels = {}
     for name, checkpoint in checkpoints.items():

@@ -25,12 +25,17 @@ ATTENTION_AT = {
 
 def attentions(model: TransformerModel) -> Iterator[tuple[str, int, MultiheadAttention]]:
     """Every attention of a model with its site and its layer, which counts from 0, as in parameter names."""
+    for site, layer, block in attention_blocks(model):
+        yield site, layer, getattr(block, ATTENTION_AT[site][1])
+
+
+def attention_blocks(model: TransformerModel) -> Iterator[tuple[str, int, Any]]:
+    """The block that holds each attention, with the site and the layer of the attention."""
     for site in SITES:
         stack, name = ATTENTION_AT[site]
         for layer, block in getattr(model, stack).layers.named_children():  # iterating, LayerDrop leaves some out
-            attention = getattr(block, name, None)
-            if attention is not None:
-                yield site, int(layer), attention
+            if getattr(block, name, None) is not None:
+                yield site, int(layer), block
 
 
 def inner(mechanism: SomeMechanism) -> SomeMechanism:

@@ -17,6 +17,7 @@ from fairseq_lot.modules.flat_options import add_options, mechanism_options
 from fairseq_lot.modules.sites import attention_sites
 from fairseq_lot.output.files import atomic_write, refuse_same
 from fairseq_lot.output.tables import MISSING, Table
+from fairseq_lot.plug_and_play.cost import Comparison, Cost, add_json_argument, json_file
 from fairseq_lot.plug_and_play.distillation import Distillation, Fit, Match, copies, fit, undo_harm
 from fairseq_lot.plug_and_play.sentences import (
     Sentences,
@@ -127,6 +128,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     add("--path", required=True, metavar="SWAPPED.pt", help="checkpoint whose attention was swapped")
     add("--out", required=True, metavar="CALIBRATED.pt", help="the new checkpoint; never half-written")
+    add_json_argument(parser)
     add_device_argument(parser)
     add_language_arguments(parser)
     add_options(parser, FitOptions)
@@ -134,14 +136,17 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    """Calibrate, print the errors, write the checkpoint."""
+    """Calibrate, print the errors and the cost, write the checkpoint."""
     how = how_to_fit(args, args.data)
-    refuse_same({"--path": args.path, "DATA": args.data, "--out": args.out})
-    with atomic_write(args.out, "wb") as file:  # opened first: an unwritable path fails at once
+    refuse_same({"--path": args.path, "DATA": args.data, "--out": args.out, "--json": args.json})
+    # both are opened first: an unwritable path fails at once
+    with atomic_write(args.out, "wb") as file, json_file(args.json) as numbers:
         done = calibrate(args.path, args.data, **how)
         file.write(serialised(done.state))
+        numbers.update(dataclasses.asdict(done.cost))
     print(render(done))
     print(f"{args.out}: {done.description}, from {args.path}")
+    print(done.cost)
 
 
 @dataclass(frozen=True)
@@ -155,6 +160,8 @@ class Calibrated:
         before, after: relative squared error of every head on held-out sentences, ``(attentions, most heads)``.
         fits: on the heads, on the output of the encoder (or of the decoder), and if asked once more with the
             projections (of the encoder: to its output; of the decoder: to what is predicted).
+        cost: how much the predictions differ from softmax's on the held-out sentences.
+        comparison: the calibrated model beside softmax, on these.
     """
 
     state: State
@@ -163,6 +170,8 @@ class Calibrated:
     before: torch.Tensor = dataclasses.field(repr=False)
     after: torch.Tensor = dataclasses.field(repr=False)
     fits: list[Fit] = dataclasses.field(repr=False)
+    cost: Cost = dataclasses.field(repr=False)
+    comparison: Comparison = dataclasses.field(repr=False)
 
 
 @torch.inference_mode(False)  # wherever it is called
@@ -207,8 +216,7 @@ def calibrate(
     if softmax is None:
         teachers = f"{DEFAULT}, or to {DEFAULT} with a prior at the same sites"
         raise InputError(f"{state.path} was {how_trained(state)}; calibration fits to {teachers}: fine-tune it")
-    linear = {"near_far_exact_up_to": 0} if exact_up_to(state) else {}
-    student = build(state, device=device, **linear).requires_grad_(False)
+    student = build(state, device=device, **_linear(state)).requires_grad_(False)
     teacher = build(state, device=device, attention=DEFAULT, **softmax).requires_grad_(False)
     both = Distillation(student, teacher)
     if fitting.distill_steps and not both.in_encoder and teacher.decoder.adaptive_softmax is not None:
@@ -217,8 +225,8 @@ def calibrate(
             "softmax; leave it out, or swap in the encoder alone"
         )
     sentences = _sentences(with_languages(state, languages), data, fitting, teacher, text or {})
-    # however long random sequences are, they are translated in parts of a sentence's length
-    readable = partial(both.readable, part=LONGEST if data is None else None)
+    part = _part(data)
+    readable = partial(both.readable, part=part)
     held_out = readable(sentences.held_out)
     run = partial(fit, samples=map(readable, sentences.batches), held_out=held_out)
     heads = run(
@@ -243,8 +251,59 @@ def calibrate(
     description = f"calibrated on {sentences.description} ({steps} steps, seed {fitting.seed})"
     if fitting.distill_steps:
         description += ", projections included"
+    comparison = _beside(teacher, student, state, sentences, part)
     state = _write_back(state, student, description, distilled=fitting.distill_steps > 0)
-    return Calibrated(state, description, both.matched, fits[0].before, after, fits)
+    (cost := comparison.cost()).note(model_args(state))
+    return Calibrated(state, description, both.matched, fits[0].before, after, fits, cost, comparison)
+
+
+@torch.inference_mode(False)
+def compare(
+    state: State,
+    base: State,
+    data: str | Path | None = None,
+    *,
+    device: str | torch.device | None = None,
+    languages: tuple[str, str] | None = None,
+    text: dict[str, Any] | None = None,
+    **options: Any,
+) -> Comparison:
+    """A swapped checkpoint that is not fitted, beside the model that was trained, on what a fit would hold out.
+
+    Args:
+        state: the swapped checkpoint.
+        base: what was swapped; predictions are compared with its own where it was not trained with softmax.
+        data, device, languages, text, **options: see :func:`calibrate`.
+    """
+    fitting, device, softmax = FitOptions(**options), choose_device(device), softmax_of_training(state)
+    own, changes = (base, {}) if softmax is None else (state, {"attention": DEFAULT, **softmax})
+    trained = build(own, device=device, **changes)
+    sentences = _sentences(with_languages(state, languages), data, fitting, trained, text or {})
+    return _beside(trained, build(state, device=device, **_linear(state)), state, sentences, _part(data))
+
+
+def _linear(state: State) -> dict[str, Any]:
+    """Arguments by which a near_far that is exact on sentences is linear on all of them."""
+    return {"near_far_exact_up_to": 0} if exact_up_to(state) else {}
+
+
+def _beside(
+    base: TransformerModel, swapped: TransformerModel, state: State, sentences: Sentences, part: int | None
+) -> Comparison:
+    """A swapped model beside its base, on the held-out sentences.
+
+    Args:
+        swapped: the model of ``state``, linear on all sentences.
+    """
+    exact = exact_up_to(state)
+    if exact >= most_tokens(state, *attention_sites(model_args(state))):  # of all sentences that it can read
+        swapped = base
+    return Comparison(swapped, base, sentences.held_out, part=part, text=sentences.text, exact_up_to=exact)
+
+
+def _part(data: str | Path | None) -> int | None:
+    """The most pieces that are translated as one: random sequences, however long, in parts of a sentence's length."""
+    return LONGEST if data is None else None
 
 
 def exact_up_to(state: State) -> int:

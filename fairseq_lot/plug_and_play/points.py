@@ -87,6 +87,8 @@ class Point(Way):
         balance: Δ(A), marginal error and mean shift over the encoder's heads; None in older files.
         by_length: the loss by ``LENGTHS``; None in older files.
         seed: of the calibration.
+        cost: how much the swap changes the predictions, nats a piece; None in older files.
+        cost_by_place: the same where one place alone is swapped.
     """
 
     base: str
@@ -101,6 +103,8 @@ class Point(Way):
     device: str
     balance: dict[str, float] | None = None
     by_length: dict[str, Loss] | None = None
+    cost: FiniteFloat | None = None
+    cost_by_place: dict[str, float] | None = None
 
 
 def spelt(options: dict[str, bool | int | float | str]) -> str:

@@ -30,11 +30,13 @@ class Sentences:
 
     Attributes:
         description: what they are, in words that follow "calibrated on".
+        text: where the text is from; None: they are random.
         held_out: the sentences to measure errors on.
         batches: in random order, over and over.
     """
 
     description: str
+    text: str | None
     held_out: dict
     batches: Iterator[dict]
 
@@ -61,7 +63,7 @@ def from_text(loaded: Loaded, name: str, *, max_tokens: int, held_out: int, seed
         while True:
             yield from (loaded.batch(batches[i]) for i in random.permutation(len(batches)))
 
-    return Sentences(f"text of {name}", loaded.batch(held), endless())
+    return Sentences(f"text of {name}", name, loaded.batch(held), endless())
 
 
 def in_batches(loaded: Loaded, indices: np.ndarray, max_tokens: int) -> list[Sequence[int]]:
@@ -137,7 +139,7 @@ def random_pieces(
     how = "all equally likely" if counted is None else "by the dictionary's counts"
     held_out_sample = sample(random.integers(least, most + 1, held_out), random)
     lengths = f"{least} to {most}" if shortest > SHORTEST else f"up to {most}"
-    return Sentences(f"random pieces, {lengths} at a time, {how}", held_out_sample, endless())
+    return Sentences(f"random pieces, {lengths} at a time, {how}", None, held_out_sample, endless())
 
 
 def task_of_training(state: State) -> TranslationTask | None:

@@ -1,10 +1,13 @@
 """``fairseq-lot swap``: plug another attention into a pretrained model."""
 
 import shlex
+import sys
 from argparse import ArgumentParser, Namespace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import torch
 from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.models.transformer import TransformerModel
 
@@ -25,6 +28,7 @@ from fairseq_lot.modules.flat_options import (
 )
 from fairseq_lot.modules.places import named_places
 from fairseq_lot.modules.sites import (
+    ATTENTION_AT,
     attention_sites,
     attentions,
     can_be_fitted,
@@ -34,13 +38,27 @@ from fairseq_lot.modules.sites import (
     softmax_trained_at,
 )
 from fairseq_lot.output.files import atomic_write, refuse_same
+from fairseq_lot.output.tables import Table
 from fairseq_lot.plug_and_play.calibrate import (
+    Calibrated,
     FitOptions,
     calibrate,
+    compare,
     exact_up_to,
     how_to_fit,
     most_tokens,
     render,
+)
+from fairseq_lot.plug_and_play.cost import (
+    DEFAULT_BUDGET,
+    NO_BUDGET,
+    REMEDY,
+    USUAL,
+    Budget,
+    Cost,
+    add_json_argument,
+    forget_cost,
+    json_file,
 )
 from fairseq_lot.plug_and_play.sentences import note_training
 from fairseq_lot.pretrained.checkpoint import (
@@ -69,6 +87,14 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--path", required=True, metavar="BASE.pt", help="pretrained checkpoint: ours or fairseq's transformer*"
     )
     parser.add_argument("--out", required=True, metavar="SWAPPED.pt", help="the new checkpoint; never half-written")
+    parser.add_argument(
+        "--budget",
+        default=USUAL,
+        metavar="NATS",
+        help="what the swap may change of the predictions, in nats a piece; places that do not fit keep softmax "
+        f"(default: {DEFAULT_BUDGET} of the output; with --no-calibrate {NO_BUDGET}). {NO_BUDGET}: all are swapped",
+    )
+    add_json_argument(parser)
     add_device_argument(parser)
     add_attention_args(parser.add_argument_group("attention"), differential=False, default=PLUGGED)
     group = parser.add_argument_group(
@@ -89,30 +115,32 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    """Swap, calibrate unless told not to, and say in one line what was done."""
-    refuse_same({"--path": args.path, "--calibrate": args.calibrate, "--out": args.out})
+    """Swap, calibrate unless told not to, and say what was done and what it costs."""
+    refuse_same({"--path": args.path, "--calibrate": args.calibrate, "--out": args.out, "--json": args.json})
     how = how_to_fit(args, args.calibrate, without="--no-calibrate" if args.no_calibrate else None)
+    try:
+        budget = Budget.read(args.budget, fitted=not args.no_calibrate)
+    except InputError as error:
+        raise error.on_command_line() from None
     base = load_checkpoint(args.path)
     with_languages(base, how["languages"])  # refuses the opposite ones
-    state = swap(base, **{"attention": PLUGGED, **typed_options(args)})
-    state.path = base.path
-    before, given_up = model_args(base), []
+    options = {"attention": PLUGGED, **typed_options(args)}
+    # both are opened first: an unwritable path fails at once
+    with atomic_write(args.out, "wb") as file, json_file(args.json) as numbers:
+        done = plug_in(base, args.calibrate, fitted=not args.no_calibrate, budget=budget, how=how, **options)
+        file.write(serialised(done.state))
+        numbers.update(done.as_json())
+    if done.calibrated is not None:
+        print(render(done.calibrated))
+    before, swapped = model_args(base), model_args(done.state)
     if (getattr(before, "attention", None) or DEFAULT) != DEFAULT or getattr(before, "softmax_prior", None):
-        after = attention_sites(model_args(state))
-        given_up = [site for site in attention_sites(before) if site not in after]
-    reason = "not calibrated: as drawn" if args.no_calibrate else why_not_calibrated(state)
-    with atomic_write(args.out, "wb") as file:  # opened first: an unwritable path fails at once
-        done = calibrate(state, args.calibrate, **how) if args.calibrate is not None or reason is None else None
-        if done is not None:
-            state, reason = done.state, done.description
-        file.write(serialised(state))
-    if done is not None:
-        print(render(done))
-    swapped = model_args(state)
-    if given_up:
-        print(f"{args.path} has {before.attention} attention at {','.join(given_up)} too, which becomes plain softmax")
-    print(f"{args.out}: {swapped.attention} attention at {sites_in_words(swapped)}, from {args.path}; {reason}")
-    print(f"fine-tune it, with the flags of your training: {fine_tuning_command(state, args.out)} ...")
+        given_up = ",".join(site for site in attention_sites(before) if site not in attention_sites(swapped))
+        if given_up:
+            print(f"{args.path} has {before.attention} attention at {given_up} too, which becomes plain softmax")
+    where = f"{swapped.attention} attention at {sites_in_words(swapped)}"
+    print(f"{args.out}: {where}, from {args.path}; {done.description}")
+    print(*done.notes(), sep="\n")
+    print(f"fine-tune it, with the flags of your training: {fine_tuning_command(done.state, args.out)} ...")
 
 
 def fine_tuning_command(state: State, path: str | Path) -> str:
@@ -140,7 +168,181 @@ def why_not_calibrated(state: State) -> str | None:
     return None if softmax_of_training(state) is not None else f"not calibrated: the model was {how_trained(state)}"
 
 
-def swap(checkpoint: Checkpoint, *, attention: str = PLUGGED, **flat_options: Any) -> State:
+@dataclass(frozen=True)
+class Swapped:
+    """What a swap gave.
+
+    Attributes:
+        state: the swapped checkpoint.
+        description: how its new parameters were fitted, or why not.
+        cost: how much its predictions differ from those of the trained model.
+        calibrated: the fit; None: there was none.
+        budget: what it was allowed to cost.
+        cost_of_all: the cost with no place given up.
+        given_up: places that keep softmax because they did not fit; with each the nats and the error of all that were
+            left with it.
+    """
+
+    state: State
+    description: str
+    cost: Cost
+    calibrated: Calibrated | None
+    budget: Budget
+    cost_of_all: Cost
+    given_up: dict[str, tuple[float, float]]
+
+    def notes(self) -> list[str]:
+        """The cost, which places keep softmax for it, and why; and whether it is more than a fit should leave."""
+        lines = [str(self.cost)]
+        if self.given_up:
+            lines += [
+                f"softmax stays at {', '.join(self.given_up)}: together with them it costs too much",
+                self.table(),
+            ]
+        if self.is_expensive():
+            lines.append(f"that is much: the default budget of a fitted swap is {DEFAULT_BUDGET}")
+        return lines
+
+    def as_json(self) -> dict[str, Any]:
+        """The numbers of the swap, for scripts."""
+        of_all = {"nats_of_all": self.cost_of_all.nats, "error_of_all": self.cost_of_all.error}
+        return asdict(self.cost) | of_all | {"budget": self.budget.nats, "given_up": list(self.given_up)}
+
+    def is_expensive(self) -> bool:
+        """Whether it costs more than the default budget."""
+        return DEFAULT_BUDGET.use(self.cost.nats, self.cost.error) > 1
+
+    def table(self) -> str:
+        """Which places keep softmax, and why."""
+        rows = []
+        for place, nats in self.cost_of_all.by_place.items():
+            error = self.cost_of_all.error_by_place[place]
+            left = self.given_up.get(place)
+            why = "swapped" if left is None else f"softmax: with it nats {left[0]:.4f}, error {left[1]:.4f}"
+            rows.append([place, f"{nats:.4f}", f"{error:.4f}", why])
+        head = ["place", "nats alone", "error alone", "what stands there"]
+        return Table(head, rows, heading=f"the budget: {self.budget}").markdown(padded=True)
+
+
+def swap(
+    checkpoint: Checkpoint,
+    *,
+    attention: str = PLUGGED,
+    calibrate: bool | str | Path = True,
+    budget: float | str | None = USUAL,
+    device: str | torch.device | None = None,
+    languages: tuple[str, str] | None = None,
+    text: dict[str, Any] | None = None,
+    **options: Any,
+) -> State:
+    """Return a checkpoint whose attention is another one, fitted to the one that was there; as ``fairseq-lot swap``.
+
+    Args:
+        checkpoint: its path, or what :func:`~fairseq_lot.pretrained.checkpoint.load_checkpoint` returned, which is not
+            changed.
+        attention: the new mechanism: {mechanisms}. The default keeps a model's quality.
+        calibrate: whether the new parameters are fitted, on random pieces; a folder made by fairseq-preprocess, or a
+            plain text file in the source language: on its text. False: they stay as they were drawn.
+        budget: what the swap may change of the predictions, in nats a piece; places that do not fit keep softmax. None:
+            all are swapped. By default {budget} of the output, and None where ``calibrate`` is False.
+        device: to run on; None: a GPU when there is one.
+        languages: source and target, where neither checkpoint nor data folder tells.
+        text: how the lines of a plain text file become pieces, as :meth:`Text.of` takes it.
+        **options: ``attention_sites``, where it stands, a list of {sites} (default: encoder), ``keep_softmax``, a list
+            of places at these sites where softmax stays as it was trained, such as ``encoder.0``, the mechanism's own
+            options, such as ``lot_num_pivots``, and those of :class:`FitOptions`, such as ``steps``.
+            ``fairseq-lot swap --help`` lists them all, with dashes for underscores.
+
+    Raises:
+        InputError: an unknown mechanism or option, a site where the mechanism cannot stand, or that the model lacks, or
+            a budget that no place fits.
+    """
+    names = {field.name for field in fields(FitOptions)}
+    fitting = {name: options.pop(name) for name in names & options.keys()}
+    if calibrate is False and fitting:
+        raise InputError("is of a calibration; leave it out, or calibrate=False", min(fitting))
+    how = {"device": device, "languages": languages, "text": text, **fitting}
+    data = None if isinstance(calibrate, bool) else calibrate
+    fitted = calibrate is not False
+    limit = Budget.read(budget, fitted=fitted)
+    done = plug_in(checkpoint, data, fitted=fitted, budget=limit, how=how, attention=attention, **options)
+    if done.given_up or done.is_expensive():
+        print(*done.notes(), sep="\n", file=sys.stderr)
+    return done.state
+
+
+@torch.inference_mode(False)  # wherever it is called
+def plug_in(
+    checkpoint: Checkpoint,
+    data: str | Path | None,
+    *,
+    fitted: bool,
+    budget: Budget,
+    how: dict[str, Any],
+    **options: Any,
+) -> Swapped:
+    """Swap, fit, and measure the cost.
+
+    Args:
+        data: to fit on, see :func:`~fairseq_lot.plug_and_play.calibrate.calibrate`; None: random pieces, for what can
+            be fitted to softmax.
+        fitted: whether anything is fitted.
+        budget: see :func:`swap`.
+        how: what else ``calibrate`` takes.
+        **options: see :func:`swap_as_drawn`.
+    """
+    base = load_checkpoint(checkpoint)
+    state = swap_as_drawn(base, **options)
+    state.path = base.path  # what messages name
+    description = why_not_calibrated(state) if fitted else "not calibrated: as drawn"
+    done = None
+    if fitted and (data is not None or description is None):
+        done = calibrate(state, data, **how)
+        state, description, cost, comparison = done.state, done.description, done.cost, done.comparison
+    else:
+        comparison = compare(state, base, data, **how)
+        cost = comparison.cost()
+    of_all = cost
+    try:
+        cost, given_up = comparison.within(cost, budget)
+        if given_up:
+            state = with_softmax_at(state, base, list(given_up), **options)
+    except InputError as error:
+        raise InputError(f"{base.path}: the swap costs more than {budget}, and {error}; {REMEDY}") from None
+    cost.note(model_args(state))
+    return Swapped(state, description or "", cost, done, budget, of_all, given_up)
+
+
+def with_softmax_at(state: State, base: State, places: list[str], **options: Any) -> State:
+    """A swapped checkpoint in which some places are as they were in its base, projections included.
+
+    Args:
+        **options: with which it was swapped, see :func:`swap_as_drawn`.
+
+    Raises:
+        InputError: something else than softmax was trained there.
+    """
+    kept = [*map(str, named_places(options.pop("keep_softmax", None))), *places]
+    mixed = swap_as_drawn(base, keep_softmax=kept, **options)
+    modules = [f"{stack}.layers.{layer}.{name}." for stack, name, layer in map(_module_of, places)]
+    for name, weight in state["model"].items():
+        if name in mixed["model"] and not name.startswith(tuple(modules)):
+            mixed["model"][name] = weight
+    of_fit = ("calibration", "trained_attention", "trained_sites")
+    for name in of_fit:
+        if hasattr(model_args(state), name):
+            setattr(model_args(mixed), name, getattr(model_args(state), name))
+    return mixed
+
+
+def _module_of(place: str) -> tuple[str, str, int]:
+    """Stack, name in a layer, and layer of the attention at a place."""
+    site, layer = place.split(".")
+    stack, name = ATTENTION_AT[site]
+    return stack, name, int(layer)
+
+
+def swap_as_drawn(checkpoint: Checkpoint, *, attention: str = PLUGGED, **flat_options: Any) -> State:
     """Return a checkpoint whose attention is another one; everything that both share is kept bit for bit.
 
     Args:
@@ -177,6 +379,7 @@ def swap(checkpoint: Checkpoint, *, attention: str = PLUGGED, **flat_options: An
     args.trained_attention, args.trained_sites = of_training
     note_training(state)
     vars(args).pop("calibration", None)
+    forget_cost(args)
     implied = options_of_swap(attention)
     if of_training[0].split()[0] != DEFAULT:  # then softmax is not what the model was trained with
         implied = {name: getattr(args, name) for name in implied if previous == attention and hasattr(args, name)}
@@ -205,9 +408,14 @@ def swap(checkpoint: Checkpoint, *, attention: str = PLUGGED, **flat_options: An
     return State(state)  # no longer what its file holds
 
 
-swap.__doc__ = (swap.__doc__ or "").format(
-    mechanisms=", ".join(MECHANISMS), sites=", ".join(SITES), exact_up_to=EXACT_UP_TO
-)
+_WORDS = {
+    "mechanisms": ", ".join(MECHANISMS),
+    "sites": ", ".join(SITES),
+    "budget": DEFAULT_BUDGET,
+    "exact_up_to": EXACT_UP_TO,
+}
+for function in (swap, swap_as_drawn):
+    function.__doc__ = (function.__doc__ or "").format(**_WORDS)
 
 
 def options_of_swap(attention: str) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from fairseq_lot.plug_and_play.calibrate import (
     LONGEST,
     FitOptions,
     calibrate,
+    compare,
     how_to_fit,
     lengths_of_random,
 )
@@ -44,7 +45,7 @@ from fairseq_lot.plug_and_play.points import (
     read_points,
 )
 from fairseq_lot.plug_and_play.sentences import in_batches
-from fairseq_lot.plug_and_play.swap import options_of_swap, swap, why_not_calibrated
+from fairseq_lot.plug_and_play.swap import options_of_swap, swap_as_drawn, why_not_calibrated
 from fairseq_lot.plug_and_play.sweep_table import draw, render, render_balance
 from fairseq_lot.pretrained.checkpoint import (
     State,
@@ -214,7 +215,7 @@ def ways_to_try(
 
 def swap_as(base: State, way: Way) -> State:
     """A checkpoint with its attention swapped in one way, as drawn."""
-    swapped = swap(base, attention=way.attention, **way.options)
+    swapped = swap_as_drawn(base, attention=way.attention, **way.options)
     swapped.path = base.path  # what messages name
     return swapped
 
@@ -277,8 +278,11 @@ def measured(
     if way.calibrated_on != DRAWN:
         started = time.perf_counter()
         text = data if way.calibrated_on == TEXT else None
-        swapped = calibrate(swapped, text, device=device, **fitting).state
+        done = calibrate(swapped, text, device=device, **fitting)
+        swapped, cost = done.state, done.cost
         seconds = round(time.perf_counter() - started, 1)
+    else:
+        cost = compare(swapped, state, device=device, **fitting).cost()
     bleu = None
     if translations is not None:
         loaded = load(swapped, data, "test", device=device)
@@ -307,6 +311,8 @@ def measured(
         seed=fitting["seed"],
         commit=current_commit(),
         threads=torch.get_num_threads(),
+        cost=cost.nats,
+        cost_by_place=cost.by_place,
         device="CPU" if device.type == "cpu" else torch.cuda.get_device_name(device),
         balance=encoder_balance(loaded),
         by_length=by_length,

@@ -15,6 +15,10 @@ _AS_DIAGNOSE = (
     "Δ(A), marginal error and mean shift as `fairseq-lot diagnose` has them: means over the heads of the encoder, up "
     "to 64 sentences."
 )
+_COST = (
+    "Cost: mean KL(base ‖ swap) of the next piece in nats, on the base's own translations of sentences that were not "
+    "fitted on: random ones, or, where it is calibrated on text, of that text."
+)
 # of one way, its points by the sums of their bases
 Line = dict[str, Point]
 
@@ -44,13 +48,14 @@ def render(points: list[Point]) -> str:
     """The points as a Markdown table; of several bases a column for each epoch: softmax's loss, what each swap adds."""
     lines, epochs = _lines(points), _epochs(points)
     softmax, several = lines[0], len(epochs) > 1
-    head = ["Mechanism", "Options", "Calibrated"]
+    head, with_cost = ["Mechanism", "Options", "Calibrated"], any(point.cost is not None for point in points)
     if several:
         with_bleu = any(point.bleu for point in points)
         head += [f"Epoch {epoch}" for epoch in epochs.values()]
+        head += [f"Cost, epoch {epoch}" for epoch in epochs.values() if with_cost]
         head += [f"BLEU, epoch {epoch}" for epoch in epochs.values() if with_bleu]
     else:
-        head += ["Validation loss", "Δ", "BLEU", "Δ"]
+        head += ["Validation loss", "Δ", *(["Cost"] if with_cost else []), "BLEU", "Δ"]
     both = {point.calibrated_on for point in points} >= {PIECES, TEXT}
     rows = []
     for line in lines:
@@ -62,10 +67,12 @@ def render(points: list[Point]) -> str:
         cells = [_cells(line.get(base), softmax.get(base)) for base in epochs]
         if several:  # of the base itself the figure, of swaps what they add
             losses = [loss if added == MISSING else added for loss, added, *_ in cells]
+            costs = [cost for _, _, cost, *_ in cells]
             scores = [score if added == MISSING else added for *_, score, added in cells]
-            found = [*losses, *(scores if with_bleu else [])]
+            found = [*losses, *(costs if with_cost else []), *(scores if with_bleu else [])]
         else:
             (found,) = cells
+            found = found if with_cost else [*found[:2], *found[3:]]
         rows.append([point.attention, point.flags or MISSING, calibrated, *found])
     return Table(head, rows, notes=_notes(points, several)).markdown()
 
@@ -115,15 +122,16 @@ def _balance_by_epoch(points: list[Point]) -> str:
 
 
 def _cells(point: Point | None, base: Point | None) -> list[str]:
-    """Loss and what it is more than the base's, BLEU and what it is more."""
+    """Loss and what it is more than the base's, the cost of the swap, BLEU and what it is more."""
     if point is None:
-        return [MISSING] * 4
+        return [MISSING] * 5
     bleu, more_loss, more_bleu = point.bleu, MISSING, MISSING
     if base is not None and base is not point:
         more_loss = f"{point.loss - base.loss:+.4f}"
     if bleu is not None and bleu.delta is not None and bleu.p is not None:
         more_bleu = f"{bleu.delta:+.2f}{'*' if bleu.p < LEVEL else ''} (p = {bleu.p:.4f})"
-    return [f"{point.loss:.4f}", more_loss, str(bleu or MISSING), more_bleu]
+    cost = MISSING if point.cost is None or point is base else f"{point.cost:.4f}"
+    return [f"{point.loss:.4f}", more_loss, cost, str(bleu or MISSING), more_bleu]
 
 
 def _notes(points: list[Point], several: bool) -> list[str]:
@@ -138,6 +146,7 @@ def _notes(points: list[Point], several: bool) -> list[str]:
     return [
         f"Validation loss: nats per target token, teacher-forced, {all_of('tokens')} tokens. "
         + (of_several if several else "Δ: against the base."),
+        *([_COST] if any(point.cost is not None for point in points) else []),
         *([f"{bleu} {LEVEL}."] if signatures or not several else []),
         *(f"Signature: `{signature}`" for signature in signatures),
         f"Device: {all_of('device')}, threads: {all_of('threads')}. Commit: {all_of('commit')}. "

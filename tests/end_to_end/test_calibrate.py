@@ -18,7 +18,7 @@ from fairseq_lot.plug_and_play import calibrate as calibration
 from fairseq_lot.plug_and_play import distillation
 from fairseq_lot.plug_and_play.distillation import Distillation
 from fairseq_lot.plug_and_play.sentences import is_text_file
-from fairseq_lot.plug_and_play.swap import swap
+from fairseq_lot.plug_and_play.swap import swap_as_drawn
 from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args, trained
 from tests.end_to_end.conftest import (
     differing,
@@ -319,8 +319,8 @@ def test_softmax_with_a_prior_is_fitted_to_where_it_was_trained(stock_checkpoint
     same = {"attention_sites": "decoder, encoder,decoder", "near_far_window": 1000, "near_far_exact_up_to": 0}
     errors = []
     for prior in ({"near_far_prior": "alibi"}, {}):
-        once = swap(tmp_path / "base.pt", attention="lot")
-        both = [swap(path, attention="near_far", **same, **prior) for path in (tmp_path / "base.pt", once)]
+        once = swap_as_drawn(tmp_path / "base.pt", attention="lot")
+        both = [swap_as_drawn(path, attention="near_far", **same, **prior) for path in (tmp_path / "base.pt", once)]
         done = [calibration.calibrate(state, steps=1, joint_steps=1, held_out=4) for state in both]
         torch.testing.assert_close(done[0].before, done[1].before, atol=0, rtol=0)
         errors.append(done[0].before.max().item())

@@ -230,7 +230,7 @@ def prints(checkpoint):
 def test_every_checkpoint_of_ours_carries_fingerprints(data, stock_checkpoint, foreign, tmp_path):
     expected = (fingerprint(Dictionary.load(str(data / "bin" / "dict.de.txt"))),) * 2
     assert prints(stock_checkpoint) == expected
-    plugged = swap(stock_checkpoint, attention="lot", lot_num_pivots=4)
+    plugged = swap_as_drawn(stock_checkpoint, attention="lot", lot_num_pivots=4)
     fitted = calibrate(plugged, steps=1, joint_steps=0, held_out=2, device="cpu").state
     torch.save(fitted, tmp_path / "fitted.pt")
     tuned = train(
@@ -241,8 +241,8 @@ def test_every_checkpoint_of_ours_carries_fingerprints(data, stock_checkpoint, f
     assert all(type(value) is str for value in prints(tuned)), "plain, so that fairseq alone reads the file"
     with edited(foreign, tmp_path / "found.pt") as state:
         settings(state, "task")["data"] = str(data / "bin")
-    assert prints(foreign) == prints(swap(foreign, attention="lot")) == (None, None), "nothing tells its dictionaries"
-    found = swap(tmp_path / "found.pt", attention="lot")
+    assert prints(foreign) == prints(swap_as_drawn(foreign, attention="lot")) == (None, None), "nothing tells its dictionaries"
+    found = swap_as_drawn(tmp_path / "found.pt", attention="lot")
     assert prints(found) == expected, "they were found in the folder of its training"
     assert prints(tmp_path / "found.pt") == (None, None), "what is swapped is not changed"
 

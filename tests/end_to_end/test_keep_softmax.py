@@ -9,7 +9,7 @@ from fairseq_lot import calibrate
 from fairseq_lot.errors import InputError
 from fairseq_lot.inspection.diagnose import diagnose
 from fairseq_lot.plug_and_play.points import expand
-from fairseq_lot.plug_and_play.swap import fine_tuning_command, swap
+from fairseq_lot.plug_and_play.swap import fine_tuning_command, swap_as_drawn
 from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
 from fairseq_lot.pretrained.loading import load
 from tests.end_to_end.conftest import (
@@ -60,7 +60,7 @@ def test_a_kept_place_is_followed_by_everything(data, stock_checkpoint, tmp_path
     assert model_args(state).keep_softmax == "encoder.1" and "softmax kept at encoder.1" in repr(state)
     assert with_parameters(out) == {"0"}
     assert standing(state, data) == {(0, "lot"), (1, "softmax")}
-    assert state["model"].keys() == swap(stock_checkpoint, **LOT, keep_softmax=["encoder.1"])["model"].keys()
+    assert state["model"].keys() == swap_as_drawn(stock_checkpoint, **LOT, keep_softmax=["encoder.1"])["model"].keys()
     # calibration: softmax in its stead is the teacher at every place, and nothing is fitted at a kept one
     fitted = calibrate(out, steps=2, joint_steps=1, held_out=4)
     assert [(match.site, match.layer) for match in fitted.matched] == [("encoder", 0)]
@@ -97,15 +97,15 @@ def test_a_model_trained_with_kept_places_has_them(data, tmp_path):
         >= {"keep_softmax": "encoder.1", "softmax_prior": "alibi"}.items()
     )
     # swapped anew, what was trained there can stay
-    both = swap(again, attention="near_far", keep_softmax="encoder.1")
+    both = swap_as_drawn(again, attention="near_far", keep_softmax="encoder.1")
     assert standing(both, data) == {(0, "near_far"), (1, "softmax with alibi")}
     with pytest.raises(InputError, match="lot attention was trained at encoder, so there is no softmax to keep at enc"):
-        swap(again, attention="near_far", keep_softmax="encoder.0")
+        swap_as_drawn(again, attention="near_far", keep_softmax="encoder.0")
 
 
 def test_a_fine_tuning_changes_places_where_that_is_typed(data, stock_checkpoint, tmp_path, caplog):
     caplog.set_level("INFO")
-    kept = save(swap(stock_checkpoint, **LOT, keep_softmax="encoder.0"), tmp_path / "kept.pt")
+    kept = save(swap_as_drawn(stock_checkpoint, **LOT, keep_softmax="encoder.0"), tmp_path / "kept.pt")
     start = ("--arch", "pluggable_transformer", "--finetune-from-model", kept)
     last = train(data / "bin", tmp_path / "none", *start, "--keep-softmax", "none", updates=1)
     assert model_args(load_checkpoint(last)).keep_softmax is None and with_parameters(last) == {"0", "1"}
@@ -124,7 +124,8 @@ def test_a_fine_tuning_changes_places_where_that_is_typed(data, stock_checkpoint
 def test_layers_that_go_take_their_places_with_them(data, stock_checkpoint, tmp_path):
     """Places on the command line and in the checkpoint are of the layers before."""
     kept = save(
-        swap(stock_checkpoint, **LOT, attention_sites="encoder,cross", keep_softmax="encoder.1"), tmp_path / "kept.pt"
+        swap_as_drawn(stock_checkpoint, **LOT, attention_sites="encoder,cross", keep_softmax="encoder.1"),
+        tmp_path / "kept.pt",
     )
     flags = ("--arch", "pluggable_transformer", "--finetune-from-model", kept, "--encoder-layers-to-keep", "1")
     last = train(data / "bin", tmp_path / "pruned", *flags, "--lr", 0, updates=1)
@@ -138,19 +139,19 @@ def test_layers_that_go_take_their_places_with_them(data, stock_checkpoint, tmp_
 
 def test_the_prior_of_the_base_stays_at_kept_places(data, alibi, tmp_path):
     both = {"attention_sites": "encoder,decoder", "keep_softmax": "encoder.0,decoder.1"}
-    state = swap(alibi, **LOT, **both)
+    state = swap_as_drawn(alibi, **LOT, **both)
     assert model_args(state).softmax_prior == "alibi"
     assert standing(state, data) == {(0, "softmax with alibi"), (1, "lot")}
     done = calibrate(state, steps=1, joint_steps=1, held_out=4)
     assert [(match.site, match.layer) for match in done.matched] == [("encoder", 1), ("decoder", 0)]
     assert all(match.teacher.options.prior == "alibi" for match in done.matched)
     for where in (
-        swap(state, attention="sinkhorn", keep_softmax="encoder.1"),
-        swap(alibi, **LOT, keep_softmax="encoder.1"),
+        swap_as_drawn(state, attention="sinkhorn", keep_softmax="encoder.1"),
+        swap_as_drawn(alibi, **LOT, keep_softmax="encoder.1"),
     ):
         assert (1, "softmax with alibi") in standing(where, data)
     with pytest.raises(InputError, match="with different priors .alibi at encoder.0, none at cross.0.; keep places"):
-        swap(alibi, **LOT, attention_sites="encoder,cross", keep_softmax="encoder.0,cross.0")
+        swap_as_drawn(alibi, **LOT, attention_sites="encoder,cross", keep_softmax="encoder.0,cross.0")
     # a training from the base, or from a swap without kept places, brings it
     flags = (
         "--arch",
@@ -162,14 +163,14 @@ def test_the_prior_of_the_base_stays_at_kept_places(data, alibi, tmp_path):
         "--keep-softmax",
         "encoder.0",
     )
-    plain = save(swap(alibi, **LOT), tmp_path / "plain.pt")
+    plain = save(swap_as_drawn(alibi, **LOT), tmp_path / "plain.pt")
     for number, start in enumerate((alibi, plain)):
         last = train(data / "bin", tmp_path / str(number), *flags, "--finetune-from-model", start, updates=1)
         assert standing(last, data) == {(0, "softmax with alibi"), (1, "lot")}
 
 
 def test_overrides_keep_softmax_where_it_was_trained(data, stock_checkpoint, alibi, lot_checkpoint, tmp_path):
-    kept = save(swap(stock_checkpoint, **LOT, keep_softmax="encoder.0"), tmp_path / "kept.pt")
+    kept = save(swap_as_drawn(stock_checkpoint, **LOT, keep_softmax="encoder.0"), tmp_path / "kept.pt")
     expected = hypotheses(generate(data / "bin", kept))
     assert expected != hypotheses(generate(data / "bin", lot_checkpoint))
 
@@ -179,7 +180,7 @@ def test_overrides_keep_softmax_where_it_was_trained(data, stock_checkpoint, ali
     assert overridden(stock_checkpoint, **LOT, keep_softmax="encoder.0") == expected
     assert overridden(lot_checkpoint, keep_softmax="encoder.0") == expected
     assert overridden(kept, attention="softmax") == hypotheses(generate(data / "bin", stock_checkpoint))
-    swapped_alibi = save(swap(alibi, **LOT), tmp_path / "alibi-lot.pt")
+    swapped_alibi = save(swap_as_drawn(alibi, **LOT), tmp_path / "alibi-lot.pt")
     assert overridden(swapped_alibi, keep_softmax="encoder.0", softmax_prior="alibi")
     for path, overrides, message in (
         (stock_checkpoint, {"keep_softmax": "encoder.0"}, "does not read keep_softmax"),
@@ -215,10 +216,10 @@ def test_places_that_cannot_be_kept_are_one_line(places, naming, data, stock_che
 
 def test_a_prior_other_than_the_base_s_is_refused(stock_checkpoint):
     with pytest.raises(InputError, match="trained with another softmax at the places to keep"):
-        swap(stock_checkpoint, **LOT, keep_softmax="encoder.0", softmax_prior="alibi")
+        swap_as_drawn(stock_checkpoint, **LOT, keep_softmax="encoder.0", softmax_prior="alibi")
     with pytest.raises(InputError, match="--keep-softmax does not belong to softmax"):
-        swap(stock_checkpoint, attention="softmax", keep_softmax="encoder.0")
-    assert model_args(swap(stock_checkpoint, **LOT, keep_softmax=None)).keep_softmax is None
+        swap_as_drawn(stock_checkpoint, attention="softmax", keep_softmax="encoder.0")
+    assert model_args(swap_as_drawn(stock_checkpoint, **LOT, keep_softmax=None)).keep_softmax is None
 
 
 def test_a_sweep_tries_places(data, stock_checkpoint, tmp_path, capsys):

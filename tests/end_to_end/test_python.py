@@ -54,7 +54,7 @@ def test_of_a_translation_the_encoder_is_captured(model):
 
 
 def test_calibrates_where_gradients_are_off(stock_checkpoint):
-    swapped = fairseq_lot.swap(stock_checkpoint, attention="lot", lot_num_pivots=3)
+    swapped = fairseq_lot.swap(stock_checkpoint, attention="lot", calibrate=False, lot_num_pivots=3)
     found = []
     for off in (contextlib.nullcontext, torch.no_grad, torch.inference_mode):
         with off():
@@ -93,7 +93,9 @@ def test_text_is_not_taken_for_pieces_of_a_split(stock_checkpoint):
 
 @pytest.mark.parametrize("sites", [["encoder", "cross"], ("encoder", "cross"), "encoder,cross"])
 def test_sites_may_be_a_list(sites, stock_checkpoint):
-    swapped = fairseq_lot.swap(stock_checkpoint, attention="lot", attention_sites=sites, lot_num_pivots=3)
+    swapped = fairseq_lot.swap(
+        stock_checkpoint, attention="lot", calibrate=False, attention_sites=sites, lot_num_pivots=3
+    )
     assert model_args(swapped).attention_sites == "encoder,cross"
 
 
@@ -108,7 +110,7 @@ def test_sites_may_be_a_list(sites, stock_checkpoint):
 )
 def test_wrong_options_are_refused(options, naming, stock_checkpoint):
     with pytest.raises(InputError, match=f"^.*{naming}.*$"):
-        fairseq_lot.swap(stock_checkpoint, **({"attention": "lot"} | options))
+        fairseq_lot.swap(stock_checkpoint, **({"attention": "lot", "calibrate": False} | options))
 
 
 @pytest.mark.parametrize("wrong", ["nothing", "empty", "weights alone", "a number"])
@@ -121,7 +123,7 @@ def test_what_is_no_checkpoint_is_refused(call, wrong, stock_checkpoint):
 
 
 def test_results_fit_on_a_screen_and_are_saved_as_plain_data(stock_checkpoint, tmp_path):
-    swapped = fairseq_lot.swap(stock_checkpoint, attention="lot", lot_num_pivots=3)
+    swapped = fairseq_lot.swap(stock_checkpoint, attention="lot", calibrate=False, lot_num_pivots=3)
     done = fairseq_lot.calibrate(swapped, steps=2, joint_steps=1, held_out=4)
     for result in (swapped, done.state, done):
         assert len(repr(result)) < 400 and "\n" not in repr(result), repr(result)[:1000]

@@ -13,7 +13,7 @@ from torch import nn
 
 from fairseq_lot.errors import InputError, flag
 from fairseq_lot.models.starting_point import starting_point
-from fairseq_lot.plug_and_play.swap import fine_tuning_command, swap
+from fairseq_lot.plug_and_play.swap import fine_tuning_command, swap_as_drawn
 from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
 from tests.end_to_end.conftest import TINY, edited, generate, hypotheses, swapped, train, weights_of
 from tests.plug_and_play import in_memory
@@ -26,7 +26,7 @@ SOFT = {"sinkhorn_epsilon": 1.0, "sinkhorn_num_updates": 3}
 @pytest.fixture(scope="module")
 def sinkhorn_checkpoint(stock_checkpoint, tmp_path_factory):
     """The stock model with Sinkhorn attention at softmax's own temperature, which is not the default."""
-    return save(swap(stock_checkpoint, attention="sinkhorn", **SOFT), tmp_path_factory.mktemp("sinkhorn"))
+    return save(swap_as_drawn(stock_checkpoint, attention="sinkhorn", **SOFT), tmp_path_factory.mktemp("sinkhorn"))
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_the_layer_of_quantisation_noise_is_kept(data, tmp_path, caplog):
     caplog.set_level("INFO")
     noise = ("--quant-noise-pq", 0.1, "--quant-noise-pq-block-size", 4)
     base = train(data / "bin", tmp_path / "base", "--arch", "transformer_tiny", *noise, updates=1)
-    out = save(swap(base, attention="lot"), tmp_path)
+    out = save(swap_as_drawn(base, attention="lot"), tmp_path)
     flags = ("--arch", "pluggable_transformer", "--finetune-from-model", out)
     child = train(data / "bin", tmp_path / "child", *flags, updates=1)
     assert "encoder.quant_noise.weight" in weights_of(child) and list(weights_of(child)) == list(weights_of(out))
@@ -144,7 +144,7 @@ def test_embeddings_that_the_base_started_from_may_be_gone(stock_checkpoint, fin
 
 
 def test_the_command_of_a_checkpoint_that_names_no_task(stock_checkpoint):
-    state = swap(stock_checkpoint)
+    state = swap_as_drawn(stock_checkpoint)
     state["cfg"] = {"model": state["cfg"]["model"]}
     assert fine_tuning_command(state, "x.pt").startswith("fairseq-train DATA ")
 
@@ -155,7 +155,7 @@ def test_embeddings_are_shared_where_the_checkpoint_shares_them(shared, data, fi
     flag = "--share-decoder-input-output-embed"
     sizes = tuple(word for word in TINY if word != flag)
     base = train(data / "bin", tmp_path / "base", "--arch", "transformer", *sizes, *[flag] * shared, updates=1)
-    start = save(swap(base, attention="sinkhorn"), tmp_path)
+    start = save(swap_as_drawn(base, attention="sinkhorn"), tmp_path)
     caplog.set_level("INFO")
     words = ("--arch", "sinkhorn_transformer", *sizes, *[flag] * (not shared), "--finetune-from-model", start)
     args, weights = fine_tuned(*words)
@@ -249,7 +249,7 @@ def test_another_mechanism_has_to_be_typed(sinkhorn_checkpoint, fine_tuned, tmp_
 
 def test_a_number_of_slices_that_says_the_default_keeps_them(stock_checkpoint, fine_tuned, tmp_path):
     """The default is as many as a head of this very model has axes."""
-    start = swap(stock_checkpoint, attention="esp", esp_slicer="learnable")
+    start = swap_as_drawn(stock_checkpoint, attention="esp", esp_slicer="learnable")
     key = "encoder.layers.0.self_attn.mechanism.slices"
     start["model"][key] = 2 * start["model"][key]  # as a calibration might leave them
     slices = start["model"][key].shape[1]
@@ -265,7 +265,7 @@ def test_parameters_of_another_mechanism_are_not_taken_for_one_s_own(lot_checkpo
         state["model"][key] = 2 * state["model"][key]  # both are drawn alike
     typed = ("--attention", "set", "--set-num-pivots", 6)
     _, weights = fine_tuned("--arch", "lot_transformer", *TINY, "--finetune-from-model", tmp_path / "lot.pt", *typed)
-    expected = swap(lot_checkpoint, attention="set", set_num_pivots=6)["model"]
+    expected = swap_as_drawn(lot_checkpoint, attention="set", set_num_pivots=6)["model"]
     assert torch.equal(weights[key], expected[key])
     assert weights[key].shape == state["model"][key].shape and not torch.equal(weights[key], state["model"][key])
 
@@ -318,7 +318,7 @@ def test_a_plain_model_becomes_differential_when_that_is_typed(lot_checkpoint, f
 
 
 def test_a_fine_tuned_model_translates_when_its_start_is_gone(data, stock_checkpoint, fine_tuned, tmp_path):
-    start = save(swap(stock_checkpoint, attention="sinkhorn", **SOFT), tmp_path)
+    start = save(swap_as_drawn(stock_checkpoint, attention="sinkhorn", **SOFT), tmp_path)
     expected = hypotheses(generate(data / "bin", start))
     fine_tuned("--arch", "transformer_tiny", "--share-decoder-input-output-embed", "--lr", 0,
                "--finetune-from-model", start)  # fmt: skip

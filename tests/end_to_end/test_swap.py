@@ -18,7 +18,7 @@ from fairseq_lot.models.starting_point import check_overridden
 from fairseq_lot.plug_and_play.calibrate import calibrate
 from fairseq_lot.plug_and_play.distillation import Distillation
 from fairseq_lot.plug_and_play.sentences import in_batches
-from fairseq_lot.plug_and_play.swap import swap
+from fairseq_lot.plug_and_play.swap import swap_as_drawn
 from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args, saved_task
 from fairseq_lot.pretrained.loading import Loaded, build, load_data
 from tests.end_to_end.conftest import (
@@ -51,7 +51,7 @@ def test_swap_without_a_mechanism_is_near_far_at_the_encoder(stock_checkpoint, t
     fairseq_lot("swap", "--path", stock_checkpoint, "--no-calibrate", "--out", unnamed)
     args = model_args(load_checkpoint(unnamed))
     assert (args.attention, args.attention_sites, args.near_far_window) == ("near_far", "encoder", 8)
-    assert model_args(swap(stock_checkpoint)).attention == "near_far"
+    assert model_args(swap_as_drawn(stock_checkpoint)).attention == "near_far"
     named = swapped(stock_checkpoint, tmp_path / "named.pt", "near_far")
     assert model_args(load_checkpoint(named)) == args
     assert not differing(named, unnamed)
@@ -86,9 +86,9 @@ def test_what_was_trained_with_near_far_stays_as_exact_as_it_was(stock_checkpoin
             del args.trained_attention, args.trained_sites, args.near_far_exact_up_to  # of fairseq-train
             if exact is not None:
                 args.near_far_exact_up_to = exact
-        again = model_args(swap(tmp_path / "trained.pt", attention_sites="encoder,decoder"))
+        again = model_args(swap_as_drawn(tmp_path / "trained.pt", attention_sites="encoder,decoder"))
         assert (again.near_far_exact_up_to, again.trained_attention.split()[0]) == (exact or 0, "near_far")
-        assert model_args(swap(tmp_path / "trained.pt", near_far_exact_up_to=9)).near_far_exact_up_to == 9
+        assert model_args(swap_as_drawn(tmp_path / "trained.pt", near_far_exact_up_to=9)).near_far_exact_up_to == 9
     with edited(tmp_path / "near_far.pt", tmp_path / "old.pt") as state:
         del model_args(state).near_far_exact_up_to  # of an earlier version
     (layer, *_) = build(load_checkpoint(tmp_path / "old.pt")).encoder.layers
@@ -128,11 +128,11 @@ def test_a_training_is_as_exact_as_its_checkpoint_or_not_at_all(data, stock_chec
 
 
 def test_near_far_has_tangents_where_it_replaces_softmax(data, stock_checkpoint, tmp_path):
-    assert model_args(swap(stock_checkpoint)).near_far_tangents
-    assert not model_args(swap(stock_checkpoint, near_far_tangents=False)).near_far_tangents
+    assert model_args(swap_as_drawn(stock_checkpoint)).near_far_tangents
+    assert not model_args(swap_as_drawn(stock_checkpoint, near_far_tangents=False)).near_far_tangents
     trained = train(data / "bin", tmp_path, "--arch", "near_far_transformer_small", updates=1)
     assert not model_args(load_checkpoint(trained)).near_far_tangents
-    assert not model_args(swap(trained, near_far_window=2)).near_far_tangents
+    assert not model_args(swap_as_drawn(trained, near_far_window=2)).near_far_tangents
 
 
 def test_a_checkpoint_from_before_tangents_computes_what_it_did(stock_checkpoint, tmp_path):
@@ -159,7 +159,7 @@ SYM_MATH = Path(__file__).parents[2].parent / "shared/data/sym-math"
 
 @pytest.mark.skipif(not SYM_MATH.is_dir(), reason="../shared has no sym-math")
 def test_near_far_as_drawn_follows_a_model_with_scores_of_thousands():
-    state = swap(SYM_MATH / "checkpoint_best.pt", near_far_exact_up_to=0)
+    state = swap_as_drawn(SYM_MATH / "checkpoint_best.pt", near_far_exact_up_to=0)
     student, teacher = (build(state, **options) for options in ({}, {"attention": "softmax"}))
     task, sentences = load_data(state, SYM_MATH / "data-bin", "valid", needs_target=False)
     loaded = Loaded(teacher, task, sentences, state.path)
@@ -174,7 +174,7 @@ def test_an_architecture_of_ones_own_becomes_ours(stock_checkpoint, tmp_path, mo
         monkeypatch.setitem(registry, "my_wide", registry["transformer"])
     with edited(stock_checkpoint, tmp_path / "mine.pt") as state:
         state["cfg"]["model"].arch = state["cfg"]["model"]._name = "my_wide"
-    args = model_args(swap(tmp_path / "mine.pt"))
+    args = model_args(swap_as_drawn(tmp_path / "mine.pt"))
     assert args.arch == args._name == "lot_transformer"
 
 
@@ -235,20 +235,20 @@ def test_an_override_that_does_not_fit_the_swapped_model_is_refused(overrides, m
 
 def test_a_second_swap_draws_anew(stock_checkpoint):
     """What was fitted in between is gone, and the checkpoint does not say otherwise."""
-    once = swap(stock_checkpoint, attention="lot", lot_num_pivots=6)
+    once = swap_as_drawn(stock_checkpoint, attention="lot", lot_num_pivots=6)
     fitted = calibrate(once, steps=1, joint_steps=0, held_out=4).state
-    again = swap(fitted, attention="lot", lot_num_pivots=6)
+    again = swap_as_drawn(fitted, attention="lot", lot_num_pivots=6)
     key = "encoder.layers.0.self_attn.mechanism.pivots"
     assert torch.equal(again["model"][key], once["model"][key])
     assert not hasattr(model_args(again), "calibration") and hasattr(model_args(fitted), "calibration")
-    other = swap(fitted, attention="lot", lot_num_pivots=6, lot_seed=7)
+    other = swap_as_drawn(fitted, attention="lot", lot_num_pivots=6, lot_seed=7)
     assert not torch.equal(other["model"][key], once["model"][key])
 
 
 def test_averages_of_the_base_s_weights_are_not_taken_along(stock_checkpoint):
     state = load_checkpoint(stock_checkpoint)
     state["extra_state"] = {**state["extra_state"], "ema": {"x": torch.ones(1)}, "ema_fp32_params": {}}
-    assert swap(state)["extra_state"] == load_checkpoint(stock_checkpoint)["extra_state"] | {"ema": {}}
+    assert swap_as_drawn(state)["extra_state"] == load_checkpoint(stock_checkpoint)["extra_state"] | {"ema": {}}
     assert "ema" in state["extra_state"], "the argument was changed"
 
 
@@ -256,9 +256,9 @@ def test_what_cannot_be_swapped_is_refused(data, stock_checkpoint, tmp_path, cap
     words = ("--no-cross-attention", "--cross-self-attention", "--arch", "transformer_tiny", "--lr", 0)
     without_cross = train(data / "bin", tmp_path, *words, updates=1)
     with pytest.raises(InputError, match="has no attention at cross; name other sites"):
-        swap(without_cross, attention="lot", attention_sites="encoder,cross")
+        swap_as_drawn(without_cross, attention="lot", attention_sites="encoder,cross")
     with pytest.raises(InputError, match="keeps the differential form"):
-        swap(stock_checkpoint, attention="lot", differential=True)
+        swap_as_drawn(stock_checkpoint, attention="lot", differential=True)
     to = ("--path", stock_checkpoint, "--out", tmp_path / "o.pt")
     unused = ("--no-calibrate", "--distill-steps", 5)
     refuse(
@@ -311,7 +311,7 @@ def test_from_pretrained_translates(data, stock_checkpoint, tmp_path):
 
 
 def test_the_swapped_attention_is_called_in_eval_mode_with_padding(stock_checkpoint, monkeypatch):
-    model = build(swap(stock_checkpoint, attention="lot"))
+    model = build(swap_as_drawn(stock_checkpoint, attention="lot"))
     pad = model.encoder.padding_idx
     tokens = torch.randint(4, 100, (2, 7))
     tokens[1, :3] = pad  # fairseq pads sources on the left
@@ -335,16 +335,16 @@ def test_swap_keeps_learnt_parameters_of_the_same_mechanism_only(data, tmp_path)
     state = load_checkpoint(checkpoint)
     key = "encoder.layers.0.self_attn.mechanism.pivots"
     learnt = state["model"][key]
-    same = swap(state, attention="lot", lot_epsilon=0.5)
+    same = swap_as_drawn(state, attention="lot", lot_epsilon=0.5)
     assert torch.equal(same["model"][key], learnt) and model_args(same).lot_epsilon == 0.5
-    assert swap(state, attention="lot", lot_num_pivots=8)["model"][key].shape[1] == 8
-    gone = swap(state, attention="sinkhorn")
+    assert swap_as_drawn(state, attention="lot", lot_num_pivots=8)["model"][key].shape[1] == 8
+    gone = swap_as_drawn(state, attention="sinkhorn")
     assert not any(name.endswith("pivots") for name in gone["model"])
     assert torch.equal(state["model"][key], learnt), "the argument was changed"
     assert "lot_num_pivots" not in vars(model_args(gone))
     del state["last_optimizer_state"]  # trained with --no-save-optimizer-state
-    assert model_args(swap(state, attention="near_far")).trained_attention == "lot"
-    for trained in (checkpoint, state, swap(state, attention="near_far")):
+    assert model_args(swap_as_drawn(state, attention="near_far")).trained_attention == "lot"
+    for trained in (checkpoint, state, swap_as_drawn(state, attention="near_far")):
         with pytest.raises(InputError, match="was trained with lot attention at encoder; calibration fits to softmax"):
             calibrate(trained)
 
@@ -354,7 +354,7 @@ def test_swap_keeps_learnt_parameters_of_the_same_mechanism_only(data, tmp_path)
 def test_parameters_stand_in_the_order_of_the_model(base, attention, request):
     """fairseq's script that averages checkpoints compares the lists of their names."""
     everywhere = {"attention_sites": "encoder,cross,decoder"} if attention in ("lot", "softmax") else {}
-    state = swap(request.getfixturevalue(base), attention=attention, **everywhere)
+    state = swap_as_drawn(request.getfixturevalue(base), attention=attention, **everywhere)
     assert list(state["model"]) == list(build(state).state_dict())
     assert state["last_optimizer_state"] is None
 
@@ -363,7 +363,7 @@ def test_embeddings_that_a_training_started_from_may_be_gone(stock_checkpoint):
     state = load_checkpoint(stock_checkpoint)
     args = model_args(state)
     args.encoder_embed_path = args.decoder_embed_path = "/gone/vectors.txt"
-    assert len(swap(state)["model"]) > len(state["model"])
+    assert len(swap_as_drawn(state)["model"]) > len(state["model"])
 
 
 def test_old_checkpoints_with_fused_projections_can_be_swapped(stock_checkpoint, lot_checkpoint, tmp_path):

@@ -201,7 +201,7 @@ def test_epochs_are_those_that_are_finished(position, epoch, tmp_path, monkeypat
 
 
 def test_messages_name_the_file_that_was_swapped(monkeypatch):
-    monkeypatch.setattr("fairseq_lot.plug_and_play.sweep.swap", lambda base, **options: State({}))
+    monkeypatch.setattr("fairseq_lot.plug_and_play.sweep.swap_as_drawn", lambda base, **options: State({}))
     assert swap_as(State({}, "base.pt"), Way(attention="lot", options={})).path == "base.pt"
 
 

@@ -17,7 +17,7 @@ import torch
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
-from fairseq_lot import calibrate, swap
+from fairseq_lot import calibrate
 from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism
 from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.errors import InputError
@@ -27,6 +27,7 @@ from fairseq_lot.output.figures import write_figure
 from fairseq_lot.output.files import atomic_write
 from fairseq_lot.output.provenance import current_commit
 from fairseq_lot.output.tables import Table
+from fairseq_lot.plug_and_play.swap import swap_as_drawn
 from fairseq_lot.plug_and_play.sweep import read_base, total, validation_losses
 from fairseq_lot.pretrained.loading import Loaded, load
 from fairseq_lot.transport import diagnostics

@@ -10,9 +10,10 @@ from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 from fairseq_cli.validate import cli_main as fairseq_validate
 
-from fairseq_lot import Translator, calibrate, swap
+from fairseq_lot import Translator, calibrate
 from fairseq_lot.errors import InputError
 from fairseq_lot.models.dictionaries import check_dictionaries, fingerprint
+from fairseq_lot.plug_and_play.swap import swap_as_drawn
 from fairseq_lot.pretrained import pairs
 from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args, settings
 from tests.end_to_end.conftest import (
@@ -241,7 +242,9 @@ def test_every_checkpoint_of_ours_carries_fingerprints(data, stock_checkpoint, f
     assert all(type(value) is str for value in prints(tuned)), "plain, so that fairseq alone reads the file"
     with edited(foreign, tmp_path / "found.pt") as state:
         settings(state, "task")["data"] = str(data / "bin")
-    assert prints(foreign) == prints(swap_as_drawn(foreign, attention="lot")) == (None, None), "nothing tells its dictionaries"
+    assert prints(foreign) == prints(swap_as_drawn(foreign, attention="lot")) == (None, None), (
+        "nothing tells its dictionaries"
+    )
     found = swap_as_drawn(tmp_path / "found.pt", attention="lot")
     assert prints(found) == expected, "they were found in the folder of its training"
     assert prints(tmp_path / "found.pt") == (None, None), "what is swapped is not changed"

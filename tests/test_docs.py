@@ -14,7 +14,6 @@ from fairseq_lot.plug_and_play.points import read_points
 from fairseq_lot.plug_and_play.sweep_table import render, render_balance
 from tests.conftest import ROOT, program
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 RESULTS = sorted((ROOT / "results").glob("*.jsonl"))
 FOLDERS = ("benchmarks", "docs", "results")
 PAGES = [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in ROOT.glob(f"{folder}/**/*.md"))]
@@ -130,7 +129,7 @@ def test_counts_of_sentences_are_those_of_the_rows():
 
 
 def test_the_map_names_every_folder_of_the_package():
-    tree = README.split("## Map")[1].split("\n## ")[0]
+    tree = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("## Map")[1].split("\n## ")[0]
     folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert folders == set(re.findall(r"fairseq_lot/(\w+)/ ", tree)) and len(folders) > 8
 

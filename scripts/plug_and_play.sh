@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# Swaps the attention of a pretrained checkpoint, and fits what the new attention adds.
+# Plugs other attentions into a pretrained model, scores each on the test set, tests it against the model itself, and
+# prints the table. A second call goes on where the first stopped, and adds what is new.
 #
-#   bash scripts/plug_and_play.sh BASE.pt OUT.pt [FLAGS of fairseq-lot swap]
-#   bash scripts/plug_and_play.sh base/checkpoint_best.pt lot.pt --attention lot --lot-num-pivots 64
+#   bash scripts/plug_and_play.sh BASE.pt DATA [--try WAY]... [FLAGS of fairseq-lot sweep]
+#   bash scripts/plug_and_play.sh base/checkpoint_best.pt data-bin/synthetic --try 'lot --lot-num-pivots 64'
 #
-#   BASE.pt  ours or any fairseq transformer*
-#   OUT.pt   the new checkpoint, whole or absent
-#   FLAGS    fitted on random pieces; --calibrate DATA fits on its text, --no-calibrate leaves parameters as drawn;
-#            softmax stays where a swap costs too much, unless --budget none
+#   BASE.pt  ours or any fairseq transformer*, trained with softmax
+#   DATA     folder of prepare_*.sh or fairseq-preprocess
+#   WAY      a mechanism with its options; default: Sinkhorn twice, ESP, LOT and near_far (fairseq-lot sweep --help)
+#   FLAGS    such as --out FOLDER for tables and figures; default: BASE.sweep, beside BASE.pt
 set -euo pipefail
 source "$(dirname "$0")/lib/common.sh"
 
-[ $# -ge 2 ] || die "give BASE.pt and OUT.pt, then flags of fairseq-lot swap"
+[ $# -ge 2 ] || die "give BASE.pt and DATA, then flags of fairseq-lot sweep"
 activate
-exec fairseq-lot swap --path "$1" --out "$2" "${@:3}"
+exec fairseq-lot sweep "$2" --path "$1" "${@:3}"

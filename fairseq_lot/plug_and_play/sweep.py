@@ -3,9 +3,10 @@
 import hashlib
 import json
 import math
+import sys
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from fairseq_lot.plug_and_play.calibrate import (
     FitOptions,
     calibrate,
     compare,
+    exact_up_to,
     how_to_fit,
     lengths_of_random,
 )
@@ -63,6 +65,9 @@ from fairseq_lot.pretrained.languages import add_language_arguments, with_langua
 from fairseq_lot.pretrained.loading import Loaded, load, load_data
 from fairseq_lot.pretrained.translate import references, translate_split
 
+# what is tried where no --try is given
+TRIES = ("sinkhorn", "sinkhorn --sinkhorn-epsilon 1 --sinkhorn-num-updates 3", "esp", "lot", "near_far")
+
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of the command."""
@@ -80,20 +85,18 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     add(
         "--out",
-        required=True,
         metavar="FOLDER",
         help="sweep.jsonl, sweep.md, balance.md, with several bases sweep.svg, and settings.json, which says what all "
-        "calls must share; call again to go on",
+        "calls must share; call again to go on (default: BASE.sweep beside the first BASE.pt)",
     )
     add(
         "--try",
         dest="tries",
         action="append",
-        required=True,
         metavar="WAY",
         help="a mechanism and its flat options in quotes, as in 'lot --lot-num-pivots 16/32 --attention-sites cross'; "
         "all values between slashes are tried. Without sites it stands at the encoder, or where the base has a prior. "
-        "May be given several times; the base, softmax, is always there",
+        "May be given several times; the base, softmax, is always there. Default: " + "; ".join(TRIES),
     )
     of_fit = parser.add_mutually_exclusive_group().add_argument
     as_drawn = "only as they stand; else what has parameters is also calibrated"
@@ -127,7 +130,8 @@ class Base:
 def run(args: Namespace) -> None:
     """Measure what is missing, then write the tables, and of several bases the figure."""
     check_least(args, sentences=1, beam=1)
-    folder, fitting = Path(args.out), how_to_fit(args, args.data if args.text else None, pieces=True)
+    folder = Path(args.out or f"{Path(args.paths[0]).with_suffix('')}.sweep")
+    fitting = how_to_fit(args, args.data if args.text else None, pieces=True)
     device, languages = fitting.pop("device"), fitting.pop("languages")
     test = {"data": args.data, "sentences": args.sentences, "beam": args.beam}
     settings = {**test, "languages": languages and list(languages), **fitting}
@@ -140,7 +144,9 @@ def run(args: Namespace) -> None:
     # the first point of a folder is of a base itself
     check_bases([*(Base(f"a point in {folder}", point.base, point.epoch, points[0]) for point in points), *bases])
     calibrations = [] if args.no_calibration else [PIECES, TEXT][: 1 + args.text]
-    ways = ways_to_try(args.tries, bases[0], calibrations, longest=args.longest)
+    state = with_languages(load_checkpoint(bases[0].path), languages)
+    most = most_tokens_of(state, args.data, ["valid"] if args.no_bleu else ["valid", "test"])
+    ways = ways_to_try(args.tries, bases[0], calibrations, longest=args.longest, tokens=most)
     done = {(point.base, *point.key) for point in points if point.bleu or args.no_bleu}
     todo = {base: [way for way in ways if (base.sum, *way.key) not in done] for base in bases}
     for base in filter(todo.get, bases):
@@ -186,31 +192,61 @@ def sum_of_splits(data: Path) -> str:
     return hashlib.sha256(json.dumps(sums).encode()).hexdigest()
 
 
+def most_tokens_of(state: State, data: str, splits: Iterable[str]) -> int:
+    """The tokens of the longest sentence of some splits, on either side."""
+    loaded = [load_data(state, data, split)[1] for split in splits]
+    sides = [sizes for dataset in loaded if dataset for sizes in (dataset.src_sizes, dataset.tgt_sizes)]
+    return max(int(sizes.max(initial=0)) for sizes in sides)
+
+
 def ways_to_try(
-    tries: Iterable[str], base: Base, calibrations: Sequence[str], *, longest: int | None = None
+    tries: Iterable[str] | None,
+    base: Base,
+    calibrations: Sequence[str],
+    *,
+    longest: int | None = None,
+    tokens: int | None = None,
 ) -> list[Way]:
     """The base itself, the ways of ``--try``, and what can be fitted once more, calibrated; all are known to work.
 
     Args:
+        tries: None: ``TRIES``, without those that cannot stand in the base.
         calibrations: some of ``CALIBRATIONS``; empty: nothing is calibrated.
         longest: pieces of the longest random sentence of a calibration; None: the default.
+        tokens: of the longest sentence to measure on; what is exact on all is not calibrated. None: of any length.
 
     Raises:
         InputError: a way is wrong, or cannot be fitted on such sentences.
     """
     sites = {name: value for name, value in base.way.options.items() if name == "attention_sites"}
     state, ways, fitted = load_checkpoint(base.path), {base.way.key: base.way}, []
-    for words in tries:
+    if calibrations:
+        lengths_of_random(state, longest)
+    for words, way, swapped in _swapped_ways(tries, state, sites):
+        is_new = ways.setdefault(way.key, way) is way
+        shows = tokens is None or exact_up_to(swapped) < tokens
+        if is_new and shows and calibrations and why_not_calibrated(swapped) is None:
+            try:
+                lengths_of_random(swapped, longest)
+            except InputError as error:
+                raise InputError(f"--try {words!r}: {error}") from None
+            fitted.append(way)
+    return [*ways.values(), *(replace(way, calibrated_on=one) for one in calibrations for way in fitted)]
+
+
+def _swapped_ways(tries: Iterable[str] | None, state: State, sites: dict[str, Any]) -> Iterator[tuple[str, Way, State]]:
+    """Each text of ``--try`` with each way that it names, and the checkpoint swapped so, as drawn."""
+    for words in TRIES if tries is None else tries:
         for way in expand(words):
             way = replace(way, options={**sites, **options_of_swap(way.attention), **way.options})
             try:
                 swapped = swap_as(state, way)
-                if ways.setdefault(way.key, way) is way and calibrations and why_not_calibrated(swapped) is None:
-                    lengths_of_random(swapped, longest)
-                    fitted.append(way)
             except InputError as error:
-                raise InputError(f"--try {words!r}: {error}") from None
-    return [*ways.values(), *(replace(way, calibrated_on=one) for one in calibrations for way in fitted)]
+                if tries is not None:
+                    raise InputError(f"--try {words!r}: {error}") from None
+                print(f"{words} is left out: {error}", file=sys.stderr)
+            else:
+                yield words, way, swapped
 
 
 def swap_as(base: State, way: Way) -> State:

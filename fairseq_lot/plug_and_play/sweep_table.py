@@ -149,8 +149,22 @@ def _notes(points: list[Point], several: bool) -> list[str]:
         *([_COST] if any(point.cost is not None for point in points) else []),
         *([f"{bleu} {LEVEL}."] if signatures or not several else []),
         *(f"Signature: `{signature}`" for signature in signatures),
+        *_exact(points),
         f"Device: {all_of('device')}, threads: {all_of('threads')}. Commit: {all_of('commit')}. "
         f"Calibration seed: {all_of('seed')}.",
+    ]
+
+
+def _exact(points: list[Point]) -> list[str]:
+    """A line on the ways that are the base itself on sentences, if there are such."""
+    exact = {point.options.get("near_far_exact_up_to") or 0 for point in points if point.attention == "near_far"} - {0}
+    if not exact:
+        return []
+    lengths = ", ".join(map(str, sorted(exact)))
+    return [
+        f"near_far is exact on sentences of up to {lengths} tokens: with one update and the base's prior its row is "
+        "the base's there, and where all are so short it is not calibrated. "
+        "`--try 'near_far --near-far-exact-up-to 0'` measures its linear form."
     ]
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from fairseq_lot.attention.near_far import EXACT_UP_TO
 from fairseq_lot.plug_and_play import sweep
+from fairseq_lot.plug_and_play.points import read_points
 from fairseq_lot.pretrained.checkpoint import model_args
 from tests.end_to_end.conftest import contents, edited, fairseq_lot, refuse
 from tests.plug_and_play.test_sweep import bleu
@@ -89,13 +90,62 @@ def test_near_far_is_swept_as_it_is_swapped_and_its_table_says_so(data, stock_ch
     words += ["--try", "near_far --near-far-window 1 --near-far-exact-up-to 0"]
     _, points = measured(*words)
     assert [(p["options"].get("near_far_exact_up_to"), p["calibrated_on"]) for p in points] == [
-        (None, ""), (EXACT_UP_TO, ""), (0, ""), (EXACT_UP_TO, "pieces"), (0, "pieces"),
-    ]  # fmt: skip
+        (None, ""), (EXACT_UP_TO, ""), (0, ""), (0, "pieces"),
+    ], "a fit would change no sentence of up to so many tokens"  # fmt: skip
     base, *others = (point["loss"] for point in points)
-    assert others[0] == others[2] == pytest.approx(base, rel=1e-6) and abs(others[1] / base - 1) > 1e-4
-    assert f"--near-far-exact-up-to {EXACT_UP_TO}" in (tmp_path / "sweep" / "sweep.md").read_text()
-    longer = (*words, "--out", tmp_path / "other", "--longest", 90)
-    refuse(capsys, *longer, naming=["--try 'near_far --near-far-window 1': --longest 90 is too short"])
+    assert others[0] == pytest.approx(base, rel=1e-6) and abs(others[1] / base - 1) > 1e-4
+    table = (tmp_path / "sweep" / "sweep.md").read_text()
+    assert f"--near-far-exact-up-to {EXACT_UP_TO}" in table
+    assert f"near_far is exact on sentences of up to {EXACT_UP_TO} tokens: with one update" in table
+    way = "near_far --near-far-window 1 --near-far-exact-up-to 9"  # some sentences are longer
+    longer = (*words[:4], "--out", tmp_path / "other", "--try", way, "--longest", 8)
+    refuse(capsys, *longer, naming=[f"--try '{way}': --longest 8 is too short"])
+
+
+def test_without_a_way_the_usual_ones_are_tried_beside_the_base(data, stock_checkpoint, tmp_path, capsys):
+    """Scored and tested against the base; a second call with another way adds it."""
+    base = tmp_path / "base.pt"
+    shutil.copy(stock_checkpoint, base)
+    words = ("sweep", data / "bin", "--path", base, "--steps", 2, "--joint-steps", 1, "--held-out", 8, "--beam", 1)
+    fairseq_lot(*words)
+    points = read_points(tmp_path / "base.sweep" / "sweep.jsonl")
+    assert [(point.words, point.calibrated_on) for point in points] == [
+        ("softmax", ""),
+        ("sinkhorn", ""),
+        ("sinkhorn --sinkhorn-epsilon 1 --sinkhorn-num-updates 3", ""),
+        ("esp", ""),
+        ("lot", ""),
+        (f"near_far --near-far-exact-up-to {EXACT_UP_TO}", ""),
+        ("lot", "pieces"),
+    ]
+    assert all(0 < point.bleu.p <= 1 and point.bleu.base == points[0].bleu.score for point in points[1:])
+    near_far = points[5].bleu
+    assert (near_far.score, near_far.delta, near_far.p) == (points[0].bleu.score, 0, 1)
+    told = capsys.readouterr().out
+    assert "tok:none" in told and "near_far is exact on sentences" in told and "(p = 1.0000)" in told
+    fairseq_lot(*words, "--try", "set", "--no-bleu")
+    assert read_points(tmp_path / "base.sweep" / "sweep.jsonl")[:7] == points
+    assert [point.attention for point in read_points(tmp_path / "base.sweep" / "sweep.jsonl")[7:]] == ["set", "set"]
+    assert told.splitlines()[2] in capsys.readouterr().out
+
+
+def test_of_the_usual_ways_those_that_cannot_stand_in_the_base_are_left_out(data, stock_checkpoint, tmp_path, capsys):
+    with edited(stock_checkpoint, tmp_path / "alibi.pt") as state:
+        own = {"attention": "softmax", "softmax_prior": "alibi", "attention_sites": "encoder,decoder"}
+        vars(model_args(state)).update(OURS | own)
+    words = ("sweep", data / "bin", "--path", tmp_path / "alibi.pt", "--no-bleu", "--no-calibration", "--sentences", 9)
+    fairseq_lot(*words)
+    told = capsys.readouterr().err.splitlines()
+    left_out = [line.partition(" is left out: ")[0] for line in told if " is left out: " in line]
+    assert left_out == ["sinkhorn", "sinkhorn --sinkhorn-epsilon 1 --sinkhorn-num-updates 3", "esp"]
+    points = read_points(tmp_path / "alibi.sweep" / "sweep.jsonl")
+    assert [point.attention for point in points] == ["softmax", "lot", "near_far"]
+    assert all(point.options["attention_sites"] == "encoder,decoder" for point in points)
+    both = (*words, "--out", tmp_path / "other")
+    refuse(capsys, *both, "--try", "esp", naming=["--try 'esp': ", "'decoder' site"])
+    assert not (tmp_path / "other").exists()
+    refuse(capsys, *words[:4], "--out", tmp_path / "other", "--longest", 9999, naming=["not --longest 9999"])
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize("others", [(), ("stock.pt",)])
@@ -122,9 +172,9 @@ def test_a_base_with_a_prior_is_swapped_from_its_own_softmax(
         "--beam",
         1,
         "--try",
-        f"near_far --near-far-window 99 --near-far-prior alibi {drawn}",
+        f"near_far --near-far-window 99 --near-far-prior alibi --near-far-exact-up-to 0 {drawn}",
         "--try",
-        f"near_far {drawn}",
+        f"near_far --near-far-exact-up-to 0 {drawn}",
     ]
     words += ["--try", "softmax", "--try", "softmax --softmax-prior alibi", "--try", "lot --attention-sites encoder"]
     _, points = measured(*words, "--path", tmp_path / "alibi2.pt")

@@ -358,7 +358,7 @@ def test_a_base_that_is_given_is_plugged_into_fine_tuned_and_scored(tmp_path):
         "given": "2", "pretrain": "2", "plug_and_play": "2", "finetune": "4", "score": "10",
     }  # fmt: skip
     assert "transformer/base/checkpoint_best.pt" not in plan
-    for used in (r"plug_and_play.sh", r"finetune.sh", r"score.sh", r"fairseq-lot report .* --path"):
+    for used in (r"fairseq-lot swap --path", r"finetune.sh", r"score.sh", r"fairseq-lot report .* --path"):
         assert re.search(rf"{used} {tmp_path}/mine1.pt", plan), used
     assert f'"base": "{given}"' in plan, "rows say which base"
     for seed in (1, 2):
@@ -378,7 +378,7 @@ def test_a_control_other_than_plain_softmax_is_what_the_base_is_trained_as(tmp_p
     plan = shown + errors
     assert re.search(r"pretrain.sh .*/base --\S+ --attention=softmax --softmax-prior=alibi", plan)
     assert re.search(r"finetune.sh \S*/base/checkpoint_best.pt .*/ALiBi/finetuned .*--softmax-prior=alibi", plan)
-    assert sorted(re.findall(r"plug_and_play.sh .* --attention=(.*)", plan)) == [
+    assert sorted(re.findall(r"fairseq-lot swap .* --attention=(.*)", plan)) == [
         "lot --no-calibrate",
         "near_far --calibrate=data --steps=5",
     ]
@@ -483,7 +483,10 @@ def test_each_stage_by_hand(data, tmp_path):
 
     tiny = ("--max-tokens", "500", "--max-epoch", "1")
     run("scripts/pretrain.sh", data, tmp_path / "base", "--attention", "set", *tiny)
-    run("scripts/plug_and_play.sh", tmp_path / "base/checkpoint_best.pt", tmp_path / "lot.pt", "--attention", "lot")
+    base = tmp_path / "base/checkpoint_best.pt"
+    swap = ("fairseq-lot", "swap", "--path", base, "--out", tmp_path / "lot.pt", "--attention", "lot")
+    code, shown, errors = finish(*swap)
+    assert code == 0, shown + errors
     run("scripts/finetune.sh", tmp_path / "lot.pt", data, tmp_path / "tuned", "--attention", "lot", *tiny)
     checkpoint = tmp_path / "base/checkpoint_best.pt"
     run("scripts/score.sh", checkpoint, data, tmp_path / "out/base", "-", label("from scratch"), "--beam", "1")

@@ -1,4 +1,4 @@
-"""pretrain.sh and finetune.sh with stand-ins for the commands that they call: what is reused or refused."""
+"""Scripts of stages with stand-ins for the commands that they call: what is called, reused or refused."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ from tests.conftest import ROOT
 
 STUBS = {
     "fairseq-train": 'echo "$@" >>"$CALLS"',
-    "fairseq-lot": "",
+    "fairseq-lot": 'echo "$@" >"$CALLS.lot"',
 }
 
 
@@ -33,6 +33,14 @@ def stage(tmp_path):
         return calls.read_text().splitlines(), done.stderr
 
     return run
+
+
+def test_plug_and_play_is_a_sweep(stage, tmp_path):
+    assert stage("plug_and_play.sh", "base.pt", "data", "--try", "lot --lot-num-pivots 8", "--beam", 4) == ([], "")
+    called = (tmp_path / "calls.lot").read_text()
+    assert called == "sweep data --path base.pt --try lot --lot-num-pivots 8 --beam 4\n"
+    _, error = stage("plug_and_play.sh", "base.pt")
+    assert error == "plug_and_play.sh: error: give BASE.pt and DATA, then flags of fairseq-lot sweep\n"
 
 
 def test_a_folder_belongs_to_its_data_and_flags_once_something_is_trained(stage, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from fairseq_cli.interactive import cli_main as fairseq_interactive
 
 from fairseq_lot.errors import InputError
-from fairseq_lot.models.fairseq_hooks import _in_its_direction
+from fairseq_lot.models.fairseq_hooks import _with_its_data
 from tests.end_to_end.conftest import edited, fields, generate, hypotheses, in_this_process
 from tests.plug_and_play import in_memory
 
@@ -49,7 +49,7 @@ def test_a_model_of_one_language_has_no_opposite_direction():
     task = in_memory.load().task
     task.cfg.source_lang = task.cfg.target_lang = "en"
     loaded = [], Namespace(task=task.cfg), task
-    assert _in_its_direction(lambda *_: loaded)(["model.pt"], None, task) is loaded
+    assert _with_its_data(lambda *_: loaded)(["model.pt"], None, task) is loaded
 
 
 def test_references_are_scored(data, everywhere):

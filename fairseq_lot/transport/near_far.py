@@ -504,6 +504,7 @@ def near_far_at_expected(
     values = torch.baddbmm(*parts).unflatten(0, values.shape[:2])
     if not need_weights:
         return values, None
-    # a slot that is hidden has been moved onto one that may not be, and gets nothing; replaced shares cancel to rounding
+    # a slot that is hidden has been moved onto one that may not be, and gets nothing; replaced shares cancel, but for
+    # rounding
     weights = (features @ summary.shares.transpose(-1, -2)).scatter_add(-1, slots, near)
     return values, weights.clamp(min=0.0)

@@ -7,7 +7,8 @@ from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.errors import InputError
 from fairseq_lot.transport.positions import alibi_log_prior, alibi_slopes
 from tests import reference
-from tests.variants import draw
+from tests.conftest import close, gradients
+from tests.variants import draw, padding_mask
 
 
 @pytest.mark.parametrize("num_heads", [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 20])
@@ -32,3 +33,22 @@ def test_prior_in_half_precision_reaches_far():
     prior = alibi_log_prior(None, k[:, :, -1:], k)
     assert prior.dtype == torch.float32 and prior.shape == (1, 2, 1, 3_000)
     torch.testing.assert_close(prior[0, 1, 0], -(2**-8) * torch.arange(2_999.0, -1, -1))
+
+
+@pytest.mark.parametrize("prior", [None, "alibi"])
+@pytest.mark.parametrize("layout", [None, "right", "left"])
+@pytest.mark.parametrize("src_len", [99, 100])
+def test_one_query_among_many_keys_is_the_row_of_its_sentence(prior, layout, src_len):
+    """With a width of 4 it is computed by two products from 100 keys on."""
+    mechanism = build_mechanism("softmax", num_heads=2, head_dim=4, prior=prior)
+    inputs = draw(3, src_len, src_len)
+    mask = None if layout is None else padding_mask((src_len, 60, 1), src_len, layout)
+    q, k, v = (x.requires_grad_() for x in inputs)
+    whole = mechanism(q, k, v, None, mask).values[:, :, -1:]
+    step = mechanism(q[:, :, -1:], k, v, None, mask)
+    assert step.weights is None
+    close(step.values, whole, 1e-12)
+    close(gradients(step.values, [q, k, v]), gradients(whole, [q, k, v]), 1e-12)
+    weights = mechanism(q[:, :, -1:], k, v, None, mask, need_weights=True).weights
+    pads = torch.zeros(3, src_len, dtype=torch.bool) if mask is None else mask
+    close(step.values, weights @ v.masked_fill(pads[:, None, :, None], 0.0), 1e-12)

@@ -25,8 +25,8 @@ from fairseq_lot.pretrained.checkpoint import State, load_checkpoint, positions
 from fairseq_lot.pretrained.data_folder import check_lengths
 from fairseq_lot.pretrained.device import describe_device
 from fairseq_lot.pretrained.fairseq_flags import read_flags
-from fairseq_lot.pretrained.languages import typed_pair, with_languages
-from fairseq_lot.pretrained.loading import load_data
+from fairseq_lot.pretrained.languages import typed_pair
+from fairseq_lot.pretrained.loading import load
 from fairseq_lot.pretrained.text import joins, piece_kind
 from fairseq_lot.pretrained.translate import references, text_of
 
@@ -54,7 +54,10 @@ def run(args: Namespace) -> None:
     defaults = [data, "--gen-subset", "test", "--path", checkpoint, "--beam", "5", "--batch-size", "128"]
     typed = read_flags(options.get_generation_parser(), [*defaults, *args.flags], "fairseq-generate")
     state, pair = load_checkpoint(checkpoint), typed_pair(typed)
-    task, dataset = load_data(with_languages(state, pair), data, typed.gen_subset, needs_target=False)
+    # with the model, because its loss may tell that the data has other dictionaries than its training
+    loaded = load(state, data, typed.gen_subset, needs_target=False, device="cpu", pair=pair)
+    task, dataset = loaded.task, loaded.sentences
+    del loaded
     lines = references(task, dataset, typed.gen_subset)
     check_whole(typed, state, dataset)
     own = [] if pair else ["--source-lang", task.cfg.source_lang, "--target-lang", task.cfg.target_lang]

@@ -10,14 +10,16 @@ from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 from fairseq_cli.validate import cli_main as fairseq_validate
 
-from fairseq_lot import Translator, calibrate
+from fairseq_lot import Translator, calibrate, cli
 from fairseq_lot.errors import InputError
+from fairseq_lot.experiment import score
 from fairseq_lot.models.dictionaries import check_dictionaries, fingerprint
 from fairseq_lot.plug_and_play.swap import swap_as_drawn
 from fairseq_lot.pretrained import pairs
 from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args, settings
 from tests.end_to_end.conftest import (
     command,
+    contents,
     edited,
     fairseq_lot,
     generate,
@@ -167,6 +169,17 @@ def test_our_commands_refuse_another_order(name, data, reordered, stock_checkpoi
 def test_a_foreign_model_that_is_sure_of_the_wrong_pieces_is_refused(name, reordered, foreign, tmp_path, capsys):
     words = words_of(name, reordered / "bin", foreign, tmp_path)
     refuse_and_keep(capsys, tmp_path, *words, naming=[foreign, "cannot predict the targets in", "--srcdict"])
+
+
+@pytest.mark.parametrize("model", ["foreign", "ours"])
+def test_nothing_is_scored_on_another_order(model, reordered, foreign, ours, tmp_path, capsys):
+    label = '{"system": "softmax", "settings": {"attention": "softmax"}, "stage": "base"}'
+    path = {"foreign": foreign, "ours": ours}[model]
+    words = [str(word) for word in (path, reordered / "bin", tmp_path / "out", "-", label)]
+    assert cli.run(score.build_parser, words, "score.sh") == 2
+    said = capsys.readouterr().err
+    assert {"foreign": "cannot predict the targets in", "ours": "dict.de.txt has other pieces"}[model] in said
+    assert said.count("\n") == 1 and contents(tmp_path) == {}
 
 
 @pytest.mark.parametrize("name", ["check", "diagnose", "swap"])

@@ -159,9 +159,9 @@ class NearFar(Mechanism):
             return None
         return alibi_slopes(self.num_heads, dtype=like.dtype, device=like.device)
 
-    def _logs(self, x: Tensor) -> Tensor:
+    def _logs(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """``s·x·z_t - s‖x‖²/2 - (log r)/2``, ``(bsz, num_heads, len, r)``: ``log ψ``, and ``log φ`` but for c."""
-        return feature_logs(x, self.features, scale=self.scaling)
+        return feature_logs(x, self.features, scale=self.scaling, dtype=dtype)
 
     def _side_logs(self, tokens, sides, masks):
         """``log φ`` of the queries, but for c, and ``log ψ`` of the keys; None and None without features."""
@@ -282,19 +282,22 @@ class NearFar(Mechanism):
 
     def _summary(self, k, v, key_padding_mask):
         key_padding_mask = without_empty(key_padding_mask)
-        key_logs = self._tangent_key_logs(k) if self.options.tangents else self._logs(k)
+        if self.options.tangents:
+            key_logs = self._tangent_key_logs(k.double())
+        else:
+            key_logs = self._logs(k, torch.float64)
         far = summarise_far(key_logs + self.feature_bias[:, None], v, key_padding_mask)
         summary = self._keep_all(k * self.scaling, v, key_padding_mask) | vars(far)
         if not self.options.tangents:
             return summary
-        key_means, constants = tangents(k, far.shares, self.features, scale=self.scaling)
+        key_means, constants = tangents(k.double(), far.shares.double(), self.features, scale=self.scaling)
         return summary | {"key_means": key_means, "constants": constants}
 
     def _attend_expected(self, q, summary, need_weights):
         if self.options.tangents:
-            query_logs = tangent_logs(q, summary["key_means"], summary["constants"], scale=self.scaling)
+            query_logs = tangent_logs(q.double(), summary["key_means"], summary["constants"], scale=self.scaling)
         else:
-            query_logs = self._logs(q)
+            query_logs = self._logs(q, torch.float64)
         values, weights = near_far_at_expected(
             q,
             summary["key"],

@@ -38,19 +38,24 @@ _ROUNDING = 1e-5
 _LOG2_E = math.log2(math.e)
 
 
-def feature_logs(x: torch.Tensor, features: torch.Tensor, *, scale: float) -> torch.Tensor:
+def feature_logs(
+    x: torch.Tensor, features: torch.Tensor, *, scale: float, dtype: torch.dtype | None = None
+) -> torch.Tensor:
     """``s x·z_t - s‖x‖²/2 - (log r)/2``: the logs of positive features, whose products have 1/r in them.
 
     Args:
         x: ``(bsz, num_heads, n, d)``.
         features: z, ``(num_heads, r, d)``, in any precision.
         scale: s.
+        dtype: of the logs, in which they are made; None: that of x, in which gradients are made in any case.
 
     Returns:
         ``(bsz, num_heads, n, r)``.
     """
+    dtype = x.dtype if dtype is None else dtype
     if x.size(2) >= features.size(1):
-        return _FeatureLogs.apply(x, features, scale)
+        return _FeatureLogs.apply(x, features, scale, dtype)
+    x = x.to(dtype)
     # few tokens, as in a step of decoding: one product for each head, whatever the batch
     heads = x.transpose(0, 1).flatten(1, 2)
     norms = torch.linalg.vector_norm(heads, dim=-1, keepdim=True).square() + math.log(features.size(1)) / scale
@@ -63,13 +68,13 @@ class _FeatureLogs(torch.autograd.Function):
     """One product; nothing of width r is kept."""
 
     @staticmethod
-    def forward(ctx, x, features, scale):
-        each = features.expand(x.size(0), -1, -1, -1)  # in one kernel made wide, and precise
-        features = each.to(x.dtype, memory_format=torch.contiguous_format).flatten(0, 1)
-        norms = torch.linalg.vector_norm(x, dim=-1, keepdim=True)  # one kernel, where squares and their sum are two
-        norms = torch.addcmul(x.new_full((), math.log(features.size(1)) / scale), norms, norms).flatten(0, 1)
+    def forward(ctx, x, features, scale, dtype):
         ctx.save_for_backward(x, features)
         ctx.scale = scale
+        x = x.to(dtype)
+        features = _FeatureLogs.wide(features, x)
+        norms = torch.linalg.vector_norm(x, dim=-1, keepdim=True)  # one kernel, where squares and their sum are two
+        norms = torch.addcmul(x.new_full((), math.log(features.size(1)) / scale), norms, norms).flatten(0, 1)
         logs = torch.baddbmm(norms, x.flatten(0, 1), features.transpose(-1, -2), beta=-scale / 2, alpha=scale)
         return logs.unflatten(0, x.shape[:2])
 
@@ -78,13 +83,19 @@ class _FeatureLogs(torch.autograd.Function):
     def backward(ctx, grad_logs):
         (x, features), scale = ctx.saved_tensors, ctx.scale
         grad_x = grad_features = None
-        flat, grad_logs = x.flatten(0, 1), grad_logs.flatten(0, 1)
+        flat, grad_logs = x.flatten(0, 1), grad_logs.flatten(0, 1).to(x.dtype)
         if ctx.needs_input_grad[0]:
             grad_x = flat * grad_logs.sum(-1, keepdim=True)
-            grad_x = grad_x.baddbmm_(grad_logs, features, beta=-scale, alpha=scale).view(x.shape)
+            grad_x = grad_x.baddbmm_(grad_logs, _FeatureLogs.wide(features, x), beta=-scale, alpha=scale).view(x.shape)
         if ctx.needs_input_grad[1]:
             grad_features = torch.bmm(grad_logs.transpose(-1, -2), flat).unflatten(0, x.shape[:2]).sum(0).mul_(scale)
-        return grad_x, grad_features, None
+        return grad_x, grad_features, None, None
+
+    @staticmethod
+    def wide(features, x):
+        """The features for every sentence in the precision of x, made in one kernel."""
+        each = features.expand(x.size(0), -1, -1, -1)
+        return each.to(x.dtype, memory_format=torch.contiguous_format).flatten(0, 1)
 
 
 def tangents(
@@ -427,10 +438,10 @@ class FarSummary:
     """What keys are to the features of a query; all but the shares is of constant size.
 
     Attributes:
-        log_sums: ``(bsz, num_heads, r)``, ``log Σ_j exp(key_logs_jt)``.
+        log_sums: ``(bsz, num_heads, r)``, ``log Σ_j exp(key_logs_jt)``, in the logs' precision.
         means: ``(bsz, num_heads, r, value_dim)``, ``Σ_j exp(key_logs_jt) v_j / Σ_j exp(key_logs_jt)``.
-        positions: ``(bsz, num_heads, r)``, likewise of the slots ``j + 0.501``; no gradient. Halves, which equal keys
-            give, so go up (to some thousand keys in float32), and pads on the left do not move the band.
+        positions: ``(bsz, num_heads, r)``, likewise of the slots ``j + 0.501``, in the logs' precision; no gradient.
+            Halves, which equal keys give, so go up, and pads on the left do not move the band.
         shares: ``(bsz, num_heads, m, r)``, ``exp(key_logs_jt) / Σ_j' exp(key_logs_j't)``.
     """
 
@@ -441,13 +452,34 @@ class FarSummary:
 
 
 def summarise_far(key_logs: torch.Tensor, v: torch.Tensor, key_padding_mask: torch.Tensor | None) -> FarSummary:
-    """Sum up the keys; ``(bsz, num_heads, m, r)``, ``(bsz, num_heads, m, value_dim)`` and ``(bsz, m)``, True = pad."""
+    """Sum up the keys; ``(bsz, num_heads, m, r)``, ``(bsz, num_heads, m, value_dim)`` and ``(bsz, m)``, True = pad.
+
+    With logs in float64, whatever the values are in, rounding moves no band by a slot.
+    """
     if key_padding_mask is not None:
         key_logs = key_logs.masked_fill(key_padding_mask[:, None, :, None], -torch.inf)
-    shares = torch.softmax(key_logs, 2)
-    by_feature = shares.transpose(-1, -2)
-    slots = torch.arange(0.501, v.size(2), dtype=v.dtype, device=v.device)
-    return FarSummary(torch.logsumexp(key_logs, 2), by_feature @ v, by_feature.detach() @ slots, shares)
+    shares, log_sums = _Shares.apply(key_logs)
+    slots = torch.arange(0.501, v.size(2), dtype=shares.dtype, device=v.device)
+    positions = shares.detach().transpose(-1, -2) @ slots
+    shares = shares.to(v.dtype)
+    return FarSummary(log_sums, shares.transpose(-1, -2) @ v, positions, shares)
+
+
+class _Shares(torch.autograd.Function):
+    """``softmax(logs, 2)`` with ``logsumexp(logs, 2)``, in few kernels."""
+
+    @staticmethod
+    def forward(ctx, logs):
+        shares = torch.softmax(logs, 2)
+        ctx.save_for_backward(shares)
+        return shares, logs.amax(2) - shares.amax(2).log_()
+
+    @staticmethod
+    @once_in_full_precision
+    def backward(ctx, grad_shares, grad_log_sums):
+        (shares,) = ctx.saved_tensors
+        grad_log_sums = (grad_log_sums - (grad_shares * shares).sum(2)).unsqueeze(2)
+        return (grad_shares + grad_log_sums).mul_(shares)
 
 
 def near_far_at_expected(
@@ -467,7 +499,8 @@ def near_far_at_expected(
     the features give these keys is taken from what they give all; where less than 1e-5 of it is left, nothing is.
 
     Args:
-        q, k, v, query_logs: as for :func:`near_far`; ``q·k`` are the scores.
+        q, k, v: as for :func:`near_far`; ``q·k`` are the scores.
+        query_logs: likewise; in float64, as the logs of the summary.
         summary: of all keys.
         key_padding_mask: ``(bsz, m)``, True = pad.
         window: W, in tokens.
@@ -475,9 +508,10 @@ def near_far_at_expected(
     """
     window = min(window, k.size(2) - 1)  # which reaches every key
     far = query_logs + summary.log_sums.unsqueeze(2)
-    features = torch.softmax(far, -1)
+    log_features = torch.log_softmax(far, -1)
+    log_sums, features = far[..., :1] - log_features[..., :1], log_features.exp()
     with torch.no_grad():
-        centre = (features @ summary.positions.unsqueeze(-1)).floor_().long()
+        centre = (features @ summary.positions.unsqueeze(-1)).long()
         wanted = centre + torch.arange(-window, window + 1, device=q.device)
         slots = wanted.clamp(0, k.size(2) - 1)
         hidden = slots != wanted
@@ -493,9 +527,9 @@ def near_far_at_expected(
         """The products of what is gathered from x with what queries have, ``(b, h, n, 2W + 1)``."""
         return torch.where(hidden, where_hidden, (gathered(x) @ of_queries.unsqueeze(-1)).squeeze(-1))
 
+    features, log_sums = features.to(q.dtype), log_sums.to(q.dtype)
     near, replaced = at_slots(k, q, -torch.inf), at_slots(summary.shares, features, 0.0)
     left = threshold(1 - replaced.sum(-1, keepdim=True), _ROUNDING, 0.0)
-    log_sums = far.amax(-1, keepdim=True) - features.amax(-1, keepdim=True).log()
     both = torch.softmax(torch.cat([near, log_sums + left.log()], -1), -1)
     near, scale = both[..., :-1], both[..., -1:] / left.clamp(min=_ROUNDING)
     near, features = torch.addcmul(near, scale, replaced, value=-1.0), scale * features

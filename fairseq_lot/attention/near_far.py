@@ -282,10 +282,7 @@ class NearFar(Mechanism):
 
     def _summary(self, k, v, key_padding_mask):
         key_padding_mask = without_empty(key_padding_mask)
-        if self.options.tangents:
-            key_logs = self._tangent_key_logs(k.double())
-        else:
-            key_logs = self._logs(k, torch.float64)
+        key_logs = self._tangent_key_logs(k.double()) if self.options.tangents else self._logs(k, torch.float64)
         far = summarise_far(key_logs + self.feature_bias[:, None], v, key_padding_mask)
         summary = self._keep_all(k * self.scaling, v, key_padding_mask) | vars(far)
         if not self.options.tangents:

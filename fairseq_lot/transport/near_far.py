@@ -69,10 +69,11 @@ class _FeatureLogs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, features, scale, dtype):
+        each = features.expand(x.size(0), -1, -1, -1)  # in one kernel made wide, and precise
+        features = each.to(dtype, memory_format=torch.contiguous_format).flatten(0, 1)
         ctx.save_for_backward(x, features)
         ctx.scale = scale
         x = x.to(dtype)
-        features = _FeatureLogs.wide(features, x)
         norms = torch.linalg.vector_norm(x, dim=-1, keepdim=True)  # one kernel, where squares and their sum are two
         norms = torch.addcmul(x.new_full((), math.log(features.size(1)) / scale), norms, norms).flatten(0, 1)
         logs = torch.baddbmm(norms, x.flatten(0, 1), features.transpose(-1, -2), beta=-scale / 2, alpha=scale)
@@ -86,16 +87,10 @@ class _FeatureLogs(torch.autograd.Function):
         flat, grad_logs = x.flatten(0, 1), grad_logs.flatten(0, 1).to(x.dtype)
         if ctx.needs_input_grad[0]:
             grad_x = flat * grad_logs.sum(-1, keepdim=True)
-            grad_x = grad_x.baddbmm_(grad_logs, _FeatureLogs.wide(features, x), beta=-scale, alpha=scale).view(x.shape)
+            grad_x = grad_x.baddbmm_(grad_logs, features.to(x.dtype), beta=-scale, alpha=scale).view(x.shape)
         if ctx.needs_input_grad[1]:
             grad_features = torch.bmm(grad_logs.transpose(-1, -2), flat).unflatten(0, x.shape[:2]).sum(0).mul_(scale)
         return grad_x, grad_features, None, None
-
-    @staticmethod
-    def wide(features, x):
-        """The features for every sentence in the precision of x, made in one kernel."""
-        each = features.expand(x.size(0), -1, -1, -1)
-        return each.to(x.dtype, memory_format=torch.contiguous_format).flatten(0, 1)
 
 
 def tangents(
@@ -478,8 +473,8 @@ class _Shares(torch.autograd.Function):
     @once_in_full_precision
     def backward(ctx, grad_shares, grad_log_sums):
         (shares,) = ctx.saved_tensors
-        grad_log_sums = (grad_log_sums - (grad_shares * shares).sum(2)).unsqueeze(2)
-        return (grad_shares + grad_log_sums).mul_(shares)
+        products = grad_shares * shares
+        return torch.addcmul(products, shares, (grad_log_sums - products.sum(2)).unsqueeze(2))
 
 
 def near_far_at_expected(

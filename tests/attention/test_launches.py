@@ -108,7 +108,7 @@ def test_a_decoder_takes_as_many_more_as_the_number_of_chunks_has_digits(name, o
         assert all(count <= limit for count, limit in zip(found[length], limits, strict=True)), found
 
 
-@pytest.mark.parametrize(("options", "most"), [({}, (82, 90)), ({"band": "expected"}, (78, 103))])
+@pytest.mark.parametrize(("options", "most"), [({}, (82, 90)), ({"band": "expected"}, (74, 103))])
 def test_near_far_takes_no_more_kernels_for_longer_sentences(options, most, monkeypatch):
     monkeypatch.setattr(pivots_causal, "ONE_BY_ONE", ())
     found = [forward_and_backward(build("near_far", **options), length=length) for length in (300, 1000)]

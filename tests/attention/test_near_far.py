@@ -53,6 +53,24 @@ def log_kernel(mechanism, q, k):
     return query_logs.unsqueeze(3) + key_logs.unsqueeze(2)
 
 
+@pytest.mark.parametrize("form", ["expected", "tangents-expected"])
+@torch.no_grad()
+def test_rounding_moves_no_band_around_the_expected_position(form):
+    """Float32 has the bands of float64 at 5,000 tokens, whole, padded in a batch, and where queries come one by one."""
+    n, early = 5000, 3
+    q, k, v = (random(1, 2, n, 64, seed=seed).float() for seed in range(3))
+    mechanism = build(head_dim=64, **FORMS[form][0]).float()
+    exact = copy.deepcopy(mechanism).double()(q.double(), k.double(), v.double()).values
+    close(mechanism(q, k, v).values.double(), exact, 1e-4)
+    padded = [torch.nn.functional.pad(x, (0, 0, early, 0)).expand(2, -1, -1, -1) for x in (q, k, v)]
+    pads = (torch.arange(n + early) < early).expand(2, -1)
+    close(mechanism(*padded, pads, pads).values[1:, :, early:].double(), exact, 1e-4)
+    summary = mechanism.summarise(k, v)
+    for i in range(0, n, 100):
+        step = mechanism.attend_summary(q[:, :, i : i + 1], summary).values
+        close(step.double(), exact[:, :, i : i + 1], 1e-4)
+
+
 def test_features_as_drawn_are_unbiased():
     """r terms of mean 1 and variance ``exp(s‖q + k‖²) - 1``, relative to ``exp(s·q·k)``: their mean is 1 ± σ.
 

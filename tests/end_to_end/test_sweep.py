@@ -7,7 +7,8 @@ import pytest
 
 from fairseq_lot.attention.near_far import EXACT_UP_TO
 from fairseq_lot.plug_and_play import sweep
-from fairseq_lot.plug_and_play.points import read_points
+from fairseq_lot.plug_and_play.points import read_points, spelt
+from fairseq_lot.plug_and_play.swap import options_of_swap
 from fairseq_lot.pretrained.checkpoint import model_args
 from tests.end_to_end.conftest import contents, edited, fairseq_lot, refuse
 from tests.plug_and_play.test_sweep import bleu
@@ -115,7 +116,7 @@ def test_without_a_way_the_usual_ones_are_tried_beside_the_base(data, stock_chec
         ("sinkhorn --sinkhorn-epsilon 1 --sinkhorn-num-updates 3", ""),
         ("esp", ""),
         ("lot", ""),
-        (f"near_far --near-far-exact-up-to {EXACT_UP_TO}", ""),
+        (f"near_far {spelt(options_of_swap('near_far'))}", ""),
         ("lot", "pieces"),
     ]
     assert all(0 < point.bleu.p <= 1 and point.bleu.base == points[0].bleu.score for point in points[1:])

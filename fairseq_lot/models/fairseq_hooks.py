@@ -26,6 +26,7 @@ from fairseq_lot.attention.differential import Differential
 from fairseq_lot.errors import InputError
 from fairseq_lot.models.architecture import override_attention, refuse_renamed
 from fairseq_lot.models.dictionaries import check_dictionaries, note_dictionaries
+from fairseq_lot.models.misfit import explained
 from fairseq_lot.models.starting_point import check_configured, check_overridden, saved_model, starting_point
 from fairseq_lot.modules.flat_options import check_overrides, option_names
 from fairseq_lot_compat import in_command
@@ -118,7 +119,10 @@ def _with_weights(stock_init):
 
 
 def _when_training_begins(stock_load):
-    """Refuse other dictionaries than those of the start, what would be lost, and in hydra another attention."""
+    """Refuse other dictionaries than those of the start, what would be lost, and a start that does not fit.
+
+    Of fairseq-hydra-train a start from another attention, too.
+    """
 
     def load_checkpoint(cfg, trainer, **options):
         path, model = starting_point(cfg), trainer.cfg.model
@@ -129,7 +133,11 @@ def _when_training_begins(stock_load):
         if path is not None and isinstance(trainer.get_model(), TransformerModel):
             check_dictionaries(saved_model(path), trainer.task, path)
         refuse_to_lose(trainer.get_model(), trainer.cfg)
-        return stock_load(cfg, trainer, **options)
+        try:
+            return stock_load(cfg, trainer, **options)
+        except Exception as error:
+            fine_tunes = path is not None and path == cfg.finetune_from_model
+            raise explained(error, path, trainer, fine_tunes=fine_tunes) from error.__cause__
 
     return load_checkpoint
 

@@ -18,6 +18,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY, FairseqLanguageModel
 from fairseq.models.transformer import TransformerConfig, TransformerModel
 from fairseq.models.transformer.transformer_legacy import base_architecture
 from fairseq.utils import split_paths
+from torch import Tensor
 
 from fairseq_lot.attention.options import SITES
 from fairseq_lot.attention.registry import DEFAULT, describe
@@ -254,8 +255,27 @@ def saved_model(path: str) -> Namespace:
     return _read(path)[0]
 
 
+def shapes_weights(name: str) -> bool:
+    """Whether a model with another value of this argument may have weights of other shapes."""
+    names = Namespace(**_ASSUMED)
+    base_architecture(names)
+    return hasattr(names, name) and not _TRAINING_ONLY.search(name) and name not in _UNSEEN
+
+
+def model_of(path: str) -> tuple[Namespace, dict[str, Tensor]]:
+    """The arguments of a checkpoint's model, and its weights."""
+    saved, _, state = _read_all(path)
+    return saved, state["model"]
+
+
 def _read(path):
     """The arguments of a checkpoint's model and of its task, and whether it has the state of an optimiser."""
+    saved, task, state = _read_all(path)
+    return saved, task, state.get("last_optimizer_state") is not None
+
+
+def _read_all(path):
+    """The arguments of a checkpoint's model and of its task, and all that is in it."""
     try:
         # a file of today's format is mapped: its tensors are not read
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
@@ -264,7 +284,7 @@ def _read(path):
         saved, task = (dict(one if isinstance(one, dict) else vars(one)) for one in (saved, task))
     except Exception as error:  # torch raises whatever the damage leads to
         raise InputError(f"{path} cannot be read as a checkpoint: {first_line(error)}") from error
-    return Namespace(**saved), task, state.get("last_optimizer_state") is not None
+    return Namespace(**saved), task, state
 
 
 def _refuse_other_defaults(args, defaults, typed, saved, path):

@@ -14,6 +14,7 @@ from fairseq.tasks.translation import TranslationTask
 
 from fairseq_lot.errors import InputError
 from fairseq_lot.models.dictionaries import check_dictionaries, has_fingerprints
+from fairseq_lot.models.misfit import other_dictionary
 from fairseq_lot.pretrained.checkpoint import State, model_args, saved_task
 
 _WAY_OUT = "make it with fairseq-preprocess, see scripts/prepare_*.sh"
@@ -176,10 +177,8 @@ def check_embeddings(task: TranslationTask, state: State) -> None:
     for (stack, symbols), language in zip(sides.items(), languages, strict=True):
         embedding = state["model"].get(f"{stack}.embed_tokens.weight")
         if embedding is not None and len(embedding) != len(symbols):
-            raise InputError(
-                f"{state.path} was trained with {len(embedding)} symbols, but {task.cfg.data}/dict.{language}.txt has "
-                f"{len(symbols)}; use the data folder that it was trained on"
-            )
+            dictionary = f"{task.cfg.data}/dict.{language}.txt"
+            raise InputError(other_dictionary(state.path, len(embedding), dictionary, len(symbols)))
     check_dictionaries(model_args(state), task, state.path)
     if has_fingerprints(model_args(state)) or (trained_on := _folder_of_training(state, task)) is None:
         return

@@ -2,14 +2,14 @@
 
 import contextlib
 import io
-import logging
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from fairseq import options
 
 from fairseq_lot.errors import InputError, first_line
 from fairseq_lot.models import pluggable_transformer  # noqa: F401 - registers the architectures
+from fairseq_lot.pretrained.logs import quiet
 
 
 def read_flags(parser: ArgumentParser, words: Sequence[str], command: str) -> Namespace:
@@ -18,7 +18,7 @@ def read_flags(parser: ArgumentParser, words: Sequence[str], command: str) -> Na
     Raises:
         InputError: the command would refuse it.
     """
-    with contextlib.redirect_stderr(io.StringIO()) as printed, _quiet("fairseq"), _quiet("fairseq_lot"):
+    with contextlib.redirect_stderr(io.StringIO()) as printed, quiet("fairseq"), quiet("fairseq_lot"):
         try:
             return options.parse_args_and_arch(parser, list(words))
         except InputError:
@@ -28,15 +28,3 @@ def read_flags(parser: ArgumentParser, words: Sequence[str], command: str) -> Na
         except Exception as error:  # of an architecture whose sizes do not fit, or of a checkpoint
             reason = first_line(error)
     raise InputError(f"{command} refuses its flags: {' '.join(reason.split())}")
-
-
-@contextlib.contextmanager
-def _quiet(name: str) -> Iterator[None]:
-    """Leave out what the command itself will log."""
-    logger = logging.getLogger(name)
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import dataclasses
+import logging
 import sys
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
@@ -40,7 +41,8 @@ from fairseq_lot.pretrained.data_folder import (
 )
 from fairseq_lot.pretrained.device import choose_device
 from fairseq_lot.pretrained.languages import Pair, languages, with_languages
-from fairseq_lot.pretrained.multilingual import is_multilingual, set_up, source_symbols, without_notes
+from fairseq_lot.pretrained.logs import quiet
+from fairseq_lot.pretrained.multilingual import is_multilingual, set_up, source_symbols
 
 # What saves memory or regularises in fairseq-train: it hinders a fit, and changes no measurement. Quantisation noise is
 # not here: its layer is a part of the model, and its noise is not made in eval mode.
@@ -314,7 +316,7 @@ def load_data(
     chosen: dict[str, Any] = {"data": str(data), "source_lang": source, "target_lang": target}
     chosen |= {"dataset_impl": None, "num_batch_buckets": 0}  # the format is the folder's, buckets are of a training
     try:
-        with without_notes():
+        with quiet("fairseq", logging.WARNING):  # its notes on every file that it reads
             if is_multilingual(saved):
                 task = set_up(copy.deepcopy(saved) | chosen)
             else:

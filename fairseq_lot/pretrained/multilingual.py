@@ -49,15 +49,3 @@ def language_symbols(task: FairseqTask) -> set[int]:
     _, spec = task.args.langtoks["main"]
     symbol = spec and task.data_manager.get_decoder_langtok(task.args.target_lang, spec)
     return {*source_symbols(task), symbol} - {None}
-
-
-@contextlib.contextmanager
-def without_notes() -> Iterator[None]:
-    """Leave out fairseq's notes on every file that it reads."""
-    logger = logging.getLogger("fairseq")
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

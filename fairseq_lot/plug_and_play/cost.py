@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fairseq_lot.attention.softmax import Softmax
 from fairseq_lot.errors import InputError
+from fairseq_lot.modules.places import Place, named_places
 from fairseq_lot.modules.sites import ATTENTION_AT, attention_blocks, attentions, inner
 from fairseq_lot.output.files import atomic_write
 from fairseq_lot.plug_and_play.distillation import translate_greedily
@@ -180,7 +181,7 @@ class Comparison:
         for (site, layer, block), (_, _, own) in zip(attention_blocks(base), ours, strict=True):
             name = ATTENTION_AT[site][1]
             if _plan_of(own) != _plan_of(getattr(block, name)):
-                self._blocks[f"{site}.{layer}"] = block, name, own, getattr(block, name)
+                self._blocks[str(Place(site, layer))] = block, name, own, getattr(block, name)
         self.places = list(self._blocks)
         self._pairs: list[tuple[Tensor, Tensor]] = []
         self.measured_on = ""
@@ -225,7 +226,7 @@ class Comparison:
             of_encoder, of_decoder = (
                 difference / square for difference, square in zip(differences, squares, strict=True)
             )
-            sites = {place.partition(".")[0] for place in places}
+            sites = {place.site for place in named_places(places)}
             errors = [*([of_encoder] if "encoder" in sites else []), *([of_decoder] if sites - {"encoder"} else [])]
             found.append((_finite((divergence / pieces).clamp(min=0)), _finite(torch.stack(errors).max())))
         return found

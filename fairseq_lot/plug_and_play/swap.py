@@ -324,22 +324,15 @@ def with_softmax_at(state: State, base: State, places: list[str], **options: Any
     """
     kept = [*map(str, named_places(options.pop("keep_softmax", None))), *places]
     mixed = swap_as_drawn(base, keep_softmax=kept, **options)
-    modules = [f"{stack}.layers.{layer}.{name}." for stack, name, layer in map(_module_of, places)]
+    at = [(*ATTENTION_AT[place.site], place.layer) for place in named_places(places)]
+    modules = [f"{stack}.layers.{layer}.{name}." for stack, name, layer in at]
     for name, weight in state["model"].items():
         if name in mixed["model"] and not name.startswith(tuple(modules)):
             mixed["model"][name] = weight
-    of_fit = ("calibration", "trained_attention", "trained_sites")
-    for name in of_fit:
+    for name in ("calibration", "trained_attention", "trained_sites"):
         if hasattr(model_args(state), name):
             setattr(model_args(mixed), name, getattr(model_args(state), name))
     return mixed
-
-
-def _module_of(place: str) -> tuple[str, str, int]:
-    """Stack, name in a layer, and layer of the attention at a place."""
-    site, layer = place.split(".")
-    stack, name = ATTENTION_AT[site]
-    return stack, name, int(layer)
 
 
 def swap_as_drawn(checkpoint: Checkpoint, *, attention: str = PLUGGED, **flat_options: Any) -> State:

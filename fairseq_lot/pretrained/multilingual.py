@@ -4,10 +4,7 @@ The dictionaries of such a task are those of the data folder with a symbol for e
 one (``--encoder-langtok``), and so may the target (``--decoder-langtok``).
 """
 
-import contextlib
-import logging
 from argparse import Namespace
-from collections.abc import Iterator
 
 from fairseq.tasks import FairseqTask
 from fairseq.tasks.translation_multi_simple_epoch import TranslationMultiSimpleEpochTask

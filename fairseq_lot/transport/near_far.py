@@ -32,8 +32,8 @@ _DENSE = {"cpu": 96, "other": 256}
 # of a query over the mass of its row is at most _MOST, and its product with a key's does not overflow. More headroom
 # would cost precision: the roundings of a logarithm grow with it.
 _HEADROOM, _LEAST, _MOST = 16.0, 2.0**-120, 2.0**104
-# A difference to 1 that is rounding.
-_ROUNDING = 1e-5
+# A difference to 1 that is rounding, in units of the precision.
+_ROUNDING = 84
 # The powers inside are powers of two: a CPU takes them four times as fast, and thirty where the result is next to 0.
 _LOG2_E = math.log2(math.e)
 
@@ -491,7 +491,8 @@ def near_far_at_expected(
     """:func:`near_far` with a query's band around the slot that its features expect, ``|j - ⌊p_i + 0.501⌋| ≤ W``.
 
     ``p_i`` is the mean slot of the keys under the features alone. Each query reads 2W + 1 keys: O(n (r + W) d). What
-    the features give these keys is taken from what they give all; where less than 1e-5 of it is left, nothing is.
+    the features give these keys is taken from what they give all; where what is left is rounding (1e-5 in float32),
+    nothing is.
 
     Args:
         q, k, v: as for :func:`near_far`; ``q·k`` are the scores.
@@ -524,9 +525,10 @@ def near_far_at_expected(
 
     features, log_sums = features.to(q.dtype), log_sums.to(q.dtype)
     near, replaced = at_slots(k, q, -torch.inf), at_slots(summary.shares, features, 0.0)
-    left = threshold(1 - replaced.sum(-1, keepdim=True), _ROUNDING, 0.0)
+    rounding = _ROUNDING * torch.finfo(q.dtype).eps
+    left = threshold(1 - replaced.sum(-1, keepdim=True), rounding, 0.0)
     both = torch.softmax(torch.cat([near, log_sums + left.log()], -1), -1)
-    near, scale = both[..., :-1], both[..., -1:] / left.clamp(min=_ROUNDING)
+    near, scale = both[..., :-1], both[..., -1:] / left.clamp(min=rounding)
     near, features = torch.addcmul(near, scale, replaced, value=-1.0), scale * features
     values = (near.unsqueeze(-2) @ gathered(v)).squeeze(-2)
     parts = (x.flatten(0, 1) for x in (values, features, summary.means))

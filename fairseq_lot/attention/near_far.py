@@ -1,7 +1,8 @@
 """near_far attention: a kernel that is exact near the diagonal and of low rank elsewhere."""
 
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,17 +20,11 @@ from fairseq_lot.attention.options import Options, option, prior_option
 from fairseq_lot.attention.sinkhorn import Sinkhorn, SinkhornOptions
 from fairseq_lot.attention.softmax import Softmax, SoftmaxOptions
 from fairseq_lot.errors import InputError
+from fairseq_lot.transport.expected_band import FarSummary, near_far_at_expected, summarise_far
 from fairseq_lot.transport.exporting import is_exporting
+from fairseq_lot.transport.features import feature_logs, tangent_logs, tangents
 from fairseq_lot.transport.marginals import Pads, at_least_float32, without_empty
-from fairseq_lot.transport.near_far import (
-    FarSummary,
-    feature_logs,
-    near_far,
-    near_far_at_expected,
-    summarise_far,
-    tangent_logs,
-    tangents,
-)
+from fairseq_lot.transport.near_far import near_far
 from fairseq_lot.transport.pivots_causal import PrefixState, absorb, empty_prefix, prefix_apply
 from fairseq_lot.transport.positions import alibi_slopes
 
@@ -206,20 +201,14 @@ class NearFar(Mechanism):
         sides = tokens.split((q.size(2), k.size(2)), 2)
         logs = self._side_logs(tokens, sides, masks)
         if masks.causal and not self._rows_are_kept(sides, logs):
-
-            def apply(v):
-                return self._by_prefixes(sides, v, logs, masks.key_pads)[:, :, early:]
+            apply = partial(self._by_prefixes, sides, logs, masks.key_pads)
         else:
-            mass = self._log_masses(sides, logs, masks)
-
-            def apply(v):
-                return self._products(sides, v, logs, mass, causal=masks.causal)[0][:, :, early:]
-
+            apply = partial(self._by_blocks, sides, logs, self._log_masses(sides, logs, masks), masks.causal)
         weights = None
         if need_weights:
             identity = torch.eye(v.size(2), dtype=v.dtype, device=v.device)
-            weights = apply(identity.expand(*v.shape[:2], -1, -1))
-        return AttentionOutput(apply(v), weights)
+            weights = apply(identity.expand(*v.shape[:2], -1, -1))[:, :, early:]
+        return AttentionOutput(apply(v)[:, :, early:], weights)
 
     @torch.no_grad()
     def _rows_are_kept(self, sides, logs):
@@ -260,8 +249,12 @@ class NearFar(Mechanism):
         empty = sums == torch.finfo(sums.dtype).min
         return (-sums).masked_fill(empty if pads is None else empty | pads.unsqueeze(1), -torch.inf)
 
-    def _by_prefixes(self, sides, v, logs, key_pads):
-        """``A v``, causal, whatever the logs of the keys: the band, and by prefix sums the keys before it."""
+    def _by_blocks(self, sides, logs, log_mass, causal, v):
+        """``A v`` by :func:`near_far`."""
+        return self._products(sides, v, logs, log_mass, causal=causal)[0]
+
+    def _by_prefixes(self, sides, logs, key_pads, v):
+        """``A v``, causal, for logs of any size: the band by :func:`near_far`, the keys before it by prefix sums."""
         log_mass = _log_mass(key_pads, sides[1])
         values, log_sums = self._products(sides, v, (None, None), log_mass, causal=True, with_log_sums=True)
         query_logs, key_logs = logs
@@ -348,8 +341,10 @@ class NearFar(Mechanism):
 
         So what is kept after E tokens is of constant size.
         """
-        values, following = [], state
-        if "recent_key" not in state:
+        values = []
+        if "recent_key" in state:
+            window: _Window | None = _Window.of(state)
+        else:
             exact = k.size(2)  # so many of the new keys come while all are kept
             if self.options.num_features and not need_weights:
                 exact = self._number_within_exact(k, key_padding_mask, state)
@@ -363,17 +358,19 @@ class NearFar(Mechanism):
                 values.append(output.values)
                 q, k, v = q[:, :, rows:], k[:, :, exact:], v[:, :, exact:]
                 key_padding_mask = None if key_padding_mask is None else key_padding_mask[:, exact:]
-            following = self._folded(state)
+            window = self._folded(state) if state else None
         early = k.size(2) - q.size(2)  # keys before the first query, as of a source in --cross-self-attention
         if early:
             q = nn.functional.pad(q, (0, 0, early, 0))
         for i in range(q.size(2)):
             now = (slice(None), slice(None), slice(i, i + 1))
             pads = None if key_padding_mask is None else key_padding_mask[:, i : i + 1]
-            value, following = self._next_token(q[now], k[now], v[now], pads, following)
+            window = self._appended(window, k[now], v[now], pads)
+            value, window = self._attend_window(q[now], window)
             if i >= early:
                 values.append(value.to(q.dtype))
-        return AttentionOutput(values[0] if len(values) == 1 else torch.cat(values, 2)), following
+        assert window is not None
+        return AttentionOutput(values[0] if len(values) == 1 else torch.cat(values, 2)), window.as_state()
 
     def _number_within_exact(self, k, key_padding_mask, state):
         """How many of the new keys are among the first E tokens of some sentence; all before its first token are."""
@@ -387,61 +384,67 @@ class NearFar(Mechanism):
         return min(max(within - before, 0), k.size(2))
 
     def _folded(self, state):
-        """What :meth:`_next_token` needs of a state that holds all keys: the last W + 1, and the sums of the others."""
-        if not state:
-            return state
+        """The window of a state that holds all keys."""
         k, v = at_least_float32(state["key"]), self.drop_keys(at_least_float32(state["value"]))
         n, late = k.size(2), min(self.options.window + 1, k.size(2))
-        recent = {"recent_key": k[:, :, n - late :].contiguous(), "recent_value": v[:, :, n - late :].contiguous()}
-        log_mass = None
-        if "key_padding_mask" in state:
-            log_mass = k.new_zeros(len(k), 1, n).masked_fill_(state["key_padding_mask"].unsqueeze(1), _NO_MASS)
-            recent["log_mass"] = log_mass[:, :, n - late :].contiguous()
-        if n == late:
-            return recent
-        logs = self._logs(k[:, :, : n - late])
-        if log_mass is not None:
-            logs = logs + log_mass[:, :, : n - late, None]
-        slopes = self._slopes(k)
-        if slopes is not None:
-            logs = (
-                logs
-                - slopes[:, None, None] * torch.arange(n - 1, late - 1, -1, dtype=k.dtype, device=k.device)[:, None]
-            )
-        means = torch.softmax(logs, 2).transpose(-1, -2) @ v[:, :, : n - late]
-        return recent | vars(PrefixState(torch.logsumexp(logs, 2), means))
+        log_mass, pads = None, state.get("key_padding_mask")
+        if pads is not None:
+            log_mass = k.new_zeros(len(k), 1, n).masked_fill_(pads.unsqueeze(1), _NO_MASS)
+        far = None
+        if n > late:
+            logs = self._logs(k[:, :, : n - late])
+            if log_mass is not None:
+                logs = logs + log_mass[:, :, : n - late, None]
+            slopes = self._slopes(k)
+            if slopes is not None:
+                distances = torch.arange(n - 1, late - 1, -1, dtype=k.dtype, device=k.device)
+                logs = logs - slopes[:, None, None] * distances[:, None]
+            means = torch.softmax(logs, 2).transpose(-1, -2) @ v[:, :, : n - late]
+            far = PrefixState(torch.logsumexp(logs, 2), means)
+            log_mass = None if log_mass is None else log_mass[:, :, n - late :].contiguous()
+        return _Window(k[:, :, n - late :].contiguous(), v[:, :, n - late :].contiguous(), log_mass, far)
 
-    def _next_token(self, q, k, v, pads, state):
-        """The values of one token, and the next state, at least float32: what is put beside it gets its precision."""
+    def _appended(self, window, k, v, pads):
+        """The window with one more key, in at least float32: what is put beside it gets its precision."""
         k, v = without_pads(k, pads), self.drop_keys(without_pads(v, pads))
-        if state:
-            k, v = torch.cat([state["recent_key"], k], 2), torch.cat([state["recent_value"], v], 2)
+        if window is None:
+            k, v, log_mass, far = at_least_float32(k), at_least_float32(v), None, None
         else:
-            k, v = at_least_float32(k), at_least_float32(v)
-        log_mass = None
-        if pads is not None or "log_mass" in state:
-            log_mass = state.get("log_mass", k.new_zeros(k.size(0), 1, k.size(2) - 1))
+            k, v = torch.cat([window.keys, k], 2), torch.cat([window.values, v], 2)
+            log_mass, far = window.log_mass, window.far
+        if pads is not None or log_mass is not None:
+            if log_mass is None:
+                log_mass = k.new_zeros(k.size(0), 1, k.size(2) - 1)
             now = k.new_zeros(k.size(0), 1, 1)
             log_mass = torch.cat([log_mass, now if pads is None else now.masked_fill_(pads.unsqueeze(1), _NO_MASS)], 2)
-        slopes, far = self._slopes(k), None
-        if k.size(2) > self.options.window + 1:
-            tokens = torch.cat([q, k[:, :, :1]], 2)
-            query_logs, leaving = self._logs(tokens).split(1, 2)
-            if log_mass is not None:
-                leaving, log_mass = leaving + log_mass[:, :, :1, None], log_mass[:, :, 1:]
-            before = PrefixState(state["log_sums"], state["means"]) if "means" in state else empty_prefix(leaving, v)
-            if slopes is not None:
-                leaving = leaving - slopes[:, None, None] * (self.options.window + 1)
-                before = replace(before, log_sums=before.log_sums - slopes[:, None])
-            far = absorb(before, leaving.squeeze(2), v[:, :, 0])
-            q, k, v = tokens[:, :, :1], k[:, :, 1:], v[:, :, 1:]
-        state = {"recent_key": k, "recent_value": v} | ({} if log_mass is None else {"log_mass": log_mass})
+        return _Window(k, v, log_mass, far)
+
+    def _without_first(self, window, key_logs, slopes):
+        """The window after its first key, with these logs of features, has moved into the sums."""
+        k, v, log_mass, far = window
+        if log_mass is not None:
+            key_logs, log_mass = key_logs + log_mass[:, :, :1, None], log_mass[:, :, 1:]
+        if far is None:
+            far = empty_prefix(key_logs, v)
+        if slopes is not None:
+            key_logs = key_logs - slopes[:, None, None] * (self.options.window + 1)
+            far = replace(far, log_sums=far.log_sums - slopes[:, None])
+        return _Window(k[:, :, 1:], v[:, :, 1:], log_mass, absorb(far, key_logs.squeeze(2), v[:, :, 0]))
+
+    def _attend_window(self, q, window):
+        """The values of the last token, and its window, without the key that is W + 1 tokens before it."""
+        is_full, slopes = window.keys.size(2) > self.options.window + 1, self._slopes(window.keys)
+        if is_full:
+            tokens = torch.cat([q, window.keys[:, :, :1]], 2)
+            query_logs, key_logs = self._logs(tokens).split(1, 2)
+            window, q = self._without_first(window, key_logs, slopes), tokens[:, :, :1]
+        k, v, log_mass, far = window
         bias = None if log_mass is None else log_mass.unsqueeze(2)
         if slopes is not None:
             falls = slopes[:, None, None] * torch.arange(1 - k.size(2), 1, dtype=k.dtype, device=k.device)
             bias = falls.unsqueeze(0) if bias is None else bias + falls
-        if far is None:
-            return scaled_dot_product_attention(at_least_float32(q), k, v, bias), state
+        if not is_full:
+            return scaled_dot_product_attention(at_least_float32(q), k, v, bias), window
         heads = q.flatten(0, 1), k.flatten(0, 1).transpose(-1, -2)
         near = torch.baddbmm(k.new_empty(()), *heads, beta=0, alpha=self.scaling).unflatten(0, k.shape[:2])
         near = near if bias is None else near + bias
@@ -449,7 +452,35 @@ class NearFar(Mechanism):
         shares = torch.softmax(torch.cat([near, through], -1), -1).flatten(0, 1)
         near, through = shares.split([near.size(-1), through.size(-1)], -1)
         values = torch.baddbmm(near @ v.flatten(0, 1), through, far.means.flatten(0, 1))
-        return values.unflatten(0, k.shape[:2]), state | vars(far)
+        return values.unflatten(0, k.shape[:2]), window
+
+
+class _Window(NamedTuple):
+    """What a decoder keeps after its exact tokens: the last W + 1 keys, and sums over all keys before them.
+
+    Attributes:
+        keys, values: ``(bsz, num_heads, at most W + 1, head_dim)``, at least float32.
+        log_mass: ``(bsz, 1, at most W + 1)``, 0, and _NO_MASS at pads; None: no pads so far.
+        far: the sums; None: no key has left the window.
+    """
+
+    keys: Tensor
+    values: Tensor
+    log_mass: Tensor | None
+    far: PrefixState | None
+
+    @classmethod
+    def of(cls, state: State) -> "_Window":
+        """The inverse of :meth:`as_state`."""
+        far = PrefixState(state["log_sums"], state["means"]) if "means" in state else None
+        return cls(state["recent_key"], state["recent_value"], state.get("log_mass"), far)
+
+    def as_state(self) -> State:
+        """Tensors by name, as fairseq reorders them."""
+        state = {"recent_key": self.keys, "recent_value": self.values}
+        if self.log_mass is not None:
+            state["log_mass"] = self.log_mass
+        return state if self.far is None else state | vars(self.far)
 
 
 def _log_mass(padding_mask: Pads, like: Tensor) -> Tensor | None:

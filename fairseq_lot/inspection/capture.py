@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fairseq_lot.attention.base import Mechanism
+from fairseq_lot.attention.base import Mechanism, without_pads
 from fairseq_lot.attention.differential import Differential, side_by_side
 from fairseq_lot.attention.registry import DEFAULT, MECHANISMS, build_mechanism
 from fairseq_lot.attention.sinkhorn import Sinkhorn
@@ -72,10 +72,31 @@ class Captured:
         weights = _softmax(self.q, self.k, key_padding_mask, causal=self.causal)
         return self.mechanism.difference(weights) if isinstance(self.mechanism, Differential) else weights
 
-    @property
-    def values(self) -> Tensor:
-        """What ``weights`` multiply, ``(bsz, heads, src_len, ...)``: of a pair of heads both, side by side."""
-        return side_by_side(self.v) if self.signed else self.v
+    def values_of_plans(self, key_padding_mask: Tensor) -> Tensor:
+        """The values that the plan of each head multiplies: v, or v after LOT's convolution.
+
+        Args:
+            key_padding_mask: ``(bsz, src_len)`` bool, True = pad.
+
+        Returns:
+            ``(bsz, num_heads, src_len, head_dim)``; pads may hold anything.
+        """
+        convolution = getattr(inner(self.mechanism), "convolution", None)
+        return self.v if convolution is None else convolution(without_pads(self.v, key_padding_mask))
+
+    def values(self, key_padding_mask: Tensor) -> Tensor:
+        """The values that ``weights`` multiply.
+
+        The two plans of a differential form with a convolution multiply different values. Its values are given as they
+        are before the convolution.
+
+        Args:
+            key_padding_mask: ``(bsz, src_len)`` bool, True = pad.
+
+        Returns:
+            ``(bsz, heads, src_len, head_dim)``; a pair of heads has the values of both side by side.
+        """
+        return side_by_side(self.v) if self.signed else self.values_of_plans(key_padding_mask)
 
     def check_finite(self, path: object) -> None:
         """Refuse NaN and infinities, which no measure has a meaning for; ``path`` names the checkpoint."""

@@ -58,7 +58,7 @@ def measure_heads(attention: Captured, query_padding_mask: torch.Tensor, key_pad
     Returns:
         For each measure a ``(bsz, heads)`` tensor in float64.
     """
-    weights, v = attention.weights.double(), attention.values.double()
+    weights, v = attention.weights.double(), attention.values(key_padding_mask).double()
     other = attention.softmax_weights(key_padding_mask).double()
     masks = query_padding_mask.unsqueeze(1), key_padding_mask.unsqueeze(1)
     least, largest = diagnostics.receiver_extremes(weights, *masks)
@@ -84,7 +84,8 @@ def mean_rows(site: str, layer: int, name: str, signed: bool, parts: list[dict])
 
 def certify(attention: Captured, padding_mask: torch.Tensor, perturbations: int, seeds: list) -> Iterator[dict]:
     """Perturb the scores of each sentence by random signs of a few sizes; one dictionary per sentence."""
-    for q, k, v, pads, seed in zip(attention.q, attention.k, attention.v, padding_mask, seeds, strict=True):
+    values = attention.values_of_plans(padding_mask)
+    for q, k, v, pads, seed in zip(attention.q, attention.k, values, padding_mask, seeds, strict=True):
         q, k, v = (x[:, ~pads].double() for x in (q, k, v))
         scores = (q * q.size(-1) ** -0.5) @ k.transpose(-1, -2)
         random = np.random.default_rng(seed)
@@ -104,7 +105,7 @@ def certify_coupling(
     if not isinstance(lot, Lot):
         return
     log_masses = torch.log_softmax(lot.log_masses().double(), -1)  # they sum to 1 in float64, too
-    sides = lot.scores(attention.q), lot.scores(attention.k), attention.v
+    sides = lot.scores(attention.q), lot.scores(attention.k), attention.values_of_plans(padding_mask)
     updates = {"query_updates": lot.query_updates, "key_updates": lot.options.num_updates}
     for *parts, pads, seed in zip(*sides, padding_mask, seeds, strict=True):
         query_scores, key_scores, v = (x[:, ~pads].double() for x in parts)

@@ -10,6 +10,7 @@ from fairseq_lot.inspection import per_head
 from fairseq_lot.inspection.capture import capture
 from fairseq_lot.inspection.diagnose import BALANCE, diagnose, encoder_balance, render
 from fairseq_lot.inspection.per_head import MEASURES, summary
+from fairseq_lot.modules.sites import inner
 from tests.plug_and_play.in_memory import HEADS, LAYERS, LENGTHS, load
 
 OPTIONS = {"sentences": 6, "batch": 3, "perturbations": 2, "seed": 1}
@@ -144,6 +145,37 @@ def test_perturbations_are_in_units_of_the_temperature_and_of_the_values(monkeyp
     assert len(sizes) == 3 * LAYERS * len(LENGTHS)
     for number, found in enumerate(sizes):
         assert found == pytest.approx([(0.01, 0.1, 1.0)[number % 3]] * len(found))
+
+
+@pytest.mark.parametrize("differential", [False, True])
+def test_certificates_are_of_the_values_that_the_model_uses(monkeypatch, differential):
+    """With a convolution: the plan of each head, times the values that are certified, is the output of the model."""
+    loaded = load(attention="lot", lot_conv_kernel=3, differential=differential)
+    for block in loaded.model.encoder.layers:
+        inner(block.self_attn.mechanism).convolution.weight.data.normal_(generator=torch.Generator().manual_seed(4))
+    certified, coupling = [], per_head.coupling_certificate
+
+    def keep(query_scores, key_scores, log_masses, v, *noise, **options):
+        certified.append(v)
+        return coupling(query_scores, key_scores, log_masses, v, *noise, **options)
+
+    monkeypatch.setattr(per_head, "coupling_certificate", keep)
+    sample = loaded.batch([0, 1, 2])
+    pads = sample["net_input"]["src_tokens"].eq(loaded.pad)
+    assert pads.any()
+    with torch.no_grad(), capture(loaded.model) as seen:
+        loaded.model(**sample["net_input"])
+        attention = next(x for x in seen if x.site == "encoder")
+        lot = inner(attention.mechanism)
+        found = list(per_head.certify_coupling(attention, pads, 2, [[0, i] for i in range(3)]))
+        expected = lot(attention.q, attention.k, attention.v, pads, pads, need_weights=True)
+    for sentence, v in enumerate(certified):
+        real = ~pads[sentence]
+        plans = expected.weights[sentence][:, real][..., real].double()
+        assert (plans @ v - expected.values[sentence][:, real]).abs().max() < 1e-5
+    assert len(found) == len(certified) == 3
+    if not differential:
+        assert (attention.weights @ attention.values(pads) - expected.values).abs().max() < 1e-5
 
 
 def test_a_layer_has_the_largest_ratio_and_their_mean():

@@ -19,6 +19,7 @@ from fairseq_lot.attention.base import Mechanism
 from fairseq_lot.attention.registry import MECHANISMS, build_mechanism
 from fairseq_lot.errors import InputError
 from fairseq_lot.kernels import choice, naive
+from fairseq_lot.numerics.log_domain import log_domain_sinkhorn
 from fairseq_lot.output.tables import Table
 from fairseq_lot.pretrained.device import add_device_argument, choose_device
 
@@ -97,7 +98,7 @@ def check_kernels(device: torch.device) -> Iterator[list[str]]:
             yield [title, precision, *compare(kernel, twin, inputs, device)]
         log_a = torch.zeros(bsz, 1, n).masked_fill(masks[0][:, None], -torch.inf).log_softmax(-1)
         inputs = [torch.randn(bsz, HEADS, n, r), log_a, log_masses]
-        fast, plain = (partial(function, num_updates=5) for function in (choice.sinkhorn, naive.sinkhorn))
+        fast, plain = (partial(function, num_updates=5) for function in (choice.sinkhorn, log_domain_sinkhorn))
         yield [f"sinkhorn, {bsz} x {n} x {r}", "fp32", *compare(fast, plain, inputs, device)]
 
 

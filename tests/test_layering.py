@@ -18,9 +18,10 @@ EXPERIMENT = {"corpus", "evaluation", *TOOLS}
 SEES = {
     "errors": set(),
     "output": {"errors"},
-    "kernels": {"errors"},
-    "transport": {"kernels", "errors"},
-    "attention": {"transport", "kernels", "errors"},
+    "numerics": {"errors"},
+    "kernels": {"numerics", "errors"},
+    "transport": {"kernels", "numerics", "errors"},
+    "attention": {"transport", "kernels", "numerics", "errors"},
     "modules": {"attention", "transport", "errors"},
     "models": {"modules", "attention", "errors"},
     "pretrained": {"models", "modules", "attention", *EXPERIMENT},
@@ -33,7 +34,7 @@ SEES = {
     "__init__": {"plug_and_play", "pretrained", "attention", "errors"},  # rooms by name, when they are first used
 }
 WITHOUT_TORCH = {"evaluation", "corpus", "output", "errors", "cli", "__init__"}
-WITHOUT_FAIRSEQ = {"kernels", "transport", "attention", *WITHOUT_TORCH}
+WITHOUT_FAIRSEQ = {"numerics", "kernels", "transport", "attention", *WITHOUT_TORCH}
 HEAVY = ["fairseq", "numpy", "omegaconf", "hydra", "ot", "scipy", "torch"]
 
 
@@ -59,7 +60,7 @@ def test_imports_go_downwards(path):
     above = rooms - SEES[name] - {name}
     assert not above, f"{name} must not import {', '.join(sorted(above))}"
     foreign = {one[0] for one in parts} - {"fairseq_lot"}
-    if name in ("transport", "attention"):
+    if name in ("numerics", "transport", "attention"):
         assert not foreign - set(sys.stdlib_module_names) - {"torch"}
     assert name not in WITHOUT_FAIRSEQ or "fairseq" not in foreign
     assert name not in WITHOUT_TORCH or "torch" not in foreign

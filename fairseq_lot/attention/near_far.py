@@ -20,6 +20,7 @@ from fairseq_lot.attention.options import Options, option, prior_option
 from fairseq_lot.attention.sinkhorn import Sinkhorn, SinkhornOptions
 from fairseq_lot.attention.softmax import Softmax, SoftmaxOptions
 from fairseq_lot.errors import InputError
+from fairseq_lot.numerics.log_domain import pad_log_mass
 from fairseq_lot.transport.expected_band import FarSummary, near_far_at_expected, summarise_far
 from fairseq_lot.transport.exporting import is_exporting
 from fairseq_lot.transport.features import feature_logs, tangent_logs, tangents
@@ -232,9 +233,9 @@ class NearFar(Mechanism):
 
     def _log_masses(self, sides, logs, masks):
         """log w after all half-updates but the last, which is that of the rows; None: all keys alike."""
-        g = _log_mass(masks.key_pads, sides[1])
+        g = None if masks.key_pads is None else pad_log_mass(masks.key_pads, sides[1])
         if self.options.num_updates > 1:
-            f = _log_mass(masks.query_pads, sides[0])
+            f = None if masks.query_pads is None else pad_log_mass(masks.query_pads, sides[0])
         for left in range(self.options.num_updates, 1, -1):
             if left % 2 == 1:
                 f = self._update(sides, logs, g, masks.query_pads)
@@ -255,7 +256,7 @@ class NearFar(Mechanism):
 
     def _by_prefixes(self, sides, logs, key_pads, v):
         """``A v``, causal, for logs of any size: the band by :func:`near_far`, the keys before it by prefix sums."""
-        log_mass = _log_mass(key_pads, sides[1])
+        log_mass = None if key_pads is None else pad_log_mass(key_pads, sides[1])
         values, log_sums = self._products(sides, v, (None, None), log_mass, causal=True, with_log_sums=True)
         query_logs, key_logs = logs
         slopes = self._slopes(v)
@@ -389,7 +390,7 @@ class NearFar(Mechanism):
         n, late = k.size(2), min(self.options.window + 1, k.size(2))
         log_mass, pads = None, state.get("key_padding_mask")
         if pads is not None:
-            log_mass = k.new_zeros(len(k), 1, n).masked_fill_(pads.unsqueeze(1), _NO_MASS)
+            log_mass = pad_log_mass(pads, k, _NO_MASS)
         far = None
         if n > late:
             logs = self._logs(k[:, :, : n - late])
@@ -415,8 +416,8 @@ class NearFar(Mechanism):
         if pads is not None or log_mass is not None:
             if log_mass is None:
                 log_mass = k.new_zeros(k.size(0), 1, k.size(2) - 1)
-            now = k.new_zeros(k.size(0), 1, 1)
-            log_mass = torch.cat([log_mass, now if pads is None else now.masked_fill_(pads.unsqueeze(1), _NO_MASS)], 2)
+            now = k.new_zeros(k.size(0), 1, 1) if pads is None else pad_log_mass(pads, k, _NO_MASS)
+            log_mass = torch.cat([log_mass, now], 2)
         return _Window(k, v, log_mass, far)
 
     def _without_first(self, window, key_logs, slopes):
@@ -481,10 +482,3 @@ class _Window(NamedTuple):
         if self.log_mass is not None:
             state["log_mass"] = self.log_mass
         return state if self.far is None else state | vars(self.far)
-
-
-def _log_mass(padding_mask: Pads, like: Tensor) -> Tensor | None:
-    """``(bsz, 1, len)``: 0, and -inf at pads; None without a mask."""
-    if padding_mask is None:
-        return None
-    return like.new_zeros(padding_mask.shape).masked_fill_(padding_mask, -torch.inf).unsqueeze(1)

@@ -2,8 +2,8 @@
 
 docs/kernels.md says on what devices, for what sizes, and what ``FAIRSEQ_LOT_KERNELS`` changes. Before the first use
 with a device, types, sizes and numbers of updates, the kernel solves a small padded problem: values and gradients must
-agree with ``naive`` in float64 to 1e-4, and to what rounding to a half precision costs. If they do not, or if anything
-is raised, there is one warning and plain torch from then on. Triton is imported only once a kernel is to be used.
+agree with plain torch in float64 to 1e-4, and to what rounding to a half precision costs. If they do not, or if
+anything is raised, there is one warning and plain torch from then on. Triton is imported once a kernel is to be used.
 """
 
 import importlib.util
@@ -18,6 +18,7 @@ from fairseq_lot.errors import InputError
 from fairseq_lot.kernels import naive
 from fairseq_lot.kernels.launch import padded
 from fairseq_lot.kernels.naive import LotInputs, LotSettings
+from fairseq_lot.numerics.log_domain import log_domain_sinkhorn
 
 VARIABLE = "FAIRSEQ_LOT_KERNELS"
 CAPABILITY = (8, 0)
@@ -204,6 +205,6 @@ def _sinkhorn_error(device, transposed, held, num_updates):
     result, exact = _problem(
         [x.to(device) for x in inputs],
         lambda *x: kernel(*x, num_updates=num_updates),
-        lambda *x: naive.sinkhorn(*x, num_updates=num_updates),
+        lambda *x: log_domain_sinkhorn(*x, num_updates=num_updates),
     )
     return _excess(result, exact, [torch.float32] * 4)

@@ -12,7 +12,6 @@ import torch
 import triton
 import triton.language as tl
 
-from fairseq_lot.kernels.autograd import once_in_full_precision
 from fairseq_lot.kernels.launch import (
     RUNTIME,
     backward_passes,
@@ -37,6 +36,7 @@ from fairseq_lot.kernels.tiles import (
     undo_pass,
     undo_tokens,
 )
+from fairseq_lot.numerics.autograd import once_in_full_precision
 
 BLOCK, WARPS = 16, 4  # tokens in a block: with 32 the kernels spill registers
 

@@ -8,7 +8,6 @@ import torch
 import triton
 import triton.language as tl
 
-from fairseq_lot.kernels.autograd import once_in_full_precision
 from fairseq_lot.kernels.launch import RUNTIME, backward_passes, forward_passes, merged, num_parts, padded, strides
 from fairseq_lot.kernels.tiles import (
     NEG_INF,
@@ -24,6 +23,7 @@ from fairseq_lot.kernels.tiles import (
     undo_pass,
     undo_tokens,
 )
+from fairseq_lot.numerics.autograd import once_in_full_precision
 
 TILE = 4096  # entries of a block
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import threshold
 
-from fairseq_lot.kernels.autograd import once_in_full_precision
+from fairseq_lot.numerics.autograd import once_in_full_precision
 
 # A difference to 1 below this many units of the precision is rounding.
 _ROUNDING = 84

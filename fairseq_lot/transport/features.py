@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from fairseq_lot.kernels.autograd import once_in_full_precision
+from fairseq_lot.numerics.autograd import once_in_full_precision
 
 
 def feature_logs(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fairseq_lot.kernels.autograd import once_in_full_precision
+from fairseq_lot.numerics.autograd import once_in_full_precision
 from fairseq_lot.transport.exporting import is_exporting
 
 # Scores below this in size need no peak; chunks can then be as long as _WIDE.

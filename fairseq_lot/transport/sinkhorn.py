@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from fairseq_lot.kernels import choice as kernels
-from fairseq_lot.kernels import naive
-from fairseq_lot.kernels.autograd import once_in_full_precision
+from fairseq_lot.numerics.autograd import once_in_full_precision
+from fairseq_lot.numerics.log_domain import log_domain_sinkhorn
 from fairseq_lot.transport.marginals import marginal_error
 from fairseq_lot.transport.sinkhorn_scaling import scaled_conditional
 
@@ -109,7 +109,7 @@ def sinkhorn(
         if conditional is None and scores.device.type == "cpu":
             conditional = scaled_conditional(scores, log_a, log_b, num_updates=num_updates, tolerance=tolerance)
     if conditional is None:
-        conditional = naive.sinkhorn(
+        conditional = log_domain_sinkhorn(
             scores, log_a, log_b, num_updates=num_updates, tolerance=tolerance, log_factor=log_factor
         )
     return Plan(conditional, log_a, log_b)

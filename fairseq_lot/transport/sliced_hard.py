@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fairseq_lot.kernels.autograd import once_in_full_precision
+from fairseq_lot.numerics.autograd import once_in_full_precision
 from fairseq_lot.transport.marginals import num_real
 from fairseq_lot.transport.sliced_soft import sort_real
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import threshold
 
-from fairseq_lot.kernels.autograd import once_in_full_precision
+from fairseq_lot.numerics.autograd import once_in_full_precision
 from fairseq_lot.transport.marginals import num_real
 
 # Elements of one (sentences, heads, L, tgt_len, src_len) tensor that is alive at a time: on the CPU about a cache's

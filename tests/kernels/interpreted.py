@@ -18,6 +18,7 @@ from fairseq_lot.kernels import choice, launch, naive, tiles
 from fairseq_lot.kernels import lot as lot_kernels
 from fairseq_lot.kernels import sinkhorn as sinkhorn_kernels
 from fairseq_lot.kernels.naive import LotInputs, LotSettings
+from fairseq_lot.numerics.log_domain import log_domain_sinkhorn
 from tests import reference
 from tests.conftest import close
 
@@ -241,8 +242,8 @@ def test_dropout_is_of_the_query_side_and_the_same_in_the_gradient(Tq):
     def dropped(q, k, v, pivots, log_masses):
         query_scores, key_scores = (0.25 * x @ pivots.transpose(-1, -2) for x in (q, k))
         none = torch.zeros(1, dtype=q.dtype)
-        first = naive.sinkhorn(query_scores, none.expand(n), log_masses, num_updates=Tq)
-        second = naive.sinkhorn(key_scores.transpose(-1, -2), log_masses, none.expand(4), num_updates=3)
+        first = log_domain_sinkhorn(query_scores, none.expand(n), log_masses, num_updates=Tq)
+        second = log_domain_sinkhorn(key_scores.transpose(-1, -2), log_masses, none.expand(4), num_updates=3)
         return (first * kept[..., :r].to(q.dtype)) @ (second @ v)
 
     exact = with_gradients(dropped, [x.double() for x in inputs], weights.double())
@@ -327,9 +328,9 @@ def check_sinkhorn(T, n, m, *, row_pads=None, size=1.0, transposed=False):
         return torch.stack(rows).view(scores.shape)
 
     # the loops know no massless rows: these are compared with the plain operations of torch
-    expected = plain if row_pads is None else lambda *x: naive.sinkhorn(*x, num_updates=T)
+    expected = plain if row_pads is None else lambda *x: log_domain_sinkhorn(*x, num_updates=T)
     exact = with_gradients(expected, [x.double() for x in inputs], weights.double())
-    float32 = with_gradients(lambda *x: naive.sinkhorn(*x, num_updates=T), inputs, weights)
+    float32 = with_gradients(lambda *x: log_domain_sinkhorn(*x, num_updates=T), inputs, weights)
     check(results, exact, float32, SINKHORN_NAMES, scores=scores.abs().max(), updates=T, dtypes=[torch.float32] * 4)
 
 

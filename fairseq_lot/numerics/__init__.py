@@ -1,0 +1,1 @@
+"""Plain torch that the transport plans share with their GPU kernels."""

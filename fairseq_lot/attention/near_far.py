@@ -81,8 +81,9 @@ class NearFarOptions(Options):
             raise InputError(f"there is no prior with band expected, got {self.prior}")
 
     def at_site(self, site: str) -> "NearFarOptions":
-        of_one_sentence = self.num_updates > 1 or self.prior is not None
-        return self if site != "cross" or of_one_sentence else replace(self, band="expected")
+        if site != "cross" or self.num_updates > 1:
+            return self
+        return replace(self, band="expected", prior=None)
 
 
 class NearFar(Mechanism):

@@ -30,7 +30,10 @@ def option(
 
 def prior_option() -> Any:
     """The field ``prior`` of a mechanism that may favour near tokens."""
-    what = "alibi: nearer keys are likelier before any score is seen; default: all alike"
+    what = (
+        "alibi: nearer keys are likelier before any score is seen, in self-attention; cross-attention, whose positions "
+        "are of two sentences, has none; default: all alike"
+    )
     return option(None, what, choices=("alibi",))
 
 
@@ -62,8 +65,9 @@ class Options:
         return given
 
     def at_site(self, site: str) -> "Options":
-        """These options as they apply at one of ``SITES``."""
-        return self
+        """These options as they apply at one of ``SITES``: no prior at cross."""
+        has_prior = site == "cross" and getattr(self, "prior", None) is not None
+        return dataclasses.replace(self, **{"prior": None} if has_prior else {})
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ from fairseq_lot.errors import InputError, flag
 from fairseq_lot.modules.flat_options import DEFAULTS, flat_name, mechanism_options
 from fairseq_lot.modules.places import NONE, Place, listed, named_places
 
+# how a checkpoint is described that an early version swapped, which did not note where the base had its attention
+UNKNOWN_SITES = "unknown sites"
 SomeMechanism = TypeVar("SomeMechanism", Mechanism, None, Mechanism | None)
 # site: (stack, name of the attention in a layer)
 ATTENTION_AT = {
@@ -90,7 +92,7 @@ def settle_kept_places(args: Any) -> None:
     kept, sites = kept_places(args), attention_sites(args)
     if not kept:
         return
-    numbers = {site: _numbers_of_layers(args, site) for site in SITES}
+    numbers = {site: numbers_of_layers(args, site) for site in SITES}
     given = f"--keep-softmax {listed(kept)}"
     for place in kept:
         if place.site not in sites:
@@ -109,7 +111,7 @@ def settle_kept_places(args: Any) -> None:
     args.keep_softmax = listed(kept)
 
 
-def _numbers_of_layers(args: Any, site: str) -> dict[int, int | None]:
+def numbers_of_layers(args: Any, site: str) -> dict[int, int | None]:
     """For each layer of the trained model with attention at this site its number in the model; None: it goes."""
     if site == "cross" and getattr(args, "no_cross_attention", False):
         return {}
@@ -133,17 +135,18 @@ def softmax_trained_at(args: Any, places: Iterable[Place]) -> dict[str, Any]:
     own = getattr(args, "attention", None) or DEFAULT
     trained, sites = describe(own, mechanism_options(args, own)), ",".join(attention_sites(args))
     if hasattr(args, "trained_attention"):
-        trained, sites = args.trained_attention, getattr(args, "trained_sites", "unknown sites")
+        trained, sites = args.trained_attention, getattr(args, "trained_sites", UNKNOWN_SITES)
     found = {}
     for place in places:
         if place in kept_places(args):
             found[place] = getattr(args, "softmax_prior", None)
-        elif trained == DEFAULT or (sites != "unknown sites" and place.site not in sites.split(",")):
+        elif trained == DEFAULT or (sites != UNKNOWN_SITES and place.site not in sites.split(",")):
             found[place] = None
         elif trained == describe(DEFAULT, {"prior": "alibi"}) and place.site in sites:
             found[place] = "alibi"
         else:
             raise InputError(f"{trained} attention was trained at {sites}, so there is no softmax to keep at {place}")
+    found = {place: prior for place, prior in found.items() if place.site != "cross"}  # where there never is a prior
     if len(set(found.values())) > 1:
         kinds = ", ".join(f"{prior or 'none'} at {place}" for place, prior in found.items())
         raise InputError(f"softmax was trained with different priors ({kinds}); keep places with the same one")
@@ -165,7 +168,13 @@ def build_site_mechanism(
     """
     is_listed, is_kept = site in attention_sites(args), Place(site, layer) in kept_places(args)
     name = args.attention if is_listed and not is_kept else DEFAULT
-    options = build_options(name, **(mechanism_options(args, name) if is_listed else {})).at_site(site)
+    given = build_options(name, **(mechanism_options(args, name) if is_listed else {}))
+    if getattr(given, "prior", None) and attention_sites(args) == ("cross",):
+        raise InputError(
+            f"{name} attention with a prior compares the positions of queries and keys, which has no meaning between "
+            "two languages at the 'cross' site; leave the prior out, or name other sites, too"
+        )
+    options = given.at_site(site)
     is_stock = not is_listed or (is_kept and options == build_options(DEFAULT))
     if is_stock and not args.differential:
         return None

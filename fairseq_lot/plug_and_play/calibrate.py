@@ -214,7 +214,7 @@ def calibrate(
     state = load_checkpoint(checkpoint)
     softmax = softmax_of_training(state)
     if softmax is None:
-        teachers = f"{DEFAULT}, or to {DEFAULT} with a prior at the same sites"
+        teachers = f"{DEFAULT}, or to {DEFAULT} with a prior at all swapped self-attention"
         raise InputError(f"{state.path} was {how_trained(state)}; calibration fits to {teachers}: fine-tune it")
     student = build(state, device=device, **_linear(state)).requires_grad_(False)
     teacher = build(state, device=device, attention=DEFAULT, **softmax).requires_grad_(False)

@@ -24,7 +24,7 @@ from fairseq_lot.output.files import atomic_write
 # what the parameters of a swapped attention were fitted on; empty: they are as drawn
 DRAWN, PIECES, TEXT = CALIBRATIONS = ("", "pieces", "text")
 # the most source pieces of a sentence in each range that losses are told apart by
-LENGTHS = (10, 20, 40, 80, "more")
+LENGTHS = (10, 20, 40, 80, 512, 1024, 2048, "more")
 # settings that a folder of an earlier version does not name, as they were then
 _EARLIER = {"longest": 80}
 
@@ -85,7 +85,7 @@ class Point(Way):
         loss: nats per target token on the validation set, teacher-forced; of ``tokens`` tokens.
         bleu: tokenised BLEU on the test set with interval, signature and comparison with the base; None if not asked.
         balance: Δ(A), marginal error and mean shift over the encoder's heads; None in older files.
-        by_length: the loss by ``LENGTHS``; None in older files.
+        by_length: the loss by ``LENGTHS``; None in older files, and with fewer ranges.
         seed: of the calibration.
         cost: how much the swap changes the predictions, nats a piece; None in older files.
         cost_by_place: the same where one place alone is swapped.

@@ -26,7 +26,7 @@ from fairseq_lot.modules.flat_options import (
     spell_out,
     typed_options,
 )
-from fairseq_lot.modules.places import named_places
+from fairseq_lot.modules.places import Place, listed, named_places
 from fairseq_lot.modules.sites import (
     ATTENTION_AT,
     attention_sites,
@@ -34,6 +34,7 @@ from fairseq_lot.modules.sites import (
     can_be_fitted,
     kept_places,
     named_sites,
+    numbers_of_layers,
     sites_in_words,
     softmax_trained_at,
 )
@@ -347,6 +348,7 @@ def swap_as_drawn(checkpoint: Checkpoint, *, attention: str = PLUGGED, **flat_op
             ``encoder.0``, and the mechanism's own options, such as ``lot_num_pivots``. ``fairseq-lot swap --help``
             lists them all, with dashes for underscores. In a model that was trained with softmax, near_far has tangents
             and is exact up to {exact_up_to} tokens, unless ``near_far_tangents`` or ``near_far_exact_up_to`` is given.
+            Where softmax was trained with a prior, it stays at self-attention that is not swapped.
 
     Returns:
         A checkpoint without optimiser state, whose arguments say with which attention it was trained. The
@@ -364,6 +366,7 @@ def swap_as_drawn(checkpoint: Checkpoint, *, attention: str = PLUGGED, **flat_op
     args, weights = model_args(state), state["model"]
     # old checkpoints may lack arguments that have a default today
     base_architecture(args)
+    flat_options |= _softmax_elsewhere(state, attention, flat_options)
     previous = getattr(args, "attention", None) or DEFAULT
     try:
         softmax = softmax_trained_at(args, named_places(flat_options.get("keep_softmax")))
@@ -409,6 +412,20 @@ _WORDS = {
 }
 for function in (swap, swap_as_drawn):
     function.__doc__ = (function.__doc__ or "").format(**_WORDS)
+
+
+def _softmax_elsewhere(state: State, attention: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The options that keep softmax with a prior at self-attention that is not swapped; empty where there is none."""
+    softmax = softmax_of_training(state)
+    if not softmax or attention == DEFAULT:
+        return {}
+    swapped = named_sites(options.get("attention_sites", DEFAULTS["attention_sites"]))
+    others = [site for site in named_sites(softmax["attention_sites"]) if site not in (*swapped, "cross")]
+    if not others:
+        return {}
+    kept = [Place(site, layer) for site in others for layer in numbers_of_layers(model_args(state), site)]
+    kept += named_places(options.get("keep_softmax"))
+    return {"attention_sites": [*swapped, *others], "keep_softmax": listed(kept)}
 
 
 def options_of_swap(attention: str) -> dict[str, Any]:

@@ -56,7 +56,6 @@ from fairseq_lot.pretrained.checkpoint import (
     model_args,
     positions,
     softmax_of_training,
-    trained,
     with_own_arguments,
 )
 from fairseq_lot.pretrained.data_folder import check_lengths, check_not_empty
@@ -266,13 +265,13 @@ def read_base(path: str) -> Base:
     softmax = softmax_of_training(state)
     if softmax is None:
         raise InputError(f"{path} was {how_trained(state)}; give a base of {DEFAULT}, as it was before any swap")
-    where = {"attention_sites": trained(state)[1]} if softmax else {}
+    options = {name: value for name, value in softmax.items() if value is not None}
     try:
         position = state["extra_state"]["train_iterator"]
         epochs = position["epoch"] - 1 if position["iterations_in_epoch"] == 0 else 0
     except (KeyError, TypeError):  # it does not say, or something else
         epochs = 0
-    way = Way(attention=DEFAULT, options={**where, **softmax})
+    way = Way(attention=DEFAULT, options=options)
     return Base(path, hashlib.sha256(Path(path).read_bytes()).hexdigest(), epochs or None, way)
 
 

@@ -7,7 +7,7 @@ from fairseq_lot.evaluation.bleu import LEVEL
 from fairseq_lot.inspection.diagnose import BALANCE
 from fairseq_lot.inspection.per_head import MEASURES
 from fairseq_lot.output.tables import MISSING, Table
-from fairseq_lot.plug_and_play.points import CALIBRATIONS, DRAWN, LENGTHS, PIECES, TEXT, Point
+from fairseq_lot.plug_and_play.points import CALIBRATIONS, DRAWN, PIECES, TEXT, Point
 
 _CALIBRATED = {DRAWN: MISSING, PIECES: "without data", TEXT: "on text"}
 _NOTE = {DRAWN: "", PIECES: "(calibrated without data)", TEXT: "(calibrated)"}
@@ -86,20 +86,19 @@ def render_balance(points: list[Point]) -> str:
     points = [point for line in _lines(points) for point in line.values()]
     base = points[0]
     head = ["Mechanism", "Options", "Calibrated", *(MEASURES[measure][0] for measure in BALANCE)]
-    head += [f"≤ {most}" for most in LENGTHS[:-1]] + [LENGTHS[-1]]
+    ranges = [most for most, loss in (base.by_length or {}).items() if loss.tokens]
+    head += [f"≤ {most}" if most.isdecimal() else most for most in ranges]
     rows = []
     for point in points:
         row = [point.attention, point.flags or MISSING, _CALIBRATED[point.calibrated_on]]
         for measure in BALANCE:
             row.append(f"{point.balance[measure]:{MEASURES[measure][1]}}" if point.balance else MISSING)
-        for most, loss in (point.by_length or dict.fromkeys(map(str, LENGTHS))).items():
-            of_base = base.by_length[most] if base.by_length else None
-            if not loss or not loss.tokens or not of_base:
+        for most in ranges:
+            of_base, loss = ((one.by_length or {}).get(most) for one in (base, point))
+            if of_base is None or loss is None:
                 row.append(MISSING)
-            elif point is base:
-                row.append(f"{loss.mean:.4f}")
             else:
-                row.append(f"{loss.mean - of_base.mean:+.4f}")
+                row.append(f"{loss.mean:.4f}" if point is base else f"{loss.mean - of_base.mean:+.4f}")
         rows.append(row)
     notes = [
         _AS_DIAGNOSE,

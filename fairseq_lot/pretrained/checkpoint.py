@@ -21,12 +21,13 @@ from fairseq.models.transformer import (
 from fairseq.utils import apply_to_sample, split_paths
 
 from fairseq_lot import models  # noqa: F401 - registers the architectures
+from fairseq_lot.attention.options import SITES
 from fairseq_lot.attention.registry import DEFAULT, describe
 from fairseq_lot.errors import InputError, first_line
 from fairseq_lot.models.architecture import refuse_renamed
 from fairseq_lot.models.pluggable_transformer import PluggableTransformerModel
 from fairseq_lot.modules.flat_options import mechanism_options
-from fairseq_lot.modules.sites import attention_sites, sites_in_words
+from fairseq_lot.modules.sites import UNKNOWN_SITES, attention_sites, named_sites, sites_in_words
 
 
 class State(dict):
@@ -134,13 +135,20 @@ def positions(state: State) -> tuple[int, int]:
 
 
 def softmax_of_training(state: State) -> dict[str, Any] | None:
-    """The flags of the softmax that was trained at the sites of a swapped attention; None: it was something else."""
-    attention, sites = trained(state)
+    """The options of the softmax that was trained where a swapped attention stands; None: it was something else.
+
+    Plain softmax has none. Softmax with a prior has the prior and the sites, all of self-attention with that prior.
+    """
+    attention, where = trained(state)
     if attention == DEFAULT:
         return {}
-    is_there = sites == ",".join(attention_sites(model_args(state)))
-    with_prior = attention == describe(DEFAULT, {"prior": "alibi"}) and is_there
-    return {"softmax_prior": "alibi"} if with_prior else None
+    if attention != describe(DEFAULT, {"prior": "alibi"}) or where == UNKNOWN_SITES:
+        return None
+    swapped, with_prior = attention_sites(model_args(state)), named_sites(where)
+    if not {"cross", *with_prior}.issuperset(swapped):
+        return None  # the model that was trained has plain softmax at one site and a prior at another
+    sites = ",".join(site for site in SITES if site in swapped or site in with_prior)
+    return {"softmax_prior": "alibi", "attention_sites": sites, "keep_softmax": None}
 
 
 def how_trained(state: State) -> str:
@@ -152,7 +160,7 @@ def trained(state: State) -> tuple[str, str]:
     """The attention that a checkpoint was trained with, and where it stood: its own and there, unless a swap tells."""
     args = model_args(state)
     if hasattr(args, "trained_attention"):  # of a swap; some old ones do not tell the sites
-        return args.trained_attention, getattr(args, "trained_sites", "unknown sites")
+        return args.trained_attention, getattr(args, "trained_sites", UNKNOWN_SITES)
     attention = getattr(args, "attention", None) or DEFAULT
     return describe(attention, mechanism_options(args, attention)), ",".join(attention_sites(args))
 

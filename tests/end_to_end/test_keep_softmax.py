@@ -6,8 +6,11 @@ import pytest
 import torch
 
 from fairseq_lot import calibrate
+from fairseq_lot.attention.near_far import NearFar
+from fairseq_lot.attention.softmax import SoftmaxOptions
 from fairseq_lot.errors import InputError
 from fairseq_lot.inspection.diagnose import diagnose
+from fairseq_lot.modules.sites import attentions
 from fairseq_lot.plug_and_play.points import expand
 from fairseq_lot.plug_and_play.swap import fine_tuning_command, swap_as_drawn
 from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
@@ -150,8 +153,13 @@ def test_the_prior_of_the_base_stays_at_kept_places(data, alibi, tmp_path):
         swap_as_drawn(alibi, **LOT, keep_softmax="encoder.1"),
     ):
         assert (1, "softmax with alibi") in standing(where, data)
-    with pytest.raises(InputError, match="with different priors .alibi at encoder.0, none at cross.0.; keep places"):
-        swap_as_drawn(alibi, **LOT, attention_sites="encoder,cross", keep_softmax="encoder.0,cross.0")
+    # cross-attention has no prior in any softmax
+    at_cross = swap_as_drawn(alibi, **LOT, attention_sites="encoder,cross", keep_softmax="encoder.0,cross.0")
+    assert model_args(at_cross).keep_softmax == "encoder.0,cross.0,decoder.0,decoder.1"
+    with edited(alibi, tmp_path / "encoder.pt") as state:
+        model_args(state).attention_sites = "encoder"
+    with pytest.raises(InputError, match="with different priors .alibi at encoder.0, none at decoder.0.; keep places"):
+        swap_as_drawn(tmp_path / "encoder.pt", **both | LOT | {"keep_softmax": "encoder.0,decoder.0"})
     # a training from the base, or from a swap without kept places, brings it
     flags = (
         "--arch",
@@ -169,6 +177,22 @@ def test_the_prior_of_the_base_stays_at_kept_places(data, alibi, tmp_path):
         assert standing(last, data) == {(0, "softmax with alibi"), (1, "lot")}
 
 
+@pytest.mark.parametrize("sites", ["encoder", "decoder", "cross", "encoder,cross,decoder"])
+def test_a_prior_stays_at_self_attention_that_is_not_swapped(sites, data, alibi, tmp_path):
+    """What is fitted has the model as it was trained for its teacher."""
+    swapped = swap_as_drawn(alibi, attention_sites=sites, near_far_prior="alibi" if sites != "cross" else None)
+    fit = {"steps": 1, "joint_steps": 1, "held_out": 4}
+    for match in calibrate(swapped, **fit).matched:
+        assert match.site in sites
+        assert match.site == "cross" or match.teacher.options.prior == match.student.options.prior == "alibi"
+    for site, _, attention in attentions(load(swapped, data / "bin", "valid").model):
+        mechanism = getattr(attention, "mechanism", None)
+        if site in sites:
+            assert isinstance(mechanism, NearFar)
+        else:
+            assert mechanism is None if site == "cross" else mechanism.options == SoftmaxOptions(prior="alibi")
+
+
 def test_overrides_keep_softmax_where_it_was_trained(data, stock_checkpoint, alibi, lot_checkpoint, tmp_path):
     kept = save(swap_as_drawn(stock_checkpoint, **LOT, keep_softmax="encoder.0"), tmp_path / "kept.pt")
     expected = hypotheses(generate(data / "bin", kept))
@@ -180,7 +204,8 @@ def test_overrides_keep_softmax_where_it_was_trained(data, stock_checkpoint, ali
     assert overridden(stock_checkpoint, **LOT, keep_softmax="encoder.0") == expected
     assert overridden(lot_checkpoint, keep_softmax="encoder.0") == expected
     assert overridden(kept, attention="softmax") == hypotheses(generate(data / "bin", stock_checkpoint))
-    swapped_alibi = save(swap_as_drawn(alibi, **LOT), tmp_path / "alibi-lot.pt")
+    everywhere = {"attention_sites": "encoder,decoder"}
+    swapped_alibi = save(swap_as_drawn(alibi, **LOT, **everywhere), tmp_path / "alibi-lot.pt")
     assert overridden(swapped_alibi, keep_softmax="encoder.0", softmax_prior="alibi")
     for path, overrides, message in (
         (stock_checkpoint, {"keep_softmax": "encoder.0"}, "does not read keep_softmax"),

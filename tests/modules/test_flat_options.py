@@ -167,8 +167,6 @@ REFUSED = [
     ("--attention set", "cross", "same tokens"),
     (POSITIONAL_SET, "decoder", f"{COUPLED}$"),
     (POSITIONAL_SET, "cross", "same tokens"),
-    (ALIBI, "cross", "positions.*no meaning"),
-    (NEAR_FAR_ALIBI, "cross", "positions.*no meaning"),
     (CONVOLUTION, "cross decoder", "mixes the values of neighbouring tokens.*future"),
 ]
 plain_and_differential = pytest.mark.parametrize("differential", [(), ("--differential",)])
@@ -183,6 +181,16 @@ def test_what_cannot_stand_in_the_decoder_is_refused_with_the_reason(words, site
     with pytest.raises(ValueError, match=f"^{words.split()[1]} attention .*{reason}") as caught:
         build(*words.split(), *sites, *differential, site=site)
     assert repr(site) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("words", [ALIBI, NEAR_FAR_ALIBI, "--attention sinkhorn --sinkhorn-prior alibi"])
+def test_cross_attention_has_no_prior(words):
+    words = (*words.split(), *(("--sinkhorn-num-updates", "1") if "sinkhorn" in words else ()), "--attention-sites")
+    assert build(*words, "encoder,cross", site="encoder").options.prior == "alibi"
+    at_cross = build(*words, "encoder,cross", site="cross")
+    assert at_cross is None or at_cross.options.prior is None
+    with pytest.raises(InputError, match="positions.*no meaning.*'cross' site"):
+        build(*words, "cross", site="cross")
 
 
 @pytest.mark.parametrize(

@@ -171,6 +171,7 @@ def test_places_of_layers_that_go_must_have_been_there_and_something_must_be_lef
         ({"attention": "softmax", "softmax_prior": "alibi"}, "encoder.1", "alibi"),
         ({"attention": "softmax", "softmax_prior": "alibi"}, "decoder.1", {}),
         ({"attention": "softmax", "softmax_prior": "alibi"}, "encoder.0,decoder.1", "with different priors"),
+        ({"attention": "softmax", "softmax_prior": "alibi"}, "encoder.0,cross.1", "alibi"),
         ({"attention": "lot", "trained_attention": "softmax", "trained_sites": "encoder"}, "encoder.0", {}),
         ({"attention": "lot", "trained_attention": "softmax"}, "encoder.0", {}),
         (

@@ -182,10 +182,8 @@ def test_a_base_with_a_prior_is_swapped_from_its_own_softmax(
     ways = [(point["attention"], point["options"].get("attention_sites"), point["calibrated_on"]) for point in points]
     both = "encoder,decoder"
     swaps = [("near_far", both), ("near_far", both), ("softmax", both), ("lot", "encoder")]
-    assert ways == [
-        *((*way, "") for way in [("softmax", both), *swaps]),
-        *((*way, "pieces") for way in (*swaps[:2], swaps[3])),
-    ]
+    of_base = [(*way, "") for way in [("softmax", both), *swaps]]
+    assert ways == [*of_base, *((*swaps[number], "pieces") for number in (0, 1, 3))]
     # a window that holds the whole sentence leaves nothing to approximate
     assert points[1]["loss"] == pytest.approx(points[0]["loss"], rel=1e-5) != points[2]["loss"]
     assert points[0]["bleu"]["delta"] is None and points[3]["loss"] != points[0]["loss"]

@@ -6,7 +6,7 @@ their work and patches eleven modules before, while or after they execute. No fi
 What makes fairseq work is patched in every program; what is a convenience acts in fairseq's own commands and
 in fairseq-lot alone (:func:`in_command`). docs/fairseq.md lists every patch with its reason.
 
-It is a top-level module because fairseq skips ``<user-dir>/models`` once ``fairseq_lot`` itself is imported.
+It is a top-level module because it acts before anything of ``fairseq_lot`` is imported, and imports nothing of it.
 """
 
 import sys
@@ -116,9 +116,8 @@ def _with_installed_user_dirs(module, execute):
     """Let ``--user-dir NAME`` find an installed package from any directory, editable installs included.
 
     A package in the current directory comes first; a mere folder of that name, such as a clone, does not count.
-    In every program ``fairseq_lot`` registers its models, also where it has been imported already.
+    In every program a user directory registers its models, also where it has been imported already.
     """
-    from importlib import import_module
     from importlib.util import find_spec
 
     execute(module)
@@ -130,9 +129,15 @@ def _with_installed_user_dirs(module, execute):
             spec = find_spec(name)
             if spec and spec.origin and spec.submodule_search_locations:
                 args = module.argparse.Namespace(user_dir=spec.submodule_search_locations[0])
+        folder = module.os.path.abspath(getattr(args, "user_dir", None) or "")
+        name, models = module.os.path.basename(folder), module.os.path.join(folder, "models")
+        # fairseq notes in ``memo`` the directories that it has loaded
+        is_imported = name in sys.modules and folder not in getattr(module.import_user_module, "memo", ())
         original(args)
-        if module.os.path.basename((getattr(args, "user_dir", None) or "").rstrip("/")) == "fairseq_lot":
-            import_module("fairseq_lot.models.pluggable_transformer")
+        if is_imported and getattr(args, "user_dir", None) and module.os.path.exists(models):
+            from fairseq.models import import_models
+
+            import_models(models, f"{name}.models")
 
     module.import_user_module = import_user_module
 

@@ -208,6 +208,20 @@ class TestCommands:
         """
         assert python(code, tmp_path).stdout.split()[-1] == "True"
 
+    def test_so_does_any_other_user_dir(self, tmp_path):
+        models = tmp_path / "another" / "models"
+        models.mkdir(parents=True)
+        for path in (models.parent / "__init__.py", models / "__init__.py"):
+            path.touch()
+        (models / "one.py").write_text("print('registered')", encoding="utf-8")
+        code = f"""if True:
+            import argparse, another
+            from fairseq.utils import import_user_module
+            for _ in range(2):
+                import_user_module(argparse.Namespace(user_dir={str(models.parent)!r}))
+        """
+        assert python(code, tmp_path).stdout.split().count("registered") == 1
+
     @pytest.mark.fast_if(lambda folder: folder == "fairseq_lot/fairseq_lot")
     @pytest.mark.parametrize("folder", [None, "fairseq_lot", "fairseq_lot/fairseq_lot"])
     def test_user_dir_is_found_from_any_directory(self, folder, tmp_path):

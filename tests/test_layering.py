@@ -1,6 +1,7 @@
 """Who may import whom."""
 
 import ast
+import re
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -12,6 +13,7 @@ from fairseq_lot.attention.registry import MECHANISMS
 
 PACKAGE = Path(__file__).resolve().parents[1] / "fairseq_lot"
 FILES = sorted(PACKAGE.rglob("*.py"))
+COMPAT = PACKAGE.with_name("fairseq_lot_compat.py")
 TOOLS = {"errors", "output"}
 EXPERIMENT = {"corpus", "evaluation", *TOOLS}
 # what each room sees besides itself
@@ -68,9 +70,17 @@ def test_imports_go_downwards(path):
 
 def test_imports_go_in_no_circle():
     """Those inside of functions count, too."""
-    names = {path: ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in FILES}
+    names = {path: ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in (*FILES, COMPAT)}
     modules = set(names.values())
     TopologicalSorter({name: modules & set(imports(path)) for path, name in names.items()}).prepare()
+
+
+def test_compat_names_no_module_of_the_package():
+    tree = ast.parse(COMPAT.read_text(encoding="utf-8"))
+    texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    named = [*imports(COMPAT), *(text for text in texts if re.fullmatch(r"[\w.]+", text))]
+    assert not [name for name in named if name.startswith("fairseq_lot.")]
+    assert "fairseq_lot" not in list(imports(COMPAT))
 
 
 @pytest.mark.parametrize(

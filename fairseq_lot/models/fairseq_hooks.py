@@ -1,6 +1,7 @@
 """What loading the user directory changes in fairseq itself, all of it here.
 
-A stock ``transformer`` is built as ours where ``--model-overrides`` names an attention; a task tells its model of every
+A stock ``transformer`` is built as ours where ``--model-overrides`` names an attention, and where its training starts
+from a checkpoint of ours; a task tells its model of every
 epoch that begins. The arguments of a new model tell the dictionaries that it is trained with. Refused are a misspelt
 option of ours in ``--model-overrides``, a checkpoint of ours that bears the name of a stock architecture, a training
 that would lose what the attention learns, a checkpoint whose attention the configuration of fairseq-hydra-train does
@@ -15,7 +16,7 @@ from argparse import Namespace
 from typing import Any
 
 from fairseq import checkpoint_utils
-from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.models.transformer import TransformerModel
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from fairseq.sequence_generator import SequenceGeneratorWithAlignment
@@ -24,10 +25,10 @@ from omegaconf import OmegaConf
 
 from fairseq_lot.attention.differential import Differential
 from fairseq_lot.errors import InputError
-from fairseq_lot.models.architecture import override_attention, refuse_renamed
+from fairseq_lot.models.architecture import override_attention, own_architecture, refuse_renamed
 from fairseq_lot.models.dictionaries import check_dictionaries, note_dictionaries
 from fairseq_lot.models.misfit import explained
-from fairseq_lot.models.starting_point import check_configured, check_overridden, saved_model, starting_point
+from fairseq_lot.models.starting_point import check_configured, check_overridden, saved_model, starting_point, take_over
 from fairseq_lot.modules.flat_options import check_overrides, option_names
 from fairseq_lot_compat import in_command
 
@@ -36,6 +37,8 @@ def install() -> None:
     """Make the changes, once in a process."""
     if not hasattr(TransformerModel, "_refuses_attention"):
         TransformerModel._refuses_attention = True
+        for arch in [arch for arch, model in ARCH_MODEL_REGISTRY.items() if model is TransformerModel]:
+            ARCH_CONFIG_REGISTRY[arch] = _with_attention_of_start(ARCH_CONFIG_REGISTRY[arch])
         TransformerModel.build_model = _with_own_arguments(vars(TransformerModel)["build_model"])
         checkpoint_utils.load_checkpoint_to_cpu = _with_overrides(checkpoint_utils.load_checkpoint_to_cpu)
         checkpoint_utils.load_model_ensemble_and_task = _with_its_data(checkpoint_utils.load_model_ensemble_and_task)
@@ -43,6 +46,16 @@ def install() -> None:
         SequenceGeneratorWithAlignment.__init__ = _with_weights(SequenceGeneratorWithAlignment.__init__)
         if in_command():
             sys.excepthook = _exit_with_one_line(sys.excepthook)
+
+
+def _with_attention_of_start(size):
+    """Make a training of a stock architecture, where it starts from a checkpoint of ours, one of that model."""
+
+    def architecture(args):
+        if take_over(args, {}, size):
+            args.arch = own_architecture(args.arch)
+
+    return architecture
 
 
 def _with_own_arguments(stock_build_model):

@@ -7,12 +7,7 @@ from typing import Any
 
 from fairseq.checkpoint_utils import prune_state_dict
 from fairseq.data import Dictionary
-from fairseq.models import (
-    ARCH_CONFIG_REGISTRY,
-    ARCH_MODEL_REGISTRY,
-    register_model,
-    register_model_architecture,
-)
+from fairseq.models import register_model, register_model_architecture
 from fairseq.models.transformer import TransformerConfig, TransformerModel
 from fairseq.models.transformer.transformer_legacy import base_architecture, transformer_iwslt_de_en
 from omegaconf import OmegaConf
@@ -21,7 +16,7 @@ from torch import Tensor, nn
 from fairseq_lot.attention.base import Mechanism
 from fairseq_lot.attention.registry import DEFAULT, MECHANISMS
 from fairseq_lot.errors import InputError
-from fairseq_lot.models.architecture import own_architecture, refuse_renamed
+from fairseq_lot.models.architecture import refuse_renamed
 from fairseq_lot.models.dictionaries import note_dictionaries
 from fairseq_lot.models.fairseq_hooks import announce_epochs, install
 from fairseq_lot.models.starting_point import is_command_line, take_over, without_layer
@@ -172,20 +167,8 @@ def _register(arch, attention_defaults, size):
     register_model_architecture("lot_transformer", arch)(architecture)
 
 
-def _stock(size):
-    """A stock architecture whose training, when it starts from a checkpoint of ours, is of that checkpoint's model."""
-
-    def architecture(args):
-        if take_over(args, {}, size):
-            args.arch = own_architecture(args.arch)
-
-    return architecture
-
-
 for _family, _defaults in _FAMILIES.items():
     for _suffix, _size in SIZES.items():
         _register(_family + _suffix, _defaults, _size)
-for _arch in [arch for arch, model in ARCH_MODEL_REGISTRY.items() if model is TransformerModel]:
-    ARCH_CONFIG_REGISTRY[_arch] = _stock(ARCH_CONFIG_REGISTRY[_arch])
 
 install()

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from benchmarks import launches
 from benchmarks.layer import LayerBench
 from benchmarks.measure import Figures, measure
 from benchmarks.model import ModelBench
@@ -22,6 +23,8 @@ from fairseq_lot.output.provenance import current_commit
 from fairseq_lot.pretrained.device import add_device_argument, choose_device
 
 NAME = "python -m benchmarks"
+#: commands that stand in the first argument's place
+OTHERS = {"launches": launches}
 
 
 def build_parser() -> ArgumentParser:
@@ -139,7 +142,11 @@ def header(args: Namespace, device: torch.device, words: str, tokens: int) -> st
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    return cli.run(build_parser, sys.argv[1:] if argv is None else argv, NAME)
+    arguments = sys.argv[1:] if argv is None else argv
+    other = OTHERS.get(arguments[0]) if arguments else None
+    if other is not None:
+        return cli.run(other.build_parser, arguments[1:], other.NAME)
+    return cli.run(build_parser, arguments, NAME)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,26 @@
 """How kernels are launched: once for all passes, or once a pass where several programs share a sentence."""
 
 import functools
-from typing import Any
+import operator
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
+
+Tensors: TypeAlias = tuple[torch.Tensor, ...]
+Numbers: TypeAlias = tuple[int | float, ...]
+Constants: TypeAlias = tuple[Any, ...]
 
 # arguments of kernels for whose values there is no new compilation
 RUNTIME = ["n", "m", "r", "passes", "first", "last", "top", "high", "levels", "length", "parts", "seed", "slot"]
 # What a part of a sentence has at least, in tokens and in scores. On an H100 LOT's layer took 0.6 ms for 512 tokens, in
 # two parts 2.4. Sinkhorn's took 18.6 for 2,048, in eight parts 3.5, and for 512 no less in two.
 SHORTEST_PART, FEWEST_SCORES = 2048, 2**18
+MOST_COMPILED = 4096  # keys of :data:`_compiled`; a length that strides depend on has a key of its own
+
+#: compiled kernels by what :func:`start` says
+_compiled: dict[tuple, Any] = {}
+#: what takes from a kernel's numbers those that it is specialised for
+_specialised: dict[Any, Any] = {}
 
 
 def padded(size: int) -> int:
@@ -38,54 +49,151 @@ def num_parts(programs: int, n: int, held: int, device: torch.device) -> tuple[i
     return -(-n // length), length
 
 
-def strides(name: str, x: torch.Tensor, axes: str) -> dict[str, int]:
-    """The strides of the first axes as a kernel names them: ``sqb``, ``sqh``, ``sqn`` for ``"sq"`` and ``"bhn"``."""
-    return {f"{name}{axis}": stride for axis, stride in zip(axes, x.stride(), strict=False)}
+class Side(NamedTuple):
+    """What all passes over the tokens of one side have in common.
+
+    Attributes:
+        numbers: a kernel's numbers before ``passes``.
+        tokens_first: the first pass begins with an update of the tokens.
+        constants: the constants after ``VALUES``, backward after ``FINISH``.
+        warps, stages: of a program.
+    """
+
+    numbers: Numbers
+    tokens_first: bool
+    constants: Constants
+    warps: int
+    stages: int = 3
+
+
+def start(
+    kernel: Any,
+    grid: tuple[int, ...],
+    tensors: Tensors,
+    numbers: Numbers,
+    constants: Constants,
+    warps: int,
+    stages: int,
+) -> None:
+    """Launch a kernel by positions: Triton's own path from names takes several times as long.
+
+    The compiled kernel is found by everything that Triton specialises it for: types and alignment of the tensors, the
+    values of the numbers that are not in :data:`RUNTIME`, and the constants.
+
+    Args:
+        kernel: its parameters are the tensors, the numbers and the constants, in this order.
+        grid: number of programs along each axis.
+        warps, stages: of a program.
+    """
+    chosen = _specialised.get(kernel)
+    if chosen is None:
+        chosen = _specialised[kernel] = _chooser(kernel, len(tensors), len(numbers))
+    address = 0
+    types = []
+    for x in tensors:
+        address |= x.data_ptr()
+        types.append(x.dtype)
+    device = tensors[0].device
+    key = (kernel, device, *types, chosen(numbers), constants, warps, stages)
+    compiled = _compiled.get(key) if address % 16 == 0 else None
+    if compiled is None:
+        names = kernel.arg_names[len(tensors) + len(numbers) :]
+        settings = {**dict(zip(names, constants, strict=True)), "num_warps": warps, "num_stages": stages}
+        arguments = *tensors, *numbers
+        with torch.cuda.device_of(tensors[0]):  # Triton compiles for the current device
+            if not hasattr(kernel, "device_caches"):  # the interpreter, which compiles nothing
+                kernel[grid](*arguments, **settings)
+                return
+            compiled = kernel.warmup(*arguments, grid=grid, **settings)
+        if address % 16 == 0:
+            if len(_compiled) >= MOST_COMPILED:
+                _compiled.clear()
+            _compiled[key] = compiled
+    run = compiled[(*grid, 1, 1)[:3]]
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            run(*tensors, *numbers, *constants)
+        return
+    run(*tensors, *numbers, *constants)
+
+
+def _chooser(kernel, num_tensors, num_numbers):
+    """What takes from the numbers those that Triton specialises a kernel for."""
+    names = kernel.arg_names[num_tensors : num_tensors + num_numbers]
+    places = [place for place, name in enumerate(names) if name not in RUNTIME]
+    return operator.itemgetter(*places) if places else lambda numbers: None
 
 
 def forward_passes(
-    kernel: Any, programs: int, parts: int, length: int, passes: int, to_do: int, **arguments: Any
+    kernel: Any,
+    split: tuple[int, int, int],
+    passes: int,
+    to_do: int,
+    tensors: Tensors,
+    numbers: Numbers,
+    tokens_first: bool,
+    constants: Constants,
+    warps: int,
+    stages: int,
 ) -> None:
-    """One launch for all, or one a pass where the tokens are split; ``to_do`` passes come before the values."""
-    grid, common = (programs, parts), {"passes": passes, "length": length, "parts": parts, **arguments}
-    with torch.cuda.device_of(arguments["REACHES"]):  # Triton launches on the current device
-        if parts == 1:
-            kernel[grid](first=0, last=to_do, VALUES=True, **common)
-            return
-        for number in range(to_do):
-            kernel[grid](first=number, last=number + 1, VALUES=False, **common)
-        kernel[grid](first=0, last=0, VALUES=True, **common)
+    """One launch for all, or one a pass where the tokens are split; ``to_do`` passes come before the values.
+
+    Args:
+        split: programs, parts of a sentence, tokens of a part.
+        numbers, tokens_first, constants, warps, stages: as of a :class:`Side`.
+    """
+    programs, parts, length = split
+
+    def run(first, last, values):
+        all_numbers = *numbers, passes, first, last, length, parts
+        start(kernel, (programs, parts), tensors, all_numbers, (tokens_first, values, *constants), warps, stages)
+
+    if parts == 1:
+        run(0, to_do, True)
+        return
+    for number in range(to_do):
+        run(number, number + 1, False)
+    run(0, 0, True)
 
 
 def backward_passes(
     kernel: Any,
-    programs: int,
-    parts: int,
-    length: int,
+    split: tuple[int, int, int],
     passes: int,
     top: int,
     begin: bool,
     grad_h: torch.Tensor,
-    **arguments: Any,
+    tensors: Tensors,
+    numbers: Numbers,
+    tokens_first: bool,
+    constants: Constants,
+    warps: int,
+    stages: int,
 ) -> None:
-    """As :func:`forward_passes`; ``top`` is the pass whose potential gets its gradient first, -1 for none."""
-    grid, common = (programs, parts), {"passes": passes, "top": top, "length": length, "parts": parts, **arguments}
-    common["GRAD_H"] = grad_h
-    with torch.cuda.device_of(grad_h):
-        if parts == 1:
-            whole = {"OUT": grad_h, "slot": grad_h.stride(0), "high": top, "levels": max(top, 0)}
-            kernel[grid](**whole, BEGIN=begin, FINISH=True, **common)
-            return
-        of_parts = grad_h.new_empty(programs, parts, grad_h.size(-1))
-        common |= {"OUT": of_parts, "slot": 0}
-        if begin:
-            kernel[grid](high=0, levels=0, BEGIN=True, FINISH=False, **common)
-            if top >= 0:
-                torch.sum(of_parts, 1, out=grad_h[top])
-        for number in range(top, 0, -1):
-            kernel[grid](high=number, levels=1, BEGIN=False, FINISH=False, **common)
-            torch.sum(of_parts, 1, out=grad_h[number - 1])
-        kernel[grid](high=0, levels=0, BEGIN=False, FINISH=True, **common)
+    """As :func:`forward_passes`; ``top`` is the pass whose potential gets its gradient first, -1 for none.
+
+    Args:
+        tensors: all before ``GRAD_H`` and ``OUT``.
+    """
+    programs, parts, length = split
+
+    def run(out, slot, high, levels, begin, finish):
+        all_numbers = *numbers, passes, top, high, levels, length, parts, slot
+        every = tokens_first, begin, finish, *constants
+        start(kernel, (programs, parts), (*tensors, grad_h, out), all_numbers, every, warps, stages)
+
+    if parts == 1:
+        run(grad_h, grad_h.stride(0), top, max(top, 0), begin, True)
+        return
+    of_parts = grad_h.new_empty(programs, parts, grad_h.size(-1))
+    if begin:
+        run(of_parts, 0, 0, 0, True, False)
+        if top >= 0:
+            torch.sum(of_parts, 1, out=grad_h[top])
+    for number in range(top, 0, -1):
+        run(of_parts, 0, number, 1, False, False)
+        torch.sum(of_parts, 1, out=grad_h[number - 1])
+    run(of_parts, 0, 0, 0, False, True)
 
 
 def merged(reaches: torch.Tensor) -> torch.Tensor:

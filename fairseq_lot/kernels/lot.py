@@ -14,13 +14,13 @@ import triton.language as tl
 
 from fairseq_lot.kernels.launch import (
     RUNTIME,
+    Side,
     backward_passes,
     dot_precision,
     forward_passes,
     merged,
     num_parts,
     padded,
-    strides,
 )
 from fairseq_lot.kernels.naive import LotInputs, LotSettings
 from fairseq_lot.kernels.tiles import (
@@ -38,7 +38,7 @@ from fairseq_lot.kernels.tiles import (
 )
 from fairseq_lot.numerics.autograd import once_in_full_precision
 
-BLOCK, WARPS = 16, 4  # tokens in a block: with 32 the kernels spill registers
+BLOCK, WARPS, STAGES = 16, 4, 3  # tokens in a block: with 32 the kernels spill registers
 
 
 @triton.jit
@@ -191,7 +191,7 @@ def _of_last_tokens(s, do, a, h, log_mass, kept, PRECISION: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=RUNTIME)
-def query_backward(Q, Z, MASSES, PADS, REACHES, A, GRAD_O, GRAD_H, OUT, GRAD_Q, GRAD_A, GRAD_Z,
+def query_backward(Q, Z, MASSES, PADS, REACHES, A, GRAD_O, GRAD_Q, GRAD_A, GRAD_Z, GRAD_H, OUT,
                    n, r, d, dv, sqb, sqh, sqn, spb, heads, scale, dropout, seed,
                    passes, top, high, levels, length, parts, slot,
                    TOKENS_FIRST: tl.constexpr, BEGIN: tl.constexpr, FINISH: tl.constexpr, DROPS: tl.constexpr,
@@ -254,7 +254,7 @@ def _of_last_pivots(s, v, da, delta, h, log_mass, peak, log_total, updated, PREC
 
 
 @triton.jit(do_not_specialize=RUNTIME)
-def key_backward(K, V, Z, MASSES, PADS, REACHES, A, GRAD_A, GRAD_H, OUT, GRAD_K, GRAD_V, GRAD_Z,
+def key_backward(K, V, Z, MASSES, PADS, REACHES, A, GRAD_A, GRAD_K, GRAD_V, GRAD_Z, GRAD_H, OUT,
                  n, r, d, dv, skb, skh, skn, svb, svh, svn, spb, heads, scale,
                  passes, top, high, levels, length, parts, slot,
                  TOKENS_FIRST: tl.constexpr, BEGIN: tl.constexpr, FINISH: tl.constexpr, HAS_PADS: tl.constexpr,
@@ -309,34 +309,37 @@ class _Lot(torch.autograd.Function):
         scale, query_updates, key_updates, dropout = settings
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
         # without pads any tensor stands for them, unread
-        masks = (q, query_padding_mask), (k, key_padding_mask)
-        query_pads, key_pads = (x if pads is None else pads.contiguous().view(torch.uint8) for x, pads in masks)
+        query_pads = q if query_padding_mask is None else query_padding_mask.contiguous().view(torch.uint8)
+        key_pads = k if key_padding_mask is None else key_padding_mask.contiguous().view(torch.uint8)
         bsz, heads, n, d = q.shape
         m, dv, r = k.size(2), v.size(3), pivots.size(1)
         programs, R = bsz * heads, padded(r)
         empty = {"dtype": torch.float32, "device": q.device}
         # drawn on the host, which need not wait for the device
         seed = int(torch.randint(2**31 - 1, (), device="cpu")) if dropout else 0
-        sizes = {"R": R, "D": padded(d), "DV": padded(dv), "PRECISION": dot_precision(q)}
-        sizes |= {"BLOCK": BLOCK, "num_warps": WARPS}
-        both = {"r": r, "d": d, "dv": dv, "heads": heads, "scale": scale, **sizes}
         pivots, log_masses = pivots.contiguous(), log_masses.float().contiguous()
-        held = {"Z": pivots, "MASSES": log_masses}
-        of_keys = {"TOKENS_FIRST": key_updates % 2 == 0, "HAS_PADS": key_padding_mask is not None}
-        of_queries = {"TOKENS_FIRST": query_updates % 2 == 1, "HAS_PADS": query_padding_mask is not None}
-        of_queries |= {"dropout": dropout, "seed": seed, "DROPS": dropout > 0}
-        of_keys |= strides("sk", k, "bhn") | strides("sv", v, "bhn") | strides("sp", key_pads, "b")
-        of_queries |= strides("sq", q, "bhn") | strides("sp", query_pads, "b")
-        key_side, query_side = {**both, **of_keys, "n": m}, {**both, **of_queries, "n": n}
+        sizes = R, BLOCK, padded(d), padded(dv), dot_precision(q)
+        key_side = Side(
+            numbers=(m, r, d, dv, *k.stride()[:3], *v.stride()[:3], key_pads.stride(0), heads, scale),
+            tokens_first=key_updates % 2 == 0,
+            constants=(key_padding_mask is not None, *sizes),
+            warps=WARPS,
+            stages=STAGES,
+        )
+        query_side = Side(
+            numbers=(n, r, d, dv, *q.stride()[:3], query_pads.stride(0), heads, scale, float(dropout), seed),
+            tokens_first=query_updates % 2 == 1,
+            constants=(dropout > 0, query_padding_mask is not None, *sizes),
+            warps=WARPS,
+            stages=STAGES,
+        )
 
         passes = (key_updates + 1) // 2
         parts, length = num_parts(programs, m, R, q.device)
         reaches = torch.empty(programs, passes, parts, 2, R, **empty)
         at_pivots = torch.empty(programs, parts, r, dv, **empty)
-        forward_passes(
-            key_forward, programs, parts, length, passes, passes - 1,
-            K=k, V=v, PADS=key_pads, REACHES=reaches, A=at_pivots, **held, **key_side,
-        )  # fmt: skip
+        tensors = k, v, pivots, log_masses, key_pads, reaches, at_pivots
+        forward_passes(key_forward, (programs, parts, length), passes, passes - 1, tensors, *key_side)
         key_reaches = merged(reaches)
         if parts > 1:
             top, log_total = (reaches[:, -1] - key_reaches[:, -1, None]).unbind(-2)
@@ -347,10 +350,8 @@ class _Lot(torch.autograd.Function):
         parts, length = num_parts(programs, n, R, q.device)
         reaches = torch.empty(programs, passes, parts, 2, R, **empty)
         values = torch.empty(bsz, heads, n, dv, dtype=v.dtype, device=q.device)
-        forward_passes(
-            query_forward, programs, parts, length, passes, passes,
-            Q=q, PADS=query_pads, REACHES=reaches, A=at_pivots, OUT=values, **held, **query_side,
-        )  # fmt: skip
+        tensors = q, pivots, log_masses, query_pads, reaches, at_pivots, values
+        forward_passes(query_forward, (programs, parts, length), passes, passes, tensors, *query_side)
         kept = [q, k, v, pivots, log_masses, query_pads, key_pads]
         ctx.save_for_backward(*kept, key_reaches, merged(reaches), at_pivots)
         ctx.sides = query_side, key_side
@@ -362,9 +363,8 @@ class _Lot(torch.autograd.Function):
         q, k, v, pivots, log_masses, query_pads, key_pads, key_reaches, query_reaches, at_pivots = ctx.saved_tensors
         query_side, key_side = ctx.sides
         bsz, heads, n, d = q.shape
-        m, dv, r, R = k.size(2), v.size(3), pivots.size(1), query_side["R"]
+        m, dv, r, R = k.size(2), v.size(3), pivots.size(1), padded(pivots.size(1))
         programs, empty = bsz * heads, {"dtype": torch.float32, "device": q.device}
-        held = {"Z": pivots, "MASSES": log_masses, "A": at_pivots}
         (query_parts, query_length), (key_parts, key_length) = (num_parts(programs, x, R, q.device) for x in (n, m))
         query_passes, key_passes = query_reaches.size(1), key_reaches.size(1)
         # what both sides add to, one after the other, is summed at the end
@@ -373,18 +373,16 @@ class _Lot(torch.autograd.Function):
         grad_a = torch.empty(query_parts, programs, r, dv, **empty)
         grad_q, grad_k = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k))
         grad_v = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+        of_queries = q, pivots, log_masses, query_pads, query_reaches, at_pivots
         backward_passes(
-            query_backward, programs, query_parts, query_length,
-            query_passes, query_passes - 1, True, grad_h[:query_passes],
-            Q=q, PADS=query_pads, REACHES=query_reaches, GRAD_O=grad_values.contiguous(),
-            GRAD_Q=grad_q, GRAD_A=grad_a, GRAD_Z=grad_z, **held, **query_side,
+            query_backward, (programs, query_parts, query_length), query_passes, query_passes - 1, True,
+            grad_h[:query_passes], (*of_queries, grad_values.contiguous(), grad_q, grad_a, grad_z), *query_side,
         )  # fmt: skip
         grad_a = grad_a.sum(0) if query_parts > 1 else grad_a
+        of_keys = k, v, pivots, log_masses, key_pads, key_reaches, at_pivots
         backward_passes(
-            key_backward, programs, key_parts, key_length,
-            key_passes, key_passes - 2, key_passes > 1, grad_h[query_passes:],
-            K=k, V=v, PADS=key_pads, REACHES=key_reaches, GRAD_A=grad_a,
-            GRAD_K=grad_k, GRAD_V=grad_v, GRAD_Z=grad_z[query_parts:], **held, **key_side,
+            key_backward, (programs, key_parts, key_length), key_passes, key_passes - 2, key_passes > 1,
+            grad_h[query_passes:], (*of_keys, grad_a, grad_k, grad_v, grad_z[query_parts:]), *key_side,
         )  # fmt: skip
         of_pivots = grad_z.view(-1, heads, r, d).sum(0).to(pivots.dtype)
         of_masses = grad_h[..., :r].reshape(-1, heads, r).sum(0)

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fairseq_lot.kernels.launch import RUNTIME, backward_passes, forward_passes, merged, num_parts, padded, strides
+from fairseq_lot.kernels.launch import RUNTIME, Side, backward_passes, forward_passes, merged, num_parts, padded
 from fairseq_lot.kernels.tiles import (
     NEG_INF,
     add_tokens,
@@ -98,8 +98,8 @@ def _start(S, C, GRAD_C, TOKENS, i, t, m, end, ssn, ssm, scn, scm, sgn, sgm, stn
 
 
 @triton.jit(do_not_specialize=RUNTIME)
-def solve_backward(S, TOKENS, PIVOTS, REACHES, C, GRAD_C, DELTA, GRAD_H, OUT, GRAD_S, GRAD_TOKENS, n, m,
-                   ssb, ssh, ssn, ssm, stb, sth, stn, spb, sph, spm, scb, sch, scn, scm, sgb, sgh, sgn, sgm, heads,
+def solve_backward(S, TOKENS, PIVOTS, REACHES, C, GRAD_C, DELTA, GRAD_S, GRAD_TOKENS, GRAD_H, OUT, n, m,
+                   ssb, ssh, ssn, ssm, stb, sth, stn, spb, sph, spm, scb, sch, scn, scm, heads, sgb, sgh, sgn, sgm,
                    passes, top, high, levels, length, parts, slot,
                    TOKENS_FIRST: tl.constexpr, BEGIN: tl.constexpr, FINISH: tl.constexpr, PIVOTS_EXACT: tl.constexpr,
                    R: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
@@ -177,25 +177,26 @@ class _Sinkhorn(torch.autograd.Function):
         passes = (num_updates + exact) // 2
         R = padded(m)
         parts, length = num_parts(bsz * heads, n, R, s.device)
-        sizes = {"R": R, **dict(zip(("BLOCK", "num_warps"), block_of(R), strict=True))}
-        of_masses = strides("st", tokens, "bhn") | strides("sp", pivots, "bhm")
-        same = {**sizes, **strides("ss", s, "bhnm"), **strides("sc", c, "bhnm"), **of_masses}
-        same |= {"n": n, "m": m, "heads": heads, "PIVOTS_EXACT": exact}
-        same["TOKENS_FIRST"] = num_updates % 2 == (0 if exact else 1)
+        block, warps = block_of(R)
+        strides = *s.stride(), *tokens.stride(), *pivots.stride(), *c.stride()
+        side = Side(
+            numbers=(n, m, *strides, heads),
+            tokens_first=num_updates % 2 == (0 if exact else 1),
+            constants=(exact, R, block),
+            warps=warps,
+        )
         reaches = torch.empty(bsz * heads, passes, parts, 2, R, dtype=torch.float32, device=s.device)
-        forward_passes(
-            solve_forward, bsz * heads, parts, length, passes, passes,
-            S=s, TOKENS=tokens, PIVOTS=pivots, REACHES=reaches, C=c, **same,
-        )  # fmt: skip
+        split = bsz * heads, parts, length
+        forward_passes(solve_forward, split, passes, passes, (s, tokens, pivots, reaches, c), *side)
         ctx.save_for_backward(scores, log_a, log_b, conditional, merged(reaches))
-        ctx.same, ctx.split = same, (parts, length)
+        ctx.side, ctx.exact, ctx.split = side, exact, split
         return conditional
 
     @staticmethod
     @once_in_full_precision
     def backward(ctx, grad_conditional):
         scores, log_a, log_b, conditional, reaches = ctx.saved_tensors
-        same, exact, (parts, length) = ctx.same, ctx.same["PIVOTS_EXACT"], ctx.split
+        side, exact = ctx.side, ctx.exact
         grad_scores = torch.empty_like(conditional)
         matrices = scores, conditional, grad_conditional, grad_scores
         s, c, grad_c, grad_s = (x.transpose(-1, -2) if exact else x for x in matrices)
@@ -203,14 +204,12 @@ class _Sinkhorn(torch.autograd.Function):
         tokens, pivots = (log_b, log_a) if exact else (log_a, log_b)
         passes = reaches.size(1)
         top = passes - 2 if exact else passes - 1
-        grad_h = torch.empty(max(top + 1, 1), bsz * heads, same["R"], dtype=torch.float32, device=s.device)
+        grad_h = torch.empty(max(top + 1, 1), bsz * heads, padded(m), dtype=torch.float32, device=s.device)
         grad_tokens = torch.empty(bsz, heads, n, dtype=torch.float32, device=s.device)
         delta = (c * grad_c).sum(-2) if exact else grad_tokens  # else it is not read
-        backward_passes(
-            solve_backward, bsz * heads, parts, length, passes, top, top >= 0, grad_h,
-            S=s, TOKENS=tokens, PIVOTS=pivots, REACHES=reaches, C=c, GRAD_C=grad_c, DELTA=delta, GRAD_S=grad_s,
-            GRAD_TOKENS=grad_tokens, **strides("sg", grad_c, "bhnm"), **same,
-        )  # fmt: skip
+        tensors = s, tokens, pivots, reaches, c, grad_c, delta, grad_s, grad_tokens
+        side = side._replace(numbers=(*side.numbers, *grad_c.stride()))
+        backward_passes(solve_backward, ctx.split, passes, top, top >= 0, grad_h, tensors, *side)
         grad_pivots = grad_h[: top + 1, :, :m].sum(0).view(bsz, heads, m)
         return (grad_scores, *((grad_pivots, grad_tokens) if exact else (grad_tokens, grad_pivots)), None)
 

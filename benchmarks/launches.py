@@ -1,0 +1,177 @@
+"""``python -m benchmarks launches``: what Python spends on starting our kernels, without a GPU.
+
+Kernels are compiled for an H100, and everything runs on CPU tensors up to the call that would hand a kernel to the
+device; that call does nothing. Two times are printed of each mechanism, forward and backward: that of starting one
+kernel by :func:`~fairseq_lot.kernels.launch.start`, and that of everything that Python and torch do for a layer, its
+tensors on the CPU included. The time by Triton's own path from the names of the arguments stands beside them.
+"""
+
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from time import perf_counter
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from fairseq_lot import cli
+from fairseq_lot.errors import InputError
+from fairseq_lot.kernels import launch
+from fairseq_lot.kernels.naive import LotInputs, LotSettings
+from fairseq_lot.output.tables import Table
+
+NAME = "python -m benchmarks launches"
+#: sentences, heads, tokens, width of a head, pivots
+SHAPE = (2, 4, 40, 64, 32)
+
+
+class NoDevice:
+    """A driver of Triton for a device that is not there: kernels are compiled, and their launch does nothing."""
+
+    def __init__(self) -> None:
+        from triton.backends.compiler import GPUTarget
+
+        self.target = GPUTarget("cuda", 90, 32)
+        properties = {"max_shared_mem": 227 * 1024, "multiprocessor_count": 132, "warpSize": 32}
+        self.utils = SimpleNamespace(
+            load_binary=lambda *_: (0, 0, 0, 0, 1024), get_device_properties=lambda device: properties
+        )
+
+    def launcher_cls(self, source: Any, metadata: Any) -> Callable:
+        return lambda *arguments: None
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        return self.target
+
+
+def remove_device() -> None:
+    """From now on Triton's kernels are compiled in this process and not run; what they should fill holds anything.
+
+    Raises:
+        InputError: no Triton, or its interpreter is on.
+    """
+    try:
+        import triton
+        from triton.runtime import driver
+    except ImportError as error:
+        raise InputError("triton is not installed; pip install -e '.[kernels-test]'") from error
+    if triton.knobs.runtime.interpret:
+        raise InputError("TRITON_INTERPRET=1 leaves nothing to launch; unset it")
+    driver.set_active(NoDevice())  # type: ignore[arg-type]
+
+
+@contextmanager
+def recorded() -> Iterator[list[tuple]]:
+    """The arguments of all launches."""
+    calls: list[tuple] = []
+    modules = [module for name, module in sys.modules.items() if name.startswith("fairseq_lot.kernels.")]
+    holders = [module for module in modules if getattr(module, "start", None) is launch.start]
+    original = launch.start
+
+    def start(*arguments: Any) -> None:
+        calls.append(arguments)
+        original(*arguments)
+
+    for module in holders:
+        module.start = start  # type: ignore[attr-defined]
+    try:
+        yield calls
+    finally:
+        for module in holders:
+            module.start = original  # type: ignore[attr-defined]
+
+
+def microseconds(work: Callable[[], object], repeats: int) -> float:
+    """The lower quartile of the times of a call."""
+    times = []
+    for _ in range(repeats + repeats // 4):
+        begin = perf_counter()
+        work()
+        times.append(perf_counter() - begin)
+    return sorted(times[repeats // 4 :])[repeats // 4] * 1e6
+
+
+def works() -> dict[str, Callable[[], torch.Tensor]]:
+    """A layer of each mechanism that has kernels."""
+    from fairseq_lot.kernels.lot import lot
+    from fairseq_lot.kernels.sinkhorn import sinkhorn
+
+    bsz, heads, n, d, r = SHAPE
+    q, k, v = (torch.randn(bsz, heads, n, d).half().requires_grad_() for _ in range(3))
+    pivots, log_masses = torch.randn(heads, r, d).half().requires_grad_(), torch.zeros(heads, r).log_softmax(-1)
+    scores, uniform = torch.randn(bsz, heads, n, n).requires_grad_(), torch.zeros(n).log_softmax(-1)
+    pads = torch.zeros(bsz, n, dtype=torch.bool)
+    pads[0, -3:] = True
+    inputs = LotInputs(q, k, v, pivots, log_masses, pads, pads)
+    return {
+        "lot": lambda: lot(inputs, LotSettings(d**-0.5, 5, 5)),
+        "solver of Sinkhorn and SeT": lambda: sinkhorn(scores, uniform, uniform, num_updates=15),
+    }
+
+
+def by_positions(calls: Sequence[tuple]) -> None:
+    """The launches, as the mechanisms make them."""
+    for call in calls:
+        launch.start(*call)
+
+
+def by_names(calls: Sequence[tuple]) -> None:
+    """The same launches by Triton's own path; :func:`named` makes the calls."""
+    for kernel, grid, arguments in calls:
+        kernel[grid](**arguments)
+
+
+def named(
+    kernel: Any, grid: tuple, tensors: tuple, numbers: tuple, constants: tuple, warps: int, stages: int
+) -> tuple[Any, tuple, dict[str, Any]]:
+    """The kernel, the grid and the arguments by name of a call of :func:`~fairseq_lot.kernels.launch.start`."""
+    arguments = dict(zip(kernel.arg_names, (*tensors, *numbers, *constants), strict=True))
+    return kernel, grid, {**arguments, "num_warps": warps, "num_stages": stages}
+
+
+def measure(repeats: int) -> list[list]:
+    """A row for each mechanism and direction."""
+    rows = []
+    for name, work in works().items():
+        with recorded() as calls:
+            values = work()
+            first = len(calls)
+            gradient = torch.ones_like(values)
+            values.backward(gradient)
+        of_forward = microseconds(work, repeats)
+        of_both = microseconds(partial(both, work, gradient), repeats)
+        whole = {"forward": of_forward, "backward": of_both - of_forward}
+        for direction, found in (("forward", calls[:first]), ("backward", calls[first:])):
+            ours = microseconds(partial(by_positions, found), repeats) / len(found)
+            theirs = microseconds(partial(by_names, [named(*call) for call in found]), repeats) / len(found)
+            rows.append([name, direction, len(found), f"{ours:.1f}", f"{theirs:.1f}", f"{whole[direction]:.0f}"])
+    return rows
+
+
+def both(work: Callable[[], torch.Tensor], gradient: torch.Tensor) -> None:
+    """A forward and a backward pass."""
+    work().backward(gradient)
+
+
+def build_parser() -> cli.OneLineParser:
+    """The options of the command."""
+    parser = cli.OneLineParser(prog=NAME, description=__doc__)
+    parser.set_defaults(run=run)
+    parser.add_argument("--repeats", type=int, default=400, metavar="N", help="default: %(default)s")
+    return parser
+
+
+def run(args: Namespace) -> None:
+    """Print the table."""
+    head = ["", "direction", "launches", "µs a launch", "by Triton's own path", "µs of a layer"]
+    remove_device()
+    print(Table(head, measure(args.repeats), align="<<>>>>").markdown())

@@ -1,0 +1,24 @@
+"""What a launch costs, counted without a GPU."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("triton") is None, reason="no triton: pip install -e '.[kernels-test]'"
+    ),
+]
+
+
+def test_a_launch_takes_less_than_by_tritons_own_path():
+    command = [sys.executable, "-m", "benchmarks", "launches", "--repeats", "40"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-1000:]
+    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if "ward |" in line]
+    assert {row[0] for row in rows} >= {"lot", "solver of Sinkhorn and SeT"}
+    assert all(float(ours) < float(theirs) for *_, ours, theirs, _ in rows)

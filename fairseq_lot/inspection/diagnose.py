@@ -2,7 +2,7 @@
 
 import json
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from statistics import fmean
 from typing import Any
@@ -20,6 +20,8 @@ from fairseq_lot.pretrained.device import add_device_argument
 from fairseq_lot.pretrained.languages import add_language_arguments, typed_pair
 from fairseq_lot.pretrained.loading import Loaded, load
 
+# entries of one head's plans in a batch: 64 sentences of 256 tokens, or one of 2,048
+_ENTRIES = 2**22
 # of MEASURES, those that tell how far the columns of a plan are from their marginal, and what that does to the values
 BALANCE = ("imbalance", "marginal_error", "mean_shift")
 _SIDES = {"source": "src_tokens", "target": "prev_output_tokens"}
@@ -77,8 +79,8 @@ def diagnose(loaded: Loaded, *, sentences: int, batch: int, perturbations: int, 
     certifying = {"certificates": per_head.certify, "coupling_certificates": per_head.certify_coupling}
     certified: dict[str, dict[int, list[dict]]] = {kind: {} for kind in certifying}
     with torch.no_grad(), capture(loaded.model) as seen, tqdm(total=len(drawn), unit="sentence", disable=None) as bar:
-        for start in range(0, len(drawn), batch):
-            sample = loaded.batch(drawn[start : start + batch])
+        for indices in _batches(loaded, drawn, batch):
+            sample = loaded.batch(indices)
             loaded.model(**sample["net_input"])
             pads = {side: sample["net_input"][name].eq(loaded.pad) for side, name in _SIDES.items()}
             for attention in seen:
@@ -103,6 +105,19 @@ def diagnose(loaded: Loaded, *, sentences: int, batch: int, perturbations: int, 
     }
     left_out = [int(i) + 1 for i in loaded.left_out()]
     return {"sentences": len(drawn), "left_out": left_out, "rows": rows, **certificates}
+
+
+def _batches(loaded: Loaded, drawn: Iterable[int], most: int) -> Iterator[list[int]]:
+    """At most so many sentences at a time, and fewer long ones: all plans of a batch are in memory."""
+    sentences, batch = loaded.sentences, list[int]()
+    for index in drawn:
+        longest = max(int(sentences.num_tokens(one)) for one in (*batch, index))
+        if batch and (len(batch) == most or (len(batch) + 1) * longest**2 > _ENTRIES):
+            yield batch
+            batch = []
+        batch.append(int(index))
+    if batch:
+        yield batch
 
 
 def encoder_balance(loaded: Loaded) -> dict[str, float]:

@@ -8,7 +8,7 @@ from fairseq_lot.attention.registry import MECHANISMS
 from fairseq_lot.errors import InputError
 from fairseq_lot.inspection import per_head
 from fairseq_lot.inspection.capture import capture
-from fairseq_lot.inspection.diagnose import BALANCE, diagnose, encoder_balance, render
+from fairseq_lot.inspection.diagnose import BALANCE, _batches, diagnose, encoder_balance, render
 from fairseq_lot.inspection.per_head import MEASURES, summary
 from fairseq_lot.modules.sites import inner
 from tests.plug_and_play.in_memory import HEADS, LAYERS, LENGTHS, load
@@ -145,6 +145,15 @@ def test_perturbations_are_in_units_of_the_temperature_and_of_the_values(monkeyp
     assert len(sizes) == 3 * LAYERS * len(LENGTHS)
     for number, found in enumerate(sizes):
         assert found == pytest.approx([(0.01, 0.1, 1.0)[number % 3]] * len(found))
+
+
+def test_fewer_long_sentences_are_in_a_batch(monkeypatch):
+    loaded, longest = load(attention="sinkhorn"), max(LENGTHS)
+    for entries, most in ((3 * longest**2, 3), (2 * longest**2, 2), (1, 1)):
+        monkeypatch.setattr("fairseq_lot.inspection.diagnose._ENTRIES", entries)
+        batches = list(_batches(loaded, range(len(LENGTHS)), 3))
+        assert sum(batches, []) == list(range(len(LENGTHS)))
+        assert max(map(len, batches)) == most
 
 
 @pytest.mark.parametrize("differential", [False, True])

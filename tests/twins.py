@@ -2,8 +2,9 @@
 
 import torch
 
+from fairseq_lot.modules.sites import inner
 from tests import reference
-from tests.variants import NUM_HEADS, inner
+from tests.variants import NUM_HEADS
 
 
 def _slices(mechanism, head):
@@ -66,7 +67,7 @@ TWINS = {
 
 def mixed(mechanism, v):
     """What the plan is applied to: v, or v after its convolution."""
-    if not mechanism.mixes_values:
+    if not mechanism.traits.mixes_values:
         return v
     weights = mechanism.convolution.weight
     return torch.stack([reference.convolution(*head) for head in zip(v, weights, strict=True)])

@@ -10,7 +10,6 @@ import torch
 
 from fairseq_lot.attention.differential import Differential
 from fairseq_lot.attention.registry import MECHANISMS, build_mechanism
-from fairseq_lot.modules.sites import inner
 
 NUM_HEADS, HEAD_DIM = 2, 4
 
@@ -105,8 +104,8 @@ class Case:
         return f"{'differential-' if self.differential else ''}{self.name}-{self.variant}"
 
     def flag(self, name):
-        """A capability flag of the mechanism."""
-        return getattr(build_mechanism(self.name, num_heads=NUM_HEADS, head_dim=HEAD_DIM, **self.options), name)
+        """One of the mechanism's traits."""
+        return getattr(build_mechanism(self.name, num_heads=NUM_HEADS, head_dim=HEAD_DIM, **self.options).traits, name)
 
     @property
     def rows_exact(self):
@@ -149,7 +148,7 @@ PLAIN_CASES = [
 
 def wrapped():
     """Inside the differential wrapper: one variant of a mechanism for each set of its flags."""
-    flags = ("couples_queries", "counts_slots", "mixes_values", "positional", "supports_causal")
+    flags = ("couples_queries", "counts_slots", "mixes_values", "positional", "is_causal")
     first = {}
     for case in PLAIN_CASES:
         by_length = "exact_up_to" in case.options
@@ -158,7 +157,7 @@ def wrapped():
 
 
 CASES = PLAIN_CASES + wrapped()
-CAUSAL_CASES = [case for case in CASES if inner(case.build()).supports_causal]
+CAUSAL_CASES = [case for case in CASES if case.flag("is_causal")]
 
 
 def draw(bsz=3, tgt_len=5, src_len=6, *, num_heads=NUM_HEADS, head_dim=HEAD_DIM, dtype=torch.float64, seed=1):

@@ -1,6 +1,7 @@
 """The contract that every attention mechanism fulfils."""
 
 import contextlib
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, NoReturn, TypeAlias
 
 import torch
@@ -10,7 +11,7 @@ from fairseq_lot.attention.options import Options
 from fairseq_lot.errors import InputError
 from fairseq_lot.transport.exporting import is_exporting
 from fairseq_lot.transport.marginals import Pads
-from fairseq_lot.transport.pivots import Coupling
+from fairseq_lot.transport.pivots import Coupling, PivotProblem
 
 #: what a mechanism keeps while it decodes: tensors by name, batch first, so that a beam is followed by their rows
 State: TypeAlias = dict[str, Tensor]
@@ -78,11 +79,42 @@ def refuse_scripting(module: nn.Module) -> NoReturn:
     raise InputError("torch.jit.script cannot compile modules of fairseq_lot; use torch.export.export")
 
 
+@dataclass(frozen=True)
+class Traits:
+    """What others need to know of a mechanism with its options; a wrapper passes them on.
+
+    Attributes:
+        couples_queries: row i of A depends on the other queries, so the mechanism cannot decode step by step.
+        uncoupling_options: ``(name, value)`` of the options with which it does not, if there are such options.
+        positional: A depends on the positions of queries and keys, so both must be tokens of one sentence.
+        tied_tokens: queries and keys are the same tokens, so their numbers must agree.
+        mixes_values: values of neighbouring tokens, later ones included, are mixed before they are attended to.
+        counts_slots: A depends on the slots that tokens stand in, so pads may stand at the ends of a sentence only.
+        is_causal: :meth:`Mechanism.attend` honours ``causal=True`` (query i sees no later key).
+        can_be_causal: it does with some options.
+        is_stock: it is fairseq's own attention.
+        heads_per_plan: number of heads that share one A.
+        signed: A is a difference of plans and has negative entries.
+    """
+
+    couples_queries: bool = True
+    uncoupling_options: tuple[tuple[str, Any], ...] = ()
+    positional: bool = False
+    tied_tokens: bool = False
+    mixes_values: bool = False
+    counts_slots: bool = False
+    is_causal: bool = False
+    can_be_causal: bool = False
+    is_stock: bool = False
+    heads_per_plan: int = 1
+    signed: bool = False
+
+
 class Mechanism(nn.Module):
     """An attention mechanism on separate batch and head axes.
 
-    Subclasses set the class attributes and implement :meth:`attend`, which gets inputs whose padded slots are
-    already zero.
+    Subclasses set ``options_class``, and in their constructor ``traits``. They implement :meth:`attend`, which gets
+    inputs whose padded slots are already zero.
 
     Args:
         num_heads: number of heads.
@@ -94,25 +126,8 @@ class Mechanism(nn.Module):
     """
 
     options_class: ClassVar[type[Options]] = Options
-    #: row i of A depends on the other queries, so the mechanism cannot decode step by step
-    couples_queries: bool = True
-    #: A depends on the positions of queries and keys, so both must be tokens of one sentence
-    positional: bool = False
-    #: queries and keys are the same tokens, so their numbers must agree
-    tied_tokens: bool = False
-    #: values of neighbouring tokens, later ones included, are mixed before they are attended to
-    mixes_values: bool = False
-    #: A depends on the slots that tokens stand in, so pads may stand at the ends of a sentence only
-    counts_slots: bool = False
-    #: of which one A is made
-    heads_per_plan: int = 1
-    #: :meth:`attend` honours ``causal=True`` (query i sees no later key)
-    supports_causal: bool = False
-    #: the values of options with which the queries are not coupled, if there are such options
-    uncoupling_options: dict[str, Any] = {}
-
     # what torch.jit.trace would try to compile, before it comes to the line that refuses it
-    __jit_ignored_attributes__ = ("options",)
+    __jit_ignored_attributes__ = ("options", "traits")
     __prepare_scriptable__ = refuse_scripting
 
     def __init__(self, *, num_heads: int, head_dim: int, options: Options, layer: int = 0, dropout: float = 0.0):
@@ -122,6 +137,7 @@ class Mechanism(nn.Module):
         if not 0 <= dropout <= 1:
             raise InputError(f"dropout must be between 0 and 1, got {dropout}")
         self.num_heads, self.head_dim, self.options = num_heads, head_dim, options
+        self.traits = Traits()
         self.layer, self.dropout = layer, dropout
         self.scaling = head_dim**-0.5
         self.retain_dropout = False
@@ -141,6 +157,10 @@ class Mechanism(nn.Module):
         generator = torch.Generator("cpu").manual_seed(seed * 1_000 + self.layer)
         std = self.head_dim**0.25 if std is None else std
         return std * draw_normal((self.num_heads, number, self.head_dim), generator)
+
+    def _title(self) -> str:
+        """The mechanism's name in messages."""
+        return type(self).__name__.lower()
 
     def fittable(self) -> list[nn.Parameter]:
         """The parameters that the gradient of a model in eval mode reaches, by which it is fitted to another."""
@@ -211,15 +231,15 @@ class Mechanism(nn.Module):
 
     def _attend_without_pads(self, attend, q, k, v, masks, need_weights, *, pads_are_zero=False):
         """Attend with zeros in the padded slots of what goes in (unless ``pads_are_zero``) and of what comes out."""
-        name = type(self).__name__.lower()
+        name = self._title()
         if torch.jit.is_tracing():
             raise InputError(
                 "torch.jit.trace would fix for all sentences what the attention decides by their lengths and "
                 "scores; use torch.export.export"
             )
-        if self.tied_tokens and q.size(-2) != k.size(-2):
+        if self.traits.tied_tokens and q.size(-2) != k.size(-2):
             raise InputError(f"{name} attention ties queries to keys; got {q.size(-2)} queries and {k.size(-2)} keys")
-        if masks.causal and not self.supports_causal:
+        if masks.causal and not self.traits.is_causal:
             raise InputError(f"{name} attention cannot be causal")
         if masks.causal and q.size(-2) > k.size(-2):
             raise InputError(f"causal attention needs a key for every query; got {q.size(-2)} and {k.size(-2)}")
@@ -227,7 +247,7 @@ class Mechanism(nn.Module):
             q, v = without_pads(q, masks.query_pads), without_pads(v, masks.key_pads)
             k = without_pads(k, masks.key_pads)
         if not (len(q) and q.size(2) and k.size(2)):  # an empty batch, or no tokens
-            weights = q[:, :: self.heads_per_plan, :, :1] * k.new_zeros(k.size(-2)) if need_weights else None
+            weights = q[:, :: self.traits.heads_per_plan, :, :1] * k.new_zeros(k.size(-2)) if need_weights else None
             return AttentionOutput(q[..., :1] * v.new_zeros(v.size(-1)), weights)
         with _outside_of_autocast(q.device.type):  # each mechanism chooses its own precision
             values, weights = attend(q, k, v, masks, need_weights).to(v.dtype)
@@ -242,6 +262,18 @@ class Mechanism(nn.Module):
         Arguments as for :meth:`forward`, pads zero.
         """
         return None
+
+    def pivot_problem(self, q: Tensor, k: Tensor) -> PivotProblem | None:
+        """The arguments from which :meth:`coupling` makes its plans; None where these do not define it."""
+        return None
+
+    def epsilon(self) -> float | Tensor:
+        """The entropic regularisation, or one of every head, ``(num_heads, 1, 1)``; 1 (softmax's) if there is none."""
+        return getattr(self.options, "epsilon", 1.0)
+
+    def combine_heads(self, x: Tensor) -> Tensor:
+        """One tensor for the heads that share an A: ``(bsz, num_heads, ...) -> (bsz, heads, ...)``."""
+        return x
 
     def summarise(self, k: Tensor, v: Tensor, key_padding_mask: Pads = None, need_weights: bool = False) -> State:
         """All that :meth:`attend_summary` needs of the keys, computed once; for mechanisms that couple no queries.

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -38,9 +39,6 @@ class Differential(Mechanism):
             ``λ = exp(λq1·λk1) - exp(λq2·λk2) + λ_init``.
     """
 
-    supports_causal = True  # if the inner mechanism does, which checks for itself
-    heads_per_plan = 2
-
     def __init__(self, inner: Mechanism, *, lambda_init: float | None = None):
         super().__init__(num_heads=inner.num_heads, head_dim=inner.head_dim, options=Options(), layer=inner.layer)
         if inner.num_heads % 2:
@@ -49,9 +47,7 @@ class Differential(Mechanism):
         if lambda_init is not None and not is_number:
             raise InputError(f"differential_lambda_init must be a finite number, got {lambda_init!r}")
         self.inner = inner
-        self.couples_queries, self.uncoupling_options = inner.couples_queries, inner.uncoupling_options
-        self.positional, self.tied_tokens = inner.positional, inner.tied_tokens
-        self.mixes_values, self.counts_slots = inner.mixes_values, inner.counts_slots
+        self.traits = replace(inner.traits, is_stock=False, heads_per_plan=2, signed=True)
         self.lambda_init = scheduled_lambda_init(inner.layer) if lambda_init is None else lambda_init
         generator = torch.Generator("cpu").manual_seed(inner.layer)
         lambdas = (nn.Parameter(0.1 * draw_normal((inner.head_dim,), generator)) for _ in range(4))
@@ -62,6 +58,9 @@ class Differential(Mechanism):
         """λ, a scalar tensor, at least float32."""
         q1, k1, q2, k2 = map(at_least_float32, (self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2))
         return torch.exp(q1 @ k1) - torch.exp(q2 @ k2) + self.lambda_init
+
+    def _title(self) -> str:
+        return f"differential {self.inner._title()}"
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, masks: Masks, need_weights: bool) -> AttentionOutput:
         query_pads, key_pads, causal = masks
@@ -88,11 +87,11 @@ class Differential(Mechanism):
 
     def _subtract(self, output):
         """``A1 - λ A2`` of the inner mechanism's output, normalised; as ``(bsz, num_heads, tgt_len, value_dim)``."""
-        values = self.norm(self.difference(output.values).to(self.norm.weight.dtype)) * (1 - self.lambda_init)
+        values = self.norm(self.combine_heads(output.values).to(self.norm.weight.dtype)) * (1 - self.lambda_init)
         values = values.unflatten(-1, (2, -1)).transpose(2, 3).flatten(1, 2)
-        return AttentionOutput(values, None if output.weights is None else self.difference(output.weights))
+        return AttentionOutput(values, None if output.weights is None else self.combine_heads(output.weights))
 
-    def difference(self, x: Tensor) -> Tensor:
+    def combine_heads(self, x: Tensor) -> Tensor:
         """``x_2h - λ x_2h+1`` for every pair of heads, ``(bsz, num_heads, ...) -> (bsz, num_heads / 2, ...)``."""
         first, second = at_least_float32(x).unflatten(1, (-1, 2)).unbind(2)
         return first - self.difference_weight() * second

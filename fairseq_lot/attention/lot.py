@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism, State, without_pads
+from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism, State, Traits, without_pads
 from fairseq_lot.attention.convolution import TokenConvolution
 from fairseq_lot.attention.options import PivotOptions, option
 from fairseq_lot.errors import InputError
 from fairseq_lot.kernels import choice as kernels
 from fairseq_lot.kernels.naive import LotInputs, LotSettings
 from fairseq_lot.transport.marginals import Pads, at_least_float32, uniform_log_mass
-from fairseq_lot.transport.pivots import Coupling, key_side, pivot_coupling, pivot_scores
+from fairseq_lot.transport.pivots import Coupling, PivotProblem, key_side, pivot_coupling, pivot_scores
 from fairseq_lot.transport.pivots_causal import PrefixState, absorb, empty_prefix, prefix_apply
 
 
@@ -76,16 +76,19 @@ class Lot(Mechanism):
     options: LotOptions
     pivots: Tensor
     mass_logits: Tensor
-    supports_causal = True  # of some options
-    uncoupling_options = {"query_updates": 1}
 
     def __init__(self, **context: Any) -> None:
         super().__init__(**context)
         options = self.options
         self.query_updates = options.num_updates if options.query_updates is None else options.query_updates
-        self.couples_queries = self.query_updates > 1
-        self.mixes_values = options.conv_kernel is not None
-        self.supports_causal = not (self.couples_queries or self.mixes_values)
+        couples_queries, mixes_values = self.query_updates > 1, options.conv_kernel is not None
+        self.traits = Traits(
+            couples_queries=couples_queries,
+            uncoupling_options=(("query_updates", 1),),
+            mixes_values=mixes_values,
+            is_causal=not (couples_queries or mixes_values),
+            can_be_causal=True,
+        )
         pivots = self.drawn(options.num_pivots, options.seed, options.pivot_std)
         self.keep("pivots", pivots, learn=options.learn_pivots)
         has_masses = max(options.num_updates, self.query_updates) > 1  # one update of either plan is a softmax
@@ -110,6 +113,10 @@ class Lot(Mechanism):
         self, q: Tensor, k: Tensor, query_padding_mask: Pads = None, key_padding_mask: Pads = None
     ) -> Coupling:
         return self._coupling_of(self.scores(q), self.scores(k), query_padding_mask, key_padding_mask)
+
+    def pivot_problem(self, q: Tensor, k: Tensor) -> PivotProblem:
+        updates = {"query_updates": self.query_updates, "key_updates": self.options.num_updates}
+        return PivotProblem(self.scores(q), self.scores(k), self.log_masses(), **updates)
 
     def _coupling_of(self, query_scores, key_scores, query_pads, key_pads):
         return pivot_coupling(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism, State, joined_pads, without_pads
+from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism, State, Traits, joined_pads, without_pads
 from fairseq_lot.attention.by_length import (
     attend_by_length,
     attend_by_row,
@@ -129,16 +129,19 @@ class NearFar(Mechanism):
     options: NearFarOptions
     features: Tensor
     feature_bias: Tensor
-    counts_slots = True
-    supports_causal = True  # of some options
-    uncoupling_options = {"num_updates": 1}
 
     def __init__(self, **context: Any) -> None:
         super().__init__(**context)
         options = self.options
-        self.couples_queries = options.num_updates > 1
-        self.positional = options.band == "diagonal"
-        self.supports_causal = self.positional and not self.couples_queries
+        couples_queries, positional = options.num_updates > 1, options.band == "diagonal"
+        self.traits = Traits(
+            couples_queries=couples_queries,
+            uncoupling_options=(("num_updates", 1),),
+            positional=positional,
+            counts_slots=True,
+            is_causal=positional and not couples_queries,
+            can_be_causal=True,
+        )
         self.exact: Mechanism | None = None
         if options.exact_up_to and options.num_updates == 1:
             self.exact = Softmax(**context | {"options": SoftmaxOptions(prior=options.prior)})
@@ -186,7 +189,7 @@ class NearFar(Mechanism):
         elif masks.causal:
             values, weights = attend_by_row(limit, exact, linear, q, k, v, masks, need_weights)
         else:
-            compares = self.exact.positional
+            compares = self.exact.traits.positional
             values, weights = attend_by_length(limit, exact, linear, q, k, v, masks, need_weights, positional=compares)
         return AttentionOutput(with_zero_gradients(values, self.parameters()), weights)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism, without_pads
+from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism, Traits, without_pads
 from fairseq_lot.attention.options import PivotOptions, option
 from fairseq_lot.transport.marginals import Pads, at_least_float32, uniform_log_mass
 from fairseq_lot.transport.pivots import Coupling, gaussian_scores, pivot_coupling
@@ -42,12 +42,11 @@ class Set(Mechanism):
 
     options_class = SetOptions
     options: SetOptions
-    tied_tokens = True
 
     def __init__(self, **context: Any) -> None:
         super().__init__(**context)
         options = self.options
-        self.positional = options.positional_temperature is not None
+        self.traits = Traits(tied_tokens=True, positional=options.positional_temperature is not None)
         self.pivots = nn.Parameter(self.drawn(options.num_pivots, options.seed, options.pivot_std))
 
     def coupling(

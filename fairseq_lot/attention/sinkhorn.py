@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism
+from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism, Traits
 from fairseq_lot.attention.options import Options, option, prior_option
 from fairseq_lot.transport.marginals import at_least_float32, uniform_log_mass
 from fairseq_lot.transport.positions import alibi_log_prior
@@ -50,12 +50,14 @@ class Sinkhorn(Mechanism):
     options_class = SinkhornOptions
     options: SinkhornOptions
     log_epsilon: nn.Parameter | None
-    uncoupling_options = {"num_updates": 1}
 
     def __init__(self, **context: Any) -> None:
         super().__init__(**context)
-        self.couples_queries = self.options.num_updates > 1  # one update is the softmax of a row
-        self.positional = self.options.prior is not None
+        self.traits = Traits(
+            couples_queries=self.options.num_updates > 1,  # one update is the softmax of a row
+            uncoupling_options=(("num_updates", 1),),
+            positional=self.options.prior is not None,
+        )
         self.log_epsilon = None
         if self.options.learn_epsilon:
             self.log_epsilon = nn.Parameter(torch.full((self.num_heads,), math.log(self.options.epsilon)))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism
+from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism, Traits
 from fairseq_lot.attention.options import Options, prior_option
 from fairseq_lot.transport.marginals import at_least_float32, without_empty
 from fairseq_lot.transport.positions import alibi_log_prior
@@ -31,12 +31,13 @@ class Softmax(Mechanism):
 
     options_class = SoftmaxOptions
     options: SoftmaxOptions
-    couples_queries = False
-    supports_causal = True
 
     def __init__(self, **context: Any) -> None:
         super().__init__(**context)
-        self.positional = self.options.prior is not None
+        has_prior = self.options.prior is not None
+        self.traits = Traits(
+            couples_queries=False, positional=has_prior, is_causal=True, can_be_causal=True, is_stock=not has_prior
+        )
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, masks: Masks, need_weights: bool) -> AttentionOutput:
         # the flash kernel of a GPU knows no other mask than this

@@ -10,9 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from fairseq_lot.attention.base import Mechanism, without_pads
-from fairseq_lot.attention.differential import Differential, side_by_side
+from fairseq_lot.attention.differential import side_by_side
 from fairseq_lot.attention.registry import DEFAULT, MECHANISMS, build_mechanism
-from fairseq_lot.attention.sinkhorn import Sinkhorn
 from fairseq_lot.errors import InputError
 from fairseq_lot.modules.multihead_attention import split_heads
 from fairseq_lot.modules.sites import attentions, inner
@@ -53,15 +52,13 @@ class Captured:
     @property
     def signed(self) -> bool:
         """A is a difference of plans and has negative entries."""
-        return isinstance(self.mechanism, Differential)
+        return self.mechanism is not None and self.mechanism.traits.signed
 
     @property
     def epsilon(self) -> float | Tensor:
         """The entropic regularisation of the mechanism, or of every head, ``(heads, 1, 1)``; 1 (softmax's) if none."""
         plans = inner(self.mechanism)
-        if isinstance(plans, Sinkhorn):
-            return plans.epsilon()
-        return getattr(getattr(plans, "options", None), "epsilon", 1.0)
+        return 1.0 if plans is None else plans.epsilon()
 
     def softmax_weights(self, key_padding_mask: Tensor) -> Tensor:
         """What softmax attention would do with the same q and k, in the shape of ``weights``.
@@ -70,7 +67,7 @@ class Captured:
             key_padding_mask: ``(bsz, src_len)`` bool, True = pad.
         """
         weights = _softmax(self.q, self.k, key_padding_mask, causal=self.causal)
-        return self.mechanism.difference(weights) if isinstance(self.mechanism, Differential) else weights
+        return weights if self.mechanism is None else self.mechanism.combine_heads(weights)
 
     def values_of_plans(self, key_padding_mask: Tensor) -> Tensor:
         """The values that the plan of each head multiplies: v, or v after LOT's convolution.

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from fairseq_lot.attention.lot import Lot
 from fairseq_lot.inspection.capture import Captured
 from fairseq_lot.modules.sites import inner
 from fairseq_lot.transport import diagnostics
@@ -101,12 +100,13 @@ def certify_coupling(
     attention: Captured, padding_mask: torch.Tensor, perturbations: int, seeds: list
 ) -> Iterator[dict]:
     """:func:`certify` for the two plans of LOT, each with noise of its own; nothing for other mechanisms."""
-    lot = inner(attention.mechanism)
-    if not isinstance(lot, Lot):
+    mechanism = inner(attention.mechanism)
+    problem = None if mechanism is None else mechanism.pivot_problem(attention.q, attention.k)
+    if problem is None:
         return
-    log_masses = torch.log_softmax(lot.log_masses().double(), -1)  # they sum to 1 in float64, too
-    sides = lot.scores(attention.q), lot.scores(attention.k), attention.values_of_plans(padding_mask)
-    updates = {"query_updates": lot.query_updates, "key_updates": lot.options.num_updates}
+    log_masses = torch.log_softmax(problem.log_masses.double(), -1)  # they sum to 1 in float64, too
+    sides = problem.query_scores, problem.key_scores, attention.values_of_plans(padding_mask)
+    updates = {"query_updates": problem.query_updates, "key_updates": problem.key_updates}
     for *parts, pads, seed in zip(*sides, padding_mask, seeds, strict=True):
         query_scores, key_scores, v = (x[:, ~pads].double() for x in parts)
         random = np.random.default_rng(seed)
@@ -114,7 +114,7 @@ def certify_coupling(
         found = coupling_certificate(
             query_scores, key_scores, log_masses, v, query_noise, key_noise, _size_of(v) * value_noise, **updates
         )
-        yield {"attention": attention.name, "epsilon": lot.options.epsilon, **updates, **vars(found)}
+        yield {"attention": attention.name, "epsilon": attention.epsilon, **updates, **vars(found)}
 
 
 def _signs(random: np.random.Generator, perturbations: int, like: torch.Tensor) -> torch.Tensor:

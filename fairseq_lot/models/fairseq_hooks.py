@@ -23,7 +23,7 @@ from fairseq.sequence_generator import SequenceGeneratorWithAlignment
 from fairseq.tasks.translation import TranslationTask
 from omegaconf import OmegaConf
 
-from fairseq_lot.attention.differential import Differential
+from fairseq_lot.attention.base import Mechanism
 from fairseq_lot.errors import InputError
 from fairseq_lot.models.architecture import override_attention, own_architecture, refuse_renamed
 from fairseq_lot.models.dictionaries import check_dictionaries, note_dictionaries
@@ -167,7 +167,7 @@ def refuse_to_lose(model, cfg):
     if cfg.ema.store_ema and any(name.endswith(".mechanism.epoch") for name, _ in model.named_buffers()):
         raise InputError("--store-ema would average the epoch that --esp-anneal counts; leave out one of them")
     aligned = getattr(cfg.criterion, "_name", None) == "label_smoothed_cross_entropy_with_alignment"
-    if aligned and any(isinstance(module, Differential) for module in model.modules()):
+    if aligned and any(isinstance(module, Mechanism) and module.traits.signed for module in model.modules()):
         raise InputError(
             "--criterion label_smoothed_cross_entropy_with_alignment takes logarithms of weights, which are negative "
             "in differential attention; use --criterion label_smoothed_cross_entropy"

@@ -79,7 +79,8 @@ class PluggableTransformerModel(TransformerModel):
         left_pads = getattr(getattr(task, "cfg", None), "left_pad_source", True)
         if getattr(args, "cross_self_attention", False) and not left_pads:
             for layer in model.decoder.layers:
-                if getattr(getattr(layer.self_attn, "mechanism", None), "counts_slots", False):
+                mechanism = getattr(layer.self_attn, "mechanism", None)
+                if mechanism is not None and mechanism.traits.counts_slots:
                     raise InputError(
                         f"{args.attention} attention at decoder counts the slots between tokens, and with "
                         "--cross-self-attention pads would stand between source and target; leave out "

@@ -9,7 +9,6 @@ from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
 from fairseq_lot.attention.base import Masks, Mechanism
-from fairseq_lot.attention.softmax import Softmax
 from fairseq_lot.transport.marginals import Pads
 
 
@@ -62,7 +61,7 @@ class PluggableMultiheadAttention(FairseqIncrementalState, nn.Module):
         self.k_proj, self.v_proj, self.q_proj, self.out_proj = stock.k_proj, stock.v_proj, stock.q_proj, stock.out_proj
         self.mechanism = mechanism
         self.site = site
-        if not mechanism.state_dict() and not (isinstance(mechanism, Softmax) and mechanism.options.prior is None):
+        if not mechanism.state_dict() and not mechanism.traits.is_stock:
             # fairseq without this package would take the checkpoint for one of softmax
             mechanism.register_buffer("is_plugged_in", torch.ones(1))
 

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from fairseq.models.transformer import TransformerModel
 from fairseq.modules import MultiheadAttention
 
-from fairseq_lot.attention.base import Mechanism
+from fairseq_lot.attention.base import Mechanism, Traits
 from fairseq_lot.attention.differential import Differential
 from fairseq_lot.attention.options import SITES
 from fairseq_lot.attention.registry import DEFAULT, build_options, describe, mechanism_class
@@ -182,40 +182,39 @@ def build_site_mechanism(
     mechanism: Mechanism = mechanism_class(name)(options=options, **context)
     if args.differential:
         mechanism = Differential(mechanism, lambda_init=args.differential_lambda_init)
-    check_site(mechanism, name, site)
+    check_site(mechanism.traits, name, site)
     return mechanism
 
 
-def check_site(mechanism: Mechanism, name: str, site: str) -> None:
+def check_site(traits: Traits, name: str, site: str) -> None:
     """Refuse a mechanism that cannot stand at a decoder site, with the reason."""
     if site == "encoder":
         return
-    if mechanism.tied_tokens and site == "cross":
+    if traits.tied_tokens and site == "cross":
         raise InputError(
             f"{name} attention ties queries and keys to the same tokens, so it cannot stand at the 'cross' site, where "
             "they belong to two sentences; use --attention-sites encoder"
         )
-    if mechanism.couples_queries:
-        serves = site == "cross" or type(inner(mechanism)).supports_causal  # with other options
-        uncoupling = mechanism.uncoupling_options if serves else {}
-        flags = [f"{flag(flat_name(name, k))} {v}" for k, v in uncoupling.items()]
+    if traits.couples_queries:
+        uncoupling = traits.uncoupling_options if site == "cross" or traits.can_be_causal else ()
+        flags = [f"{flag(flat_name(name, option))} {value}" for option, value in uncoupling]
         raise InputError(
             f"{name} attention couples the queries (row i of the plan depends on all rows), so at the {site!r} site it "
             "would show future target tokens in training and could not decode step by step; "
             + " or ".join(["use --attention-sites encoder", *flags])
         )
-    if mechanism.positional and site == "cross":
+    if traits.positional and site == "cross":
         raise InputError(
             f"{name} attention with these options compares the positions of queries and keys, which has no meaning "
             "between two languages at the 'cross' site; use --attention-sites without cross"
         )
-    if mechanism.mixes_values:
+    if traits.mixes_values:
         raise InputError(
             f"{name} attention with these options mixes the values of neighbouring tokens, later ones included, so it "
             f"cannot stand at the {site!r} site: in the decoder it would show future target tokens, and at cross the "
             "encoder has mixed them already; use --attention-sites encoder"
         )
-    if site == "decoder" and not (mechanism.supports_causal and inner(mechanism).supports_causal):
+    if site == "decoder" and not traits.is_causal:
         raise InputError(
             f"{name} attention cannot be causal, so it cannot stand at the 'decoder' site; "
             "use --attention-sites encoder or encoder,cross"

@@ -6,6 +6,7 @@ rows, so that the first marginal is exact and the second one converges.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,6 +35,16 @@ class Coupling:
     def conditional(self) -> Tensor:
         """``n·Γ``, ``(..., n, m)``, rows sum to 1; costs n·m memory."""
         return torch.matmul(*self.factors)
+
+
+class PivotProblem(NamedTuple):
+    """What defines a coupling beside the marginals; as the arguments of :func:`pivot_coupling`."""
+
+    query_scores: Tensor
+    key_scores: Tensor
+    log_masses: Tensor
+    query_updates: int
+    key_updates: int
 
 
 def key_side(

@@ -9,9 +9,10 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from fairseq_lot.attention.registry import build_options
+from fairseq_lot.modules.sites import inner
 from tests.conftest import close, gradients
 from tests.twins import has_a_twin, twin
-from tests.variants import CASES, CAUSAL_CASES, HEAD_DIM, NUM_HEADS, PLAIN_CASES, draw, inner, padding_mask
+from tests.variants import CASES, CAUSAL_CASES, HEAD_DIM, NUM_HEADS, PLAIN_CASES, draw, padding_mask
 
 QUERY_LENGTHS, KEY_LENGTHS = (5, 3, 1), (4, 6, 2)
 
@@ -258,7 +259,7 @@ def at_decoder(case):
     return dataclasses.asdict(build_options(case.name, **case.options).at_site("decoder"))
 
 
-CAUSAL_AT_DECODER = [case for case in CASES if inner(case.build(**at_decoder(case))).supports_causal]
+CAUSAL_AT_DECODER = [case for case in CASES if case.build(**at_decoder(case)).traits.is_causal]
 
 
 @pytest.mark.parametrize(
@@ -281,7 +282,7 @@ def test_flag_says_whether_queries_are_coupled(case):
     moved = q + torch.randn(q.shape, dtype=q.dtype)
     moved[:, :, 1] = q[:, :, 1]
     change = (mechanism(moved, k, v).values - mechanism(q, k, v).values)[:, :, 1].abs().max()
-    assert change > 1e-3 if mechanism.couples_queries else change < 1e-12
+    assert change > 1e-3 if mechanism.traits.couples_queries else change < 1e-12
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case not in CAUSAL_CASES], ids=str)
@@ -381,7 +382,7 @@ def test_sentence_of_pads_alone_gives_finite_values(case, empty):
 @pytest.mark.parametrize("need_weights", [False, True])
 def test_an_empty_batch_gives_nothing(case, need_weights):
     mechanism, inputs = case.build(), [x[:0] for x in case.draw()]
-    for causal in (False, mechanism.supports_causal and inner(mechanism).supports_causal):
+    for causal in (False, mechanism.traits.is_causal):
         values, weights = mechanism(*inputs, need_weights=need_weights, causal=causal)
         assert values.shape == inputs[0].shape
         full = mechanism(*case.draw(), need_weights=need_weights, causal=causal).weights

@@ -9,7 +9,7 @@ from tests.conftest import close, gradients
 from tests.transport.test_pivots_causal import twin as prefix_twin
 from tests.variants import CASES, CAUSAL_CASES, HEAD_DIM, NUM_HEADS, draw, padding_mask
 
-UNCOUPLED = [case for case in CASES if not case.build().couples_queries]
+UNCOUPLED = [case for case in CASES if not case.build().traits.couples_queries]
 every_causal_case = pytest.mark.parametrize("case", CAUSAL_CASES, ids=str)
 both_dtypes = pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.float16, 5e-3)], ids=str

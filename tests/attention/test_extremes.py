@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from fairseq_lot.attention.registry import MECHANISMS
+from fairseq_lot.modules.sites import inner
 from tests.conftest import close
 from tests.twins import has_a_twin, twin
-from tests.variants import CASES, HEAD_DIM, PLAIN_CASES, Case, draw, inner
+from tests.variants import CASES, HEAD_DIM, PLAIN_CASES, Case, draw
 
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 DEFAULTS = [str(case) for case in PLAIN_CASES if case.variant == "default"]

@@ -59,7 +59,7 @@ def test_convolution_starts_as_the_identity(kernel, build_one):
     inputs = draw(dtype=torch.float32)
     plain, convolved = (build_one("lot", **CONTEXT, conv_kernel=k) for k in (None, kernel))
     assert torch.equal(plain(*inputs).values, convolved(*inputs).values)
-    assert not build_one("lot", **CONTEXT).mixes_values and convolved.mixes_values
+    assert not build_one("lot", **CONTEXT).traits.mixes_values and convolved.traits.mixes_values
 
 
 def test_halves_of_differential_attention_convolve_with_their_own_weights():

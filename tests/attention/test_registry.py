@@ -190,7 +190,7 @@ def test_without_tokens_there_are_no_values(name):
     mechanism = build_mechanism(name, **CONTEXT)
     output = mechanism(*(x[:, :, :0] for x in draw()), need_weights=True)
     assert output.values.shape[2] == 0 and output.weights.shape[2:] == (0, 0)
-    if not mechanism.tied_tokens:
+    if not mechanism.traits.tied_tokens:
         q, k, v = draw()
         pads = torch.ones(q.shape[::2], dtype=torch.bool)
         output = mechanism(q.fill_(torch.nan), k[:, :, :0], v[:, :, :0], pads, None)
@@ -206,7 +206,7 @@ def test_differential_needs_pairs_of_heads(name):
 def test_differential_takes_flags_and_layer_from_its_mechanism():
     for name, options in [("lot", {}), ("lot", {"query_updates": 1}), ("softmax", {})]:
         wrapped = build_differential(name, **CONTEXT, layer=2, **options)
-        assert wrapped.couples_queries == wrapped.inner.couples_queries
+        assert wrapped.traits.couples_queries == wrapped.inner.traits.couples_queries
         assert wrapped.layer == wrapped.inner.layer == 2
         assert wrapped.lambda_init == scheduled_lambda_init(2)
     assert build_differential("softmax", **CONTEXT, lambda_init=0.0).lambda_init == 0.0

@@ -154,7 +154,7 @@ def test_causal_training_and_decoding_stay_on_their_device(case, padded, need_we
 
 
 @pytest.mark.parametrize(
-    "case", [case for case in QUIET if "cross" in case.kinds and not case.build().couples_queries], ids=str
+    "case", [case for case in QUIET if "cross" in case.kinds and not case.build().traits.couples_queries], ids=str
 )
 @both_masks
 @torch.no_grad()

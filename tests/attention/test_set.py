@@ -22,7 +22,7 @@ def tokens():
 @pytest.mark.parametrize("build_one", [build_mechanism, build_differential])
 def test_other_keys_than_the_queries_are_refused(build_one):
     mechanism = build_one("set", **CONTEXT).double()
-    assert mechanism.tied_tokens and mechanism.couples_queries
+    assert mechanism.traits.tied_tokens and mechanism.traits.couples_queries
     with pytest.raises(InputError, match="5 queries and 6 keys"):
         mechanism(*draw())
 

@@ -206,7 +206,7 @@ def test_cross_attention_has_no_prior(words):
 )
 @plain_and_differential
 def test_it_stands_where_it_can(words, site, flag, differential):
-    assert getattr(build(*words.split(), *differential, "--attention-sites", "encoder,decoder", site=site), flag)
+    assert getattr(build(*words.split(), *differential, "--attention-sites", "encoder,decoder", site=site).traits, flag)
 
 
 @pytest.mark.parametrize("words", [(), ("--differential",), ("--lot-query-updates", "1")])
@@ -214,11 +214,11 @@ def test_lot_is_uncoupled_at_decoder_sites_only(words):
     options = ("--attention", "lot", "--attention-sites", "encoder,cross,decoder", *words)
     for site in ("cross", "decoder"):
         mechanism = build(*options, site=site)
-        assert not mechanism.couples_queries
+        assert not mechanism.traits.couples_queries
         mechanism = getattr(mechanism, "inner", mechanism)
-        assert mechanism.supports_causal and mechanism.options.query_updates == 1
+        assert mechanism.traits.is_causal and mechanism.options.query_updates == 1
         assert mechanism.options.num_updates == build_options("lot").num_updates
-    assert build(*options, site="encoder").couples_queries == ("1" not in words)
+    assert build(*options, site="encoder").traits.couples_queries == ("1" not in words)
 
 
 def test_the_band_of_near_far_at_cross_stands_where_it_is_expected():
@@ -254,7 +254,7 @@ def test_differential_constant_is_a_finite_number(value):
 
 
 def test_options_count_only_where_the_attention_is_listed():
-    assert not build(*ALIBI.split(), "--differential", site="cross").positional
+    assert not build(*ALIBI.split(), "--differential", site="cross").traits.positional
 
 
 @pytest.mark.parametrize("name", MECHANISMS)

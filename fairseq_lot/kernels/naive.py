@@ -1,7 +1,9 @@
-"""What the kernel of LOT computes, in plain operations of torch: of any dtype, on any device, with gradients."""
+"""What the kernels of LOT and near_far compute, in plain operations of torch: of any dtype, on any device, with gradients."""
 
+import math
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from fairseq_lot.numerics.log_domain import log_domain_sinkhorn, pad_log_mass
@@ -41,6 +43,26 @@ class LotSettings(NamedTuple):
     dropout: float = 0.0
 
 
+class NearFarSettings(NamedTuple):
+    """The settings of near_far attention, and its tensors without a gradient.
+
+    Attributes:
+        window: W, at most half a chunk.
+        scale: s.
+        slopes: of ALiBi, ``(num_heads,)``; None: without.
+        key_padding_mask: ``(bsz, n)``, True = a key without mass, which is not read; None: without.
+        causal: no key after the query; queries are the last tokens of the keys' sentence.
+        tangents: features are tangents, made of all keys; not causal.
+    """
+
+    window: int
+    scale: float
+    slopes: Tensor | None = None
+    key_padding_mask: Tensor | None = None
+    causal: bool = False
+    tangents: bool = False
+
+
 def lot(inputs: LotInputs, settings: LotSettings) -> Tensor:
     """Values of LOT attention without dropout, ``(bsz, num_heads, n, value_dim)``; no sentence may be of pads alone."""
     q, k, v, pivots, log_masses, query_padding_mask, key_padding_mask = inputs
@@ -53,3 +75,39 @@ def lot(inputs: LotInputs, settings: LotSettings) -> Tensor:
     to_keys = log_domain_sinkhorn(key_scores.transpose(-1, -2), log_masses, log_b, num_updates=settings.key_updates)
     values = from_queries @ (to_keys @ v)
     return values if query_padding_mask is None else values.masked_fill(query_padding_mask[:, None, :, None], 0.0)
+
+
+def near_far(
+    q: Tensor, k: Tensor, v: Tensor, features: Tensor, feature_bias: Tensor, settings: NearFarSettings
+) -> Tensor:
+    """Values of near_far attention by the dense formula, whose largest tensor is n x n x r; arguments as the kernel's.
+
+    Zero in rows without mass.
+    """
+    window, scale, slopes, pads, causal, tangents = settings
+    rows, n, r = q.size(2), k.size(2), features.size(1)
+    slots = torch.arange(n, device=q.device)
+    distance = slots[n - rows :, None] - slots
+    hidden = torch.zeros(1, 1, rows, n, dtype=torch.bool, device=q.device)
+    if pads is not None:
+        hidden = hidden | pads[:, None, None, :]
+        k = k.masked_fill(pads[:, None, :, None], 0.0)
+    if causal:
+        hidden = hidden | (distance < 0)
+    empty = hidden.all(-1, keepdim=True)
+    key_logs = scale * k @ features.transpose(-1, -2)
+    if tangents:
+        seen = key_logs
+        if pads is not None:
+            seen = key_logs.masked_fill((pads & ~pads.all(-1, keepdim=True))[:, None, :, None], -torch.inf)
+        means = torch.softmax(seen, 2).transpose(-1, -2) @ k
+        query_logs = scale * (q @ means.transpose(-1, -2) - (features * means).sum(-1).unsqueeze(2))
+    else:
+        query_logs = scale * (q @ features.transpose(-1, -2) - q.square().sum(-1, keepdim=True) / 2)
+        key_logs = key_logs - scale / 2 * k.square().sum(-1, keepdim=True)
+    query_logs = query_logs + feature_bias[:, None] - math.log(r)
+    far = torch.logsumexp(query_logs.unsqueeze(3) + key_logs.unsqueeze(2), -1)
+    logs = torch.where(distance.abs() <= window, scale * q @ k.transpose(-1, -2), far)
+    if slopes is not None:
+        logs = logs - slopes[:, None, None].to(logs.dtype) * distance.abs()
+    return torch.softmax(logs.masked_fill(hidden & ~empty, -torch.inf), -1).masked_fill(empty, 0.0) @ v

@@ -103,16 +103,17 @@ def opened(inputs, settings):
     return values.masked_fill((query_pads | ~some_key)[:, None, :, None], 0.0)
 
 
-def check(results, exact, plain, names, *, scores, updates, dtypes):
+def check(results, exact, plain, names, *, scores, updates, dtypes, roundings=1):
     """No further from float64 than float32 allows.
 
     Every potential knows the scores to eps, once for each update; where a gradient all but vanishes, or huge factors
-    cancel in it, four times the error of plain torch in float32, ``plain``. A half precision rounds the results.
+    cancel in it, four times the error of plain torch in float32, ``plain``. A half precision rounds the results, or
+    them and what they are made of: ``roundings``.
     """
     eps = torch.finfo(torch.float32).eps * (1 + scores) * updates
     whole = torch.cat([x.flatten() for x in exact[1:]]).norm()
     for name, result, wish, other, dtype in zip(names, results, exact, plain, dtypes, strict=True):
-        rounding = 0.0 if dtype == torch.float32 else torch.finfo(dtype).eps
+        rounding = 0.0 if dtype == torch.float32 else roundings * torch.finfo(dtype).eps
         floor = 0.1 * whole if name.startswith("grad") else 0.0  # a gradient that is zero has errors of the others
         allowed = eps * max(wish.norm(), floor) + rounding * wish.norm() + 4 * (other.double() - wish).norm()
         error = (result.double() - wish).norm()

@@ -10,12 +10,12 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.backends.nvidia.compiler import get_ptxas  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from fairseq_lot.kernels import lot, sinkhorn  # noqa: E402
+from fairseq_lot.kernels import lot, near_far, sinkhorn  # noqa: E402
 
 # of the inputs' type; every other matrix is float32
 INPUTS = {"Q", "K", "V", "Z", "GRAD_O", "GRAD_Q", "GRAD_K", "GRAD_V"}
-OUTPUT = ("OUT", lot.query_forward)
-NUMBERS = {"scale": "fp32", "dropout": "fp32"}
+OUTPUT = lot.query_forward
+NUMBERS = {"scale": "fp32", "natural": "fp32", "dropout": "fp32"}
 # bytes that a thread may write out of its registers: nothing forward; backward about what Triton 3.8 was found to need,
 # at most 132 with 32 pivots, while with 64 the assembler of sm_80 writes 3,204
 FEW, MANY = 256, 4096
@@ -24,24 +24,28 @@ SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes of shared memory for one prog
 pytestmark = pytest.mark.slow
 
 
-def resources(kernel, target, dtype, warps, folder, **constants):
-    """Bytes spilled by a thread and bytes of shared memory of a program."""
+def resources(kernel, target, dtype, warps, folder, *, typed=None, stages=3, **constants):
+    """Bytes spilled by a thread and bytes of shared memory of a program.
+
+    ``typed`` are the tensors of the inputs' type.
+    """
+    typed = typed or (INPUTS | {"OUT"} if kernel is OUTPUT else INPUTS)
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     signature, aligned = {}, {}
     for place, name in enumerate(kernel.arg_names):
         if name in constants:
             signature[name] = "constexpr"
         elif name.isupper():
-            signature[name] = (
-                "*u8" if name == "PADS" else f"*{dtype if name in INPUTS or (name, kernel) == OUTPUT else 'fp32'}"
-            )
+            signature[name] = "*u8" if name == "PADS" else f"*{dtype if name in typed else 'fp32'}"
             aligned[(place,)] = [["tt.divisibility", 16]]
         else:
             signature[name] = NUMBERS.get(name, "i32")
-            if name in ("d", "dv") or re.fullmatch("s[qkv][bhn]", name):
+            if name in ("d", "dv") or re.fullmatch("s[qkvd][bhn]", name):
                 aligned[(place,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
-    compiled = triton.compile(source, target=GPUTarget("cuda", target, 32), options={"num_warps": warps})
+    compiled = triton.compile(
+        source, target=GPUTarget("cuda", target, 32), options={"num_warps": warps, "num_stages": stages}
+    )
     ptx, architecture = folder / "kernel.ptx", f"sm_{target}a" if target == 90 else f"sm_{target}"
     ptx.write_text(compiled.asm["ptx"])
     command = [get_ptxas(target).path, "-v", f"--gpu-name={architecture}", ptx, "-o", folder / "kernel.cubin"]
@@ -83,3 +87,36 @@ def test_solver(kernel, exact, held, target, tmp_path):
     block, warps = sinkhorn.block_of(held)
     sizes = {"R": held, "BLOCK": block, "PIVOTS_EXACT": exact}
     check(getattr(sinkhorn, kernel), target, "fp32", warps, tmp_path, **FLAGS, **sizes, ssm=1, scm=1, sgm=1)
+
+
+NEAR_FAR_TYPED = {"Q", "K", "V", "Z", "OUT", "GRAD_OUT", "GRAD_Q", "GRAD_K", "GRAD_V", "TO_Z"}
+FORMS = {"tangents": {"TANGENTS": True}, "causal": {"CAUSAL": True}, "short": {"BEYOND": False}}
+# bytes that a thread may write out of its registers: nothing forward, and backward somewhat more than was found
+
+
+@pytest.mark.parametrize("target", [80, 90])
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kernel", ["summarise_keys", "merge", "attend", "query_gradients", "key_gradients"])
+def test_near_far(kernel, form, width, target, tmp_path):
+    if form == "short" and kernel in ("summarise_keys", "merge"):
+        return
+    chunk, tile = (32, 16) if target == 80 and width > 64 else (near_far.CHUNK, near_far.TILE)
+    sizes = {"R": 32, "C": chunk, "T": tile, "D": width, "DV": width, "N": near_far.MERGED, "PRECISION": "tf32"}
+    flags = dict.fromkeys(("TANGENTS", "CAUSAL", "HAS_SLOPES", "TO_KEYS", "TWO_SIDES"), False)
+    flags |= {"BEYOND": True, "HAS_PADS": True}
+    warps = 4 if kernel == "merge" else near_far.warps(width)
+    constants = flags | FORMS[form] | sizes
+    spilled, shared = resources(
+        getattr(near_far, kernel),
+        target,
+        "fp16",
+        warps,
+        tmp_path,
+        typed=NEAR_FAR_TYPED,
+        stages=near_far.STAGES,
+        **constants,
+    )
+    print(kernel, form, width, target, spilled, shared)
+    assert spilled <= (FEW if kernel.endswith("gradients") else 0)
+    assert shared <= SHARED[target]

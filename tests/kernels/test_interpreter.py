@@ -13,12 +13,12 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def run(chosen):
+def run(name, chosen):
     here = Path(__file__)
     command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider", "-m", chosen]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(
-        [*command, str(here.with_name("interpreted.py"))],
+        [*command, str(here.with_name(name))],
         cwd=here.parents[2],
         env=environment,
         capture_output=True,
@@ -28,10 +28,15 @@ def run(chosen):
     assert " passed" in done.stdout
 
 
-def test_a_few_cases():
-    run("not slow")
+files = pytest.mark.parametrize("name", ["interpreted.py", "interpreted_near_far.py"])
 
 
+@files
+def test_a_few_cases(name):
+    run(name, "not slow")
+
+
+@files
 @pytest.mark.slow
-def test_the_whole_grid():
-    run("slow")
+def test_the_whole_grid(name):
+    run(name, "slow")

@@ -1,0 +1,219 @@
+"""near_far attention with one half-update: three launches forward and four backward, whatever the length.
+
+Keys stand in chunks of ``C``. A block of queries is as long as a chunk and lies half a chunk off the grid,
+
+    chunks of keys       |    0    |    1    |    2    |    3    |   ...
+    blocks of queries   0    |    1    |    2    |    3    |    4   ...
+
+so the two chunks that block ``c`` overlaps, ``c - 1`` and ``c``, hold its queries' bands if ``2 W <= C``. A program
+meets these two key by key. All other chunks are *beyond* the block. ``summarise_keys`` makes of each chunk and feature
+``top_t = max_j b_jt``, ``mass_t = sum_j exp(b_jt - top_t)`` and ``sum_t = sum_j exp(b_jt - top_t) v_j``, and ``merge``
+merges these over the chunks beyond each block. To a query they are r more keys: of score ``a_it + top_t``, mass
+``mass_t`` and value ``sum_t``. Chunks are merged anew for each block, relative to the largest among them. So nothing is
+subtracted, and in the causal form no later key decides what powers are relative to.
+
+The way back is the same with the roles exchanged. Chunk ``c`` is met by blocks ``c`` and ``c + 1``; the other blocks
+reach it through sums over their queries, which ``merge`` makes, too.
+
+All logs are to base two. ``a`` and ``b`` are the logs of the features of queries and keys,
+
+    a_it = s q_i.z_t - s|q_i|^2/2 + c_t - log r        b_jt = s k_j.z_t - s|k_j|^2/2
+    with tangents
+    a_it = s (q_i - z_t).mean_t + c_t - log r          b_jt = s k_j.z_t
+
+where ``mean_t`` is the mean of the keys by ``softmax_j(b_jt)``. ``merge`` makes it beside the sums, and on the way back
+its gradient.
+
+Without tangents a sentence of at most ``DENSE`` slots has nothing beyond: blocks are on the grid and meet all chunks.
+That is one launch forward; backward two for one chunk, and three for two.
+
+Inside a pair of block and chunk the products of features are one product of matrices, ``phi psi^T`` with
+``psi_jt = 2^(b_jt - top_t + ROOM)`` and ``phi_it = 2^(a_it + top_t - reference_i + ROOM)``. The room makes use of all
+of float32's range: features of keys in the band, or of later ones in the causal form, do not count in a row, but they
+are among those in ``top``. They may be 2^(2 ROOM) above what counts before it loses a bit.
+
+Of every row its peak and the log of its sum relative to the peak are kept apart: at scores of 1e7 a float32 that holds
+both would lose the second.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairseq_lot.numerics.autograd import once_in_full_precision
+from fairseq_lot.kernels.launch import padded, strides
+from fairseq_lot.kernels.naive import NearFarSettings
+from fairseq_lot.kernels.near_far_backward import add_up, all_gradients, key_gradients, query_gradients
+from fairseq_lot.kernels.near_far_forward import attend, merge, summarise_keys
+from fairseq_lot.kernels.near_far_tiles import LOG2_E
+
+CHUNK = 64  # keys in a chunk, queries in a block
+TILE = 32  # of those that a block or chunk meets, how many at once
+MERGED = 32  # chunks that are merged at once, and blocks for which they are
+DENSE = 128  # the sentence length up to which no key is beyond
+STAGES = 1  # of loads ahead: loops are short, and other programs fill the time
+
+
+class _Cut:
+    """How n slots are cut into chunks and blocks, and whether any chunk is beyond a block."""
+
+    def __init__(self, n: int, early: int, chunk: int, tile: int, settings: NearFarSettings):
+        self.beyond = n > DENSE or settings.tangents
+        self.length = chunk if self.beyond or n > chunk // 2 else padded(n)
+        self.tile = min(tile, self.length)
+        self.chunks = -(-n // self.length)
+        shift = self.length // 2 if self.beyond else 0
+        #: blocks before the first query
+        self.skip = (early + shift) // self.length
+        self.blocks = -(-(n + shift) // self.length) - self.skip
+        self.sides = 2 if settings.slopes is not None and not settings.causal else 1
+
+    def sums(self, count: int, programs: int, r: int, width: int, device: torch.device) -> dict[str, Tensor]:
+        """Room for the tops, masses and sums of ``count`` chunks or blocks; none if there is none beyond another."""
+        shape = (programs, self.sides, count if self.beyond else 0, r)
+        return _empty(device, TOPS=shape, MASSES=shape, SUMS=(*shape, width))
+
+
+def _empty(device: torch.device, **shapes: tuple[int, ...]) -> dict[str, Tensor]:
+    return {name: torch.empty(shape, dtype=torch.float32, device=device) for name, shape in shapes.items()}
+
+
+def _to(sums: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {f"TO_{name}": x for name, x in sums.items()}
+
+
+def precision(x: Tensor) -> str:
+    """How products of float32 are taken: as precise as the inputs are; of half precision they keep ten digits."""
+    if not x.is_cuda and x.dtype != torch.float16:
+        return "ieee"
+    return "tf32x3" if x.dtype == torch.float32 else "tf32"
+
+
+def sizes_of_cuts(x: Tensor) -> tuple[int, int]:
+    """The length of a chunk, and of a tile of it; both small where a thread would run out of registers."""
+    wide = x.size(-1) > 64
+    if x.is_cuda and (x.dtype == torch.float32 or (wide and torch.cuda.get_device_capability(x.device)[0] < 9)):
+        return 32, 16
+    return CHUNK, TILE
+
+
+def warps(width: int) -> int:
+    """Warps of a program with tiles of that width."""
+    return 4 if width <= 64 else 8
+
+
+def _last_beside(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _time_first(like: Tensor, width: int) -> Tensor:
+    """``(bsz, heads, n, width)``, so laid out that (n, bsz, heads x width) is a view."""
+    bsz, heads, n, _ = like.shape
+    return torch.empty(n, bsz, heads, width, dtype=like.dtype, device=like.device).permute(1, 2, 0, 3)
+
+
+def _launch(kernel: Any, grid: tuple[int, ...], **arguments: Any) -> None:
+    """Launch with those of the arguments that the kernel takes."""
+    options = {"num_warps": arguments["num_warps"], "num_stages": STAGES}
+    kernel[grid](**{name: arguments[name] for name in kernel.arg_names}, **options)
+
+
+def _merge(cut: _Cut, sources: int, targets: int, to_keys: bool, arguments: dict[str, Any]) -> None:
+    """Launch :func:`merge`, with one more program for each feature where there are tangents."""
+    grid = (arguments["programs"] * arguments["R"], -(-targets // MERGED) + arguments["TANGENTS"], cut.sides)
+    own = {"sources": sources, "targets": targets, "TO_KEYS": to_keys, "N": MERGED, "num_warps": 4}
+    _launch(merge, grid, **arguments | own | {"TWO_SIDES": cut.sides == 2})
+
+
+class _NearFar(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, features, bias, settings):
+        q, k, v = map(_last_beside, (q, k, v))
+        (bsz, heads, rows, d), n, dv, r = q.shape, k.size(2), v.size(3), features.size(1)
+        programs, R, device = bsz * heads, padded(r), q.device
+        features, bias = features.contiguous(), bias.contiguous()
+        slopes, pads = settings.slopes, settings.key_padding_mask
+        cut = _Cut(n, n - rows, *sizes_of_cuts(q), settings)
+        # what is not there is not read, and any tensor stands for it
+        held = {"Q": q, "K": k, "V": v, "Z": features, "BIAS": bias, "SLOPES": q if slopes is None else slopes}
+        held["PADS"] = q if pads is None else pads.contiguous().view(torch.uint8)
+        numbers = {"n": n, "early": n - rows, "skip": cut.skip, "r": r, "d": d, "dv": dv, "heads": heads}
+        numbers |= {"scale": settings.scale * LOG2_E.value, "natural": settings.scale, "window": settings.window}
+        numbers |= {"sides": cut.sides, "programs": programs, "partials": 0, "num_warps": warps(max(d, dv))}
+        numbers |= strides("sq", q, "bhn") | strides("sk", k, "bhn") | strides("sv", v, "bhn")
+        numbers |= strides("sp", held["PADS"], "b")
+        numbers |= {"R": R, "C": cut.length, "T": cut.tile, "D": padded(d), "DV": padded(dv), "BEYOND": cut.beyond}
+        numbers |= {"CAUSAL": settings.causal, "TANGENTS": settings.tangents, "PRECISION": precision(q)}
+        numbers |= {"HAS_PADS": pads is not None, "HAS_SLOPES": slopes is not None}
+        of_means = dict.fromkeys(("MEANS", "CONSTANTS", "TOTAL_TOPS", "TOTAL_MASSES"), bias)
+        of_keys = dict.fromkeys(("KEY_TOPS", "KEY_MASSES", "KEY_SUMS"), bias)
+        if settings.tangents:
+            each, shape = (programs, R), (programs, cut.chunks, R)
+            of_means = _empty(device, MEANS=(*each, d), CONSTANTS=each, TOTAL_TOPS=each, TOTAL_MASSES=each)
+            of_keys = _empty(device, KEY_TOPS=shape, KEY_MASSES=shape, KEY_SUMS=(*shape, d))
+        at_blocks = cut.sums(cut.blocks, programs, R, dv, device)
+        results = {"OUT": _time_first(q, dv)}
+        results |= _empty(device, ROW_PEAKS=(bsz, heads, rows), ROW_LOGS=(bsz, heads, rows))
+        both = held | numbers | of_means
+        with torch.cuda.device_of(q):
+            if cut.beyond:
+                sums = cut.sums(cut.chunks, programs, R, dv, device)
+                _launch(summarise_keys, (programs, cut.chunks, cut.sides), **both, **of_keys, **sums)
+                unused = dict.fromkeys(("QUERY_SUMS", "GRAD_BIAS", "GRAD_MEANS", "GRAD_Z"), bias)
+                _merge(cut, cut.chunks, cut.blocks, False, both | of_keys | unused | sums | _to(at_blocks))
+            _launch(attend, (programs, cut.blocks), **both, **results, **at_blocks)
+        tensors = held | of_means | results | at_blocks
+        ctx.save_for_backward(*tensors.values())
+        ctx.names, ctx.numbers, ctx.cut = list(tensors), numbers, cut
+        return results["OUT"]
+
+    @staticmethod
+    @once_in_full_precision
+    def backward(ctx, grad_out):
+        held, cut, numbers = dict(zip(ctx.names, ctx.saved_tensors, strict=True)), ctx.cut, ctx.numbers
+        q, k, v, features, bias = (held[name] for name in ("Q", "K", "V", "Z", "BIAS"))
+        (bsz, heads, rows, d), dv, r = q.shape, v.size(3), features.size(1)
+        programs, R, device, tangents = numbers["programs"], numbers["R"], q.device, numbers["TANGENTS"]
+        grad_out = _last_beside(grad_out)
+        grads = {"GRAD_Q": _time_first(q, d), "GRAD_K": _time_first(k, d), "GRAD_V": _time_first(v, dv)}
+        alone = cut.chunks == 1 and not cut.beyond
+        # parts of the gradients of the features and of the bias
+        blocks = 1 if alone else cut.blocks
+        partials = 1 if alone else cut.chunks + (1 if tangents else blocks)
+        parts = _empty(device, GRAD_Z=(programs, partials, r, d), GRAD_BIAS=(programs, blocks, r))
+        numbers = numbers | strides("sd", grad_out, "bhn") | {"partials": partials, "blocks": blocks}
+        totals = {"TO_Z": torch.empty_like(features), "TO_BIAS": torch.empty_like(bias)}
+        both = held | grads | parts | numbers | {"GRAD_OUT": grad_out}
+        with torch.cuda.device_of(q):
+            if alone:
+                _launch(all_gradients, (programs,), **both)
+            else:
+                both |= _empty(device, DELTA=(bsz, heads, rows))
+                both |= dict.fromkeys(("QUERY_SUMS", "GRAD_MEANS"), bias)
+                if tangents:
+                    both |= _empty(device, QUERY_SUMS=(programs, blocks, r, d), GRAD_MEANS=(programs, R, d))
+                of_blocks = cut.sums(blocks, programs, R, dv, device)
+                at_chunks = cut.sums(cut.chunks, programs, R, dv, device)
+                _launch(query_gradients, (programs, blocks), **both, **_to(of_blocks))
+                if cut.beyond:
+                    unused = dict.fromkeys(("KEY_TOPS", "KEY_MASSES", "KEY_SUMS"), bias)
+                    _merge(cut, blocks, cut.chunks, True, both | unused | of_blocks | _to(at_chunks))
+                _launch(key_gradients, (programs, cut.chunks), **both | at_chunks)
+            own = {"sentences": bsz, "N": 32, "num_warps": 4}
+            _launch(add_up, (heads * r,), **both | totals | own)
+        return *grads.values(), *totals.values(), None
+
+
+def near_far(
+    q: Tensor, k: Tensor, v: Tensor, features: Tensor, feature_bias: Tensor, settings: NearFarSettings
+) -> Tensor:
+    """Values of near_far attention, ``(bsz, num_heads, rows, value_dim)``, zero in rows without mass.
+
+    Args:
+        q: ``(bsz, num_heads, rows, d)``; fewer rows than keys in the causal form alone.
+        k, v: ``(bsz, num_heads, n, d)``, all in one type.
+        features: z, ``(num_heads, r, d)``, in that type or float32.
+        feature_bias: c, ``(num_heads, r)``.
+    """
+    return _NearFar.apply(q, k, v, features, feature_bias, settings)

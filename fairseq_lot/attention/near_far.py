@@ -20,6 +20,8 @@ from fairseq_lot.attention.options import Options, option, prior_option
 from fairseq_lot.attention.sinkhorn import Sinkhorn, SinkhornOptions
 from fairseq_lot.attention.softmax import Softmax, SoftmaxOptions
 from fairseq_lot.errors import InputError
+from fairseq_lot.kernels import choice as kernels
+from fairseq_lot.kernels.naive import NearFarSettings
 from fairseq_lot.numerics.log_domain import pad_log_mass
 from fairseq_lot.transport.expected_band import FarSummary, near_far_at_expected, summarise_far
 from fairseq_lot.transport.exporting import is_exporting
@@ -194,7 +196,10 @@ class NearFar(Mechanism):
         return AttentionOutput(with_zero_gradients(values, self.parameters()), weights)
 
     def _attend_linearly(self, q, k, v, masks, need_weights):
-        """The linear form, whatever the length."""
+        """The linear form, whatever the length; on a GPU by a kernel where there is one."""
+        values = None if need_weights else self._by_kernel(q, k, v, masks)
+        if values is not None:
+            return AttentionOutput(values)
         v = self.drop_keys(at_least_float32(v))
         if self.options.band == "expected":
             summary = self._summary(at_least_float32(k), v, masks.key_pads)
@@ -214,6 +219,18 @@ class NearFar(Mechanism):
             identity = torch.eye(v.size(2), dtype=v.dtype, device=v.device)
             weights = apply(identity.expand(*v.shape[:2], -1, -1))[:, :, early:]
         return AttentionOutput(apply(v)[:, :, early:], weights)
+
+    def _by_kernel(self, q, k, v, masks):
+        """Values by a kernel that makes no features; None where there is none, or it is not used."""
+        options = self.options
+        if options.band == "expected" or options.num_updates > 1 or not options.num_features or not kernels.wanted(q):
+            return None
+        if q.size(2) != k.size(2) and not masks.causal:
+            return None
+        tangents = options.tangents and not masks.causal
+        slopes = self._slopes(self.feature_bias.float())
+        settings = NearFarSettings(options.window, self.scaling, slopes, masks.key_pads, masks.causal, tangents)
+        return kernels.near_far(q, k, self.drop_keys(v), self.features, self.feature_bias, settings)
 
     @torch.no_grad()
     def _rows_are_kept(self, sides, logs):

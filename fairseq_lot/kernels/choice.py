@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from fairseq_lot.errors import InputError
-from fairseq_lot.kernels import naive
+from fairseq_lot.kernels import launch, naive
 from fairseq_lot.kernels.launch import padded
-from fairseq_lot.kernels.naive import LotInputs, LotSettings
+from fairseq_lot.kernels.naive import LotInputs, LotSettings, NearFarSettings
 from fairseq_lot.numerics.log_domain import log_domain_sinkhorn
 
 VARIABLE = "FAIRSEQ_LOT_KERNELS"
@@ -25,6 +25,7 @@ CAPABILITY = (8, 0)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 WIDEST = 2048  # the shorter side of the solver's scores, which is held whole
 MOST_PIVOTS, WIDEST_HEAD, LARGEST_TILE = 64, 128, 4096  # r, head_dim and their product, padded to powers of two
+WIDEST_WINDOW = 16  # of near_far; half of the shortest chunk of keys
 ERROR = 1e-4
 
 #: why a kernel failed its test, or None if it passed, by what :func:`_usable` is told about it
@@ -53,9 +54,7 @@ def lot(inputs: LotInputs, settings: LotSettings) -> Tensor | None:
     q, _, v, pivots, *_ = inputs
     r, d, dv = pivots.size(-2), q.size(-1), v.size(-1)
     dtypes = tuple(x.dtype for x in inputs[:4])
-    limit = _beyond(dtypes)
-    for name, size, most in (("r", r, MOST_PIVOTS), ("head_dim", d, WIDEST_HEAD), ("value_dim", dv, WIDEST_HEAD)):
-        limit = limit or (f"{name} is {size}, more than {most}" if size > most else None)
+    limit = _beyond(dtypes) or _too_large(*_sides(r, d, dv))
     if limit is None and padded(r) * max(padded(d), padded(dv)) > LARGEST_TILE:
         limit = f"r = {r} pivots of width {max(d, dv)} are too many for one program"
     key = ("lot", q.device, *dtypes, r, d, dv, settings.query_updates, settings.key_updates, settings.dropout > 0)
@@ -84,6 +83,36 @@ def sinkhorn(scores: Tensor, log_a: Tensor, log_b: Tensor, *, num_updates: int) 
     from fairseq_lot.kernels.sinkhorn import sinkhorn as kernel
 
     return kernel(scores, log_a, log_b, num_updates=num_updates)
+
+
+def near_far(
+    q: Tensor, k: Tensor, v: Tensor, features: Tensor, feature_bias: Tensor, settings: NearFarSettings
+) -> Tensor | None:
+    """Values of near_far attention with one half-update, or None where the kernel is not used.
+
+    Arguments as for :func:`fairseq_lot.kernels.near_far.near_far`.
+    """
+    if q.dtype not in DTYPES[1:]:  # in float32 the backward kernels would spill kilobytes of registers
+        return None
+    r, d, dv, dtypes = features.size(1), q.size(-1), v.size(-1), (q.dtype, features.dtype)
+    limit = _beyond((k.dtype, v.dtype), (q.dtype,)) or _beyond((features.dtype,), (q.dtype, torch.float32))
+    limit = limit or _too_large(("window", settings.window, WIDEST_WINDOW), *_sides(r, d, dv))
+    is_long = settings.tangents or k.size(2) > launch.DENSE
+    kind = settings.slopes is not None, settings.key_padding_mask is not None, settings.causal, settings.tangents
+    key = ("near_far", q.device, *dtypes, r, d, dv, is_long, *kind)
+    if not _usable(q, limit, key, lambda: _near_far_error(q.device, dtypes, r, d, dv, is_long, kind)):
+        return None
+    from fairseq_lot.kernels.near_far import near_far as kernel
+
+    return kernel(q, k, v, features, feature_bias, settings)
+
+
+def _sides(r, d, dv):
+    return ("r", r, MOST_PIVOTS), ("head_dim", d, WIDEST_HEAD), ("value_dim", dv, WIDEST_HEAD)
+
+
+def _too_large(*sizes):
+    return next((f"{name} is {size}, more than {most}" for name, size, most in sizes if size > most), None)
 
 
 def _beyond(dtypes, known=DTYPES):
@@ -140,12 +169,17 @@ def _failure(error):
     return None if size <= 1 else f"its test is off by {size:.2g} times what is allowed"
 
 
-def _excess(results, exact, dtypes):
-    """The largest error, as a multiple of what is allowed there; infinite if anything is not finite."""
-    worst = 0.0
-    for result, wish, dtype in zip(results, exact, dtypes, strict=True):
-        allowed = ERROR + (torch.finfo(dtype).eps if dtype in DTYPES[1:] else 0.0)
-        ratio = ((result.double().cpu() - wish).norm() / (allowed * wish.norm()).clamp(min=1e-30)).item()
+def _excess(results, exact, dtypes, roundings=1, floor=0.0):
+    """The largest error, as a multiple of what is allowed there; infinite if anything is not finite.
+
+    ``roundings`` to a half precision are allowed. A gradient has at least the ``floor`` of all gradients' norm: where
+    it all but vanishes it has errors like the others.
+    """
+    worst, floor = 0.0, floor * torch.cat([x.flatten() for x in exact[1:]]).norm() if floor else 0.0
+    for i, (result, wish, dtype) in enumerate(zip(results, exact, dtypes, strict=True)):
+        allowed = ERROR + (roundings * torch.finfo(dtype).eps if dtype in DTYPES[1:] else 0.0)
+        norm = wish.norm().clamp(min=float(floor) if i else 0.0)
+        ratio = ((result.double().cpu() - wish).norm() / (allowed * norm).clamp(min=1e-30)).item()
         worst = max(worst, ratio) if math.isfinite(ratio) else math.inf
     return worst
 
@@ -208,3 +242,29 @@ def _sinkhorn_error(device, transposed, held, num_updates):
         lambda *x: log_domain_sinkhorn(*x, num_updates=num_updates),
     )
     return _excess(result, exact, [torch.float32] * 4)
+
+
+def _near_far_error(device, dtypes, r, d, dv, is_long, kind):
+    from fairseq_lot.kernels.near_far import near_far as kernel
+
+    generator = torch.Generator().manual_seed(0)
+    has_slopes, has_pads, causal, tangents = kind
+    n = launch.DENSE + 22 if is_long else min(60, launch.DENSE)
+    shapes = (2, 2, n, d), (2, 2, n, d), (2, 2, n, dv), (2, r, d), (2, r)
+    inputs = [torch.randn(shape, generator=generator) for shape in shapes]
+    inputs[3] = inputs[3] * d**0.25
+    inputs = [x.to(device, dtype) for x, dtype in zip(inputs, [dtypes[0]] * 3 + [dtypes[1]] * 2, strict=True)]
+    mask = torch.zeros(2, n, dtype=torch.bool)
+    mask[0, -n // 3 :], mask[1, : n // 2] = True, True
+    slopes = torch.tensor([0.25, 0.0625])
+    exact = NearFarSettings(8, d**-0.5, slopes if has_slopes else None, mask if has_pads else None, causal, tangents)
+    settings = exact._replace(
+        slopes=slopes.to(device) if has_slopes else None, key_padding_mask=mask.to(device) if has_pads else None
+    )
+    result, wish = _problem(
+        inputs,
+        lambda q, k, v, z, c: kernel(q, k, v, z, c, settings),
+        lambda q, k, v, z, c: naive.near_far(q, k, v, z, c, exact),
+    )
+    # parts of all gradients are rounded to the inputs' type, and the results once more
+    return _excess(result, wish, [dtypes[0]] * 6, roundings=2, floor=0.1)

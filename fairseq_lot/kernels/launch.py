@@ -21,6 +21,8 @@ MOST_COMPILED = 4096  # keys of :data:`_compiled`; a length that strides depend 
 _compiled: dict[tuple, Any] = {}
 #: what takes from a kernel's numbers those that it is specialised for
 _specialised: dict[Any, Any] = {}
+# near_far without tangents: the sentence length up to which one launch does it all.
+DENSE = 128
 
 
 def padded(size: int) -> int:

@@ -41,17 +41,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq_lot.numerics.autograd import once_in_full_precision
+from fairseq_lot.kernels import launch
 from fairseq_lot.kernels.launch import padded, strides
 from fairseq_lot.kernels.naive import NearFarSettings
 from fairseq_lot.kernels.near_far_backward import add_up, all_gradients, key_gradients, query_gradients
 from fairseq_lot.kernels.near_far_forward import attend, merge, summarise_keys
 from fairseq_lot.kernels.near_far_tiles import LOG2_E
+from fairseq_lot.numerics.autograd import once_in_full_precision
 
 CHUNK = 64  # keys in a chunk, queries in a block
 TILE = 32  # of those that a block or chunk meets, how many at once
 MERGED = 32  # chunks that are merged at once, and blocks for which they are
-DENSE = 128  # the sentence length up to which no key is beyond
 STAGES = 1  # of loads ahead: loops are short, and other programs fill the time
 
 
@@ -59,7 +59,7 @@ class _Cut:
     """How n slots are cut into chunks and blocks, and whether any chunk is beyond a block."""
 
     def __init__(self, n: int, early: int, chunk: int, tile: int, settings: NearFarSettings):
-        self.beyond = n > DENSE or settings.tangents
+        self.beyond = n > launch.DENSE or settings.tangents
         self.length = chunk if self.beyond or n > chunk // 2 else padded(n)
         self.tile = min(tile, self.length)
         self.chunks = -(-n // self.length)

@@ -118,7 +118,7 @@ def query_gradients(Q, K, V, Z, BIAS, SLOPES, PADS, MEANS, CONSTANTS, TOPS, MASS
 
 
 @triton.jit
-def _of_means(k, real, key_logs, grad_k, grad_logs, MEANS, GRAD_MEANS, TOTAL_TOPS, TOTAL_MASSES, g, r, d, natural,
+def _of_means(k, real, key_logs, MEANS, GRAD_MEANS, TOTAL_TOPS, TOTAL_MASSES, g, r, d, natural,
               R: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """What keys and their logs get by the means: ``mean_t = sum_j share_jt k_j``."""
     t = tl.arange(0, R)
@@ -130,9 +130,7 @@ def _of_means(k, real, key_logs, grad_k, grad_logs, MEANS, GRAD_MEANS, TOTAL_TOP
     shares = tl.exp2(key_logs - finite(top)[None, :]) / tl.where(mass > 0.0, mass, 1.0)[None, :]
     shares = tl.where(real[:, None], shares, 0.0)
     grad = product(k, tl.trans(of_means), tl.float32, PRECISION) - tl.sum(of_means * means, 1)[None, :]
-    grad_k += product(shares, of_means, tl.float32, PRECISION)
-    grad_logs += natural * shares * grad
-    return grad_k, grad_logs
+    return product(shares, of_means, tl.float32, PRECISION), natural * shares * grad
 
 
 @triton.jit(do_not_specialize=RUNTIME)
@@ -165,6 +163,10 @@ def key_gradients(Q, K, V, Z, BIAS, SLOPES, PADS, MEANS, CONSTANTS, GRAD_MEANS, 
     grad_k = tl.zeros([C, D], tl.float32)
     grad_v = tl.zeros([C, DV], tl.float32)
     grad_logs = tl.zeros([C, R], tl.float32)
+    if TANGENTS:  # first, as it needs many registers
+        grad_k, grad_logs = _of_means(
+            k, real, key_logs, MEANS, GRAD_MEANS, TOTAL_TOPS, TOTAL_MASSES, g, r, d, natural, R, D, PRECISION
+        )
     if BEYOND:
         for side in range(sides):
             x = key_logs
@@ -206,11 +208,6 @@ def key_gradients(Q, K, V, Z, BIAS, SLOPES, PADS, MEANS, CONSTANTS, GRAD_MEANS, 
         grad_k += product(near_share * grad, q, Q.dtype.element_ty, PRECISION)
         grad_v += product(share + near_share, grad_out, V.dtype.element_ty, PRECISION)
         grad_logs += psi * product(grad_far, phi, tl.float32, PRECISION)
-    if TANGENTS:
-        grad_k, grad_logs = _of_means(
-            k, real, key_logs, grad_k, grad_logs, MEANS, GRAD_MEANS, TOTAL_TOPS, TOTAL_MASSES, g, r, d, natural,
-            R, D, PRECISION,
-        )  # fmt: skip
     of_x, of_z = _of_feature_logs(grad_logs, k, z, not TANGENTS, PRECISION)
     all_programs = tl.num_programs(0)
     store_rows(GRAD_K + g * d, j, all_programs * d, d, is_slot, (grad_k + of_x) * natural, D)

@@ -80,11 +80,14 @@ def feature_logs(x, z, scale, HAS_NORMS: tl.constexpr, PRECISION: tl.constexpr):
 @triton.jit
 def load_probes(z, MEANS, CONSTANTS, g, r, d, TANGENTS: tl.constexpr, R: tl.constexpr, D: tl.constexpr):
     """What queries are multiplied with, the means of keys with tangents and z without, and what their logs lose."""
-    t = tl.arange(0, R)
     if TANGENTS:
+        t = tl.arange(0, R)
         probes = load_rows(MEANS + g * R * d, t, d, d, t < r, D)
-        return probes, tl.load(CONSTANTS + g * R + t)
-    return z, tl.zeros([R], tl.float32)
+        constants = tl.load(CONSTANTS + g * R + t)
+    else:
+        probes = z
+        constants = tl.zeros([R], tl.float32)
+    return probes, constants
 
 
 @triton.jit

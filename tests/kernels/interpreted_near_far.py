@@ -1,11 +1,16 @@
 """The near_far kernels in Triton's interpreter, on CPU tensors; ``test_interpreter.py`` runs this."""
 
+import copy
 import os
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
-from fairseq_lot.kernels import naive
+from fairseq_lot.attention.registry import build_mechanism
+from fairseq_lot.errors import InputError
+from fairseq_lot.kernels import choice, launch, naive, near_far_backward
 from fairseq_lot.kernels import near_far as kernels
 from fairseq_lot.kernels.naive import NearFarSettings
 from tests import reference
@@ -23,8 +28,13 @@ all_forms = pytest.mark.parametrize("form", FORMS)
 @pytest.fixture
 def small(monkeypatch):
     """Chunks of 16, so that short sentences have many."""
-    for name, value in {"CHUNK": 16, "TILE": 16, "DENSE": 32, "MERGED": 16}.items():
-        monkeypatch.setattr(kernels, name, value)
+    for module, name, value in [
+        (kernels, "CHUNK", 16),
+        (kernels, "TILE", 16),
+        (kernels, "MERGED", 16),
+        (launch, "DENSE", 32),
+    ]:
+        monkeypatch.setattr(module, name, value)
 
 
 def draw(n, d, r, *, heads=1, rows=None, dv=None, dtype=torch.float32, size=1.0, features=None):
@@ -141,3 +151,144 @@ def test_the_dense_formula_is_the_plain_loops(form):
     for sentence in range(2):
         plan = reference.near_far_plan(q[sentence, 0], k[sentence, 0], z[0], c[0], window=2, slope=0.3, **FORMS[form])
         close(values[sentence, 0], 9 * plan @ v[sentence, 0])
+
+
+@pytest.fixture
+def untested(monkeypatch):
+    monkeypatch.setattr(choice, "_tested", {})
+
+
+@pytest.mark.parametrize(
+    ("options", "causal", "kernels_used"),
+    [
+        ({"tangents": True, "exact_up_to": 12}, False, 1),
+        ({"tangents": True, "exact_up_to": 12}, True, 1),
+        pytest.param({"prior": "alibi", "tangents": True}, False, 1, marks=pytest.mark.slow),
+        pytest.param({"prior": "alibi"}, True, 1, marks=pytest.mark.slow),
+        pytest.param({}, False, 1, marks=pytest.mark.slow),
+        ({"band": "expected"}, False, 0),
+        ({"num_updates": 3}, False, 0),
+        ({"num_features": 0}, False, 0),
+    ],
+    ids=str,
+)
+def test_the_mechanism_through_kernels(options, causal, kernels_used, small, untested, monkeypatch):
+    """In half precision, against itself in float64; the second sentence is short, and softmax's with exact_up_to."""
+    settings = {"num_features": 3, "window": 2, **options}
+    mechanism = build_mechanism("near_far", num_heads=2, head_dim=16, **settings)
+    if "feature_bias" in dict(mechanism.named_parameters()):
+        torch.nn.init.normal_(mechanism.feature_bias)
+    mechanism, wide = mechanism.half(), copy.deepcopy(mechanism.half()).double()
+    mask, weights = pads(21, (0, 0), (10, 21)), torch.randn(2, 2, 21, 16).half()
+    inputs = [torch.randn(2, 2, 21, 16).half() for _ in range(3)]
+
+    def run(mechanism, mode, dtype):
+        monkeypatch.setenv(choice.VARIABLE, mode)
+        leaves = [x.to(dtype).requires_grad_() for x in inputs]
+        values = mechanism(*leaves, mask, mask, causal=causal).values
+        return [values, *torch.autograd.grad(values, [*leaves, *mechanism.parameters()], weights.to(dtype))]
+
+    results, exact = run(mechanism, "on", torch.float16), run(wide, "off", torch.float64)
+    plain = run(copy.deepcopy(wide).float(), "off", torch.float32)
+    names = ["values", "grad_q", "grad_k", "grad_v", *(f"grad of {name}" for name, _ in mechanism.named_parameters())]
+    check(results, exact, plain, names, scores=5.0, updates=3, dtypes=[torch.float16] * len(names), roundings=2)
+    assert list(choice._tested.values()) == [None] * kernels_used
+
+
+@triton.jit
+def _without_norms(grad_logs, x, z, HAS_NORMS: tl.constexpr, PRECISION: tl.constexpr):
+    of_x = tl.dot(grad_logs, z.to(tl.float32))
+    return of_x, tl.dot(tl.trans(grad_logs), x.to(tl.float32))
+
+
+def _raises(*_, **__):
+    raise RuntimeError("no such instruction")
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "broken"),
+    [(near_far_backward, "_of_feature_logs", _without_norms), (kernels, "_launch", _raises)],
+    ids=["gradient", "exception"],
+)
+def test_a_broken_kernel_is_replaced_after_one_warning(module, name, broken, small, untested, monkeypatch):
+    monkeypatch.setattr(module, name, broken)
+    inputs, settings = draw(9, 16, 3, dtype=torch.float16), NearFarSettings(2, 0.25)
+    monkeypatch.setenv(choice.VARIABLE, "auto")
+    with pytest.warns(UserWarning, match="plain torch instead of the near_far kernel on cpu") as warned:
+        assert choice.near_far(*inputs, settings) is None
+    assert len(warned) == 1
+    monkeypatch.setenv(choice.VARIABLE, "on")
+    with pytest.raises(InputError, match="^FAIRSEQ_LOT_KERNELS=on, but the near_far kernel cannot be used: .*$"):
+        choice.near_far(*inputs, settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [(False, False, False, True), (True, True, True, False)], ids=str)
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_a_sound_kernel_passes_its_test(dtype, kind):
+    assert choice._near_far_error(torch.device("cpu"), (dtype, torch.float32), 3, 16, 16, True, kind) <= 1
+
+
+def test_sizes_beyond_the_kernel_are_named(monkeypatch):
+    monkeypatch.setenv(choice.VARIABLE, "on")
+    for changed, reason in (({"r": 65}, "r is 65, more than 64"), ({"window": 17}, "window is 17, more than 16")):
+        inputs = draw(9, 16, changed.get("r", 3), dtype=torch.float16)
+        with pytest.raises(InputError, match=f"cannot be used: {reason}; set it to auto or off$"):
+            choice.near_far(*inputs, NearFarSettings(changed.get("window", 2), 0.25))
+    assert choice.near_far(*draw(9, 16, 3), NearFarSettings(2, 0.25)) is None  # float32 is plain torch's
+
+
+class Counted:
+    """A kernel that counts its launches."""
+
+    def __init__(self, kernel):
+        self.kernel, self.launches, self.arg_names = kernel, 0, kernel.arg_names
+
+    def __getitem__(self, grid):
+        self.launches += 1
+        return self.kernel[grid]
+
+
+KERNELS = ["summarise_keys", "merge", "attend", "query_gradients", "key_gradients", "all_gradients", "add_up"]
+LAUNCHES = {  # forward, backward
+    ("tangents", 9): (3, 4),
+    ("norms", 9): (1, 2),
+    ("norms", 30): (1, 3),
+    ("causal", 40): (3, 4),
+    ("causal", 100): (3, 4),
+}
+
+
+@pytest.mark.parametrize(("form", "n"), LAUNCHES)
+def test_three_launches_forward_and_four_backward_for_any_length(form, n, small, monkeypatch):
+    for name in KERNELS:
+        monkeypatch.setattr(kernels, name, Counted(getattr(kernels, name)))
+
+    def launches():
+        return sum(getattr(kernels, name).launches for name in KERNELS)
+
+    inputs = [x.requires_grad_() for x in draw(n, 16, 2)]
+    values = kernels.near_far(*inputs, NearFarSettings(2, 0.25, **FORMS[form]))
+    forward = launches()
+    values.sum().backward()
+    assert (forward, launches() - forward) == LAUNCHES[form, n]
+
+
+@pytest.mark.parametrize("form", ["norms", "tangents"])
+def test_ties_at_scores_of_tens_of_millions_share_their_mass(form):
+    """Peak and log mass of a row would not both fit in a float32: each of three equal keys would get ¼ or ½."""
+    x = 1e4 * torch.nn.functional.normalize(torch.randn(1, 1, 3, 16), dim=-1)
+    k = x.repeat_interleave(3, 2).half()
+    inputs = [k, k, torch.randn(1, 1, 9, 16).half(), draw(9, 16, 3)[3].half(), torch.zeros(1, 3)]
+    settings = NearFarSettings(8, 0.25, **FORMS[form])
+    weights = torch.randn(1, 1, 9, 16).half()
+    results, exact = (
+        with_gradients(lambda *x, run=run: run(*x, settings), leaves, weights.to(leaves[0].dtype))
+        for run, leaves in ((kernels.near_far, inputs), (naive.near_far, [x.double() for x in inputs]))
+    )
+    rounding = 2 * torch.finfo(torch.float16).eps
+    for i, name in ((0, "values"), (3, "grad_v")):
+        assert (results[i].double() - exact[i]).norm() <= rounding * exact[i].norm(), name
+    # a gradient is a sum over keys of weights that sum to zero but for rounding
+    largest = 0.25 * k.double().norm(dim=-1).max() * weights.double().norm() * inputs[2].double().norm()
+    assert all((results[i].double() - exact[i]).norm() <= rounding * largest for i in (1, 2))

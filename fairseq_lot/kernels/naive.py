@@ -1,4 +1,4 @@
-"""What the kernels of LOT and near_far compute, in plain operations of torch: of any dtype, on any device, with gradients."""
+"""What the kernels of LOT and near_far compute, in plain torch: of any dtype, on any device, with gradients."""
 
 import math
 from typing import NamedTuple

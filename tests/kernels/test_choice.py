@@ -69,8 +69,10 @@ def test_on_the_cpu_triton_is_not_even_imported():
         "x = torch.randn(2, 2, 5, 4)\n"
         "for value in ('auto', 'off'):\n"
         f"    os.environ['{choice.VARIABLE}'] = value\n"
-        "    build_mechanism('lot', num_heads=2, head_dim=4)(x, x, x)\n"
-        "sys.exit(str([name for name in sys.modules if name in ('triton', 'fairseq_lot.kernels.lot')] or ''))"
+        "    for name in ('lot', 'near_far'):\n"
+        "        build_mechanism(name, num_heads=2, head_dim=4)(x, x, x)\n"
+        "kernels = 'triton', 'fairseq_lot.kernels.lot', 'fairseq_lot.kernels.near_far'\n"
+        "sys.exit(str([name for name in sys.modules if name in kernels] or ''))"
     )
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)

@@ -12,17 +12,17 @@ Constants: TypeAlias = tuple[Any, ...]
 
 # arguments of kernels for whose values there is no new compilation
 RUNTIME = ["n", "m", "r", "passes", "first", "last", "top", "high", "levels", "length", "parts", "seed", "slot"]
+RUNTIME += ["early", "skip", "sources", "targets", "partials", "blocks", "sentences", "window", "step"]
 # What a part of a sentence has at least, in tokens and in scores. On an H100 LOT's layer took 0.6 ms for 512 tokens, in
 # two parts 2.4. Sinkhorn's took 18.6 for 2,048, in eight parts 3.5, and for 512 no less in two.
 SHORTEST_PART, FEWEST_SCORES = 2048, 2**18
+DENSE = 128  # near_far without tangents: the sentence length up to which one launch does it all
 MOST_COMPILED = 4096  # keys of :data:`_compiled`; a length that strides depend on has a key of its own
 
 #: compiled kernels by what :func:`start` says
 _compiled: dict[tuple, Any] = {}
 #: what takes from a kernel's numbers those that it is specialised for
 _specialised: dict[Any, Any] = {}
-# near_far without tangents: the sentence length up to which one launch does it all.
-DENSE = 128
 
 
 def padded(size: int) -> int:

@@ -36,13 +36,16 @@ Of every row its peak and the log of its sum relative to the peak are kept apart
 both would lose the second.
 """
 
+import functools
+import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fairseq_lot.kernels import launch
-from fairseq_lot.kernels.launch import padded, strides
+from fairseq_lot.kernels.launch import padded
 from fairseq_lot.kernels.naive import NearFarSettings
 from fairseq_lot.kernels.near_far_backward import add_up, all_gradients, key_gradients, query_gradients
 from fairseq_lot.kernels.near_far_forward import attend, merge, summarise_keys
@@ -113,10 +116,24 @@ def _time_first(like: Tensor, width: int) -> Tensor:
     return torch.empty(n, bsz, heads, width, dtype=like.dtype, device=like.device).permute(1, 2, 0, 3)
 
 
+def strides(name: str, x: Tensor, axes: str) -> dict[str, int]:
+    """The strides of the first axes as a kernel names them: ``sqb``, ``sqh``, ``sqn`` for ``"sq"`` and ``"bhn"``."""
+    return {f"{name}{axis}": stride for axis, stride in zip(axes, x.stride(), strict=False)}
+
+
+@functools.cache
+def _parameters(kernel: Any) -> list[Callable[[dict[str, Any]], tuple]]:
+    """What takes a kernel's tensors, numbers and constants, in this order, from arguments by name."""
+    names = kernel.arg_names
+    small = [i for i, name in enumerate(names) if name.islower()]
+    parts = names[: small[0]], names[small[0] : small[-1] + 1], names[small[-1] + 1 :]
+    return [operator.itemgetter(*part) for part in parts]
+
+
 def _launch(kernel: Any, grid: tuple[int, ...], **arguments: Any) -> None:
     """Launch with those of the arguments that the kernel takes."""
-    options = {"num_warps": arguments["num_warps"], "num_stages": STAGES}
-    kernel[grid](**{name: arguments[name] for name in kernel.arg_names}, **options)
+    tensors, numbers, constants = (chosen(arguments) for chosen in _parameters(kernel))
+    launch.start(kernel, grid, tensors, numbers, constants, arguments["num_warps"], STAGES)
 
 
 def _merge(cut: _Cut, sources: int, targets: int, to_keys: bool, arguments: dict[str, Any]) -> None:
@@ -156,13 +173,12 @@ class _NearFar(torch.autograd.Function):
         results = {"OUT": _time_first(q, dv)}
         results |= _empty(device, ROW_PEAKS=(bsz, heads, rows), ROW_LOGS=(bsz, heads, rows))
         both = held | numbers | of_means
-        with torch.cuda.device_of(q):
-            if cut.beyond:
-                sums = cut.sums(cut.chunks, programs, R, dv, device)
-                _launch(summarise_keys, (programs, cut.chunks, cut.sides), **both, **of_keys, **sums)
-                unused = dict.fromkeys(("QUERY_SUMS", "GRAD_BIAS", "GRAD_MEANS", "GRAD_Z"), bias)
-                _merge(cut, cut.chunks, cut.blocks, False, both | of_keys | unused | sums | _to(at_blocks))
-            _launch(attend, (programs, cut.blocks), **both, **results, **at_blocks)
+        if cut.beyond:
+            sums = cut.sums(cut.chunks, programs, R, dv, device)
+            _launch(summarise_keys, (programs, cut.chunks, cut.sides), **both, **of_keys, **sums)
+            unused = dict.fromkeys(("QUERY_SUMS", "GRAD_BIAS", "GRAD_MEANS", "GRAD_Z"), bias)
+            _merge(cut, cut.chunks, cut.blocks, False, both | of_keys | unused | sums | _to(at_blocks))
+        _launch(attend, (programs, cut.blocks), **both, **results, **at_blocks)
         tensors = held | of_means | results | at_blocks
         ctx.save_for_backward(*tensors.values())
         ctx.names, ctx.numbers, ctx.cut = list(tensors), numbers, cut
@@ -185,23 +201,22 @@ class _NearFar(torch.autograd.Function):
         numbers = numbers | strides("sd", grad_out, "bhn") | {"partials": partials, "blocks": blocks}
         totals = {"TO_Z": torch.empty_like(features), "TO_BIAS": torch.empty_like(bias)}
         both = held | grads | parts | numbers | {"GRAD_OUT": grad_out}
-        with torch.cuda.device_of(q):
-            if alone:
-                _launch(all_gradients, (programs,), **both)
-            else:
-                both |= _empty(device, DELTA=(bsz, heads, rows))
-                both |= dict.fromkeys(("QUERY_SUMS", "GRAD_MEANS"), bias)
-                if tangents:
-                    both |= _empty(device, QUERY_SUMS=(programs, blocks, r, d), GRAD_MEANS=(programs, R, d))
-                of_blocks = cut.sums(blocks, programs, R, dv, device)
-                at_chunks = cut.sums(cut.chunks, programs, R, dv, device)
-                _launch(query_gradients, (programs, blocks), **both, **_to(of_blocks))
-                if cut.beyond:
-                    unused = dict.fromkeys(("KEY_TOPS", "KEY_MASSES", "KEY_SUMS"), bias)
-                    _merge(cut, blocks, cut.chunks, True, both | unused | of_blocks | _to(at_chunks))
-                _launch(key_gradients, (programs, cut.chunks), **both | at_chunks)
-            own = {"sentences": bsz, "N": 32, "num_warps": 4}
-            _launch(add_up, (heads * r,), **both | totals | own)
+        if alone:
+            _launch(all_gradients, (programs,), **both)
+        else:
+            both |= _empty(device, DELTA=(bsz, heads, rows))
+            both |= dict.fromkeys(("QUERY_SUMS", "GRAD_MEANS"), bias)
+            if tangents:
+                both |= _empty(device, QUERY_SUMS=(programs, blocks, r, d), GRAD_MEANS=(programs, R, d))
+            of_blocks = cut.sums(blocks, programs, R, dv, device)
+            at_chunks = cut.sums(cut.chunks, programs, R, dv, device)
+            _launch(query_gradients, (programs, blocks), **both, **_to(of_blocks))
+            if cut.beyond:
+                unused = dict.fromkeys(("KEY_TOPS", "KEY_MASSES", "KEY_SUMS"), bias)
+                _merge(cut, blocks, cut.chunks, True, both | unused | of_blocks | _to(at_chunks))
+            _launch(key_gradients, (programs, cut.chunks), **both | at_chunks)
+        own = {"sentences": bsz, "N": 32, "num_warps": 4}
+        _launch(add_up, (heads * r,), **both | totals | own)
         return *grads.values(), *totals.values(), None
 
 

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from fairseq_lot.kernels.near_far_forward import RUNTIME
+from fairseq_lot.kernels.launch import RUNTIME
 from fairseq_lot.kernels.near_far_tiles import (
     INF,
     ROOM,

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from fairseq_lot.kernels.launch import RUNTIME
 from fairseq_lot.kernels.near_far_tiles import (
     INF,
     ROOM,
@@ -22,9 +23,6 @@ from fairseq_lot.kernels.near_far_tiles import (
     store_rows,
 )
 from fairseq_lot.kernels.tiles import NEG_INF
-
-# Arguments for whose values there is no new compilation.
-RUNTIME = ["n", "early", "skip", "r", "sources", "targets", "partials", "blocks", "sentences", "window"]
 
 
 @triton.jit(do_not_specialize=RUNTIME)

@@ -97,7 +97,7 @@ NEAR_FAR = {  # by form
     "short": ["attend", "all_gradients"],
 }
 # Bytes that a thread may write out of its registers in a backward kernel: somewhat more than was found.
-NEAR_FAR_SPILLS = {64: 1280, 128: 2048}
+NEAR_FAR_SPILLS = {64: 1280, 128: MANY}
 
 
 @pytest.mark.parametrize("target", [80, 90])

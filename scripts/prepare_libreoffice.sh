@@ -3,6 +3,7 @@
 #
 #   PAIRS        its pages; lines of page, German and English
 #   MAX_WORDS    leave out paragraphs with more words on a side (none)
+#   TEST_PAIRS   test on so many pairs (all)
 #   DOCUMENTS    yes: paragraphs are joined to documents of up to 2,048 pieces; the test sets are paragraphs (test) and
 #                documents of up to 512, 1,024 and 2,048 pieces (test1, test2, test3). no: a line is a paragraph
 #   NAME, OUT    name and folder of the result
@@ -13,10 +14,11 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 source scripts/lib/data.sh
 
 SRC=de TGT=en
-: "${PAIRS:=examples/libreoffice-help/pairs.tsv.xz}" "${MAX_WORDS:=}" "${NAME:=libreoffice}" "${OUT:=data-bin/$NAME}"
+: "${PAIRS:=examples/libreoffice-help/pairs.tsv.xz}" "${MAX_WORDS:=}" "${TEST_PAIRS:=}" "${NAME:=libreoffice}" "${OUT:=data-bin/$NAME}"
 
-begin "PAIRS=$PAIRS${MAX_WORDS:+ MAX_WORDS=$MAX_WORDS}"
-fairseq-lot libreoffice "$PAIRS" --out "$WORK/raw" ${MAX_WORDS:+--max-words "$MAX_WORDS"}
+begin "PAIRS=$PAIRS${MAX_WORDS:+ MAX_WORDS=$MAX_WORDS}${TEST_PAIRS:+ TEST_PAIRS=$TEST_PAIRS}"
+fairseq-lot libreoffice "$PAIRS" --out "$WORK/raw" ${MAX_WORDS:+--max-words "$MAX_WORDS"} \
+    ${TEST_PAIRS:+--test-pairs "$TEST_PAIRS"}
 fairseq-lot tokenise --raw "$WORK/raw" --source de --target en --out "$WORK/text" --no-clean
 NAMES=$WORK/raw
 binarise "$WORK/text"

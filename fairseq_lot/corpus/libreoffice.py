@@ -48,11 +48,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("pairs", metavar="PAIRS", help="lines of page, German and English; examples/libreoffice-help/pairs.tsv.xz")
     add("--out", required=True, metavar="DIR", help="folder for raw {train,valid,test}.{de,en} and .names of the pages")
     add("--max-words", type=int, metavar="N", help="leave out pairs with more words on a side (default: none)")
+    add("--test-pairs", type=int, metavar="N", help="test on N pairs alone, from all over the test set (default: all)")
 
 
 def run(args: Namespace) -> None:
     """Run ``fairseq-lot libreoffice``."""
-    check_least(args, max_words=1)
+    check_least(args, max_words=1, test_pairs=1)
     pages = read_pages(args.pairs)
     if args.max_words is not None:
         pages = {
@@ -65,6 +66,8 @@ def run(args: Namespace) -> None:
         pairs = [(name, *pair) for name in kept for pair in pages[name]]
         if not pairs:
             raise InputError(f"no pair is left for {split}; give more pages, or a larger --max-words")
+        if split == "test" and args.test_pairs is not None and args.test_pairs < len(pairs):
+            pairs = [pairs[number * len(pairs) // args.test_pairs] for number in range(args.test_pairs)]
         names[split] = [name for name, _, _ in pairs]
         texts[split] = [[pair[side] for pair in pairs] for side in (1, 2)]
     with output_folder(args.out) as folder:

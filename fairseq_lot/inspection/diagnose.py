@@ -2,7 +2,7 @@
 
 import json
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from statistics import fmean
 from typing import Any
@@ -65,8 +65,17 @@ def run(args: Namespace) -> None:
     print(render(report, title=f"{args.path}, {args.data}, {args.split}"))
 
 
-def diagnose(loaded: Loaded, *, sentences: int, batch: int, perturbations: int, seed: int) -> dict:
-    """Run sentences through the model, teacher-forced, and measure every attention.
+def diagnose(
+    loaded: Loaded,
+    *,
+    sentences: int,
+    batch: int,
+    perturbations: int,
+    seed: int,
+    measures: Collection[str] = tuple(per_head.MEASURES),
+    sites: Collection[str] = tuple(_SIDES_OF),
+) -> dict:
+    """Run sentences through the model, teacher-forced, and measure its attentions.
 
     Returns:
         ``sentences`` (how many were used), ``left_out`` (numbers of those that are longer than the model takes, from
@@ -85,11 +94,13 @@ def diagnose(loaded: Loaded, *, sentences: int, batch: int, perturbations: int, 
             pads = {side: sample["net_input"][name].eq(loaded.pad) for side, name in _SIDES.items()}
             for attention in seen:
                 attention.check_finite(loaded.path)
+                if attention.site not in sites:
+                    continue
                 queries, keys = (pads[side] for side in _SIDES_OF[attention.site])
                 if keys.size(1) < attention.k.size(2):  # --cross-self-attention: the source stands before the target
                     keys = torch.cat([pads["source"], keys], 1)
                 where = (attention.site, attention.layer, attention.name, attention.signed)
-                measured.setdefault(where, []).append(per_head.measure_heads(attention, queries, keys))
+                measured.setdefault(where, []).append(per_head.measure_heads(attention, queries, keys, measures))
                 if attention.site == "encoder" and perturbations:
                     seeds = [(seed, int(i), attention.layer) for i in sample["id"]]
                     for kind, of_sentences in certifying.items():
@@ -122,9 +133,9 @@ def _batches(loaded: Loaded, drawn: Iterable[int], most: int) -> Iterator[list[i
 
 def encoder_balance(loaded: Loaded) -> dict[str, float]:
     """How balanced the encoder's plans are: means of ``BALANCE`` over its heads, and over up to 64 sentences."""
-    rows = diagnose(loaded, sentences=64, batch=16, perturbations=0, seed=1)["rows"]
-    of_encoder = [row for row in rows if row["site"] == "encoder"]
-    return {measure: fmean(row[measure] for row in of_encoder) for measure in BALANCE}
+    only = {"measures": BALANCE, "sites": ("encoder",)}
+    rows = diagnose(loaded, sentences=64, batch=16, perturbations=0, seed=1, **only)["rows"]
+    return {measure: fmean(row[measure] for row in rows) for measure in BALANCE}
 
 
 def render(report: dict, *, title: str) -> str:

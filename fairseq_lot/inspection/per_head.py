@@ -1,6 +1,6 @@
 """Figures of one captured attention: the measures of each head, and the certificates of its scores."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -48,35 +48,41 @@ COUPLING_CERTIFICATES = {
 _NOISE_SIZES = (0.01, 0.1, 1.0)
 
 
-def measure_heads(attention: Captured, query_padding_mask: torch.Tensor, key_padding_mask: torch.Tensor) -> dict:
-    """All of ``MEASURES`` of one attention on one batch.
+def measure_heads(
+    attention: Captured,
+    query_padding_mask: torch.Tensor,
+    key_padding_mask: torch.Tensor,
+    measures: Collection[str] = tuple(MEASURES),
+) -> dict[str, torch.Tensor]:
+    """Measure one attention on one batch.
 
     Args:
         query_padding_mask: ``(bsz, tgt_len)`` and key_padding_mask: ``(bsz, src_len)`` bool, True = pad.
+        measures: some of ``MEASURES``. The effective rank takes far longer than all others, cubic time.
 
     Returns:
         For each measure a ``(bsz, heads)`` tensor in float64.
     """
-    weights, v = attention.weights.double(), attention.values(key_padding_mask).double()
-    other = attention.softmax_weights(key_padding_mask).double()
-    masks = query_padding_mask.unsqueeze(1), key_padding_mask.unsqueeze(1)
-    least, largest = diagnostics.receiver_extremes(weights, *masks)
-    return {
-        "marginal_error": diagnostics.attention_marginal_error(weights, *masks),
-        "receiver_min": least,
-        "receiver_max": largest,
-        "imbalance": diagnostics.imbalance(weights, *masks),
-        "entropy": diagnostics.row_entropy(weights, *masks),
-        "effective_rank": diagnostics.effective_rank(weights, *masks),
-        "softmax_distance": diagnostics.row_distance(weights, other, *masks),
-        "mean_shift": diagnostics.mean_shift(weights, v, *masks),
+    weights, masks = attention.weights.double(), (query_padding_mask.unsqueeze(1), key_padding_mask.unsqueeze(1))
+    functions: dict[str, Callable[[], torch.Tensor]] = {
+        "marginal_error": lambda: diagnostics.attention_marginal_error(weights, *masks),
+        "receiver_min": lambda: diagnostics.receiver_extremes(weights, *masks)[0],
+        "receiver_max": lambda: diagnostics.receiver_extremes(weights, *masks)[1],
+        "imbalance": lambda: diagnostics.imbalance(weights, *masks),
+        "entropy": lambda: diagnostics.row_entropy(weights, *masks),
+        "effective_rank": lambda: diagnostics.effective_rank(weights, *masks),
+        "softmax_distance": lambda: diagnostics.row_distance(
+            weights, attention.softmax_weights(key_padding_mask).double(), *masks
+        ),
+        "mean_shift": lambda: diagnostics.mean_shift(weights, attention.values(key_padding_mask).double(), *masks),
     }
+    return {measure: functions[measure]() for measure in measures}
 
 
 def mean_rows(site: str, layer: int, name: str, signed: bool, parts: list[dict]) -> Iterator[dict]:
     """One row per head: the mean over the sentences of all batches."""
-    means = {measure: torch.cat([part[measure] for part in parts]).mean(0).tolist() for measure in MEASURES}
-    for head in range(len(means["entropy"])):
+    means = {measure: torch.cat([part[measure] for part in parts]).mean(0).tolist() for measure in parts[0]}
+    for head in range(len(next(iter(means.values())))):
         figures = {measure: heads[head] for measure, heads in means.items()}
         yield {"site": site, "layer": layer, "head": head, "attention": name, "signed": signed, **figures}
 

@@ -54,6 +54,15 @@ def test_long_pairs_are_left_out(pages, tmp_path):
     assert len(found) == len(pages.read_text().splitlines()) - 1 and max(len(line.split()) for line in found) == 5
 
 
+def test_fewer_pairs_are_tested_on_from_all_over(pages, tmp_path):
+    for words, out in (((), "all"), (("--test-pairs", "3"), "few"), (("--test-pairs", "999"), "enough")):
+        assert main(["libreoffice", str(pages), "--out", str(tmp_path / out), *words]) == 0
+    every, few, enough = (lines_of(tmp_path / out / "test.de") for out in ("all", "few", "enough"))
+    assert few == [every[0], every[len(every) // 3], every[2 * len(every) // 3]] and enough == every
+    assert len(lines_of(tmp_path / "few" / "test.names")) == 3
+    assert lines_of(tmp_path / "few" / "train.de") == lines_of(tmp_path / "all" / "train.de")
+
+
 @pytest.mark.parametrize("line", ["page\tonly two", "page\t\tenglish", "page\tde\ten\tmore"])
 def test_another_form_is_one_line(pages, tmp_path, refused, line):
     pages.write_text(pages.read_text() + line + "\n")

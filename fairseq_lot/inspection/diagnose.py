@@ -90,7 +90,10 @@ def diagnose(
     with torch.no_grad(), capture(loaded.model) as seen, tqdm(total=len(drawn), unit="sentence", disable=None) as bar:
         for indices in _batches(loaded, drawn, batch):
             sample = loaded.batch(indices)
-            loaded.model(**sample["net_input"])
+            if tuple(sites) == ("encoder",):  # the decoder's plans would only take time
+                loaded.model.encoder(sample["net_input"]["src_tokens"], src_lengths=sample["net_input"]["src_lengths"])
+            else:
+                loaded.model(**sample["net_input"])
             pads = {side: sample["net_input"][name].eq(loaded.pad) for side, name in _SIDES.items()}
             for attention in seen:
                 attention.check_finite(loaded.path)

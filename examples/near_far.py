@@ -2,7 +2,7 @@
 
 After ``bash scripts/quickstart.sh``, with the arguments that are the defaults here:
 
-    python examples/near_far.py checkpoints/quickstart/seed1/transformer/base/checkpoint_best.pt data-bin/synthetic
+    python examples/near_far.py checkpoints/quickstart/seed1/transformer/base/checkpoint_best.pt data-bin/help
 """
 
 import argparse
@@ -35,7 +35,7 @@ def encode(model, tokens):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("base", nargs="?", default="checkpoints/quickstart/seed1/transformer/base/checkpoint_best.pt")
-    parser.add_argument("data", nargs="?", default="data-bin/synthetic")
+    parser.add_argument("data", nargs="?", default="data-bin/help")
     parser.add_argument("--tokens", type=int, default=4000, help="of the document (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=800, help="of the calibration (default: %(default)s)")
     args = parser.parse_args(argv)

@@ -2,7 +2,7 @@
 
 After ``bash scripts/quickstart.sh``, with the arguments that are the defaults here:
 
-    python examples/plug_and_play.py checkpoints/quickstart/seed1/transformer/base/checkpoint_best.pt data-bin/synthetic
+    python examples/plug_and_play.py checkpoints/quickstart/seed1/transformer/base/checkpoint_best.pt data-bin/help
 """
 
 import argparse
@@ -15,7 +15,7 @@ from fairseq_lot.pretrained.checkpoint import model_args
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("base", nargs="?", default="checkpoints/quickstart/seed1/transformer/base/checkpoint_best.pt")
-    parser.add_argument("data", nargs="?", default="data-bin/synthetic")
+    parser.add_argument("data", nargs="?", default="data-bin/help")
     parser.add_argument("--sentence", default="Der alte Mann liest ein Buch.")
     parser.add_argument("--steps", type=int, default=800, help="of the calibration (default: %(default)s)")
     args = parser.parse_args(argv)

@@ -2,7 +2,7 @@
 # Fine-tunes a swapped checkpoint, or the base itself as the control. A training that was stopped goes on.
 #
 #   bash scripts/finetune.sh SWAPPED.pt DATA OUT [FLAGS of fairseq-train]
-#   bash scripts/finetune.sh lot.pt data-bin/synthetic checkpoints/tuned --lr 0.0003 --max-epoch 1
+#   bash scripts/finetune.sh lot.pt data-bin/help checkpoints/tuned --lr 0.0003 --max-epoch 1
 #
 #   SWAPPED.pt  of fairseq-lot swap; its attention, with options and sites, and its sizes come with it
 #   DATA        folder of prepare_*.sh or fairseq-preprocess

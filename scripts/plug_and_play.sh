@@ -3,7 +3,7 @@
 # prints the table. A second call goes on where the first stopped, and adds what is new.
 #
 #   bash scripts/plug_and_play.sh BASE.pt DATA [--try WAY]... [FLAGS of fairseq-lot sweep]
-#   bash scripts/plug_and_play.sh base/checkpoint_best.pt data-bin/synthetic --try 'lot --lot-num-pivots 64'
+#   bash scripts/plug_and_play.sh base/checkpoint_best.pt data-bin/help --try 'lot --lot-num-pivots 64'
 #
 #   BASE.pt  ours or any fairseq transformer*, trained with softmax
 #   DATA     folder of prepare_*.sh or fairseq-preprocess

@@ -2,7 +2,7 @@
 # Trains a model from the beginning, with softmax attention or any other. A training that was stopped goes on.
 #
 #   bash scripts/pretrain.sh DATA OUT [FLAGS of fairseq-train]
-#   bash scripts/pretrain.sh data-bin/synthetic checkpoints/lot --attention lot --lr 0.003 --max-tokens 1024 --max-epoch 4
+#   bash scripts/pretrain.sh data-bin/help checkpoints/lot --attention lot --lr 0.003 --max-tokens 1024 --max-epoch 4
 #
 #   DATA   folder of prepare_*.sh or fairseq-preprocess; fairseq-lot check looks at it first
 #   OUT    folder for checkpoint_best.pt, checkpoint_last.pt and train.log

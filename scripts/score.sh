@@ -2,7 +2,7 @@
 # Translates the test set with a checkpoint and scores the translations: OUT.out, OUT.jsonl and OUT.sentences.tsv.
 #
 #   bash scripts/score.sh CKPT DATA OUT BASE LABEL [FLAGS of fairseq-generate]
-#   bash scripts/score.sh lot.pt data-bin/synthetic checkpoints/lot checkpoints/base.out \
+#   bash scripts/score.sh lot.pt data-bin/help checkpoints/lot checkpoints/base.out \
 #       '{"system": "LOT", "settings": {"attention": "lot"}, "stage": "plug-and-play"}' --beam 4
 #
 #   DATA   references are its text/test.*, or else the target side of its binary files; --gen-subset names another test set

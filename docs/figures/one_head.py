@@ -2,7 +2,7 @@
 
 After ``bash scripts/quickstart.sh``:
 
-    python docs/figures/one_head.py checkpoints/quickstart/seed1/transformer/base/checkpoint_best.pt data-bin/synthetic
+    python docs/figures/one_head.py checkpoints/quickstart/seed1/transformer/base/checkpoint_best.pt data-bin/help
 """
 
 import argparse
@@ -56,7 +56,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("base")
     parser.add_argument("data")
-    parser.add_argument("--sentence", default="Der alte Mann liest ein Buch, weil das Kind schläft.")
+    parser.add_argument("--sentence", default="Klicken Sie auf die Schaltfläche, um das Fenster zu schließen.")
     parser.add_argument("--layer", type=int, default=0)
     parser.add_argument("--head", type=int, default=0)
     parser.add_argument("--out", default=Path(__file__).with_suffix(".svg"), type=Path)

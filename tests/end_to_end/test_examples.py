@@ -32,7 +32,7 @@ def test_ten_lines_of_the_readme(data, stock_checkpoint, capsys, monkeypatch):
     assert len([line for line in code.splitlines() if line]) <= 10
     for name, path in (
         ("checkpoints/quickstart/seed1/transformer/base/checkpoint_best.pt", stock_checkpoint),
-        ("data-bin/synthetic", data / "bin"),
+        ("data-bin/help", data / "bin"),
     ):
         assert name in code
         code = code.replace(name, str(path))

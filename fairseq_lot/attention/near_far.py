@@ -1,7 +1,7 @@
 """near_far attention: a kernel that is exact near the diagonal and of low rank elsewhere."""
 
+import functools
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ from fairseq_lot.attention.sinkhorn import Sinkhorn, SinkhornOptions
 from fairseq_lot.attention.softmax import Softmax, SoftmaxOptions
 from fairseq_lot.errors import InputError
 from fairseq_lot.kernels import choice as kernels
-from fairseq_lot.kernels.naive import NearFarSettings
+from fairseq_lot.kernels.naive import NO_MASS, NearFarKept, NearFarSettings
 from fairseq_lot.numerics.log_domain import pad_log_mass
 from fairseq_lot.transport.expected_band import FarSummary, near_far_at_expected, summarise_far
 from fairseq_lot.transport.exporting import is_exporting
@@ -37,8 +37,6 @@ from fairseq_lot.transport.positions import alibi_slopes
 EXACT_UP_TO = 512
 # What the names of the state begin with that short sentences of a mixed batch have at cross.
 _SHORT = "short_"
-# The log of no mass: far below all others, and finite, so that sums of it have gradients.
-_NO_MASS = -1e30
 # A row may be exp of this below what its powers are taken relative to: what it then loses is below a rounding.
 _MODERATE = 60.0
 
@@ -211,14 +209,17 @@ class NearFar(Mechanism):
         sides = tokens.split((q.size(2), k.size(2)), 2)
         logs = self._side_logs(tokens, sides, masks)
         if masks.causal and not self._rows_are_kept(sides, logs):
-            apply = partial(self._by_prefixes, sides, logs, masks.key_pads)
+            apply = functools.partial(self._by_prefixes, sides, logs, masks.key_pads)
         else:
-            apply = partial(self._by_blocks, sides, logs, self._log_masses(sides, logs, masks), masks.causal)
+            apply = functools.partial(self._by_blocks, sides, logs, self._log_masses(sides, logs, masks), masks.causal)
         weights = None
         if need_weights:
             identity = torch.eye(v.size(2), dtype=v.dtype, device=v.device)
             weights = apply(identity.expand(*v.shape[:2], -1, -1))[:, :, early:]
         return AttentionOutput(apply(v)[:, :, early:], weights)
+
+    def _kernel_slopes(self, device):
+        return None if self.options.prior is None else _kept_slopes(self.num_heads, device)
 
     def _by_kernel(self, q, k, v, masks):
         """Values by a kernel that makes no features; None where there is none, or it is not used."""
@@ -228,7 +229,7 @@ class NearFar(Mechanism):
         if q.size(2) != k.size(2) and not masks.causal:
             return None
         tangents = options.tangents and not masks.causal
-        slopes = self._slopes(self.feature_bias.float())
+        slopes = self._kernel_slopes(q.device)
         settings = NearFarSettings(options.window, self.scaling, slopes, masks.key_pads, masks.causal, tangents)
         return kernels.near_far(q, k, self.drop_keys(v), self.features, self.feature_bias, settings)
 
@@ -285,10 +286,10 @@ class NearFar(Mechanism):
             falls = slopes[:, None, None] * torch.arange(v.size(2), dtype=v.dtype, device=v.device).unsqueeze(-1)
             query_logs, key_logs = query_logs - falls, key_logs + falls
         if key_pads is not None:
-            key_logs = key_logs.masked_fill(key_pads[:, None, :, None], _NO_MASS)
+            key_logs = key_logs.masked_fill(key_pads[:, None, :, None], NO_MASS)
         # a key counts from the query on whose window it has left
         n, late = v.size(2), min(self.options.window + 1, v.size(2))
-        key_logs = nn.functional.pad(key_logs[:, :, : n - late], (0, 0, late, 0), value=_NO_MASS)
+        key_logs = nn.functional.pad(key_logs[:, :, : n - late], (0, 0, late, 0), value=NO_MASS)
         v = nn.functional.pad(v[:, :, : n - late], (0, 0, late, 0))
         far = query_logs + self.feature_bias[:, None] + torch.logcumsumexp(key_logs, 2)
         far_values, _ = prefix_apply(torch.softmax(far, -1), key_logs, v, with_state=False)
@@ -387,12 +388,40 @@ class NearFar(Mechanism):
         for i in range(q.size(2)):
             now = (slice(None), slice(None), slice(i, i + 1))
             pads = None if key_padding_mask is None else key_padding_mask[:, i : i + 1]
-            window = self._appended(window, k[now], v[now], pads)
-            value, window = self._attend_window(q[now], window)
+            found = self._step_by_kernel(q[now], k[now], v[now], pads, window)
+            if found is None:
+                found = self._attend_window(q[now], self._appended(window, k[now], v[now], pads))
+            value, window = found
             if i >= early:
                 values.append(value.to(q.dtype))
         assert window is not None
         return AttentionOutput(values[0] if len(values) == 1 else torch.cat(values, 2)), window.as_state()
+
+    def _step_by_kernel(self, q, k, v, pads, window):
+        """The values of one token and the next window by one kernel; None where there is none, or it is not used."""
+        if self.drops or not self.options.num_features or not kernels.wanted(q):
+            return None
+        if window is None:
+            none = q.new_empty(*q.shape[:2], 0, q.size(3), dtype=torch.float32)
+            window = _Window(none, none.new_empty(*q.shape[:2], 0, v.size(3)), None, None)
+        far = () if window.far is None else (window.far.log_sums, window.far.means)
+        found = kernels.near_far_step(
+            q,
+            k,
+            v,
+            pads,
+            NearFarKept(window.keys, window.values, window.log_mass, *far),
+            self.features,
+            self.feature_bias,
+            self._kernel_slopes(q.device),
+            window=self.options.window,
+            scale=self.scaling,
+        )
+        if found is None:
+            return None
+        values, (keys, kept, log_mass, log_sums, means) = found
+        sums = None if log_sums is None or means is None else PrefixState(log_sums, means)
+        return values, _Window(keys, kept, log_mass, sums)
 
     def _number_within_exact(self, k, key_padding_mask, state):
         """How many of the new keys are among the first E tokens of some sentence; all before its first token are."""
@@ -411,7 +440,7 @@ class NearFar(Mechanism):
         n, late = k.size(2), min(self.options.window + 1, k.size(2))
         log_mass, pads = None, state.get("key_padding_mask")
         if pads is not None:
-            log_mass = pad_log_mass(pads, k, _NO_MASS)
+            log_mass = pad_log_mass(pads, k, NO_MASS)
         far = None
         if n > late:
             logs = self._logs(k[:, :, : n - late])
@@ -437,7 +466,7 @@ class NearFar(Mechanism):
         if pads is not None or log_mass is not None:
             if log_mass is None:
                 log_mass = k.new_zeros(k.size(0), 1, k.size(2) - 1)
-            now = k.new_zeros(k.size(0), 1, 1) if pads is None else pad_log_mass(pads, k, _NO_MASS)
+            now = k.new_zeros(k.size(0), 1, 1) if pads is None else pad_log_mass(pads, k, NO_MASS)
             log_mass = torch.cat([log_mass, now], 2)
         return _Window(k, v, log_mass, far)
 
@@ -477,12 +506,19 @@ class NearFar(Mechanism):
         return values.unflatten(0, k.shape[:2]), window
 
 
+@functools.lru_cache(16)
+def _kept_slopes(num_heads: int, device: torch.device) -> Tensor:
+    """The slopes of ALiBi for the kernels, made once: a step of decoding would launch more for them than for itself."""
+    with torch.inference_mode(False):
+        return alibi_slopes(num_heads, dtype=torch.float32, device=device)
+
+
 class _Window(NamedTuple):
     """What a decoder keeps after its exact tokens: the last W + 1 keys, and sums over all keys before them.
 
     Attributes:
         keys, values: ``(bsz, num_heads, at most W + 1, head_dim)``, at least float32.
-        log_mass: ``(bsz, 1, at most W + 1)``, 0, and _NO_MASS at pads; None: no pads so far.
+        log_mass: ``(bsz, 1, at most W + 1)``, 0, and NO_MASS at pads; None: no pads so far.
         far: the sums; None: no key has left the window.
     """
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from fairseq_lot.errors import InputError
 from fairseq_lot.kernels import launch, naive
 from fairseq_lot.kernels.launch import padded
-from fairseq_lot.kernels.naive import LotInputs, LotSettings, NearFarSettings
+from fairseq_lot.kernels.naive import LotInputs, LotSettings, NearFarKept, NearFarSettings
 from fairseq_lot.numerics.log_domain import log_domain_sinkhorn
 
 VARIABLE = "FAIRSEQ_LOT_KERNELS"
@@ -25,6 +25,7 @@ CAPABILITY = (8, 0)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 WIDEST = 2048  # the shorter side of the solver's scores, which is held whole
 MOST_PIVOTS, WIDEST_HEAD, LARGEST_TILE = 64, 128, 4096  # r, head_dim and their product, padded to powers of two
+WIDEST_STEP = 63  # window of near_far in a step of decoding, whose keys a program holds
 WIDEST_WINDOW = 16  # of near_far; half of the shortest chunk of keys
 ERROR = 1e-4
 
@@ -105,6 +106,39 @@ def near_far(
     from fairseq_lot.kernels.near_far import near_far as kernel
 
     return kernel(q, k, v, features, feature_bias, settings)
+
+
+def near_far_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pads: Tensor | None,
+    kept: NearFarKept,
+    features: Tensor,
+    feature_bias: Tensor,
+    slopes: Tensor | None,
+    *,
+    window: int,
+    scale: float,
+) -> tuple[Tensor, NearFarKept] | None:
+    """One token of near_far's decoder, or None where the kernel is not used, or gradients are asked for.
+
+    Arguments as for :func:`fairseq_lot.kernels.near_far_step.near_far_step`.
+    """
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, kept.keys, features, feature_bias)):
+        return None
+    r, d, dv, dtypes = features.size(1), q.size(-1), v.size(-1), (q.dtype, features.dtype)
+    if torch.float64 in (*dtypes, kept.keys.dtype):
+        return None
+    limit = _beyond((k.dtype, v.dtype), (q.dtype,)) or _beyond(dtypes)
+    limit = limit or _too_large(("window", window, WIDEST_STEP), *_sides(r, d, dv))
+    has_pads = pads is not None or kept.log_mass is not None
+    kind = q.device, dtypes, r, d, dv, window, slopes is not None, has_pads
+    if not _usable(q, limit, ("near_far_step", *kind), lambda: _step_error(*kind)):
+        return None
+    from fairseq_lot.kernels.near_far_step import near_far_step as kernel
+
+    return kernel(q, k, v, pads, kept, features, feature_bias, slopes, window=window, scale=scale)
 
 
 def _sides(r, d, dv):
@@ -268,3 +302,33 @@ def _near_far_error(device, dtypes, r, d, dv, is_long, kind):
     )
     # parts of all gradients are rounded to the inputs' type, and the results once more
     return _excess(result, wish, [dtypes[0]] * 6, roundings=2, floor=0.1)
+
+
+def _step_error(device, dtypes, r, d, dv, window, has_slopes, has_pads):
+    from fairseq_lot.kernels.near_far_step import near_far_step as kernel
+
+    generator = torch.Generator().manual_seed(0)
+    n = window + 5
+    inputs = [torch.randn(size, generator=generator) for size in ((2, 2, n, d), (2, 2, n, d), (2, 2, n, dv))]
+    inputs += [d**0.25 * torch.randn((2, r, d), generator=generator), torch.randn((2, r), generator=generator)]
+    inputs = [x.to(device, dtype) for x, dtype in zip(inputs, [dtypes[0]] * 3 + [dtypes[1]] * 2, strict=True)]
+    mask = torch.zeros(2, n, dtype=torch.bool)
+    mask[0, -3:], mask[1, :2] = has_pads, has_pads
+    slopes = torch.tensor([0.25, 0.0625]) if has_slopes else None
+    settings = NearFarSettings(window, d**-0.5, slopes, mask, causal=True)
+    q, k, v, features, bias = (x.double().cpu() for x in inputs)
+    exact = naive.near_far(q, k, v, features, bias, settings)
+    q, k, v, features, bias = inputs
+    kept = NearFarKept(torch.empty(2, 2, 0, d, device=device), torch.empty(2, 2, 0, dv, device=device))
+    found = []
+    with torch.no_grad():
+        for i in range(n):
+            now = (slice(None), slice(None), slice(i, i + 1))
+            pads = mask[:, i : i + 1].to(device) if has_pads else None
+            values, kept = kernel(
+                q[now], k[now], v[now], pads, kept, features, bias, None if slopes is None else slopes.to(device),
+                window=window, scale=d**-0.5,
+            )  # fmt: skip
+            found.append(values)
+    values = torch.cat(found, 2).double().cpu().masked_fill(mask[:, None, :, None], 0.0)
+    return _excess([values], [exact.masked_fill(mask[:, None, :, None], 0.0)], dtypes[:1])

@@ -8,6 +8,9 @@ from torch import Tensor
 
 from fairseq_lot.numerics.log_domain import log_domain_sinkhorn, pad_log_mass
 
+#: the log of no mass in what a decoder keeps: far below all others, and finite, so that sums of it have gradients
+NO_MASS = -1e30
+
 
 class LotInputs(NamedTuple):
     """The tensors of LOT attention.
@@ -61,6 +64,23 @@ class NearFarSettings(NamedTuple):
     key_padding_mask: Tensor | None = None
     causal: bool = False
     tangents: bool = False
+
+
+class NearFarKept(NamedTuple):
+    """What near_far's decoder keeps: the last W + 1 keys, and sums over all keys before them, in float32.
+
+    Attributes:
+        keys, values: ``(bsz, num_heads, at most W + 1, width)``.
+        log_mass: ``(bsz, 1, at most W + 1)``, 0, and NO_MASS at pads; None: no pads so far.
+        log_sums, means: of the features, ``(bsz, num_heads, r)`` and ``(bsz, num_heads, r, value_dim)``; None: no key
+            has left the window.
+    """
+
+    keys: Tensor
+    values: Tensor
+    log_mass: Tensor | None = None
+    log_sums: Tensor | None = None
+    means: Tensor | None = None
 
 
 def lot(inputs: LotInputs, settings: LotSettings) -> Tensor:

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.errors import InputError
-from fairseq_lot.kernels import choice, launch, naive, near_far_backward
+from fairseq_lot.kernels import choice, launch, naive, near_far_backward, near_far_step
 from fairseq_lot.kernels import near_far as kernels
 from fairseq_lot.kernels.naive import NearFarSettings
 from tests import reference
@@ -292,3 +292,43 @@ def test_ties_at_scores_of_tens_of_millions_share_their_mass(form):
     # a gradient is a sum over keys of weights that sum to zero but for rounding
     largest = 0.25 * k.double().norm(dim=-1).max() * weights.double().norm() * inputs[2].double().norm()
     assert all((results[i].double() - exact[i]).norm() <= rounding * largest for i in (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype"),
+    [
+        ({}, torch.float16),
+        ({"prior": "alibi", "exact_up_to": 4}, torch.float16),
+        pytest.param({"tangents": True, "window": 0}, torch.bfloat16, marks=pytest.mark.slow),
+        pytest.param({"prior": "alibi"}, torch.float32, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+@torch.no_grad()
+def test_steps_of_decoding_through_the_kernel(options, dtype, untested, monkeypatch):
+    """Each step in one launch, against the causal form in float64; a step of plain torch in between fits in."""
+    mechanism = build_mechanism("near_far", num_heads=2, head_dim=16, **{"num_features": 3, "window": 2} | options)
+    torch.nn.init.normal_(mechanism.feature_bias)
+    mechanism = mechanism.to(dtype).eval()
+    n, mask = 9, pads(9, (0, 0), (0, 2))
+    q, k, v = (torch.randn(2, 2, n, 16).to(dtype) for _ in range(3))
+    monkeypatch.setenv(choice.VARIABLE, "off")
+    wide = copy.deepcopy(mechanism).double()
+    exact = wide(*(x.double() for x in (q, k, v)), None, mask, causal=True).values
+    counted = Counted(near_far_step.next_token)
+    monkeypatch.setattr(near_far_step, "next_token", counted)
+    assert choice._step_error(q.device, (dtype, dtype), 3, 16, 16, mechanism.options.window, True, True) <= 1
+    state, values, launches = {}, [], []
+    for i in range(n):
+        monkeypatch.setenv(choice.VARIABLE, "off" if i == 6 else "on")
+        monkeypatch.setattr(choice, "_failure", lambda error: None)  # tested above
+        now = (slice(None), slice(None), slice(i, i + 1))
+        before = counted.launches
+        output, state = mechanism.causal_step(q[now], k[now], v[now], mask[:, i : i + 1], state, False)
+        values.append(output.values)
+        launches.append(counted.launches - before)
+    first = 6 if "exact_up_to" in options else 0  # two pads and E tokens
+    assert launches == [int(i >= first and i != 6) for i in range(n)]
+    values, real = torch.cat(values, 2), ~mask[:, None, :, None]
+    rounding = 2 * torch.finfo(dtype).eps if dtype != torch.float32 else 32 * torch.finfo(dtype).eps
+    assert ((values.double() - exact) * real).norm() <= rounding * exact.norm()

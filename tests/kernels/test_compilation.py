@@ -10,12 +10,12 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.backends.nvidia.compiler import get_ptxas  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from fairseq_lot.kernels import lot, near_far, sinkhorn  # noqa: E402
+from fairseq_lot.kernels import lot, near_far, near_far_step, sinkhorn  # noqa: E402
 
 # of the inputs' type; every other matrix is float32
 INPUTS = {"Q", "K", "V", "Z", "GRAD_O", "GRAD_Q", "GRAD_K", "GRAD_V"}
 OUTPUT = lot.query_forward
-NUMBERS = {"scale": "fp32", "natural": "fp32", "dropout": "fp32"}
+NUMBERS = {"scale": "fp32", "natural": "fp32", "no_mass": "fp32", "dropout": "fp32"}
 # bytes that a thread may write out of its registers: nothing forward; backward about what Triton 3.8 was found to need,
 # at most 132 with 32 pivots, while with 64 the assembler of sm_80 writes 3,204
 FEW, MANY = 256, 4096
@@ -119,4 +119,14 @@ def test_near_far(kernel, form, width, target, tmp_path):
     constants = flags | FORMS[form] | sizes | {"typed": NEAR_FAR_TYPED, "stages": near_far.STAGES}
     spilled, shared = resources(getattr(near_far, kernel), target, "fp16", warps, tmp_path, **constants)
     assert spilled <= (NEAR_FAR_SPILLS[width] if kernel.endswith("gradients") else 0), spilled
+    assert shared <= SHARED[target]
+
+
+@pytest.mark.parametrize("target", [80, 90])
+@pytest.mark.parametrize("width", [64, 128])
+def test_a_step_of_near_far(width, target, tmp_path):
+    flags = dict.fromkeys(("LEAVES", "HAS_FAR", "HAS_MASS", "HAD_MASS", "HAS_PADS", "HAS_SLOPES"), True)
+    constants = {**flags, "R": 32, "W": 16, "D": width, "DV": width, "typed": {"Q", "K", "V", "Z", "OUT"}}
+    spilled, shared = resources(near_far_step.next_token, target, "fp16", near_far_step.WARPS, tmp_path, **constants)
+    assert spilled == 0
     assert shared <= SHARED[target]

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fairseq_lot import cli
+from fairseq_lot.numerics.devices import WAYS
 
 ROOT = Path(__file__).resolve().parents[1]
 torch.set_num_threads(1)
@@ -98,3 +99,8 @@ def softmax_in_its_own_dtype():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(utils, "softmax", softmax)
         yield
+
+
+def change_ways(monkeypatch, **changes):
+    """Compute on the CPU in some ways as another device would."""
+    monkeypatch.setitem(WAYS, "cpu", WAYS["cpu"]._replace(**changes))

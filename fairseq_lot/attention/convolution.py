@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_lot.errors import InputError
+from fairseq_lot.numerics.devices import ways
 
 
 class TokenConvolution(nn.Module):
@@ -43,7 +44,7 @@ class TokenConvolution(nn.Module):
             raise InputError(f"a convolution of {head_dim} channels per head cannot take values of width {width}")
         weight = self.weight.to(v.dtype).repeat(1, width // head_dim, 1).flatten(0, 1)[:, None, :, None]
         channels = v.transpose(-1, -2).flatten(1, 2).unsqueeze(-1)  # (bsz, num_heads * width, n, 1)
-        if v.device.type == "cpu":  # several times as fast there; on a GPU it could mean TF32
+        if ways(v).convolves_channels_last:
             channels = channels.contiguous(memory_format=torch.channels_last)
         mixed = nn.functional.conv2d(channels, weight, padding=(kernel // 2, 0), groups=len(weight))
         return mixed.squeeze(-1).unflatten(1, (num_heads, width)).transpose(-1, -2)

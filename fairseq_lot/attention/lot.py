@@ -17,6 +17,7 @@ from fairseq_lot.attention.options import PivotOptions, option
 from fairseq_lot.errors import InputError
 from fairseq_lot.kernels import choice as kernels
 from fairseq_lot.kernels.naive import LotInputs, LotSettings
+from fairseq_lot.numerics.devices import ways
 from fairseq_lot.transport.marginals import Pads, at_least_float32, uniform_log_mass
 from fairseq_lot.transport.pivots import Coupling, PivotProblem, key_side, pivot_coupling, pivot_scores
 from fairseq_lot.transport.pivots_causal import PrefixState, absorb, empty_prefix, prefix_apply
@@ -159,7 +160,7 @@ class Lot(Mechanism):
     def probes(self, like: Tensor) -> Tensor | None:
         """On the CPU, where products are what takes time; elsewhere q and k are what the kernels want."""
         probes = self._scaled_pivots()
-        return probes if like.device.type == "cpu" and like.dtype == probes.dtype else None
+        return probes if ways(like).projects_probes and like.dtype == probes.dtype else None
 
     def summarise(self, k: Tensor, v: Tensor, key_padding_mask: Pads = None, need_weights: bool = False) -> State:
         """``Γ2ᵀV/σ``, ``(bsz, num_heads, r, value_dim)``, and for weights ``Γ2ᵀ/σ``."""

@@ -22,6 +22,7 @@ from fairseq_lot.attention.softmax import Softmax, SoftmaxOptions
 from fairseq_lot.errors import InputError
 from fairseq_lot.kernels import choice as kernels
 from fairseq_lot.kernels.naive import NO_MASS, NearFarKept, NearFarSettings
+from fairseq_lot.numerics.devices import ways
 from fairseq_lot.numerics.log_domain import pad_log_mass
 from fairseq_lot.transport.expected_band import FarSummary, near_far_at_expected, summarise_far
 from fairseq_lot.transport.exporting import is_exporting
@@ -237,12 +238,12 @@ class NearFar(Mechanism):
     def _rows_are_kept(self, sides, logs):
         """Whether causal rows keep their precision relative to all keys, those after them included.
 
-        Each row has at least the score of its own key. Seen on the CPU alone, where looking costs nothing.
+        Each row has at least the score of its own key. Seen only where looking costs nothing.
         """
         (q, k), (query_logs, key_logs) = sides, logs
         if query_logs is None:
             return True
-        if q.device.type != "cpu" or not q.numel() or is_exporting():
+        if not ways(q).looks or not q.numel() or is_exporting():
             return False
         largest = (query_logs + (key_logs.amax(2, keepdim=True) + self.feature_bias[:, None])).amax(-1)
         return (largest - self.scaling * (q * k).sum(-1)).max().item() < _MODERATE

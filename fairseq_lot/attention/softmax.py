@@ -9,6 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism, Traits
 from fairseq_lot.attention.options import Options, prior_option
+from fairseq_lot.numerics.devices import ways
 from fairseq_lot.transport.marginals import at_least_float32, without_empty
 from fairseq_lot.transport.positions import alibi_log_prior
 
@@ -66,7 +67,7 @@ def _is_step(q, k):
 
     Smaller products than this torch does not leave to its library for matrices, and takes longer.
     """
-    wide = q.device.type == "cpu" and q.dtype in (torch.float32, torch.float64)
+    wide = ways(q).steps_by_products and q.dtype in (torch.float32, torch.float64)
     return wide and q.size(-2) == 1 and q.size(-1) * k.size(-2) >= 400
 
 

@@ -31,13 +31,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fairseq_lot.numerics.autograd import once_in_full_precision
-from fairseq_lot.transport import pivots_causal
+from fairseq_lot.numerics.devices import ways
+from fairseq_lot.transport.pivots_causal import falling_sums
 
 # Queries in a block.
 _BLOCK = 32
-# The sentence length up to which all keys are one neighbourhood. On devices other than the CPU the number is reasoned,
-# not measured: one neighbourhood takes half as many kernels, a third with slopes, and n² is little there.
-_DENSE = {"cpu": 96, "other": 256}
 # The largest feature of a key is 2**_HEADROOM, and a query's part of the kernel is at most 1. A row with less mass than
 # _LEAST counts as empty. So a row whose largest feature belongs to a key of its band, where it does not count, keeps
 # the rest. A feature of a query over the mass of its row is at most _MOST, and its product with a key's feature does
@@ -113,7 +111,7 @@ class _Layout:
 
     def __init__(self, n: int, m: int, window: int, causal: bool, like: Tensor):
         self.n, self.m, longest = n, m, max(n, m)
-        dense = _DENSE.get(like.device.type, _DENSE["other"])
+        dense = ways(like).dense_length
         is_one = longest <= max(dense, window)
         self.length = longest if is_one else max(_BLOCK, window)
         self.count = -(-longest // self.length)
@@ -206,7 +204,7 @@ class _NoDecay:
 
     def sums_before(self, blocks: Tensor, *, reverse: bool) -> Tensor:
         """For every block the sum of all blocks before it over axis 2; of all after it with ``reverse``."""
-        if _adds_one_by_one(blocks):
+        if ways(blocks).adds_one_by_one:
             return _added_one_by_one(blocks, torch.add, reverse)
         blocks = _shifted(blocks, reverse)
         return blocks.flip(2).cumsum(2).flip(2) if reverse else blocks.cumsum(2)
@@ -257,10 +255,10 @@ class _Decay(_NoDecay):
         return list(grad.chunk(self.num_sides, axis))
 
     def sums_before(self, blocks: Tensor, *, reverse: bool) -> Tensor:
-        if _adds_one_by_one(blocks):
+        if ways(blocks).adds_one_by_one:
             return _added_one_by_one(blocks, self._decayed_sum, reverse)
         power = self.block_decay.unsqueeze(1).pow
-        return pivots_causal.falling_sums(_shifted(blocks, reverse), power, reverse=reverse)
+        return falling_sums(_shifted(blocks, reverse), power, reverse=reverse)
 
     def _decayed_sum(self, before, added, *, out):
         torch.addcmul(added, before, self.block_decay, out=out)
@@ -360,7 +358,7 @@ class _NearFar(torch.autograd.Function):
 def _relative_powers(*parts):
     """``2^(x + α y - peak)`` of each ``(x, y, α)``, then peak, the largest exponent in a row of all of them."""
     like = parts[0][1]
-    if _adds_one_by_one(like) or torch.compiler.is_compiling():
+    if ways(like).adds_one_by_one or torch.compiler.is_compiling():
         whole = logs = [torch.add(x, y, alpha=alpha) for x, y, alpha in parts]
     else:  # in one tensor, which takes fewer kernels and, on a CPU, copies in the products; torch.compile refuses it
         widths = [y.size(-1) for _, y, _ in parts]
@@ -399,11 +397,6 @@ def _add_grads_outside(layout, decay, psi, v, grad_sums, grad_mass_sums, grad_ps
         of_psi = (layout.leaving(v, side) @ of_sums.transpose(-1, -2)).add_(of_masses)
         layout.leaving(grad_psi, side).add_(decay.grad_of_keys(of_psi, side))
         layout.leaving(grad_v, side).add_(keys @ of_sums)
-
-
-def _adds_one_by_one(x: Tensor) -> bool:
-    """Whether the time goes into the arithmetic, as on a CPU, instead of the number of kernels."""
-    return x.device.type in pivots_causal.ONE_BY_ONE
 
 
 def _shifted(blocks, reverse):

@@ -9,13 +9,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fairseq_lot.numerics.autograd import once_in_full_precision
+from fairseq_lot.numerics.devices import ways
 from fairseq_lot.transport.exporting import is_exporting
 
 # Scores below this in size need no peak; chunks can then be as long as _WIDE.
 _MODERATE, _WIDE = 40.0, 64
-# Where sums over chunks are made one after the other: torch sums over a strided axis ten times as slowly on a CPU.
-# Elsewhere it is the number of kernels that takes time.
-ONE_BY_ONE = ("cpu",)
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ def prefix_apply(
         query_weights = pad(query_weights, (0, 0, early, 0))
         values, state = prefix_apply(query_weights, key_scores, v, state, chunk_len=chunk_len, with_state=with_state)
         return values[..., early:, :], state
-    if state is None and key_scores.device.type == "cpu" and _moderate(key_scores):
+    if state is None and ways(key_scores).looks and _moderate(key_scores):
         return _apply_moderate(query_weights, key_scores, v, with_state)
     peak, sums = _opened(empty_prefix(key_scores, v) if state is None else state)
     chunk_len = min(chunk_len, n)
@@ -218,7 +216,7 @@ def _scan(scores, v, peaks, peaks_after, sums):
     """Sums before each chunk, relative to the peaks there, and what the last one adds."""
     reach = torch.exp(scores - peaks_after.unsqueeze(-2)).transpose(-1, -2)
     added = reach @ pad(v, (0, 1), value=1.0)  # (..., chunks, r, d + 1)
-    if scores.device.type not in ONE_BY_ONE:
+    if not ways(scores).adds_one_by_one:
         past = _FallingSums.apply(torch.cat([sums.unsqueeze(-3), added[..., :-1, :, :]], -3), peaks)
         return past, added[..., -1, :, :]
     before, news = [sums], added.unbind(-3)

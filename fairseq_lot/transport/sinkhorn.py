@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fairseq_lot.kernels import choice as kernels
 from fairseq_lot.numerics.autograd import once_in_full_precision
+from fairseq_lot.numerics.devices import ways
 from fairseq_lot.numerics.log_domain import log_domain_sinkhorn
 from fairseq_lot.transport.marginals import marginal_error
 from fairseq_lot.transport.sinkhorn_scaling import scaled_conditional
@@ -106,7 +107,7 @@ def sinkhorn(
     if num_updates > 1 and log_factor is None:
         if tolerance is None and kernels.wanted(scores):
             conditional = kernels.sinkhorn(scores, log_a, log_b, num_updates=num_updates)
-        if conditional is None and scores.device.type == "cpu":
+        if conditional is None and ways(scores).looks:
             conditional = scaled_conditional(scores, log_a, log_b, num_updates=num_updates, tolerance=tolerance)
     if conditional is None:
         conditional = log_domain_sinkhorn(

@@ -7,12 +7,9 @@ import torch
 from torch import Tensor
 
 from fairseq_lot.numerics.autograd import once_in_full_precision
+from fairseq_lot.numerics.devices import ways
 from fairseq_lot.transport.marginals import num_real
 from fairseq_lot.transport.sliced_soft import sort_real
-
-# Elements of one tensor that is alive at a time beside the inputs and outputs: on the CPU about a cache's worth,
-# elsewhere enough that all slices of a batch are worked on at once, or nearly so.
-_CHUNKS = {"cpu": 2**17, "other": 2**26}
 
 
 def segments(n: Tensor, m: Tensor, tgt_len: int, src_len: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -37,24 +34,70 @@ def segments(n: Tensor, m: Tensor, tgt_len: int, src_len: int) -> tuple[Tensor, 
     return (starts // m).clamp(max=tgt_len - 1), (starts // n).clamp(max=src_len - 1), ends - starts
 
 
-class Entries(NamedTuple):
-    """The plans ``n·U_l`` of all slices as lists of S entries; G is the product of the leading sizes.
+class _Matching(NamedTuple):
+    """The plans ``n·U_l`` of as many queries as keys: each query has one key. G is the product of the leading sizes.
 
     Attributes:
-        rows: ``(G, L, S)`` query of each entry; None when entry i belongs to query i, once, and S is their number.
-        columns: ``(G, L, S)`` key of each entry.
-        share: ``(G, S)`` the entries themselves, the same in every slice; None (with rows None) when all are 1.
+        columns: ``(G, L, n)``, the key of each query in every slice.
     """
 
-    rows: Tensor | None
     columns: Tensor
-    share: Tensor | None
 
-    def transposed(self) -> "Entries":
-        """Those of the transposed plans."""
-        if self.rows is None:
-            return Entries(None, _inverse(self.columns), None)
-        return Entries(self.columns, self.rows, self.share)
+    def transposed(self) -> "_Matching":
+        """The transposed plans."""
+        return _Matching(_inverse(self.columns))
+
+    def part(self, groups: slice, lines: slice) -> "_Matching":
+        """The plans of some slices of some groups; the methods below are called on these."""
+        return _Matching(self.columns[groups, lines])
+
+    def squares(self, q: Tensor, k: Tensor) -> Tensor:
+        """Terms whose sums over the last axis are ``n ⟨C, U_l⟩``, ``(G, L, n·d)``."""
+        return _take(k, self.columns).sub_(q.unsqueeze(1)).square_().flatten(2)
+
+    def add_values(self, out: Tensor, weights: Tensor, x: Tensor) -> None:
+        """Add ``Σ_l weights_l (n·U_l) x`` to ``out``, ``(G, n, c)``."""
+        out.view(len(out), 1, -1).baddbmm_(weights.unsqueeze(1), _take(x, self.columns).flatten(2))
+
+    def inner(self, x: Tensor, y: Tensor) -> Tensor:
+        """``⟨x yᵀ, n·U_l⟩``, ``(G, L)``."""
+        taken = _take(y, self.columns).flatten(2)
+        return torch.bmm(x.flatten(1).unsqueeze(1), taken.transpose(1, 2)).squeeze(1)
+
+
+class _Segments(NamedTuple):
+    """The plans ``n·U_l`` of any numbers of queries and keys, as lists of S entries; methods as of :class:`_Matching`.
+
+    Attributes:
+        columns: ``(G, L, S)``, the key of each entry.
+        rows: ``(G, L, S)``, its query.
+        share: ``(G, S)``, the entries themselves, the same in every slice.
+    """
+
+    columns: Tensor
+    rows: Tensor
+    share: Tensor
+
+    def transposed(self) -> "_Segments":
+        return _Segments(self.rows, self.columns, self.share)
+
+    def part(self, groups: slice, lines: slice) -> "_Segments":
+        return _Segments(self.columns[groups, lines], self.rows[groups, lines], self.share[groups])
+
+    def squares(self, q: Tensor, k: Tensor) -> Tensor:
+        squares = _take(k, self.columns).sub_(_take(q, self.rows)).square_().sum(-1)
+        squares *= self.share.unsqueeze(1)
+        return squares
+
+    def add_values(self, out: Tensor, weights: Tensor, x: Tensor) -> None:
+        taken = _take(x, self.columns)
+        taken *= (weights.unsqueeze(-1) * self.share.unsqueeze(1)).unsqueeze(-1)
+        out.view(-1, out.size(-1)).index_add_(0, _flat(self.rows, out.size(1)), taken.flatten(0, 2))
+
+    def inner(self, x: Tensor, y: Tensor) -> Tensor:
+        taken = _take(y, self.columns)
+        taken *= _take(x, self.rows)
+        return (taken.sum(-1) * self.share.unsqueeze(1)).sum(-1)
 
 
 def hard_sliced_plan(
@@ -88,49 +131,45 @@ def hard_sliced_plan(
     n = num_real(query_padding_mask, q)
     if same_number:  # pads stand last on both sides and are zero, so they add nothing
         m = n
-        entries = Entries(None, key_order.gather(-1, _inverse(query_order)), None)
+        plans: _Matching | _Segments = _Matching(key_order.gather(-1, _inverse(query_order)))
     else:
         m = num_real(key_padding_mask, k)
         row, column, length = (_for_each_head(x, lead[1]) for x in segments(n, m, tgt_len, src_len))
         shape = (*query_order.shape[:-1], length.size(-1))
-        entries = Entries(
-            query_order.gather(-1, row.unsqueeze(1).expand(shape)),
+        plans = _Segments(
             key_order.gather(-1, column.unsqueeze(1).expand(shape)),
+            query_order.gather(-1, row.unsqueeze(1).expand(shape)),
             length / _for_each_head(m, lead[1]).unsqueeze(-1).to(q.dtype),
         )
     numbers = [_for_each_head(x.to(q.dtype), lead[1])[:, None, None] for x in (n, m)]
     directions = None if isinstance(slices, int) else slices
-    costs = _Costs.apply(*(x.flatten(0, 1).contiguous() for x in (q, k)), directions, entries, *numbers)
+    costs = _Costs.apply(*(x.flatten(0, 1).contiguous() for x in (q, k)), directions, plans, *numbers)
     weights = torch.softmax(-inverse_temperature * costs, -1)
-    return lambda v: _Apply.apply(weights, v.flatten(0, 1).contiguous(), entries, tgt_len).unflatten(0, lead)
+    return lambda v: _Apply.apply(weights, v.flatten(0, 1).contiguous(), plans, tgt_len).unflatten(0, lead)
 
 
 class _Costs(torch.autograd.Function):
     """``⟨C, U_l⟩`` of every slice, ``(G, L)``; q and k are ``(G, n, d)`` and ``(G, m, d)``."""
 
     @staticmethod
-    def forward(ctx, q, k, slices, entries, n, m):
-        ctx.save_for_backward(q, k, slices, *entries, n, m)
-        costs = q.new_empty(entries.columns.shape[:2])
-        for groups, lines in _parts(entries, q.size(-1)):
-            difference = _take(k[groups], entries.columns[groups, lines])
-            if entries.rows is None:
-                squares = difference.sub_(q[groups].unsqueeze(1)).square_().flatten(2)
-            else:
-                squares = difference.sub_(_take(q[groups], entries.rows[groups, lines])).square_().sum(-1)
-                squares *= entries.share[groups].unsqueeze(1)
+    def forward(ctx, q, k, slices, plans, n, m):
+        ctx.save_for_backward(q, k, slices, n, m, *plans)
+        ctx.kind = type(plans)
+        costs = q.new_empty(plans.columns.shape[:2])
+        for groups, lines in _parts(plans, q.size(-1)):
+            squares = plans.part(groups, lines).squares(q[groups], k[groups])
             torch.sum(squares, -1, out=costs[groups, lines])
         return costs / n.squeeze(-1)
 
     @staticmethod
     @once_in_full_precision
     def backward(ctx, grad_costs):
-        q, k, slices, rows, columns, share, n, m = ctx.saved_tensors
-        entries = Entries(rows, columns, share)
+        q, k, slices, n, m, *plans = ctx.saved_tensors
+        plans = ctx.kind(*plans)
         # U_l has the marginals 1/n and 1/m: -⟨C, U_l⟩/2 is ⟨q kᵀ, U_l⟩ less half of the mean squares of q and of k
         total = grad_costs.sum(-1)[:, None, None]
-        grad_q = q * total - _combine(grad_costs, entries, k, q.size(1))
-        grad_k = k * (total * n / m) - _combine(grad_costs, entries.transposed(), q, k.size(1))
+        grad_q = q * total - _combine(grad_costs, plans, k, q.size(1))
+        grad_k = k * (total * n / m) - _combine(grad_costs, plans.transposed(), q, k.size(1))
         grad_slices = None if slices is None else torch.zeros_like(slices)
         return grad_q * (2 / n), grad_k * (2 / n), grad_slices, None, None, None
 
@@ -139,50 +178,33 @@ class _Apply(torch.autograd.Function):
     """``Σ_l σ_l (n·U_l) v``, ``(G, L), (G, m, c) -> (G, n, c)``."""
 
     @staticmethod
-    def forward(ctx, weights, v, entries, tgt_len):
-        ctx.save_for_backward(weights, v, *entries)
-        return _combine(weights, entries, v, tgt_len)
+    def forward(ctx, weights, v, plans, tgt_len):
+        ctx.save_for_backward(weights, v, *plans)
+        ctx.kind = type(plans)
+        return _combine(weights, plans, v, tgt_len)
 
     @staticmethod
     @once_in_full_precision
     def backward(ctx, grad_values):
-        weights, v, *entries = ctx.saved_tensors
-        entries, grad_values = Entries(*entries), grad_values.contiguous()
-        grad_v = _combine(weights, entries.transposed(), grad_values, v.size(1))
-        return _inner(entries, grad_values, v), grad_v, None, None
+        weights, v, *plans = ctx.saved_tensors
+        plans, grad_values = ctx.kind(*plans), grad_values.contiguous()
+        grad_v = _combine(weights, plans.transposed(), grad_values, v.size(1))
+        grad_weights = torch.empty_like(weights)
+        for groups, lines in _parts(plans, v.size(-1)):
+            grad_weights[groups, lines] = plans.part(groups, lines).inner(grad_values[groups], v[groups])
+        return grad_weights, grad_v, None, None
 
 
-def _combine(weights, entries, x, length):
+def _combine(weights, plans, x, length):
     """``Σ_l weights_l (n·U_l) x``, ``(G, L), (G, m, c) -> (G, length, c)``."""
     combined = x.new_zeros(x.size(0), length, x.size(-1))
-    for groups, lines in _parts(entries, x.size(-1)):
-        taken, weight, out = _take(x[groups], entries.columns[groups, lines]), weights[groups, lines], combined[groups]
-        if entries.rows is None:
-            out.view(len(out), 1, -1).baddbmm_(weight.unsqueeze(1), taken.flatten(2))
-        else:
-            taken *= (weight.unsqueeze(-1) * entries.share[groups].unsqueeze(1)).unsqueeze(-1)
-            index = _flat(entries.rows[groups, lines], length)
-            out.view(-1, out.size(-1)).index_add_(0, index, taken.flatten(0, 2))
+    for groups, lines in _parts(plans, x.size(-1)):
+        plans.part(groups, lines).add_values(combined[groups], weights[groups, lines], x[groups])
     return combined
 
 
-def _inner(entries, x, y):
-    """``⟨x yᵀ, n·U_l⟩`` of every slice, ``(G, n, c), (G, m, c) -> (G, L)``."""
-    products = x.new_empty(entries.columns.shape[:2])
-    for groups, lines in _parts(entries, x.size(-1)):
-        taken = _take(y[groups], entries.columns[groups, lines])
-        if entries.rows is None:
-            inner = torch.bmm(x[groups].flatten(1).unsqueeze(1), taken.flatten(2).transpose(1, 2)).squeeze(1)
-        else:
-            taken *= _take(x[groups], entries.rows[groups, lines])
-            inner = (taken.sum(-1) * entries.share[groups].unsqueeze(1)).sum(-1)
-        products[groups, lines] = inner
-    return products
-
-
-def _chunks(num_groups, num_lines, size, device):
-    """Parts of two axes that are a chunk together, when each place on them has ``size`` elements."""
-    chunk = _CHUNKS.get(device.type, _CHUNKS["other"])
+def _chunks(num_groups, num_lines, size, chunk):
+    """Parts of two axes that have ``chunk`` elements together, when each place on them has ``size`` elements."""
     lines = max(1, min(num_lines, chunk // size))
     groups = max(1, chunk // (size * num_lines))
     for i in range(0, num_groups, groups):
@@ -190,10 +212,10 @@ def _chunks(num_groups, num_lines, size, device):
             yield slice(i, i + groups), slice(line, line + lines)
 
 
-def _parts(entries, width):
+def _parts(plans, width):
     """Chunks of the groups and the slices; each entry takes a row of this width."""
-    num_groups, num_lines, size = entries.columns.shape
-    return _chunks(num_groups, num_lines, size * width, entries.columns.device)
+    num_groups, num_lines, size = plans.columns.shape
+    return _chunks(num_groups, num_lines, size * width, ways(plans.columns).hard_chunk)
 
 
 def _for_each_head(x, num_heads):
@@ -216,7 +238,7 @@ def _project(x, slices):
     """
     tokens, slices = x.transpose(-1, -2).unsqueeze(-2).contiguous(), slices.transpose(-1, -2).unsqueeze(-1)
     lines = x.new_empty((*x.shape[:2], slices.size(-2), x.size(-2)))
-    for sentences, part in _chunks(len(x), lines.size(2), x[0].numel(), x.device):
+    for sentences, part in _chunks(len(x), lines.size(2), x[0].numel(), ways(x).hard_chunk):
         sums = tokens[sentences] * slices[..., part, :]  # (bsz, num_heads, d, L, n)
         while (width := sums.size(2)) > 1:
             half = (width + 1) // 2

@@ -8,11 +8,9 @@ from torch import Tensor
 from torch.nn.functional import threshold
 
 from fairseq_lot.numerics.autograd import once_in_full_precision
+from fairseq_lot.numerics.devices import ways
 from fairseq_lot.transport.marginals import num_real
 
-# Elements of one (sentences, heads, L, tgt_len, src_len) tensor that is alive at a time: on the CPU about a cache's
-# worth, elsewhere enough that starting the kernels does not take longer than running them.
-_CHUNKS = {"cpu": 2**19, "other": 2**25}
 # Sentences of more than so many times the width of q and v together are long.
 _LONG = 2.3
 
@@ -178,7 +176,7 @@ def _of_chunk(parts, sentences, per_sentence, temperatures):
 def _chunks(q, k, slices):
     """A few sentences, heads and slices at a time, a cache's worth: where these stand in q, k, v and the slices."""
     bsz, num_heads, num_slices = q.size(0), q.size(1), slices.size(1)
-    chunk = _CHUNKS.get(q.device.type, _CHUNKS["other"])
+    chunk = ways(q).soft_chunk
     size = max(q.size(-2), k.size(-2)) ** 2
     lines = max(1, chunk // size)
     heads = max(1, min(num_heads, chunk // (num_slices * size)))

@@ -10,9 +10,9 @@ from fairseq_lot.attention import base
 from fairseq_lot.attention import near_far as near_far_mechanism
 from fairseq_lot.attention import softmax as softmax_file
 from fairseq_lot.attention.registry import build_mechanism
-from fairseq_lot.transport import near_far as near_far_file
-from fairseq_lot.transport import pivots_causal, sliced_hard
-from tests.conftest import close
+from fairseq_lot.numerics.devices import WAYS
+from fairseq_lot.transport import pivots_causal
+from tests.conftest import change_ways, close
 from tests.launches import launches
 from tests.variants import build_differential, padding_mask
 
@@ -50,7 +50,7 @@ def forward_and_backward(mechanism, head_dim=DIM, length=LENGTH, causal=False):
 
 @pytest.mark.parametrize(("slicer", "head_dim"), [("axis", 128), ("learnable", DIM)])
 def test_hard_esp_works_on_all_slices_at_once(slicer, head_dim, monkeypatch):
-    monkeypatch.setitem(sliced_hard._CHUNKS, "cpu", sliced_hard._CHUNKS["other"])
+    change_ways(monkeypatch, hard_chunk=WAYS["other"].hard_chunk)
     few, many = (
         forward_and_backward(build("esp", hard=True, slicer=slicer, head_dim=head_dim, num_slices=number), head_dim)
         for number in (2, 128)
@@ -60,9 +60,9 @@ def test_hard_esp_works_on_all_slices_at_once(slicer, head_dim, monkeypatch):
 
 def test_hard_esp_works_on_few_slices_at_a_time_where_memory_ends(monkeypatch):
     mechanism = build("esp", hard=True)
-    monkeypatch.setitem(sliced_hard._CHUNKS, "cpu", BSZ * HEADS * LENGTH * DIM)
+    change_ways(monkeypatch, hard_chunk=BSZ * HEADS * LENGTH * DIM)
     few, _ = forward_and_backward(mechanism, DIM)
-    monkeypatch.setitem(sliced_hard._CHUNKS, "cpu", sliced_hard._CHUNKS["other"])
+    change_ways(monkeypatch, hard_chunk=WAYS["other"].hard_chunk)
     assert few > 2 * forward_and_backward(mechanism, DIM)[0]
 
 
@@ -82,11 +82,10 @@ def test_a_layer_of_lot_takes_as_many_kernels_on_longer_sentences():
     assert found[0] == found[1] and found[0][0] <= 105 and found[0][1] <= 126, found
 
 
-@pytest.mark.parametrize("length", [LENGTH, near_far_file._DENSE["other"]])
+@pytest.mark.parametrize("length", [LENGTH, WAYS["other"].dense_length])
 @pytest.mark.parametrize(("options", "most"), [({}, 40), ({"prior": "alibi"}, 53)])
 def test_a_layer_of_near_far_takes_few_kernels(options, most, length, monkeypatch):
-    monkeypatch.setitem(near_far_file._DENSE, "cpu", near_far_file._DENSE["other"])
-    monkeypatch.setattr(pivots_causal, "ONE_BY_ONE", ())
+    change_ways(monkeypatch, dense_length=WAYS["other"].dense_length, adds_one_by_one=False)
     forward, backward = forward_and_backward(build("near_far", **options), length=length)
     assert forward <= most and backward <= 42, (forward, backward)
 
@@ -102,7 +101,7 @@ def test_a_decoder_takes_as_many_more_as_the_number_of_chunks_has_digits(name, o
     """3 chunks and 125."""
     monkeypatch.setattr(near_far_mechanism.NearFar, "_rows_are_kept", lambda *_: False)  # a GPU does not look
     monkeypatch.setattr(pivots_causal, "_MODERATE", 0.0)
-    monkeypatch.setattr(pivots_causal, "ONE_BY_ONE", ())
+    change_ways(monkeypatch, adds_one_by_one=False)
     found = {length: forward_and_backward(build(name, **options), length=length, causal=True) for length in most}
     for length, limits in most.items():
         assert all(count <= limit for count, limit in zip(found[length], limits, strict=True)), found
@@ -110,14 +109,14 @@ def test_a_decoder_takes_as_many_more_as_the_number_of_chunks_has_digits(name, o
 
 @pytest.mark.parametrize(("options", "most"), [({}, (82, 90)), ({"band": "expected"}, (74, 103))])
 def test_near_far_takes_no_more_kernels_for_longer_sentences(options, most, monkeypatch):
-    monkeypatch.setattr(pivots_causal, "ONE_BY_ONE", ())
+    change_ways(monkeypatch, adds_one_by_one=False)
     found = [forward_and_backward(build("near_far", **options), length=length) for length in (300, 1000)]
     assert found[0] == found[1] and all(count <= limit for count, limit in zip(found[0], most, strict=True)), found
 
 
 def test_with_a_prior_near_far_takes_as_many_more_as_the_number_of_blocks_has_digits(monkeypatch):
     """10 blocks and 32."""
-    monkeypatch.setattr(pivots_causal, "ONE_BY_ONE", ())
+    change_ways(monkeypatch, adds_one_by_one=False)
     for length, most in ((300, (148, 140)), (1000, (160, 152))):
         found = forward_and_backward(build("near_far", prior="alibi"), length=length)
         assert all(count <= limit for count, limit in zip(found, most, strict=True)), (length, found)

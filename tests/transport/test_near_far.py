@@ -5,9 +5,8 @@ import itertools
 import pytest
 import torch
 
-from fairseq_lot.transport import pivots_causal
 from fairseq_lot.transport.near_far import near_far
-from tests.conftest import close, gradients, random
+from tests.conftest import change_ways, close, gradients, random
 
 # one that keeps 1e-7 of the next block, one that keeps nearly all, and none at all
 SLOPES = torch.tensor([0.5, 0.01, 0.0], dtype=torch.float64)
@@ -72,8 +71,8 @@ def test_values_sums_and_gradients_are_those_of_the_matrix(n, m, window, r, mass
 def test_fewer_kernels_as_on_a_gpu_compute_the_same(size, causal, slopes, monkeypatch):
     """Powers of near and far keys in one tensor, and sums of blocks that are not added one by one."""
     inputs, found = draw(size, size, masses=3), []
-    for devices in (("cpu",), ()):
-        monkeypatch.setattr(pivots_causal, "ONE_BY_ONE", devices)
+    for one_by_one in (True, False):
+        change_ways(monkeypatch, adds_one_by_one=one_by_one)
         values, log_sums = near_far(*inputs, slopes=slopes, window=2, causal=causal, with_log_sums=True)
         found.append([values, log_sums, *gradients(torch.cat([values, log_sums.unsqueeze(-1)], -1), inputs)])
     close(*found, 1e-11)

@@ -5,7 +5,7 @@ import torch
 
 from fairseq_lot.transport import pivots_causal
 from fairseq_lot.transport.pivots_causal import absorb, empty_prefix, prefix_apply
-from tests.conftest import close, gradients
+from tests.conftest import change_ways, close, gradients
 
 BSZ, HEADS, LENGTH, PIVOTS, WIDTH = 2, 2, 11, 3, 4
 
@@ -85,17 +85,17 @@ def test_moderate_scores_give_what_peaks_give(early, pads):
 def test_sums_of_chunks_are_the_same_where_they_are_not_added_one_by_one(length, early, scale, monkeypatch):
     """As on a GPU."""
     inputs, found = [x.requires_grad_() for x in draw(length, early=early, pads=(0,), scale=scale)], []
-    for devices in (("cpu",), ()):
-        monkeypatch.setattr(pivots_causal, "ONE_BY_ONE", devices)
+    for one_by_one in (True, False):
+        change_ways(monkeypatch, adds_one_by_one=one_by_one)
         values, state = prefix_apply(*inputs, empty_prefix(*inputs[1:]))
         all_found = torch.cat([x.flatten() for x in (values, state.means, state.log_sums)])
         found.append([all_found, *gradients(all_found, inputs)])
     close(*found, 1e-11)
 
 
-@pytest.mark.parametrize("devices", [("cpu",), ()])
-def test_gradients_go_through_a_state(devices, monkeypatch):
-    monkeypatch.setattr(pivots_causal, "ONE_BY_ONE", devices)
+@pytest.mark.parametrize("one_by_one", [True, False])
+def test_gradients_go_through_a_state(one_by_one, monkeypatch):
+    change_ways(monkeypatch, adds_one_by_one=one_by_one)
     inputs = [x.requires_grad_() for x in draw(40, pads=(0,))]
     expected, last = prefix_apply(*inputs)
     first, state = prefix_apply(*(x[..., :20, :] for x in inputs))

@@ -5,11 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_lot.transport import sliced_hard
 from fairseq_lot.transport.sliced_hard import hard_sliced_plan, segments
 from fairseq_lot.transport.sliced_soft import staircase
 from tests import reference
-from tests.conftest import Sizes, close, gradients, random
+from tests.conftest import Sizes, change_ways, close, gradients, random
 
 HEADS, DIM, SLICES = 2, 4, 3
 
@@ -57,7 +56,7 @@ def test_chunk_size_changes_nothing(chunk, sizes, monkeypatch):
         masks[1] = masks[0]
     results = []
     for size in (2**20, chunk):
-        monkeypatch.setitem(sliced_hard._CHUNKS, "cpu", size)
+        change_ways(monkeypatch, hard_chunk=size)
         inputs = [x.masked_fill(masks[i][:, None, :, None], 0.0) for x, i in ((q, 0), (k, 1), (v, 1))]
         apply = solve(*inputs[:2], directions(), masks=masks, same_number=sizes[0] == sizes[1])
         values = apply(inputs[2])
@@ -68,7 +67,7 @@ def test_chunk_size_changes_nothing(chunk, sizes, monkeypatch):
 @pytest.fixture
 def smallest_chunks(monkeypatch):
     """One slice of one head at a time, so that what is counted is not the chunk."""
-    monkeypatch.setitem(sliced_hard._CHUNKS, "cpu", 1)
+    change_ways(monkeypatch, hard_chunk=1)
 
 
 def measure(n, m, num_slices, *, dim=DIM, plan_asked=False, masked=False):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from benchmarks.measure import peak_memory
 from fairseq_lot.transport import sliced_soft as sliced
 from tests import reference
-from tests.conftest import close, gradients, random
+from tests.conftest import change_ways, close, gradients, random
 
 BSZ, HEADS, DIM, SLICES = 3, 4, 3, 5
 LENGTHS = {"queries": (6, 4, 2), "keys": (5, 7, 3)}
@@ -139,7 +139,7 @@ def test_plans_of_long_sentences_are_not_made_unless_they_are_asked_for(length, 
 
 def test_memory_does_not_grow_with_the_number_of_slices(way, monkeypatch):
     n = 64
-    monkeypatch.setitem(sliced._CHUNKS, "cpu", 2 * n**2)
+    change_ways(monkeypatch, soft_chunk=2 * n**2)
     q, k, v = (random(1, 2, n, DIM, seed=seed).requires_grad_() for seed in range(3))
     options = {"query_padding_mask": None, "key_padding_mask": None, "temperature": 0.1, "inverse_temperature": 1.0}
 
@@ -162,7 +162,7 @@ def test_chunks_do_not_show(kind, chunk, way, monkeypatch):
     values_and_gradients(kind)
     whole = len(calls)
     calls.clear()
-    monkeypatch.setitem(sliced._CHUNKS, "cpu", chunk)
+    change_ways(monkeypatch, soft_chunk=chunk)
     in_chunks, of_chunks = values_and_gradients(kind)
     assert len(calls) > whole
     close(in_chunks, values)
@@ -172,7 +172,7 @@ def test_chunks_do_not_show(kind, chunk, way, monkeypatch):
 @pytest.mark.parametrize("kind", ["plain", "self", "cross"])
 @pytest.mark.parametrize("chunk", [1, 2**19])
 def test_values_are_the_same_without_gradients(kind, chunk, monkeypatch):
-    monkeypatch.setitem(sliced._CHUNKS, "cpu", chunk)
+    change_ways(monkeypatch, soft_chunk=chunk)
     values, _ = values_and_gradients(kind)
     with torch.no_grad():
         arguments = problem(kind)

@@ -143,6 +143,26 @@ def test_relative_links_lead_somewhere(page):
     assert not missing
 
 
+def anchors_of(page):
+    """What GitHub calls the sections of a page in a link."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_to_sections_lead_to_a_heading():
+    links = [
+        (page, *link)
+        for page in PAGES
+        for link in re.findall(r"\]\(([^)\s:#]*)#([^)\s]+)\)", page.read_text(encoding="utf-8"))
+    ]
+    missing = [
+        (str(page.relative_to(ROOT)), path, anchor)
+        for page, path, anchor in links
+        if anchor not in anchors_of(page.parent / path if path else page)
+    ]
+    assert len(links) > 20 and not missing
+
+
 def prose_of(path):
     """Docstrings and comments of a Python file, where brackets are no indices."""
     with tokenize.open(path) as file:

@@ -19,7 +19,7 @@ from fairseq_lot.transport.sliced_soft import soft_sliced_apply, staircase
 class EspOptions(Options):
     """Defaults are Table 12's values, for translation, in the units of the released modules [ESPFormer].
 
-    docs/attention.md has the other readings of the paper, and with which options they are had.
+    docs/mechanisms.md has the other readings of the paper, and with which options they are had.
     """
 
     sort_temperature: float = option(1e-3, "temperature t of the soft sort", minimum=1e-30)

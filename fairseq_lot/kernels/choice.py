@@ -1,6 +1,6 @@
 """When a kernel is used: the one place for the choice, the test that precedes it, and the way back to plain torch.
 
-docs/kernels.md says on what devices, for what sizes, and what ``FAIRSEQ_LOT_KERNELS`` changes. Before the first use
+docs/internals.md says on what devices, for what sizes, and what ``FAIRSEQ_LOT_KERNELS`` changes. Before the first use
 with a device, types, sizes and numbers of updates, the kernel solves a small padded problem: values and gradients must
 agree with plain torch in float64 to 1e-4, and to what rounding to a half precision costs. If they do not, or if
 anything is raised, there is one warning and plain torch from then on. Triton is imported once a kernel is to be used.

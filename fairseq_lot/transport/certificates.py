@@ -1,6 +1,6 @@
 """How far a plan can move when its scores are perturbed: measured against proven bounds.
 
-docs/certificates.md has the proofs.
+docs/internals.md has the proofs.
 """
 
 from dataclasses import dataclass

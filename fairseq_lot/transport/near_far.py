@@ -67,7 +67,7 @@ def near_far(
 
     Time and memory are O((n + m) (r + W + block) d), forward and backward. Powers are taken relative to the row's
     largest, which may belong to a feature of a key in its band: a row whose sum is e^85 below that keeps all its
-    precision, below e^110 it counts as empty. docs/attention.md has the bound that follows.
+    precision, below e^110 it counts as empty. docs/internals.md has the bound that follows.
 
     Args:
         q: ``(bsz, num_heads, n, d)``; k: ``(bsz, num_heads, m, d)``.

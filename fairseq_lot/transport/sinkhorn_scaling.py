@@ -175,7 +175,7 @@ def _undo_updates(plan, a, b, row_sums, column_sums, grad_log_w):
     """Carry the gradient of log w, the last scaling of the columns, back through all updates but the last.
 
     With the plan in the place of K, the same updates are made by the scalings times the last row sums and over the
-    last scaling of the columns, so that ratios of sums are all that is needed; docs/attention.md derives it.
+    last scaling of the columns, so that ratios of sums are all that is needed; docs/internals.md derives it.
 
     Returns:
         the vectors whose outer products, times the plan, are to be taken from the gradient of the scores,

@@ -1,4 +1,4 @@
-"""What docs/differences.md says in numbers, and the options that it names for the papers' forms."""
+"""What docs/mechanisms.md says in numbers, and the options that it names for the papers' forms."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""near_far: the claims of docs/attention.md that the contract does not make of every mechanism."""
+"""near_far: the claims of docs/mechanisms.md and internals.md that the contract does not make of every mechanism."""
 
 import copy
 import math

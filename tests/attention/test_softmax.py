@@ -7,7 +7,7 @@ from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.errors import InputError
 from fairseq_lot.transport.positions import alibi_log_prior, alibi_slopes
 from tests import reference
-from tests.conftest import close, gradients
+from tests.conftest import close, gradients, random
 from tests.variants import draw, padding_mask
 
 
@@ -52,3 +52,15 @@ def test_one_query_among_many_keys_is_the_row_of_its_sentence(prior, layout, src
     weights = mechanism(q[:, :, -1:], k, v, None, mask, need_weights=True).weights
     pads = torch.zeros(3, src_len, dtype=torch.bool) if mask is None else mask
     close(step.values, weights @ v.masked_fill(pads[:, None, :, None], 0.0), 1e-12)
+
+
+@pytest.mark.parametrize("prior", [None, "alibi"])
+def test_the_gradient_of_a_row_is_how_much_better_a_value_is_than_the_average(prior):
+    """The formula of docs/mechanisms.md, dL/dscores_ij = A_ij (g_j - Σ_j' A_ij' g_j'); with these keys scores are q."""
+    softmax = build_mechanism("softmax", num_heads=1, head_dim=6, prior=prior).double()
+    q, k = random(1, 1, 6, 6).requires_grad_(), 6**0.5 * torch.eye(6, dtype=torch.float64).expand(1, 1, 6, 6)
+    v, of_output = random(2, 1, 1, 6, 6, seed=2)
+    output = softmax(q, k, v, need_weights=True)
+    (gradient,) = torch.autograd.grad((output.values * of_output).sum(), q)
+    g, weights = of_output @ v.mT, output.weights
+    close(gradient, weights * (g - (weights * g).sum(-1, keepdim=True)), 1e-12)

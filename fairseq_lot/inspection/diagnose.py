@@ -22,7 +22,7 @@ from fairseq_lot.pretrained.loading import Loaded, load
 
 # entries of one head's plans in a batch: 64 sentences of 256 tokens, or one of 2,048
 _ENTRIES = 2**22
-# of MEASURES, those that tell how far the columns of a plan are from their marginal, and what that does to the values
+# measures of how far the columns of a plan are from their marginal, and of what that does to the values
 BALANCE = ("imbalance", "marginal_error", "mean_shift")
 _SIDES = {"source": "src_tokens", "target": "prev_output_tokens"}
 # site: sides of the queries and of the keys, in the order of the table

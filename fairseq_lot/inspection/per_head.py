@@ -136,10 +136,14 @@ def _size_of(v: torch.Tensor) -> torch.Tensor:
 
 
 def summary(layer: int, parts: list[dict]) -> dict:
-    """The largest and the mean ratios of one layer, the largest marginal error that was left, the mean τ."""
+    """Summarise the certificates of one layer over its sentences.
+
+    Returns:
+        The largest and the mean of every ratio, the largest marginal error, and what all sentences share.
+    """
     figures: dict[str, Any] = {"layer": layer}
     for name, first in parts[0].items():
-        if not isinstance(first, torch.Tensor):  # what all sentences share
+        if not isinstance(first, torch.Tensor):  # all sentences share it
             figures[name] = first
             continue
         values = torch.stack([part[name] for part in parts])

@@ -149,11 +149,10 @@ class Text:
                 raise InputError(f"{given}: with --pieces the sentences are in pieces already; leave out one of both")
             return cls.of_pieces(task, known=task.source_dictionary)
         saved = {kind: loaded.encoders.get(kind, {}) for kind in _BUILDERS}
-        names = {"bpe": bpe or saved["bpe"].get("_name") or piece_kind(task.source_dictionary)}
-        # a training that was told of a BPE and of no tokenizer had none
-        untold = saved["bpe"] and bpe is None or names["bpe"] == "sentencepiece" and _is_raw(task.source_dictionary)
-        usual = None if untold else "moses"
-        names["tokenizer"] = None if tokenised else tokenizer or saved["tokenizer"].get("_name") or usual
+        names = {"bpe": bpe or saved["bpe"].get("_name") or piece_kind(task.source_dictionary), "tokenizer": None}
+        if not tokenised:
+            guess = _guess_tokenizer(names["bpe"], bool(saved["bpe"]) and bpe is None, task.source_dictionary)
+            names["tokenizer"] = tokenizer or saved["tokenizer"].get("_name") or guess
         told = {kind: saved[kind] if saved[kind].get("_name") == name else {} for kind, name in names.items()}
         spelt = _symbols(task.source_dictionary) if names["bpe"] in _PARTS_OF_TEXT else []
         words, parts = None, None
@@ -163,8 +162,7 @@ class Text:
         if names["tokenizer"] is not None:
             pair = {f"{side}_lang": rules_of(getattr(task.cfg, f"{side}_lang")) for side in ("source", "target")}
             words = _build("tokenizer", names["tokenizer"], (told["tokenizer"] or _moses_options(spelt)) | pair)
-        capitals = _share(task.source_dictionary, lambda symbol: symbol != symbol.lower())
-        lower = not tokenised and bool(spelt) and capitals <= _RARE
+        lower = not tokenised and bool(spelt) and _is_lower_cased(task.source_dictionary)
         return cls(words, parts, lower, piece_kind(task.target_dictionary))
 
     @classmethod
@@ -212,6 +210,22 @@ def _share(dictionary: Dictionary, condition: Callable[[str], bool]) -> float:
     symbols = zip(_symbols(dictionary), dictionary.count[dictionary.nspecial :], strict=True)
     counts = {symbol: max(count, 1) for symbol, count in symbols}
     return sum(count for symbol, count in counts.items() if condition(symbol)) / max(sum(counts.values()), 1)
+
+
+def _guess_tokenizer(bpe: str | None, is_saved: bool, dictionary: Dictionary) -> str | None:
+    """The tokenizer of a training that names none: Moses, unless something shows that there was none.
+
+    Args:
+        bpe: the name of the BPE.
+        is_saved: the checkpoint names the BPE; its training was told of that and of no tokenizer, so it had none.
+    """
+    reads_raw_text = bpe == "sentencepiece" and _is_raw(dictionary)
+    return None if is_saved or reads_raw_text else "moses"
+
+
+def _is_lower_cased(dictionary: Dictionary) -> bool:
+    """Whether the text was lower-cased: capitals are rare."""
+    return _share(dictionary, lambda symbol: symbol != symbol.lower()) <= _RARE
 
 
 def _is_raw(dictionary: Dictionary) -> bool:

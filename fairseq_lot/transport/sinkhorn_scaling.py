@@ -174,8 +174,14 @@ class _Unrolled(torch.autograd.Function):
 def _undo_updates(plan, a, b, row_sums, column_sums, grad_log_w):
     """Carry the gradient of log w, the last scaling of the columns, back through all updates but the last.
 
-    With the plan in the place of K, the same updates are made by the scalings times the last row sums and over the
-    last scaling of the columns, so that ratios of sums are all that is needed; docs/internals.md derives it.
+    An update of the columns is ``log w = log b - log Kᵀu``, one of the rows ``log u = log a - log K w``. With g the
+    gradient of log w, and all products entry by entry,
+
+        ∂ log_b = g,    ∂ scores_ij = -K_ij u_i (g w / b)_j,    ∂ log u = -u K(g w / b)
+
+    and the same for the rows, with u and w, a and b exchanged. Scaling K by rows and columns changes no plan, so K is
+    replaced by the plan, ``K_ij w_j / r_i`` with the last w and the last row sums r. Then each u is multiplied by r and
+    each w divided by the last w: both become ratios of stored sums. docs/internals.md derives it.
 
     Returns:
         the vectors whose outer products, times the plan, are to be taken from the gradient of the scores,

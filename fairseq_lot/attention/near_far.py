@@ -21,7 +21,7 @@ from fairseq_lot.attention.sinkhorn import Sinkhorn, SinkhornOptions
 from fairseq_lot.attention.softmax import Softmax, SoftmaxOptions
 from fairseq_lot.errors import InputError
 from fairseq_lot.kernels import choice as kernels
-from fairseq_lot.kernels.naive import NO_MASS, NearFarKept, NearFarSettings
+from fairseq_lot.kernels.naive import NO_MASS, ExpectedKeys, NearFarKept, NearFarSettings
 from fairseq_lot.numerics.devices import ways
 from fairseq_lot.numerics.log_domain import pad_log_mass
 from fairseq_lot.transport.expected_band import FarSummary, near_far_at_expected, summarise_far
@@ -202,7 +202,7 @@ class NearFar(Mechanism):
         v = self.drop_keys(at_least_float32(v))
         if self.options.band == "expected":
             summary = self._summary(at_least_float32(k), v, masks.key_pads)
-            return self._attend_expected(at_least_float32(q), summary, need_weights)
+            return self._attend_expected(q, summary, need_weights)
         early = k.size(2) - q.size(2) if masks.causal else 0  # keys before the first query
         if early:
             q = nn.functional.pad(q, (0, 0, early, 0))
@@ -307,7 +307,22 @@ class NearFar(Mechanism):
         key_means, constants = tangents(k.double(), far.shares.double(), self.features, scale=self.scaling)
         return summary | {"key_means": key_means, "constants": constants}
 
+    def _expected_by_kernel(self, q, summary):
+        """Values at cross by one kernel; None where there is none, or it is not used."""
+        if not kernels.wanted(q):
+            return None
+        names = ("key", "value", "shares", "log_sums", "positions", "means")
+        probes, constants = summary.get("key_means", self.features), summary.get("constants")
+        kept = {name: summary[name] for name in names}
+        pads = summary.get("key_padding_mask")
+        keys = ExpectedKeys(**kept, probes=probes, constants=constants, key_padding_mask=pads)
+        return kernels.near_far_expected(q, keys, window=self.options.window, scale=self.scaling)
+
     def _attend_expected(self, q, summary, need_weights):
+        values = None if need_weights else self._expected_by_kernel(q, summary)
+        if values is not None:
+            return AttentionOutput(values)
+        q = at_least_float32(q)
         if self.options.tangents:
             query_logs = tangent_logs(q.double(), summary["key_means"], summary["constants"], scale=self.scaling)
         else:
@@ -348,7 +363,7 @@ class NearFar(Mechanism):
     def attend_summary(self, q: Tensor, summary: State, need_weights: bool = False) -> AttentionOutput:
         if "shares" not in summary:
             return super().attend_summary(q, summary, need_weights)
-        output = self._attend_expected(at_least_float32(q), summary, need_weights).to(q.dtype)
+        output = self._attend_expected(q, summary, need_weights).to(q.dtype)
         if self.exact is None or "is_short" not in summary:
             return output
         short = {name.removeprefix(_SHORT): x for name, x in summary.items() if name.startswith(_SHORT)}

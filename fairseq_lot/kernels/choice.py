@@ -10,6 +10,7 @@ import importlib.util
 import math
 import os
 import warnings
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from torch import Tensor
 from fairseq_lot.errors import InputError
 from fairseq_lot.kernels import launch, naive
 from fairseq_lot.kernels.launch import padded
-from fairseq_lot.kernels.naive import LotInputs, LotSettings, NearFarKept, NearFarSettings
+from fairseq_lot.kernels.naive import ExpectedKeys, LotInputs, LotSettings, NearFarKept, NearFarSettings
 from fairseq_lot.numerics.log_domain import log_domain_sinkhorn
 
 VARIABLE = "FAIRSEQ_LOT_KERNELS"
@@ -139,6 +140,25 @@ def near_far_step(
     from fairseq_lot.kernels.near_far_step import near_far_step as kernel
 
     return kernel(q, k, v, pads, kept, features, feature_bias, slopes, window=window, scale=scale)
+
+
+def near_far_expected(q: Tensor, keys: ExpectedKeys, *, window: int, scale: float) -> Tensor | None:
+    """Queries of near_far at cross, or None where the kernel is not used, or gradients are asked for.
+
+    Arguments as for :func:`fairseq_lot.kernels.near_far_expected.near_far_expected`.
+    """
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, keys.key, keys.value, keys.probes)):
+        return None
+    if q.dtype not in DTYPES or keys.value.dtype != torch.float32:
+        return None
+    r, d, dv, dtypes = keys.log_sums.size(2), q.size(-1), keys.value.size(-1), (q.dtype, keys.probes.dtype)
+    limit = _too_large(("window", window, WIDEST_STEP // 2), *_sides(r, d, dv))
+    kind = q.device, dtypes, r, d, dv, window, keys.constants is not None, keys.key_padding_mask is not None
+    if not _usable(q, limit, ("near_far_expected", *kind), lambda: _expected_error(*kind)):
+        return None
+    from fairseq_lot.kernels.near_far_expected import near_far_expected as kernel
+
+    return kernel(q, keys, window=window, scale=scale)
 
 
 def _sides(r, d, dv):
@@ -332,3 +352,40 @@ def _step_error(device, dtypes, r, d, dv, window, has_slopes, has_pads):
             found.append(values)
     values = torch.cat(found, 2).double().cpu().masked_fill(mask[:, None, :, None], 0.0)
     return _excess([values], [exact.masked_fill(mask[:, None, :, None], 0.0)], dtypes[:1])
+
+
+def _expected_error(device, dtypes, r, d, dv, window, tangents, has_pads):
+    from fairseq_lot.kernels.near_far_expected import near_far_expected as kernel
+
+    generator = torch.Generator().manual_seed(0)
+    m, scale = 2 * window + 9, d**-0.5
+    q, k, v, features = (
+        torch.randn(size, generator=generator, dtype=torch.float64)
+        for size in ((2, 2, 5, d), (2, 2, m, d), (2, 2, m, dv), (2, r, d))
+    )
+    q, k, v, features = (
+        q.to(dtypes[0]).double(),
+        k.float().double(),
+        v.float().double(),
+        features.to(dtypes[1]).double(),
+    )
+    mask = torch.zeros(2, m, dtype=torch.bool)
+    mask[0, -3:], mask[1, :2] = has_pads, has_pads
+    logs = scale * k @ features.transpose(-1, -2)
+    logs = logs if tangents else logs - scale / 2 * k.square().sum(-1, keepdim=True)
+    logs = logs.masked_fill(mask[:, None, :, None], -torch.inf)
+    shares = torch.softmax(logs, 2)
+    positions = shares.transpose(-1, -2) @ torch.arange(0.501, m, dtype=torch.float64)
+    means = shares.transpose(-1, -2) @ k
+    constants = scale * (features * means).sum(-1) if tangents else None
+    keys = ExpectedKeys(
+        scale * k, v, shares, logs.logsumexp(2), positions, shares.transpose(-1, -2) @ v,
+        means if tangents else features, constants, mask if has_pads else None,
+    )  # fmt: skip
+    exact = naive.near_far_expected(q, keys, window=window, scale=scale)
+    narrow = {name: getattr(keys, name).float() for name in ("key", "value", "shares", "means")}
+    made = keys._replace(**narrow, probes=keys.probes.to(dtypes[1]))
+    moved: list[Any] = [None if x is None else x.to(device) for x in made]
+    with torch.no_grad():
+        found = kernel(q.to(device, dtypes[0]), ExpectedKeys(*moved), window=window, scale=scale)
+    return _excess([found], [exact], dtypes[:1])

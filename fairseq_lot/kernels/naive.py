@@ -10,6 +10,8 @@ from fairseq_lot.numerics.log_domain import log_domain_sinkhorn, pad_log_mass
 
 #: the log of no mass in what a decoder keeps: far below all others, and finite, so that sums of it have gradients
 NO_MASS = -1e30
+#: near_far at cross: a share that is left over counts as zero below so many units of the precision
+ROUNDING = 84
 
 
 class LotInputs(NamedTuple):
@@ -83,6 +85,31 @@ class NearFarKept(NamedTuple):
     means: Tensor | None = None
 
 
+class ExpectedKeys(NamedTuple):
+    """What a query at cross needs of all keys, ``(bsz, num_heads, ...)``.
+
+    Attributes:
+        key: ``s k``, ``(..., m, d)``; value: ``(..., m, value_dim)``.
+        shares: of the keys in each feature, ``(..., m, r)``.
+        log_sums, positions: ``(..., r)``, float64: log sums of the features over the keys, and the mean slot.
+        means: of the values by the shares, ``(..., r, value_dim)``.
+        probes: what queries are multiplied with: z, ``(num_heads, r, d)``, or with tangents the means of the keys by
+            the shares, ``(..., r, d)``, float64.
+        constants: of the tangents, ``(..., r)``, float64; None: without tangents.
+        key_padding_mask: ``(bsz, m)``, True = pad.
+    """
+
+    key: Tensor
+    value: Tensor
+    shares: Tensor
+    log_sums: Tensor
+    positions: Tensor
+    means: Tensor
+    probes: Tensor
+    constants: Tensor | None = None
+    key_padding_mask: Tensor | None = None
+
+
 def lot(inputs: LotInputs, settings: LotSettings) -> Tensor:
     """Values of LOT attention without dropout, ``(bsz, num_heads, n, value_dim)``; no sentence may be of pads alone."""
     q, k, v, pivots, log_masses, query_padding_mask, key_padding_mask = inputs
@@ -131,3 +158,20 @@ def near_far(
     if slopes is not None:
         logs = logs - slopes[:, None, None].to(logs.dtype) * distance.abs()
     return torch.softmax(logs.masked_fill(hidden & ~empty, -torch.inf), -1).masked_fill(empty, 0.0) @ v
+
+
+def near_far_expected(q: Tensor, keys: ExpectedKeys, *, window: int, scale: float) -> Tensor:
+    """Values of near_far with the band where the features expect it, by the dense formula."""
+    query_logs = scale * q @ keys.probes.to(q.dtype).transpose(-1, -2)
+    if keys.constants is None:
+        query_logs = query_logs - scale / 2 * q.square().sum(-1, keepdim=True) - math.log(keys.log_sums.size(2)) / 2
+    else:
+        query_logs = query_logs - keys.constants.unsqueeze(2)
+    key_logs = keys.shares.log() + keys.log_sums.unsqueeze(2)
+    far = torch.logsumexp(query_logs.unsqueeze(3) + key_logs.unsqueeze(2), -1)
+    slots = torch.arange(keys.key.size(2), device=q.device)
+    centre = (torch.softmax(far, -1) @ (slots + 0.501).to(q.dtype)).long().unsqueeze(-1)
+    logs = torch.where((slots - centre).abs() <= window, q @ keys.key.transpose(-1, -2), far)
+    if keys.key_padding_mask is not None:
+        logs = logs.masked_fill(keys.key_padding_mask[:, None, None, :], -torch.inf)
+    return torch.softmax(logs, -1) @ keys.value

@@ -18,10 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import threshold
 
+from fairseq_lot.kernels.naive import ROUNDING
 from fairseq_lot.numerics.autograd import once_in_full_precision
-
-# A difference to 1 below this many units of the precision is rounding.
-_ROUNDING = 84
 
 
 @dataclass(frozen=True)
@@ -132,7 +130,7 @@ def near_far_at_expected(
         band = _Band((features @ summary.positions.unsqueeze(-1)).long(), k.size(2), key_padding_mask, window)
     features, log_sums = features.to(q.dtype), log_sums.to(q.dtype)
     near, replaced = band.products(k, q, -torch.inf), band.products(summary.shares, features, 0.0)
-    rounding = _ROUNDING * torch.finfo(q.dtype).eps
+    rounding = ROUNDING * torch.finfo(q.dtype).eps
     rest = threshold(1 - replaced.sum(-1, keepdim=True), rounding, 0.0)
     shares = torch.softmax(torch.cat([near, log_sums + rest.log()], -1), -1)
     near, scale = shares[..., :-1], shares[..., -1:] / rest.clamp(min=rounding)

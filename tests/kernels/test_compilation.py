@@ -10,12 +10,12 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.backends.nvidia.compiler import get_ptxas  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from fairseq_lot.kernels import lot, near_far, near_far_step, sinkhorn  # noqa: E402
+from fairseq_lot.kernels import lot, near_far, near_far_expected, near_far_step, sinkhorn  # noqa: E402
 
 # of the inputs' type; every other matrix is float32
 INPUTS = {"Q", "K", "V", "Z", "GRAD_O", "GRAD_Q", "GRAD_K", "GRAD_V"}
 OUTPUT = lot.query_forward
-NUMBERS = {"scale": "fp32", "natural": "fp32", "no_mass": "fp32", "dropout": "fp32"}
+NUMBERS = {"scale": "fp32", "rounding": "fp32", "natural": "fp32", "no_mass": "fp32", "dropout": "fp32"}
 # bytes that a thread may write out of its registers: nothing forward; backward about what Triton 3.8 was found to need,
 # at most 132 with 32 pivots, while with 64 the assembler of sm_80 writes 3,204
 FEW, MANY = 256, 4096
@@ -24,10 +24,10 @@ SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes of shared memory for one prog
 pytestmark = pytest.mark.slow
 
 
-def resources(kernel, target, dtype, warps, folder, *, typed=None, stages=3, **constants):
+def resources(kernel, target, dtype, warps, folder, *, typed=None, doubles=(), stages=3, **constants):
     """Bytes spilled by a thread and bytes of shared memory of a program.
 
-    ``typed`` are the tensors of the inputs' type.
+    ``typed`` are the tensors of the inputs' type, ``doubles`` those of float64.
     """
     typed = typed or (INPUTS | {"OUT"} if kernel is OUTPUT else INPUTS)
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
@@ -36,7 +36,8 @@ def resources(kernel, target, dtype, warps, folder, *, typed=None, stages=3, **c
         if name in constants:
             signature[name] = "constexpr"
         elif name.isupper():
-            signature[name] = "*u8" if name == "PADS" else f"*{dtype if name in typed else 'fp32'}"
+            kind = dtype if name in typed else "fp64" if name in doubles else "fp32"
+            signature[name] = "*u8" if name == "PADS" else f"*{kind}"
             aligned[(place,)] = [["tt.divisibility", 16]]
         else:
             signature[name] = NUMBERS.get(name, "i32")
@@ -128,5 +129,16 @@ def test_a_step_of_near_far(width, target, tmp_path):
     flags = dict.fromkeys(("LEAVES", "HAS_FAR", "HAS_MASS", "HAD_MASS", "HAS_PADS", "HAS_SLOPES"), True)
     constants = {**flags, "R": 32, "W": 16, "D": width, "DV": width, "typed": {"Q", "K", "V", "Z", "OUT"}}
     spilled, shared = resources(near_far_step.next_token, target, "fp16", near_far_step.WARPS, tmp_path, **constants)
+    assert spilled == 0
+    assert shared <= SHARED[target]
+
+
+@pytest.mark.parametrize("target", [80, 90])
+@pytest.mark.parametrize("width", [64, 128])
+def test_a_step_of_near_far_at_cross(width, target, tmp_path):
+    constants = {"TANGENTS": True, "HAS_PADS": True, "R": 32, "W": 32, "D": width, "DV": width, "typed": {"Q", "OUT"}}
+    constants["doubles"] = {"PROBES", "CONSTANTS", "LOG_SUMS", "POSITIONS"}
+    kernel, warps = near_far_expected.attend_expected, near_far_expected.WARPS
+    spilled, shared = resources(kernel, target, "fp16", warps, tmp_path, **constants)
     assert spilled == 0
     assert shared <= SHARED[target]

@@ -115,7 +115,7 @@ def check(results, exact, plain, names, *, scores, updates, dtypes, roundings=1)
     for name, result, wish, other, dtype in zip(names, results, exact, plain, dtypes, strict=True):
         rounding = 0.0 if dtype == torch.float32 else roundings * torch.finfo(dtype).eps
         floor = 0.1 * whole if name.startswith("grad") else 0.0  # a gradient that is zero has errors of the others
-        allowed = eps * max(wish.norm(), floor) + rounding * wish.norm() + 4 * (other.double() - wish).norm()
+        allowed = (eps + rounding) * max(wish.norm(), floor) + 4 * (other.double() - wish).norm()
         error = (result.double() - wish).norm()
         assert error <= allowed, (name, error, allowed, wish.norm())
 

@@ -61,7 +61,9 @@ def check_near_far(n, d=16, r=5, *, window=4, alibi=False, key_pads=None, form="
     largest = max((settings.scale * inputs[i].double().square().sum(-1)).max() for i in (0, 1))
     dtypes = [inputs[2].dtype] * len(NAMES)  # parts of all gradients are rounded to the inputs' type
     # logs are made once more on the way back, and those of the tangents from means that are rounded
-    check(results, exact, plain, NAMES, scores=largest, updates=3, dtypes=dtypes, roundings=2)
+    # the interpreter cuts bfloat16 off, which errs twice as much as rounding
+    roundings = 4 if inputs[2].dtype == torch.bfloat16 else 2
+    check(results, exact, plain, NAMES, scores=largest, updates=3, dtypes=dtypes, roundings=roundings)
 
 
 PADS = pads(40, (33, 40), (0, 19))

@@ -9,8 +9,10 @@ from torch import Tensor, nn
 
 from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism, Traits
 from fairseq_lot.attention.options import Options, option, prior_option
+from fairseq_lot.kernels import choice as kernels
+from fairseq_lot.kernels.naive import SinkhornInputs, SinkhornSettings
 from fairseq_lot.transport.marginals import at_least_float32, uniform_log_mass
-from fairseq_lot.transport.positions import alibi_log_prior
+from fairseq_lot.transport.positions import alibi_log_prior, alibi_slopes, check_queries_among_keys, positions
 from fairseq_lot.transport.sinkhorn import sinkhorn
 
 
@@ -69,6 +71,10 @@ class Sinkhorn(Mechanism):
         return at_least_float32(self.log_epsilon).exp()[:, None, None]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, masks: Masks, need_weights: bool) -> AttentionOutput:
+        if self.options.num_updates > 1 and self.options.tolerance is None and not need_weights and kernels.wanted(q):
+            values = self._fused(q, k, v, masks)
+            if values is not None:
+                return AttentionOutput(values)
         q, k = at_least_float32(q), at_least_float32(k)
         scores = (q * (self.scaling / self.epsilon())) @ k.transpose(-1, -2)
         if self.options.prior == "alibi":
@@ -82,3 +88,19 @@ class Sinkhorn(Mechanism):
         )
         values = self.drop(solution.conditional) @ v.to(q.dtype)
         return AttentionOutput(values, solution.conditional if need_weights else None)
+
+    def _fused(self, q: Tensor, k: Tensor, v: Tensor, masks: Masks) -> Tensor | None:
+        """The values by a kernel that writes no matrix of queries and keys; None where it is not used."""
+        factors = slopes = where = None
+        if self.log_epsilon is not None:
+            factors = (-at_least_float32(self.log_epsilon)).exp()
+        if self.options.prior == "alibi":
+            check_queries_among_keys(q, k)
+            slopes, where = (
+                alibi_slopes(self.num_heads, dtype=torch.float32, device=q.device),
+                positions(masks.key_pads, k),
+            )
+        inputs = SinkhornInputs(q, k, v, factors, slopes, where, masks.query_pads, masks.key_pads)
+        scale = self.scaling if factors is not None else self.scaling / self.options.epsilon
+        settings = SinkhornSettings(scale, self.options.num_updates, self.dropout if self.drops else 0.0)
+        return kernels.sinkhorn_attention(inputs, settings)

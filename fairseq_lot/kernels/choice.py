@@ -17,8 +17,16 @@ from torch import Tensor
 
 from fairseq_lot.errors import InputError
 from fairseq_lot.kernels import launch, naive
-from fairseq_lot.kernels.launch import padded
-from fairseq_lot.kernels.naive import ExpectedKeys, LotInputs, LotSettings, NearFarKept, NearFarSettings
+from fairseq_lot.kernels.launch import LONGEST_ON_CHIP, padded
+from fairseq_lot.kernels.naive import (
+    ExpectedKeys,
+    LotInputs,
+    LotSettings,
+    NearFarKept,
+    NearFarSettings,
+    SinkhornInputs,
+    SinkhornSettings,
+)
 from fairseq_lot.numerics.log_domain import log_domain_sinkhorn
 
 VARIABLE = "FAIRSEQ_LOT_KERNELS"
@@ -167,6 +175,25 @@ def _sides(r, d, dv):
 
 def _too_large(*sizes):
     return next((f"{name} is {size}, more than {most}" for name, size, most in sizes if size > most), None)
+
+
+def sinkhorn_attention(inputs: SinkhornInputs, settings: SinkhornSettings) -> Tensor | None:
+    """Values of Sinkhorn attention, or None where the kernel is not used; dropout as for :func:`lot`."""
+    q, k, v, factors, slopes, *_ = inputs
+    (n, d), m, dv = q.shape[2:], k.size(2), v.size(-1)
+    dtypes = q.dtype, k.dtype, v.dtype
+    limit = _beyond(dtypes)
+    for name, size in (("head_dim", d), ("value_dim", dv)):
+        limit = limit or (f"{name} is {size}, more than {WIDEST_HEAD}" if size > WIDEST_HEAD else None)
+    short = padded(max(n, m)) <= LONGEST_ON_CHIP
+    held = (padded(n), padded(m)) if short else None
+    kinds = factors is not None, slopes is not None
+    key = ("sinkhorn attention", q.device, *dtypes, d, dv, held, *kinds, settings.num_updates, settings.dropout > 0)
+    if not _usable(q, limit, key, lambda: _attention_error(q.device, dtypes, held, d, dv, kinds, settings)):
+        return None
+    from fairseq_lot.kernels.sinkhorn_attention import sinkhorn_attention as kernel
+
+    return kernel(inputs, settings)
 
 
 def _beyond(dtypes, known=DTYPES):
@@ -389,3 +416,42 @@ def _expected_error(device, dtypes, r, d, dv, window, tangents, has_pads):
     with torch.no_grad():
         found = kernel(q.to(device, dtypes[0]), ExpectedKeys(*moved), window=window, scale=scale)
     return _excess([found], [exact], dtypes[:1])
+
+
+def _attention_error(device, dtypes, held, d, dv, kinds, settings):
+    from fairseq_lot.kernels.sinkhorn_attention import sinkhorn_attention as kernel
+
+    generator = torch.Generator().manual_seed(0)
+    # the blocks are padded; long sentences have several, and more keys than queries
+    n, m = (135, 150) if held is None else (size // 2 + 1 if size > 16 else 7 for size in held)
+    heads = 1 if held is None else 2
+    shapes = (2, heads, n, d), (2, heads, m, d), (2, heads, m, dv), (heads,)
+    *inputs, factors = (torch.randn(shape, generator=generator) for shape in shapes)
+    leaves = [x.to(device, dtype) for x, dtype in zip(inputs, dtypes, strict=True)]
+    leaves += [factors.exp().to(device)] if kinds[0] else []
+    masks = torch.zeros(2, n, dtype=torch.bool), torch.zeros(2, m, dtype=torch.bool)
+    masks[0][0, -4:], masks[1][1, -3:] = True, True
+    slopes, positions = (
+        (2.0 ** -torch.arange(1, heads + 1), torch.arange(m)[None]) if kinds[1] and n <= m else (None, None)
+    )
+    settings, dropping = (settings._replace(scale=d**-0.5, dropout=x) for x in (0.0, settings.dropout))
+
+    def attend(function, settings, device, q, k, v, factors=None):
+        rest = (None if x is None else x.to(device) for x in (slopes, positions, *masks))
+        return function(SinkhornInputs(q, k, v, factors, *rest), settings)
+
+    result, exact = _problem(
+        leaves,
+        lambda *x: attend(kernel, settings, device, *x),
+        lambda *x: attend(naive.sinkhorn_attention, settings, "cpu", *x),
+    )
+    worst = _excess(result, exact, [dtypes[2], *dtypes, *[torch.float32] * kinds[0]])
+    if not dropping.dropout:
+        return worst
+    # as in LOT's test
+    q, k, v, *rest = leaves
+    v = v.clone().requires_grad_()
+    values = attend(kernel, dropping, device, q, k, v, *rest)
+    (grad,) = torch.autograd.grad(values, v, values.detach())
+    square = values.detach().double().square().sum().cpu()
+    return max(worst, _excess([(grad.double() * v.detach().double()).sum()], [square], dtypes[2:3]))

@@ -13,10 +13,12 @@ Constants: TypeAlias = tuple[Any, ...]
 # arguments of kernels for whose values there is no new compilation
 RUNTIME = ["n", "m", "r", "passes", "first", "last", "top", "high", "levels", "length", "parts", "seed", "slot"]
 RUNTIME += ["early", "skip", "sources", "targets", "partials", "blocks", "sentences", "window"]
+RUNTIME += ["updates", "number", "longest"]
 # What a part of a sentence has at least, in tokens and in scores. On an H100 LOT's layer took 0.6 ms for 512 tokens, in
 # two parts 2.4. Sinkhorn's took 18.6 for 2,048, in eight parts 3.5, and for 512 no less in two.
 SHORTEST_PART, FEWEST_SCORES = 2048, 2**18
 DENSE = 128  # near_far without tangents: the sentence length up to which one launch does it all
+LONGEST_ON_CHIP = 128  # queries and keys of Sinkhorn attention whose scores one program holds
 MOST_COMPILED = 4096  # keys of :data:`_compiled`; a length that strides depend on has a key of its own
 
 #: compiled kernels by what :func:`start` says

@@ -110,6 +110,41 @@ class ExpectedKeys(NamedTuple):
     key_padding_mask: Tensor | None = None
 
 
+class SinkhornInputs(NamedTuple):
+    """The tensors of Sinkhorn attention.
+
+    Attributes:
+        q: ``(bsz, num_heads, n, d)``, k: ``(bsz, num_heads, m, d)`` and v: ``(bsz, num_heads, m, value_dim)``.
+        factors: ``(num_heads,)``, float32, by which the scores of each head are multiplied; None = 1.
+        slopes: ``(num_heads,)``, float32, of a prior over positions [ALiBi]; None = no prior.
+        positions: ``(bsz or 1, m)``, integers, of the keys; the queries are the last n of them. None = no prior.
+        query_padding_mask: ``(bsz, n)`` and key_padding_mask: ``(bsz, m)``, bool, True = pad; None = no pads.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    factors: Tensor | None = None
+    slopes: Tensor | None = None
+    positions: Tensor | None = None
+    query_padding_mask: Tensor | None = None
+    key_padding_mask: Tensor | None = None
+
+
+class SinkhornSettings(NamedTuple):
+    """The numbers of Sinkhorn attention.
+
+    Attributes:
+        scale: the scores are ``scale·factor·q·k - slope·distance``.
+        num_updates: half-updates, the last of which is a softmax of the rows.
+        dropout: probability of dropping a weight.
+    """
+
+    scale: float
+    num_updates: int
+    dropout: float = 0.0
+
+
 def lot(inputs: LotInputs, settings: LotSettings) -> Tensor:
     """Values of LOT attention without dropout, ``(bsz, num_heads, n, value_dim)``; no sentence may be of pads alone."""
     q, k, v, pivots, log_masses, query_padding_mask, key_padding_mask = inputs
@@ -175,3 +210,20 @@ def near_far_expected(q: Tensor, keys: ExpectedKeys, *, window: int, scale: floa
     if keys.key_padding_mask is not None:
         logs = logs.masked_fill(keys.key_padding_mask[:, None, None, :], -torch.inf)
     return torch.softmax(logs, -1) @ keys.value
+
+
+def sinkhorn_attention(inputs: SinkhornInputs, settings: SinkhornSettings) -> Tensor:
+    """Values of Sinkhorn attention without dropout, ``(bsz, num_heads, n, value_dim)``; as for :func:`lot`."""
+    q, k, v, factors, slopes, positions, query_padding_mask, key_padding_mask = inputs
+    scores = settings.scale * q @ k.transpose(-1, -2)
+    if factors is not None:
+        scores = scores * factors[:, None, None]
+    if slopes is not None and positions is not None:
+        distance = (positions[:, -q.size(2) :, None] - positions[:, None]).abs().unsqueeze(1)
+        scores = scores - slopes[:, None, None] * distance
+    log_a, log_b = (
+        x.new_zeros(x.size(0), 1, x.size(2)) if pads is None else pad_log_mass(pads, x)
+        for x, pads in ((q, query_padding_mask), (k, key_padding_mask))
+    )
+    values = log_domain_sinkhorn(scores, log_a, log_b, num_updates=settings.num_updates) @ v
+    return values if query_padding_mask is None else values.masked_fill(query_padding_mask[:, None, :, None], 0.0)

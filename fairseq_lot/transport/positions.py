@@ -39,6 +39,13 @@ def alibi_slopes(num_heads: int, **kind: Any) -> Tensor:
     return torch.exp2(-exponents)
 
 
+def check_queries_among_keys(q: Tensor, k: Tensor) -> None:
+    """Raise an :class:`InputError` if there are more queries than keys, which a prior over positions cannot place."""
+    if q.size(-2) > k.size(-2):
+        sizes = f"{q.size(-2)} queries, {k.size(-2)} keys"
+        raise InputError(f"a prior over positions needs queries among the keys, got {sizes}")
+
+
 def alibi_log_prior(padding_mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor:
     """``log π_ij = -slope·|position of i - position of j|`` up to a constant per row, one slope per head [ALiBi].
 
@@ -55,9 +62,8 @@ def alibi_log_prior(padding_mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor
     Raises:
         InputError: more queries than keys.
     """
+    check_queries_among_keys(q, k)
     tgt_len, src_len = q.size(-2), k.size(-2)
-    if tgt_len > src_len:
-        raise InputError(f"a prior over positions needs queries among the keys, got {tgt_len} queries, {src_len} keys")
     of_keys = positions(padding_mask, k)
     of_queries = of_keys[:, src_len - tgt_len :]
     distance = (of_queries.unsqueeze(-1) - of_keys.unsqueeze(-2)).abs()  # (bsz or 1, tgt_len, src_len)

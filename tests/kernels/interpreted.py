@@ -17,6 +17,7 @@ from fairseq_lot.errors import InputError
 from fairseq_lot.kernels import choice, launch, naive, tiles
 from fairseq_lot.kernels import lot as lot_kernels
 from fairseq_lot.kernels import sinkhorn as sinkhorn_kernels
+from fairseq_lot.kernels import sinkhorn_attention as attention_kernels
 from fairseq_lot.kernels.naive import LotInputs, LotSettings
 from fairseq_lot.numerics.log_domain import log_domain_sinkhorn
 from tests import reference
@@ -28,6 +29,11 @@ LOT_NAMES = ["values", "grad_q", "grad_k", "grad_v", "grad_pivots", "grad_log_ma
 SINKHORN_NAMES = ["conditional", "grad_scores", "grad_log_a", "grad_log_b"]
 HALVES = [torch.float16, torch.bfloat16]
 SETTINGS = LotSettings(scale=0.25, query_updates=3, key_updates=3)
+
+
+@pytest.fixture
+def untested(monkeypatch):
+    monkeypatch.setattr(choice, "_tested", {})
 
 
 @pytest.fixture(autouse=True)
@@ -364,6 +370,154 @@ def test_solver_with_tokens_split(T, n, m, monkeypatch):
     check_sinkhorn(T, n, m, row_pads=pads(n, (n - n // 3, n), (0, 0)))
 
 
+ATTENTION_NAMES = ["values", "grad_q", "grad_k", "grad_v", "grad_factors"]
+
+
+def attention_inputs(n, m, d, *, dv=None, heads=2, dtype=torch.float32, size=1.0, learnt=False):
+    q, k, v, *_ = draw(n, m, 1, d, dv=dv, heads=heads, dtype=dtype, size=size)
+    return [q, k, v, *([torch.rand(heads) + 0.5] if learnt else [])]
+
+
+def check_attention(T, n, m, d, query_pads=None, key_pads=None, *, prior=False, scale=None, expected=None, **drawing):
+    """The kernel against plain torch in float64, which ``test_the_twin`` compares with the loops."""
+    inputs = attention_inputs(n, m, d, **drawing)
+    settings, heads = naive.SinkhornSettings(scale or d**-0.5, T), inputs[0].size(1)
+
+    def attend(function, dtype):
+        slopes = 2.0 ** -torch.arange(1, heads + 1).to(dtype) if prior else None
+        where = torch.arange(m)[None] + torch.tensor([[0], [3]])[: 1 + (key_pads is not None)] if prior else None
+
+        def run(q, k, v, factors=None):
+            return function(naive.SinkhornInputs(q, k, v, factors, slopes, where, query_pads, key_pads), settings)
+
+        return run
+
+    weights = torch.randn(2, heads, n, inputs[2].size(-1)).to(inputs[0].dtype)
+    doubles, floats = ([x.to(dtype) for x in inputs] for dtype in (torch.float64, torch.float32))
+    results = with_gradients(attend(attention_kernels.sinkhorn_attention, torch.float32), inputs, weights)
+    exact = with_gradients(attend(naive.sinkhorn_attention, torch.float64), doubles, weights.double())
+    plain = with_gradients(attend(naive.sinkhorn_attention, torch.float32), floats, weights.float())
+    scores = (settings.scale * doubles[0] @ doubles[1].transpose(-1, -2)).abs().max() * 1.5
+    dtypes = [inputs[2].dtype, *(x.dtype for x in inputs)]
+    check(results, exact, plain, ATTENTION_NAMES[: len(results)], scores=scores, updates=T, dtypes=dtypes)
+
+
+def small_blocks(monkeypatch):
+    """Long sentences from 17 tokens on, in blocks of 16."""
+    monkeypatch.setattr(attention_kernels, "LONGEST_ON_CHIP", 16)
+    monkeypatch.setattr(attention_kernels, "BLOCK", 16)
+
+
+EASY = {"prior": True, "learnt": True}
+
+
+@pytest.mark.parametrize("T", [2, 5])
+def test_short_attention(T):
+    check_attention(T, 5, 7, 16, pads(5, (3, 5), (0, 0)), pads(7, (0, 0), (0, 2)), **EASY)
+
+
+@pytest.mark.parametrize("T", [2, 5])
+def test_long_attention(T, monkeypatch):
+    small_blocks(monkeypatch)
+    check_attention(T, 18, 20, 16, pads(18, (15, 18), (0, 0)), pads(20, (0, 0), (0, 2)), heads=1, **EASY)
+
+
+def test_the_twin():
+    q, k, v = (x.double() for x in attention_inputs(4, 5, 16))
+    values = naive.sinkhorn_attention(naive.SinkhornInputs(q, k, v), naive.SinkhornSettings(2.0 * 16**-0.5, 4))
+    plan = reference.sinkhorn_plan(q[0, 1], k[0, 1], epsilon=0.5, num_updates=4)
+    assert torch.allclose(values[0, 1], 4 * plan @ v[0, 1], rtol=1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags", [{}, {"prior": True}, {"learnt": True}, {"dtype": torch.float16}, {"size": 30.0}], ids=str
+)
+@pytest.mark.parametrize("long", [False, True])
+@pytest.mark.parametrize("T", [2, 3, 4, 15])
+def test_attention_in_all_its_forms(T, long, flags, monkeypatch):
+    if long:
+        small_blocks(monkeypatch)
+    n, m = (18, 33) if long else (9, 17)
+    masks = pads(n, (n - 2, n), (0, 1)), pads(m, (0, 0), (m - 3, m))
+    check_attention(T, n, m, 20, *masks, heads=1, dv=24, **flags)
+    if not flags.get("prior"):
+        check_attention(T, m, n, 16, *(mask.flip(0) for mask in masks[::-1]), heads=1, **flags)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("n", "m"), [(1, 1), (1, 40), (40, 1), (128, 100), (129, 64)])
+def test_attention_of_any_length(n, m):
+    check_attention(3, n, m, 16, heads=1)
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_attention_starts_few_kernels_and_writes_no_square_matrix(long, monkeypatch):
+    if long:
+        small_blocks(monkeypatch)
+    calls = []
+    original = attention_kernels.start
+
+    def start(kernel, *arguments):
+        calls.append(kernel)
+        original(kernel, *arguments)
+
+    monkeypatch.setattr(attention_kernels, "start", start)
+    inputs = [x.requires_grad_() for x in attention_inputs(40, 40, 16)]
+    if not long:
+        inputs = [x.detach()[:, :, :16].requires_grad_() for x in inputs]
+    with Sizes() as sizes:
+        values = attention_kernels.sinkhorn_attention(naive.SinkhornInputs(*inputs), naive.SinkhornSettings(0.25, 4))
+        forward = len(calls)
+        values.sum().backward()
+    assert (forward, len(calls) - forward) == ((4, 5) if long else (1, 1))
+    if long:
+        assert 0 < sizes.largest < 2 * 2 * 40 * 40 * torch.float32.itemsize
+
+
+def test_nothing_of_the_attentions_pads_is_read_and_sentences_of_pads_alone_are_zero():
+    query_pads, key_pads = pads(5, (3, 5), (0, 1)), pads(4, (0, 1), (0, 4))
+    inputs, weights = attention_inputs(5, 4, 16), torch.randn(2, 2, 5, 16)
+    found = []
+    for value in (0.0, torch.nan):
+        masks = query_pads, key_pads, key_pads
+        dirty = [x.masked_fill(mask[:, None, :, None], value) for x, mask in zip(inputs, masks, strict=True)]
+        rest = None, None, None, query_pads, key_pads
+
+        def run(*x, rest=rest):
+            return attention_kernels.sinkhorn_attention(
+                naive.SinkhornInputs(*x, *rest), naive.SinkhornSettings(0.25, 5)
+            )
+
+        found.append(with_gradients(run, dirty, weights))
+    assert all(map(torch.equal, *found))
+    assert all((x[1] == 0).all() for x in found[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("held", [(16, 32), None])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_sound_attention_passes_its_test(dtype, held, dropout):
+    settings = naive.SinkhornSettings(1.0, 4, dropout)
+    assert choice._attention_error(torch.device("cpu"), [dtype] * 3, held, 16, 16, (True, True), settings) <= 1
+
+
+def test_a_broken_attention_is_replaced_after_one_warning(untested, monkeypatch):
+    monkeypatch.setattr(attention_kernels, "_shares", _without_the_potential)
+    monkeypatch.setenv(choice.VARIABLE, "auto")
+    inputs = naive.SinkhornInputs(*attention_inputs(5, 5, 16))
+    with pytest.warns(UserWarning, match="plain torch instead of the sinkhorn attention kernel on cpu") as warned:
+        assert choice.sinkhorn_attention(inputs, naive.SinkhornSettings(0.25, 3)) is None
+    assert len(warned) == 1
+
+
+@triton.jit
+def _without_the_potential(s, potential, top, log_total, AXIS: tl.constexpr):
+    y = s + 0.0 * tl.expand_dims(potential, 1 - AXIS)
+    return tl.exp((y - tl.expand_dims(top, AXIS)) - tl.expand_dims(log_total, AXIS))
+
+
 MECHANISMS = {
     "lot": {"num_pivots": 6},
     "lot-convolution": {"num_pivots": 6, "conv_kernel": 3},
@@ -371,12 +525,8 @@ MECHANISMS = {
     "set": {"num_pivots": 6},
     "sinkhorn": {},
     "sinkhorn-learnable": {"learn_epsilon": True},
+    "sinkhorn-alibi": {"prior": "alibi", "epsilon": 1.0},
 }
-
-
-@pytest.fixture
-def untested(monkeypatch):
-    monkeypatch.setattr(choice, "_tested", {})
 
 
 @pytest.mark.slow
@@ -393,7 +543,7 @@ def test_mechanisms_give_the_same_through_kernels(name, untested, monkeypatch):
         results.append([values, *torch.autograd.grad(values.square().sum(), learnt, allow_unused=True)])
     close(*results, 1e-5, relative=1e-4)
     kinds = {key[0] for key, failure in choice._tested.items() if failure is None}
-    assert kinds == {"lot" if name.startswith("lot") else "sinkhorn"}
+    assert kinds == {{"set": "sinkhorn", "sinkhorn": "sinkhorn attention"}.get(name.partition("-")[0], "lot")}
 
 
 @triton.jit

@@ -10,11 +10,12 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.backends.nvidia.compiler import get_ptxas  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from fairseq_lot.kernels import lot, near_far, near_far_expected, near_far_step, sinkhorn  # noqa: E402
+from fairseq_lot.kernels import lot, near_far, near_far_expected, near_far_step, sinkhorn, sinkhorn_attention  # noqa: E402
 
 # of the inputs' type; every other matrix is float32
 INPUTS = {"Q", "K", "V", "Z", "GRAD_O", "GRAD_Q", "GRAD_K", "GRAD_V"}
 OUTPUT = lot.query_forward
+OTHERS = {"PADS": "u8", "POSITIONS": "i64"}  # by how names end
 NUMBERS = {"scale": "fp32", "rounding": "fp32", "natural": "fp32", "no_mass": "fp32", "dropout": "fp32"}
 # bytes that a thread may write out of its registers: nothing forward; backward about what Triton 3.8 was found to need,
 # at most 132 with 32 pivots, while with 64 the assembler of sm_80 writes 3,204
@@ -36,12 +37,12 @@ def resources(kernel, target, dtype, warps, folder, *, typed=None, doubles=(), s
         if name in constants:
             signature[name] = "constexpr"
         elif name.isupper():
-            kind = dtype if name in typed else "fp64" if name in doubles else "fp32"
-            signature[name] = "*u8" if name == "PADS" else f"*{kind}"
+            kind = OTHERS.get(name.rpartition("_")[2], "fp32")
+            signature[name] = f"*{dtype if name in typed else 'fp64' if name in doubles else kind}"
             aligned[(place,)] = [["tt.divisibility", 16]]
         else:
             signature[name] = NUMBERS.get(name, "i32")
-            if name in ("d", "dv") or re.fullmatch("s[qkvd][bhn]", name):
+            if name in ("d", "dv") or re.fullmatch("s[qkvdxy][bhn]", name):
                 aligned[(place,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
     compiled = triton.compile(
@@ -141,4 +142,37 @@ def test_a_step_of_near_far_at_cross(width, target, tmp_path):
     kernel, warps = near_far_expected.attend_expected, near_far_expected.WARPS
     spilled, shared = resources(kernel, target, "fp16", warps, tmp_path, **constants)
     assert spilled == 0
+    assert shared <= SHARED[target]
+
+
+SIZES = {"D": 64, "DV": 64, "PRECISION": "tf32x3", "LEARNT": True, "PRIOR": True, "DROPS": False, "VALUES": True}
+EITHER = {f"{side}HAS_{of}PADS": True for side, of in (("", "QUERY_"), ("", "KEY_"), ("X_", ""), ("Y_", ""))}
+TYPED = {"Q", "K", "V", "X", "Y", "GRAD_O", "GRAD_Q", "GRAD_K", "GRAD_V"}
+#: bytes that a thread may write out of its registers, forward and backward: somewhat more than was found
+SHORT_SPILLS = {32: (0, 0), 64: (0, 8192), 128: (1024, 49152)}
+LONG_SPILLS = {"fp16": 128, "fp32": 768}
+
+
+@pytest.mark.parametrize("target", [80, 90])
+@pytest.mark.parametrize("n", [32, 64, 128])
+@pytest.mark.parametrize("kernel", ["short_forward", "short_backward"])
+def test_short_attention(kernel, n, target, tmp_path):
+    backward = kernel == "short_backward"
+    warps = sinkhorn_attention.short_warps(n, n)[backward]
+    constants = {**SIZES, **EITHER, "N": n, "M": n, "typed": TYPED if backward else {*TYPED, "OUT"}}
+    spilled, shared = resources(getattr(sinkhorn_attention, kernel), target, "fp16", warps, tmp_path, **constants)
+    assert spilled <= SHORT_SPILLS[n][backward], spilled
+    assert shared <= SHARED[target]
+
+
+@pytest.mark.parametrize("target", [80, 90])
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+@pytest.mark.parametrize("kernel", ["reduce_side", "undo_update", "first", "queries", "keys"])
+def test_long_attention(kernel, dtype, target, tmp_path):
+    chosen, kind = getattr(sinkhorn_attention, kernel, None), {}
+    if chosen is None:
+        chosen, kind = sinkhorn_attention.gradients, {"KIND": kernel}
+    constants = {**SIZES, **EITHER, **kind, "BLOCK": sinkhorn_attention.BLOCK, "typed": TYPED}
+    spilled, shared = resources(chosen, target, dtype, sinkhorn_attention.WARPS, tmp_path, **constants)
+    assert spilled <= (LONG_SPILLS[dtype] if kind else 0), spilled
     assert shared <= SHARED[target]

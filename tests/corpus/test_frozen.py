@@ -1,10 +1,10 @@
-"""The frozen corpus of the quickstart: the bytes that its published results were made from."""
+"""The synthetic corpus of the tests: its bytes never change."""
 
 import hashlib
 import lzma
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parents[2] / "examples" / "corpus"
+FOLDER = Path(__file__).resolve().parents[1] / "synthetic"
 SHA256 = {
     "test.de": "86f280e47a95c7f0fdac7523f8b6d4d3a61c46ec49f70750d7059b0ef4d7fbb0",
     "test.en": "494e948625dba9c217cc3c41e47b2de7863f08d3bf5650d488f353ea0d68b1ae",
@@ -15,6 +15,6 @@ SHA256 = {
 }
 
 
-def test_the_text_is_the_one_that_results_were_made_from():
+def test_the_text_is_the_one_that_tests_were_written_for():
     found = {path.stem: hashlib.sha256(lzma.decompress(path.read_bytes())) for path in FOLDER.glob("*.xz")}
     assert {name: text.hexdigest() for name, text in found.items()} == SHA256

@@ -156,10 +156,10 @@ def hypotheses(output):
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory):
-    """Preprocessed corpus: the first 300 sentences of the quickstart's to train on, 60 to validate and 60 to test."""
+    """Preprocessed corpus: the first 300 synthetic sentences to train on, 60 to validate and 60 to test."""
     home = tmp_path_factory.mktemp("data")
     (home / "raw").mkdir()
-    for file in (ROOT / "examples" / "corpus").glob("*.xz"):
+    for file in (ROOT / "tests" / "synthetic").glob("*.xz"):
         with lzma.open(file) as lines:
             first = itertools.islice(lines, 300 if file.name.startswith("train") else 60)
             (home / "raw" / file.stem).write_bytes(b"".join(first))

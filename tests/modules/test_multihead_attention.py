@@ -169,7 +169,7 @@ def options_at(site, name):
     try:
         options = MECHANISMS[name].options_class(**({"num_pivots": 2} if name == "lot" else {})).at_site(site)
         options = dataclasses.asdict(options)
-        check_site(build_mechanism(name, num_heads=HEADS, head_dim=WIDTH // HEADS, **options), name, site)
+        check_site(build_mechanism(name, num_heads=HEADS, head_dim=WIDTH // HEADS, **options).traits, name, site)
     except InputError:
         return None
     return options

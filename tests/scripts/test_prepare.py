@@ -217,8 +217,8 @@ def test_a_download_that_ends_early_leaves_nothing(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_quickstarts_corpus_is_tokenised_and_keeps_its_raw_reference(tmp_path):
-    frozen = ROOT / "examples" / "corpus"
+def test_a_corpus_is_tokenised_and_keeps_its_raw_reference(tmp_path):
+    frozen = ROOT / "tests" / "synthetic"
     prefixes = {split.upper(): frozen / split for split in ("train", "valid", "test")}
     run = prepare("prepare_corpus.sh", tmp_path, SRC="de", TGT="en", CLEAN="no", VOCAB_SIZE=1000, **prefixes)
     assert run.returncode == 0, run.stderr

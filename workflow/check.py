@@ -174,9 +174,9 @@ def _check_calibration(name: str, system: dict[str, Any], config: dict[str, Any]
     if "control" in config:
         base = config["systems"][config["control"]]
         sites = (named.get("sites", DEFAULTS["attention_sites"]) for named in (system, base))
-        there = {frozenset(named.replace(" ", "").split(",")) for named in sites}
-        if base["attention"] != "softmax" or (base.get("options") and len(there) > 1):
-            fits = f"fits to softmax, and with a prior at the sites of {config['control']} alone"
+        own, of_base = (set(named.replace(" ", "").split(",")) for named in sites)
+        if base["attention"] != "softmax" or (base.get("options") and not own <= {"cross", *of_base}):
+            fits = f"fits to softmax, and with a prior at the sites of {config['control']} and at cross alone"
             raise InputError(f"systems, {name}, calibrate: {fits}; name these sites, or remove it")
     one, other = ("split", "text") if system["calibrate"]["with"] == "pieces" else ("longest", "random pieces")
     _refuse(f"systems, {name}, calibrate", system["calibrate"], {one}, f"it is of {other}")

@@ -112,11 +112,11 @@ WRONG = [
     *[
         (
             {"control": "B", "systems": {"B": base, "S": {"attention": "lot", "calibrate": {"with": "pieces"}}}},
-            "systems, S, calibrate: fits to softmax, and with a prior at the sites of B alone; name these sites",
+            "systems, S, calibrate: fits to softmax, and with a prior at the sites of B and at cross alone; name",
         )
         for base in (
             {"attention": "sinkhorn"},
-            {"attention": "softmax", "options": {"softmax-prior": "alibi"}, "sites": "encoder,decoder"},
+            {"attention": "softmax", "options": {"softmax-prior": "alibi"}, "sites": "decoder"},
         )
     ],
     ({"control": "lot"}, "control: no system is called 'lot'; name one of softmax, "),

@@ -7,7 +7,6 @@ import io
 import itertools
 import json
 import os
-import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Collection
@@ -18,9 +17,9 @@ import jsonschema
 import yaml
 
 from fairseq_lot.errors import InputError
+from fairseq_lot.experiment.train import sum_of
 
 SCHEMA = Path(__file__).with_name("schema.yaml")
-COMMON = SCHEMA.resolve().parents[1] / "scripts" / "lib" / "common.sh"
 # flags that the workflow gives, from what the experiment says elsewhere
 GIVEN = {"user-dir", "source-lang", "target-lang", "fp16", "bf16"}
 GIVEN_TRAINING = GIVEN | {"arch", "seed", "save-dir", "restore-file", "finetune-from-model", "log-file"}
@@ -221,11 +220,10 @@ def _check_models(config: dict[str, Any]) -> None:
 
 
 def _refuse_new_data(work: str, data: Path) -> None:
-    """Raise InputError where the data of a training were made anew under their name; train() has noted a sum."""
+    """Raise InputError where the data of a training were made anew under their name; train.py has noted a sum."""
     noted = sorted(Path(work).glob("seed*/*/**/data.sum"))
     if noted and data.is_dir():
-        words = ["bash", "-c", 'source "$0" && sum_of "$1"', str(COMMON), str(data.absolute())]
-        now = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+        now = sum_of(data)
         for file in noted:
             if file.read_text(encoding="utf-8").strip() != now:
                 way_out = f"give another folder as work, or remove {file.parent}"

@@ -148,7 +148,7 @@ def softmax_of_training(state: State) -> dict[str, Any] | None:
     if not {"cross", *with_prior}.issuperset(swapped):
         return None  # the model that was trained has plain softmax at one site and a prior at another
     sites = ",".join(site for site in SITES if site in swapped or site in with_prior)
-    return {"softmax_prior": "alibi", "attention_sites": sites, "keep_softmax": None}
+    return {"attention_sites": sites, "softmax_prior": "alibi", "keep_softmax": None}
 
 
 def how_trained(state: State) -> str:

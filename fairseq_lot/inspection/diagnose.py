@@ -77,6 +77,14 @@ def diagnose(
 ) -> dict:
     """Run sentences through the model, teacher-forced, and measure its attentions.
 
+    Args:
+        sentences: how many are drawn at random.
+        batch: sentences at a time, at most.
+        perturbations: of each sentence, for the certificates of the encoder.
+        seed: of the sentences drawn and of the perturbations.
+        measures: some of ``MEASURES``.
+        sites: where attentions are measured.
+
     Returns:
         ``sentences`` (how many were used), ``left_out`` (numbers of those that are longer than the model takes, from
         which none was drawn), ``rows`` (one per site, layer and head, the measures averaged over the

@@ -134,23 +134,19 @@ def forward_passes(
     passes: int,
     to_do: int,
     tensors: Tensors,
-    numbers: Numbers,
-    tokens_first: bool,
-    constants: Constants,
-    warps: int,
-    stages: int,
+    side: Side,
 ) -> None:
     """One launch for all, or one a pass where the tokens are split; ``to_do`` passes come before the values.
 
     Args:
         split: programs, parts of a sentence, tokens of a part.
-        numbers, tokens_first, constants, warps, stages: as of a :class:`Side`.
     """
     programs, parts, length = split
 
     def run(first, last, values):
-        all_numbers = *numbers, passes, first, last, length, parts
-        start(kernel, (programs, parts), tensors, all_numbers, (tokens_first, values, *constants), warps, stages)
+        numbers = *side.numbers, passes, first, last, length, parts
+        constants = side.tokens_first, values, *side.constants
+        start(kernel, (programs, parts), tensors, numbers, constants, side.warps, side.stages)
 
     if parts == 1:
         run(0, to_do, True)
@@ -168,11 +164,7 @@ def backward_passes(
     begin: bool,
     grad_h: torch.Tensor,
     tensors: Tensors,
-    numbers: Numbers,
-    tokens_first: bool,
-    constants: Constants,
-    warps: int,
-    stages: int,
+    side: Side,
 ) -> None:
     """As :func:`forward_passes`; ``top`` is the pass whose potential gets its gradient first, -1 for none.
 
@@ -182,9 +174,9 @@ def backward_passes(
     programs, parts, length = split
 
     def run(out, slot, high, levels, begin, finish):
-        all_numbers = *numbers, passes, top, high, levels, length, parts, slot
-        every = tokens_first, begin, finish, *constants
-        start(kernel, (programs, parts), (*tensors, grad_h, out), all_numbers, every, warps, stages)
+        numbers = *side.numbers, passes, top, high, levels, length, parts, slot
+        constants = side.tokens_first, begin, finish, *side.constants
+        start(kernel, (programs, parts), (*tensors, grad_h, out), numbers, constants, side.warps, side.stages)
 
     if parts == 1:
         run(grad_h, grad_h.stride(0), top, max(top, 0), begin, True)

@@ -339,7 +339,7 @@ class _Lot(torch.autograd.Function):
         reaches = torch.empty(programs, passes, parts, 2, R, **empty)
         at_pivots = torch.empty(programs, parts, r, dv, **empty)
         tensors = k, v, pivots, log_masses, key_pads, reaches, at_pivots
-        forward_passes(key_forward, (programs, parts, length), passes, passes - 1, tensors, *key_side)
+        forward_passes(key_forward, (programs, parts, length), passes, passes - 1, tensors, key_side)
         key_reaches = merged(reaches)
         if parts > 1:
             top, log_total = (reaches[:, -1] - key_reaches[:, -1, None]).unbind(-2)
@@ -351,7 +351,7 @@ class _Lot(torch.autograd.Function):
         reaches = torch.empty(programs, passes, parts, 2, R, **empty)
         values = torch.empty(bsz, heads, n, dv, dtype=v.dtype, device=q.device)
         tensors = q, pivots, log_masses, query_pads, reaches, at_pivots, values
-        forward_passes(query_forward, (programs, parts, length), passes, passes, tensors, *query_side)
+        forward_passes(query_forward, (programs, parts, length), passes, passes, tensors, query_side)
         kept = [q, k, v, pivots, log_masses, query_pads, key_pads]
         ctx.save_for_backward(*kept, key_reaches, merged(reaches), at_pivots)
         ctx.sides = query_side, key_side
@@ -376,13 +376,13 @@ class _Lot(torch.autograd.Function):
         of_queries = q, pivots, log_masses, query_pads, query_reaches, at_pivots
         backward_passes(
             query_backward, (programs, query_parts, query_length), query_passes, query_passes - 1, True,
-            grad_h[:query_passes], (*of_queries, grad_values.contiguous(), grad_q, grad_a, grad_z), *query_side,
+            grad_h[:query_passes], (*of_queries, grad_values.contiguous(), grad_q, grad_a, grad_z), query_side,
         )  # fmt: skip
         grad_a = grad_a.sum(0) if query_parts > 1 else grad_a
         of_keys = k, v, pivots, log_masses, key_pads, key_reaches, at_pivots
         backward_passes(
             key_backward, (programs, key_parts, key_length), key_passes, key_passes - 2, key_passes > 1,
-            grad_h[query_passes:], (*of_keys, grad_a, grad_k, grad_v, grad_z[query_parts:]), *key_side,
+            grad_h[query_passes:], (*of_keys, grad_a, grad_k, grad_v, grad_z[query_parts:]), key_side,
         )  # fmt: skip
         of_pivots = grad_z.view(-1, heads, r, d).sum(0).to(pivots.dtype)
         of_masses = grad_h[..., :r].reshape(-1, heads, r).sum(0)

@@ -187,7 +187,7 @@ class _Sinkhorn(torch.autograd.Function):
         )
         reaches = torch.empty(bsz * heads, passes, parts, 2, R, dtype=torch.float32, device=s.device)
         split = bsz * heads, parts, length
-        forward_passes(solve_forward, split, passes, passes, (s, tokens, pivots, reaches, c), *side)
+        forward_passes(solve_forward, split, passes, passes, (s, tokens, pivots, reaches, c), side)
         ctx.save_for_backward(scores, log_a, log_b, conditional, merged(reaches))
         ctx.side, ctx.exact, ctx.split = side, exact, split
         return conditional
@@ -209,7 +209,7 @@ class _Sinkhorn(torch.autograd.Function):
         delta = (c * grad_c).sum(-2) if exact else grad_tokens  # else it is not read
         tensors = s, tokens, pivots, reaches, c, grad_c, delta, grad_s, grad_tokens
         side = side._replace(numbers=(*side.numbers, *grad_c.stride()))
-        backward_passes(solve_backward, ctx.split, passes, top, top >= 0, grad_h, tensors, *side)
+        backward_passes(solve_backward, ctx.split, passes, top, top >= 0, grad_h, tensors, side)
         grad_pivots = grad_h[: top + 1, :, :m].sum(0).view(bsz, heads, m)
         return (grad_scores, *((grad_pivots, grad_tokens) if exact else (grad_tokens, grad_pivots)), None)
 

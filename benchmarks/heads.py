@@ -86,7 +86,7 @@ def measure(path: str, data: str, sentences: int) -> list[dict[str, Any]]:
     """A row for each head of the encoder."""
     teacher = load(path, data, "valid")
     rows = looks(teacher)
-    softmax = total(validation_losses(teacher, sentences)).mean
+    softmax = total(validation_losses(teacher, sentences).values()).mean
     for name in MECHANISMS:
         with torch.enable_grad():
             state = calibrate(swap_as_drawn(path, attention=name)).state
@@ -97,7 +97,7 @@ def measure(path: str, data: str, sentences: int) -> list[dict[str, Any]]:
             for layer, attention in enumerate(encoder):
                 one = OneHead(fitted[layer], row["head"])
                 attention.mechanism = one if layer == row["layer"] else one.softmax
-            row[name] = total(validation_losses(swapped, sentences)).mean - softmax
+            row[name] = total(validation_losses(swapped, sentences).values()).mean - softmax
     return rows
 
 

@@ -5,7 +5,9 @@
 #   MAX_WORDS    leave out paragraphs with more words on a side (none)
 #   TEST_PAIRS   test on so many pairs (all)
 #   DOCUMENTS    yes: paragraphs are joined to documents of up to 2,048 pieces; the test sets are paragraphs (test) and
-#                documents of up to 512, 1,024 and 2,048 pieces (test1, test2, test3). no: a line is a paragraph
+#                documents of up to LENGTHS pieces (test1, test2, ...). no: a line is a paragraph
+#   LENGTHS      "512 1024 2048"
+#   CHAPTERS     yes: documents join the pages of a folder, too, which makes longer ones. no: a page is a document
 #   NAME, OUT    name and folder of the result
 #   VOCAB_SIZE, BPE, JOINED, WORKERS: as for prepare_corpus.sh
 set -euo pipefail
@@ -14,11 +16,13 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 source scripts/lib/data.sh
 
 SRC=de TGT=en
-: "${PAIRS:=examples/libreoffice-help/pairs.tsv.xz}" "${MAX_WORDS:=}" "${TEST_PAIRS:=}" "${NAME:=libreoffice}" "${OUT:=data-bin/$NAME}"
+: "${PAIRS:=examples/libreoffice-help/pairs.tsv.xz}" "${MAX_WORDS:=}" "${TEST_PAIRS:=}" "${CHAPTERS:=no}" "${NAME:=libreoffice}" "${OUT:=data-bin/$NAME}"
 
-begin "PAIRS=$PAIRS${MAX_WORDS:+ MAX_WORDS=$MAX_WORDS}${TEST_PAIRS:+ TEST_PAIRS=$TEST_PAIRS}"
+yes_or_no CHAPTERS
+[ "$CHAPTERS" = no ] || chapters=yes
+begin "PAIRS=$PAIRS${MAX_WORDS:+ MAX_WORDS=$MAX_WORDS}${TEST_PAIRS:+ TEST_PAIRS=$TEST_PAIRS}${chapters:+ CHAPTERS=yes}${LENGTHS:+ LENGTHS=$LENGTHS}"
 fairseq-lot libreoffice "$PAIRS" --out "$WORK/raw" ${MAX_WORDS:+--max-words "$MAX_WORDS"} \
-    ${TEST_PAIRS:+--test-pairs "$TEST_PAIRS"}
+    ${TEST_PAIRS:+--test-pairs "$TEST_PAIRS"} ${chapters:+--chapters}
 fairseq-lot tokenise --raw "$WORK/raw" --source de --target en --out "$WORK/text" --no-clean
 NAMES=$WORK/raw
 binarise "$WORK/text"

@@ -48,6 +48,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("pairs", metavar="PAIRS", help="lines of page, German and English; examples/libreoffice-help/pairs.tsv.xz")
     add("--out", required=True, metavar="DIR", help="folder for raw {train,valid,test}.{de,en} and .names of the pages")
     add("--max-words", type=int, metavar="N", help="leave out pairs with more words on a side (default: none)")
+    add("--chapters", action="store_true", help="join the pages of a folder, too: the names are those "
+        "of the folders")  # fmt: skip
     add("--test-pairs", type=int, metavar="N", help="test on N pairs alone, from all over the test set (default: all)")
 
 
@@ -68,7 +70,7 @@ def run(args: Namespace) -> None:
             raise InputError(f"no pair is left for {split}; give more pages, or a larger --max-words")
         if split == "test" and args.test_pairs is not None and args.test_pairs < len(pairs):
             pairs = [pairs[number * len(pairs) // args.test_pairs] for number in range(args.test_pairs)]
-        names[split] = [name for name, _, _ in pairs]
+        names[split] = [name.rpartition("/")[0] or name if args.chapters else name for name, _, _ in pairs]
         texts[split] = [[pair[side] for pair in pairs] for side in (1, 2)]
     with output_folder(args.out) as folder:
         write_splits(folder, texts, LANGUAGES)

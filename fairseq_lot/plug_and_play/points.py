@@ -24,9 +24,9 @@ from fairseq_lot.output.files import atomic_write
 # what the parameters of a swapped attention were fitted on; empty: they are as drawn
 DRAWN, PIECES, TEXT = CALIBRATIONS = ("", "pieces", "text")
 # the most source pieces of a sentence in each range that losses are told apart by
-LENGTHS = (10, 20, 40, 80, 512, 1024, 2048, "more")
+LENGTHS = (10, 20, 40, 80, 512, 1024, 2048, 4096, "more")
 # settings that a folder of an earlier version does not name, as they were then
-_EARLIER = {"longest": 80}
+_EARLIER = {"longest": 80, "valid_subset": "valid"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -101,7 +101,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     as_drawn = "only as they stand; else what has parameters is also calibrated"
     of_fit("--no-calibration", action="store_true", help=as_drawn)
     of_fit("--text", action="store_true", help="calibrate on the text of DATA, too, not on random pieces alone")
-    only = "of the validation set, the same random ones each time (default: all)"
+    add("--valid-subset", default="valid", metavar="SPLITS", help="splits to measure the loss on, with commas between "
+        "(default: %(default)s)")  # fmt: skip
+    only = "of each of these splits, the same random ones each time (default: all)"
     add("--sentences", type=int, metavar="N", help=only)
     add("--no-bleu", action="store_true", help="only the loss on the validation set, which takes seconds")
     add("--beam", type=int, default=5, help="for BLEU on the test set (default: %(default)s)")
@@ -132,10 +134,11 @@ def run(args: Namespace) -> None:
     folder = Path(args.out or f"{Path(args.paths[0]).with_suffix('')}.sweep")
     fitting = how_to_fit(args, args.data if args.text else None, pieces=True)
     device, languages = fitting.pop("device"), fitting.pop("languages")
-    test = {"data": args.data, "sentences": args.sentences, "beam": args.beam}
+    test = {name: getattr(args, name) for name in ("data", "valid_subset", "sentences", "beam")}
+    valid = args.valid_subset.split(",")
     settings = {**test, "languages": languages and list(languages), **fitting}
     settings["longest"] = args.longest or LONGEST  # each way has a default of its own
-    settings["sum of data"] = sum_of_splits(Path(args.data))
+    settings["sum of data"] = sum_of_splits(Path(args.data), valid)
     how: dict[str, Any] = {**test, "fitting": fitting, "device": device}
     bases = sorted(dict.fromkeys(map(read_base, args.paths)), key=lambda base: base.epoch or 0)
     points = read_points(folder / "sweep.jsonl")
@@ -144,12 +147,12 @@ def run(args: Namespace) -> None:
     check_bases([*(Base(f"a point in {folder}", point.base, point.epoch, points[0]) for point in points), *bases])
     calibrations = [] if args.no_calibration else [PIECES, TEXT][: 1 + args.text]
     state = with_languages(load_checkpoint(bases[0].path), languages)
-    most = most_tokens_of(state, args.data, ["valid"] if args.no_bleu else ["valid", "test"])
+    most = most_tokens_of(state, args.data, valid if args.no_bleu else [*valid, "test"])
     ways = ways_to_try(args.tries, bases[0], calibrations, longest=args.longest, tokens=most)
     done = {(point.base, *point.key) for point in points if point.bleu or args.no_bleu}
     todo = {base: [way for way in ways if (base.sum, *way.key) not in done] for base in bases}
     for base in filter(todo.get, bases):
-        check_whole(with_languages(load_checkpoint(base.path), languages), args.data, bleu=not args.no_bleu)
+        check_whole(with_languages(load_checkpoint(base.path), languages), args.data, valid, bleu=not args.no_bleu)
     with tqdm(total=len(bases) * len(ways), unit="swap", disable=None) as progress:
         for base, missing in todo.items():
             progress.update(len(ways) - len(missing))
@@ -157,7 +160,7 @@ def run(args: Namespace) -> None:
                 continue
             state = with_own_arguments(with_languages(load_checkpoint(base.path), languages))
             if not has_fingerprints(model_args(state)):  # the data are compared with the base, not with each swap
-                note_dictionaries(model_args(state), load(state, args.data, "valid", device=device).task)
+                note_dictionaries(model_args(state), load(state, args.data, valid[0], device=device).task)
             told = hashlib.sha256(json.dumps([base.sum, {**settings, "data": None}]).encode()).hexdigest()
             translations = None if args.no_bleu else folder / "work" / f"{told[:16]}.txt"
             for way in missing:
@@ -172,11 +175,12 @@ def run(args: Namespace) -> None:
         write_figure(draw(points), folder / "sweep.svg")
 
 
-def check_whole(state: State, data: str, *, bleu: bool) -> None:
+def check_whole(state: State, data: str, valid: Iterable[str], *, bleu: bool) -> None:
     """Refuse validation and test sets with sentences that the model cannot take; ``bleu``: there is a test set."""
     dataset: Any
-    _, dataset = load_data(state, data, "valid")
-    check_lengths([dataset.src_sizes, dataset.tgt_sizes], positions(state), where=f"{data}, split valid")
+    for split in valid:
+        _, dataset = load_data(state, data, split)
+        check_lengths([dataset.src_sizes, dataset.tgt_sizes], positions(state), where=f"{data}, split {split}")
     if bleu:  # its targets are references alone
         task, dataset = load_data(state, data, "test")
         check_not_empty(dataset.src_sizes, where=f"{data}, split test")
@@ -184,9 +188,10 @@ def check_whole(state: State, data: str, *, bleu: bool) -> None:
         check_joined(references(task, dataset, "test"), "the references of the test set")
 
 
-def sum_of_splits(data: Path) -> str:
+def sum_of_splits(data: Path, valid: Iterable[str]) -> str:
     """A sum of what a sweep reads of a data folder; of the training set the lengths stand for the text."""
-    files = {file for kind in ("dict.*", "*.idx", "valid.*", "test.*", "text/test.*") for file in data.glob(kind)}
+    kinds = ("dict.*", "*.idx", "test.*", "text/test.*", *(f"{split}.*" for split in valid))
+    files = {file for kind in kinds for file in data.glob(kind)}
     sums = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(files) if file.is_file()}
     return hashlib.sha256(json.dumps(sums).encode()).hexdigest()
 
@@ -302,6 +307,7 @@ def measured(
     way: Way,
     *,
     data: str,
+    valid_subset: str,
     sentences: int | None,
     beam: int,
     fitting: dict[str, Any],
@@ -329,9 +335,10 @@ def measured(
         ours, others = (kept, None) if is_base else (translate_split(loaded, beam=beam), kept)
         check_joined(ours, f"{base.path} as {way.words}")
         bleu = measure(ours, references(loaded.task, loaded.sentences, "test"), metric=TOKENISED, base=others)
-    loaded = load(swapped, data, "valid", device=device)
-    by_length = validation_losses(loaded, sentences)
-    whole = total(by_length)
+    splits = [load(swapped, data, split, device=device) for split in valid_subset.split(",")]
+    losses = [validation_losses(split, sentences) for split in splits]
+    by_length = {most: total(one[most] for one in losses) for most in losses[0]}
+    whole = total(by_length.values())
     if not math.isfinite(whole.mean):
         remedy = "give another checkpoint" if is_base else "leave this way out"
         raise InputError(f"{base.path} as {way.words}: the loss is {whole.mean}; {remedy}")
@@ -349,7 +356,7 @@ def measured(
         cost=cost.nats,
         cost_by_place=cost.by_place,
         device="CPU" if device.type == "cpu" else torch.cuda.get_device_name(device),
-        balance=encoder_balance(loaded),
+        balance=encoder_balance(splits[0]),
         by_length=by_length,
     )
 
@@ -378,6 +385,7 @@ def validation_losses(loaded: Loaded, sentences: int | None = None, max_tokens: 
     return {str(most): Loss(nats=total, tokens=int(count)) for most, total, count in of_ranges}
 
 
-def total(losses: dict[str, Loss]) -> Loss:
-    """The loss over all ranges."""
-    return Loss(nats=sum(loss.nats for loss in losses.values()), tokens=sum(loss.tokens for loss in losses.values()))
+def total(losses: Iterable[Loss]) -> Loss:
+    """The loss over the sentences of several."""
+    parts = list(losses)
+    return Loss(nats=sum(part.nats for part in parts), tokens=sum(part.tokens for part in parts))

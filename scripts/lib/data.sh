@@ -40,6 +40,8 @@ begin() {
 binarise() {
     local new=$WORK/new log=$WORK/log joined=() names=() tests
     [ -z "${NAMES:-}" ] || names=(--names "$NAMES") # the document of each pair, where a script knows it
+    # shellcheck disable=SC2206  # several numbers
+    [ -z "${LENGTHS:-}" ] || names+=(--tests $LENGTHS)
     fairseq-lot encode --text "$@" --source "$SRC" --target "$TGT" --out "$new" \
         --bpe "$BPE" --vocab-size "$VOCAB_SIZE" --threads "$WORKERS"
     [ "$DOCUMENTS" = no ] || fairseq-lot documents "$new" --source "$SRC" --target "$TGT" ${names[@]+"${names[@]}"}

@@ -38,6 +38,15 @@ def test_every_page_is_in_one_split(pages, tmp_path):
             assert [line.split()[0] for line in lines] == [name.replace("page", language) for name in found]
 
 
+def test_pages_of_a_chapter_share_a_name(pages, tmp_path):
+    pages.write_text("".join(f"{'a/b' if 'page1' in line else 'c'}/{line}\n" for line in lines_of(pages)))
+    for words, chapters in (((), False), (("--chapters",), True)):
+        out = tmp_path / str(chapters)
+        assert main(["libreoffice", str(pages), "--out", str(out), *words]) == 0
+        names = {name for split in ("train", "valid", "test") for name in lines_of(out / f"{split}.names")}
+        assert names == {"a/b", "c"} if chapters else len(names) == 64
+
+
 def test_short_and_long_pages_of_the_real_text_are_tested_on():
     pages = read_pages(PAIRS)
     words = {name: sum(len(english.split()) for _, english in pairs) for name, pairs in pages.items()}

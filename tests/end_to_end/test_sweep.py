@@ -69,8 +69,20 @@ def test_sweep_measures_resumes_and_extends(data, stock_checkpoint, diff_checkpo
     assert rows["lot", "pieces"]["loss"] == points[3]["loss"] and "Signature" in scored
     assert rows["esp", ""]["bleu"] is None
 
+    others = words[: words.index("--out")] + [
+        "--out",
+        tmp_path / "others",
+        "--no-calibration",
+        "--no-bleu",
+        "--try",
+        "lot",
+    ]
+    of_two = measured(*others, "--valid-subset", "valid,test")[1][0]
+    texts = [(data / "bpe" / f"{split}.en").read_text(encoding="utf-8").splitlines() for split in ("valid", "test")]
+    assert of_two["tokens"] == sum(len(line.split()) + 1 for text in texts for line in text)
+
     kept = contents(out)
-    for more in (("--steps", 4), ("--beam", 2), ("--sentences", 9)):
+    for more in (("--steps", 4), ("--beam", 2), ("--sentences", 9), ("--valid-subset", "test")):
         refuse(capsys, *words, *more, naming=["holds points with ", ", not ", "give another --out"])
     refuse(capsys, *words, "--path", diff_checkpoint, naming=["(epoch unknown)", "or another --out"])
     refuse(capsys, *words, "--split", "valid", naming=["--split valid is of a data folder", "sweep: with --text"])

@@ -164,15 +164,20 @@ def test_of_several_bases_the_figure_has_a_line_for_each_way():
 
 def test_points_of_other_data_are_told_apart(tmp_path):
     (tmp_path / "text").mkdir()
-    found = [sum_of_splits(tmp_path)]
+    found = [sum_of_splits(tmp_path, ["valid"])]
     for name in ("dict.de.txt", "test.de-en.de.bin", "valid.de-en.en.idx", "text/test.en", "train.de-en.de.idx"):
         (tmp_path / name).write_text("made again")
-        found.append(sum_of_splits(tmp_path))
-    assert len({*found}) == 6 and sum_of_splits(tmp_path) == found[-1]
+        found.append(sum_of_splits(tmp_path, ["valid"]))
+    assert len({*found}) == 6 and sum_of_splits(tmp_path, ["valid"]) == found[-1]
+    (tmp_path / "test4.de-en.de.bin").write_text("another split")
+    assert sum_of_splits(tmp_path, ["valid"]) == found[-1] != sum_of_splits(tmp_path, ["valid", "test4"])
     (tmp_path / "settings.json").write_text(json.dumps({"beam": 5}))
     check_settings(tmp_path, {"beam": 5, "sum of data": found[0], "longest": 80})  # of an earlier version
     with pytest.raises(InputError, match="holds points with longest 80, not 512"):
         check_settings(tmp_path, {"beam": 5, "longest": 512})
+    check_settings(tmp_path, {"beam": 5, "valid_subset": "valid"})
+    with pytest.raises(InputError, match="holds points with valid_subset valid, not test1"):
+        check_settings(tmp_path, {"beam": 5, "valid_subset": "test1"})
     (tmp_path / "settings.json").write_text(json.dumps({"beam": 5, "data": "bin"}))  # of one without sums
     with pytest.raises(InputError, match="holds points with data bin, not other"):
         check_settings(tmp_path, {"beam": 5, "sum of data": found[0], "data": "other"})

@@ -161,7 +161,7 @@ def _check_system(name: str, system: dict[str, Any], config: dict[str, Any]) -> 
         if name == "softmax" and not is_plain:
             raise InputError("systems, softmax: the base and the control are called so; give another name")
     _refuse(f"systems, {name}, options", system.get("options", {}), {"attention", "attention-sites"})
-    _refuse_training(f"systems, {name}, finetune", system.get("finetune", {}))
+    _refuse_training(f"systems, {name}, finetune", system.get("finetune") or {})
     if "calibrate" in system:
         _check_calibration(name, system, config)
 
@@ -207,7 +207,7 @@ def _check_models(config: dict[str, Any]) -> None:
         tuned = _parse(f"finetune, {backbone}", train, tuning)
         for name, system in config["systems"].items():
             own = tuned
-            if "finetune" in system:
+            if system.get("finetune"):
                 own = _parse(f"systems, {name}, finetune", train, tuning | system["finetune"])
             try:
                 built = _build(system, copy.copy(model))

@@ -35,7 +35,7 @@ System = TypedDict(
         "options": Flags,
         "sites": str,
         "calibrate": Flags,
-        "finetune": Flags,
+        "finetune": Flags | Literal[False],
         "from-scratch": bool,
     },
     total=False,

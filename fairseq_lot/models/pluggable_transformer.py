@@ -137,7 +137,15 @@ def _spell_out_layers_to_keep(args):
 
 def _small(args):
     """3+3 layers of width 128: trains on two CPU cores."""
-    sizes = {"embed_dim": 128, "ffn_embed_dim": 256, "layers": 3, "attention_heads": 4}
+    _sized(args, embed_dim=128, ffn_embed_dim=256, layers=3, attention_heads=4)
+
+
+def _medium(args):
+    """6+6 layers of width 256: trains overnight on one CPU core."""
+    _sized(args, embed_dim=256, ffn_embed_dim=512, layers=6, attention_heads=4)
+
+
+def _sized(args, **sizes):
     fill(args, {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()})
     base_architecture(args)
 
@@ -147,7 +155,7 @@ _FAMILIES = {f"{name}_transformer": {"attention": name} for name in MECHANISMS} 
     "diff_transformer": {"differential": True},
     "pluggable_transformer": {},  # the attention of the checkpoint that a training starts from
 }
-SIZES = {"": base_architecture, "_iwslt_de_en": transformer_iwslt_de_en, "_small": _small}
+SIZES = {"": base_architecture, "_iwslt_de_en": transformer_iwslt_de_en, "_medium": _medium, "_small": _small}
 
 
 def _register(arch, attention_defaults, size):

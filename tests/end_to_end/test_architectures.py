@@ -1,4 +1,4 @@
-"""Every family of architectures, and two in full width: train, swap, generate, score on 60 sentences."""
+"""Every family of architectures, and three that are wider: train, swap, generate, score on 60 sentences."""
 
 import json
 
@@ -15,14 +15,15 @@ FAMILIES = {
     "softmax_transformer": "set",
     "diff_transformer": "lot",
 }
-ARCHITECTURES = [f"{family}_small" for family in FAMILIES] + ["lot_transformer", "diff_transformer_iwslt_de_en"]
+WIDE = {"lot_transformer": 512, "lot_transformer_medium": 256, "diff_transformer_iwslt_de_en": 512}
+ARCHITECTURES = [f"{family}_small" for family in FAMILIES] + list(WIDE)
 
 
 @pytest.mark.fast_if(lambda arch: arch in ("lot_transformer_small", "diff_transformer_iwslt_de_en"))
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_train_swap_generate_score(arch, data, tmp_path):
     family = next(family for family in FAMILIES if arch.startswith(family))
-    # those in full width with fewer layers, so that the test takes seconds
+    # the wide ones with fewer layers, so that the test takes seconds
     shallow = () if arch.endswith("_small") else ("--encoder-layers", 1, "--decoder-layers", 1)
     sites = ("--attention-sites", "encoder,cross,decoder") if arch == "lot_transformer_small" else ()
     checkpoint = train(data / "bin", tmp_path, "--arch", arch, "--share-all-embeddings", *shallow, *sites, updates=3)
@@ -30,6 +31,7 @@ def test_train_swap_generate_score(arch, data, tmp_path):
     differential = family == "diff_transformer"
     assert trained.attention == ("softmax" if differential else family.removesuffix("_transformer"))
     assert trained.differential == differential
+    assert trained.encoder_embed_dim == trained.decoder_embed_dim == WIDE.get(arch, 128)
 
     output = generate(data / "bin", swapped(checkpoint, tmp_path / "swapped.pt", FAMILIES[family]))
     assert len(fields(output, "H")) == 60

@@ -49,7 +49,7 @@ def test_configs_are_accepted(check, path):
 
 
 WRONG = [
-    ({"size": "huge"}, "size: 'huge' is not one of ['small', 'iwslt_de_en']"),
+    ({"size": "huge"}, "size: 'huge' is not one of ['small', 'medium', 'iwslt_de_en']"),
     ({"seeds": []}, "seeds: "),
     ({"epochs": 3}, "the experiment: Additional properties are not allowed ('epochs' was unexpected)"),
     ({"backbones": {"mamba": {}}}, "backbones: "),
@@ -138,6 +138,7 @@ WRONG_SYSTEMS = [
     ({"calibrate": {"with": "text", "step": 9}}, "systems, S: calibrate: unrecognized arguments: --step=9"),
     ({"finetune": {"learning": 9}}, "systems, S, finetune: unrecognized arguments: --learning=9"),
     ({"finetune": {"lr-scheduler": "inverse_sqrt", "warmup-updates": 0}}, "systems, S, finetune: inverse_sqrt begins"),
+    ({"finetune": True}, "systems, S, finetune: False was expected"),
     ({"finetune": {"lr": 1}, "from-scratch": True}, "systems, S, finetune: not used by a system from scratch"),
     ({"calibrate": {"with": "pieces"}, "from-scratch": True}, "systems, S, calibrate: not used by a system from"),
     ({"attention": "sinkhorn", "calibrate": {"with": "text"}}, "systems, S: calibrate: this attention has no param"),
@@ -321,7 +322,7 @@ def snakemake(config, *flags, **variables):
 def test_a_wrong_experiment_is_one_line_and_nothing_is_made(tmp_path):
     code, shown, errors = snakemake(experiment(tmp_path, "data", size="huge"), "--quiet", "all")
     assert code == 2 and shown == ""
-    assert errors.splitlines()[-1] == "snakemake: error: size: 'huge' is not one of ['small', 'iwslt_de_en']"
+    assert errors.splitlines()[-1] == "snakemake: error: size: 'huge' is not one of ['small', 'medium', 'iwslt_de_en']"
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.yaml"]
 
 
@@ -364,6 +365,17 @@ def test_a_base_that_is_given_is_plugged_into_fine_tuned_and_scored(tmp_path):
     for seed in (1, 2):
         check = f"""fairseq-lot check --path "$1" data --split test' check {tmp_path}/mine{seed}.pt >/dev/null"""
         assert check in plan, "its dictionaries are compared with those of the data before anything is made"
+
+
+def test_a_system_may_be_only_plugged_in(tmp_path):
+    systems = {"LOT": {"attention": "lot", "finetune": False}, "SeT": {"attention": "set"}}
+    code, shown, errors = snakemake(experiment(tmp_path, "data", systems=systems), "--dry-run", "--printshellcmds")
+    assert code == 0, errors
+    assert re.findall(r"scripts/finetune.sh .*/(\w+)/finetuned ", shown + errors) == ["SeT"]
+    scores = re.findall(r'scripts/score.sh .*"system": "(\w+)".*"stage": "([\w-]+)"', shown + errors)
+    assert sorted(scores) == [
+        ("LOT", "plug-and-play"), ("SeT", "fine-tuned"), ("SeT", "plug-and-play"), ("softmax", "base"),
+    ]  # fmt: skip
 
 
 def test_a_control_other_than_plain_softmax_is_what_the_base_is_trained_as(tmp_path):

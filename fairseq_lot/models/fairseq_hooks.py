@@ -26,9 +26,17 @@ from omegaconf import OmegaConf
 from fairseq_lot.attention.base import Mechanism
 from fairseq_lot.errors import InputError
 from fairseq_lot.models.architecture import override_attention, own_architecture, refuse_renamed
+from fairseq_lot.models.contradictions import check_configured, check_overridden
 from fairseq_lot.models.dictionaries import check_dictionaries, note_dictionaries
 from fairseq_lot.models.misfit import explained
-from fairseq_lot.models.starting_point import check_configured, check_overridden, saved_model, starting_point, take_over
+from fairseq_lot.models.saved import read_saved
+from fairseq_lot.models.starting_point import (
+    Defaults,
+    inherit_from_checkpoint,
+    mark_parsed,
+    starting_point,
+    take_mark,
+)
 from fairseq_lot.modules.flat_options import check_overrides, option_names
 from fairseq_lot_compat import in_command
 
@@ -39,6 +47,7 @@ def install() -> None:
         TransformerModel._refuses_attention = True
         for arch in [arch for arch, model in ARCH_MODEL_REGISTRY.items() if model is TransformerModel]:
             ARCH_CONFIG_REGISTRY[arch] = _with_attention_of_start(ARCH_CONFIG_REGISTRY[arch])
+        TransformerModel.add_args = _with_mark(vars(TransformerModel)["add_args"])
         TransformerModel.build_model = _with_own_arguments(vars(TransformerModel)["build_model"])
         checkpoint_utils.load_checkpoint_to_cpu = _with_overrides(checkpoint_utils.load_checkpoint_to_cpu)
         checkpoint_utils.load_model_ensemble_and_task = _with_its_data(checkpoint_utils.load_model_ensemble_and_task)
@@ -52,10 +61,22 @@ def _with_attention_of_start(size):
     """Make a training of a stock architecture, where it starts from a checkpoint of ours, one of that model."""
 
     def architecture(args):
-        if take_over(args, {}, size):
+        path = starting_point(args) if take_mark(args) else None
+        if inherit_from_checkpoint(args, path, Defaults({}, size)):
             args.arch = own_architecture(args.arch)
 
     return architecture
+
+
+def _with_mark(stock_add_args):
+    """Mark the command lines of a stock ``transformer``."""
+
+    def add_args(cls, parser):
+        stock_add_args.__func__(cls, parser)
+        if cls is TransformerModel:
+            mark_parsed(parser)
+
+    return classmethod(add_args)
 
 
 def _with_own_arguments(stock_build_model):
@@ -67,6 +88,7 @@ def _with_own_arguments(stock_build_model):
 
     def build_model(cls, args, task):
         if cls is TransformerModel:
+            take_mark(args)  # of an architecture that was registered after the changes here
             refuse_renamed(args)
             note_dictionaries(args, task)
         return stock_build_model.__func__(cls, args, task)
@@ -101,7 +123,7 @@ def _with_its_data(stock_load):
     def load_model_ensemble_and_task(filenames, arg_overrides=None, task=None, *args, **options):
         for path in filenames if task is not None else ():
             if zipfile.is_zipfile(path):  # older formats are not ours
-                check_dictionaries(saved_model(path), task, path)
+                check_dictionaries(read_saved(path).model, task, path)
         loaded = stock_load(filenames, arg_overrides, task, *args, **options)
         if task is None:  # fairseq's interface in Python, where the checkpoint sets it up
             for path, model in zip(filenames, loaded[0], strict=False):
@@ -144,7 +166,7 @@ def _when_training_begins(stock_load):
             values: Any = OmegaConf.to_container(model)
             check_configured(Namespace(**values), path)
         if path is not None and isinstance(trainer.get_model(), TransformerModel):
-            check_dictionaries(saved_model(path), trainer.task, path)
+            check_dictionaries(read_saved(path).model, trainer.task, path)
         refuse_to_lose(trainer.get_model(), trainer.cfg)
         try:
             return stock_load(cfg, trainer, **options)

@@ -5,7 +5,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from fairseq_lot.errors import InputError, first_line, flag
-from fairseq_lot.models.starting_point import model_of, shapes_weights
+from fairseq_lot.models.saved import read_with_weights
+from fairseq_lot.models.starting_point import shapes_weights
 
 # How fairseq's messages begin, and how they go on, that a person can do something about.
 _UNFIT = "Cannot load model parameters from checkpoint"
@@ -39,7 +40,7 @@ def explained(error: Exception, path: str | None, trainer: Any, *, fine_tunes: b
 
 
 def _misfit(path: str, trainer: Any, error: BaseException, *, fine_tunes: bool) -> str:
-    args, weights = model_of(path)
+    args, weights = read_with_weights(path)
     model, task = trainer.get_model(), trainer.cfg.task
     for stack, side in (("encoder", "source"), ("decoder", "target")):
         embedding = weights.get(f"{stack}.embed_tokens.weight")

@@ -19,7 +19,8 @@ from fairseq_lot.errors import InputError
 from fairseq_lot.models.architecture import refuse_renamed
 from fairseq_lot.models.dictionaries import note_dictionaries
 from fairseq_lot.models.fairseq_hooks import announce_epochs, install
-from fairseq_lot.models.starting_point import is_command_line, take_over, without_layer
+from fairseq_lot.models.model_attention import without_layer
+from fairseq_lot.models.starting_point import Defaults, inherit_from_checkpoint, mark_parsed, starting_point, take_mark
 from fairseq_lot.modules.flat_options import add_attention_args, check_used, fill, spell_out, typed_options
 from fairseq_lot.modules.sites import attention_sites, attentions, kept_places, settle_kept_places
 from fairseq_lot.modules.transformer import Decoder, Encoder
@@ -43,6 +44,7 @@ class PluggableTransformerModel(TransformerModel):
         """Add fairseq's Transformer options and the flat options of the mechanisms."""
         super().add_args(parser)
         add_attention_args(parser)
+        mark_parsed(parser)
 
     @classmethod
     def build_model(cls, args: Namespace, task: Any) -> "PluggableTransformerModel":
@@ -160,8 +162,10 @@ SIZES = {"": base_architecture, "_iwslt_de_en": transformer_iwslt_de_en, "_mediu
 
 def _register(arch, attention_defaults, size):
     def architecture(args):
-        typed = typed_options(args) if is_command_line(args) else ()
-        take_over(args, attention_defaults, size)
+        is_command_line = take_mark(args)
+        typed = typed_options(args) if is_command_line else ()
+        path = starting_point(args) if is_command_line else None
+        inherit_from_checkpoint(args, path, Defaults(attention_defaults, size))
         fill(args, attention_defaults)
         if typed:
             attention = getattr(args, "attention", None) or DEFAULT

@@ -10,8 +10,8 @@ from omegaconf import OmegaConf
 
 from fairseq_lot.attention.near_far import NearFar
 from fairseq_lot.errors import InputError
+from fairseq_lot.models.contradictions import check_configured
 from fairseq_lot.models.pluggable_transformer import PluggableTransformerModel
-from fairseq_lot.models.starting_point import check_configured
 from tests.end_to_end.conftest import edited, generate, hypotheses, refuse, swapped, train
 from tests.plug_and_play import in_memory
 

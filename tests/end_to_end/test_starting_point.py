@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from fairseq_lot.errors import InputError, flag
-from fairseq_lot.models.starting_point import starting_point
+from fairseq_lot.models.starting_point import starting_point, take_mark
 from fairseq_lot.plug_and_play.swap import fine_tuning_command, swap_as_drawn
 from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
 from tests.end_to_end.conftest import TINY, edited, generate, hypotheses, swapped, train, weights_of
@@ -231,7 +231,7 @@ def test_what_is_typed_wins_and_a_line_names_both(lot_checkpoint, fine_tuned, ca
     assert weights["encoder.layers.0.self_attn.mechanism.pivots"].shape[1] == 8
     (line,) = lines(caplog)
     assert "--lot-num-pivots 6 becomes 8" in line and "--lot-epsilon 1.0 becomes 0.5" in line and "drawn" in line
-    assert "redrawn_attention" not in vars(args)
+    assert "redrawn_attention" not in vars(args) and not take_mark(args)
 
 
 def test_another_mechanism_has_to_be_typed(sinkhorn_checkpoint, fine_tuned, tmp_path, caplog):

@@ -13,8 +13,8 @@ from fairseq_lot.attention.lot import Lot
 from fairseq_lot.attention.near_far import EXACT_UP_TO
 from fairseq_lot.attention.registry import MECHANISMS
 from fairseq_lot.errors import InputError
+from fairseq_lot.models.contradictions import check_overridden
 from fairseq_lot.models.pluggable_transformer import PluggableTransformerModel
-from fairseq_lot.models.starting_point import check_overridden
 from fairseq_lot.plug_and_play.calibrate import calibrate
 from fairseq_lot.plug_and_play.distillation import Distillation
 from fairseq_lot.plug_and_play.sentences import in_batches

@@ -1,0 +1,93 @@
+"""The attention that the arguments of a model describe: in words, by its options, by its parameters."""
+
+import copy
+import re
+from argparse import Namespace
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+
+from fairseq_lot.attention.options import SITES
+from fairseq_lot.attention.registry import DEFAULT, describe
+from fairseq_lot.modules import flat_options
+from fairseq_lot.modules.sites import (
+    ATTENTION_AT,
+    attention_sites,
+    build_site_mechanism,
+    kept_places,
+    sites_in_words,
+)
+
+
+class Parameter(NamedTuple):
+    """What a mechanism adds to a model.
+
+    Attributes:
+        shape: of the tensor.
+        owner: the mechanism, or ``differential``.
+        is_learnt: a parameter, not a buffer.
+    """
+
+    shape: torch.Size
+    owner: str
+    is_learnt: bool
+
+
+def completed(args: Namespace, defaults: dict[str, Any] | None = None) -> Namespace:
+    """A copy of the arguments whose attention has every option, its sites in one order and spacing."""
+    args = copy.copy(args)
+    flat_options.fill(args, defaults or {})
+    flat_options.spell_out(args)
+    args.attention_sites = ",".join(attention_sites(args))
+    return args
+
+
+def in_words(args: Namespace) -> str:
+    """``lot (num_pivots=6) attention at encoder``, of completed arguments."""
+    form = "differential " if args.differential else ""
+    named = describe(args.attention, flat_options.mechanism_options(args, args.attention))
+    return f"{form}{named} attention at {sites_in_words(args)}"
+
+
+def options_read(args: Namespace) -> list[str]:
+    """The options of the mechanisms that stand in a model."""
+    named = [args.attention, *([DEFAULT] if kept_places(args) else [])]
+    return [name for mechanism in named for name in flat_options.options_of(mechanism)]
+
+
+def changed(names: Iterable[str], before: Namespace, after: Namespace) -> list[str]:
+    """The options that differ."""
+    return [name for name in names if getattr(before, name, None) != getattr(after, name, None)]
+
+
+def parameters(args: Namespace, layers: Namespace) -> dict[str, Parameter]:
+    """What the attention adds, by the names in checkpoints.
+
+    Args:
+        layers: arguments that say how many layers there are.
+    """
+    found = {}
+    for site in SITES:
+        side = "encoder" if site == "encoder" else "decoder"
+        heads = getattr(args, f"{side}_attention_heads")
+        sizes = {"num_heads": heads, "head_dim": getattr(args, f"{side}_embed_dim") // heads}
+        stack, attention = ATTENTION_AT[site]
+        for layer in range(getattr(layers, f"{side}_layers")):
+            mechanism = build_site_mechanism(args, site=site, layer=layer, dropout=0.0, **sizes)
+            learnt = dict(mechanism.named_parameters()) if mechanism else ()
+            for name, value in mechanism.state_dict().items() if mechanism else ():
+                owner = "differential" if args.differential and not name.startswith("inner.") else args.attention
+                key = f"{stack}.layers.{layer}.{attention}.mechanism.{name}"
+                found[key] = Parameter(value.shape, owner, name in learnt)
+    return found
+
+
+def redrawn(before: dict[str, Parameter], after: dict[str, Parameter]) -> set[str]:
+    """Names that both have for parameters of another owner or shape, without the numbers of their layers."""
+    return {without_layer(name) for name in before.keys() & after if before[name][:2] != after[name][:2]}
+
+
+def without_layer(name: str) -> str:
+    """The name of a parameter without the number of its layer."""
+    return re.sub(r"\.\d+\.", ".", name, count=1)

@@ -17,7 +17,8 @@ import sys
 from pathlib import Path
 
 from fairseq_lot.cli import main as fairseq_lot
-from fairseq_lot.evaluation.results import BASE, STAGES, Row, is_at, read_rows, read_statistics
+from fairseq_lot.evaluation.results import is_at, read_rows, read_statistics
+from fairseq_lot.experiment.spec import BASE, PLAIN, STAGES, Row
 from fairseq_lot.output.files import atomic_write
 from fairseq_lot.output.tables import Table
 
@@ -64,7 +65,7 @@ def page_of(path: Path) -> str:
 def control_of(rows: list[Row]) -> str:
     """The system that the others are compared with: the base, else plain softmax, else the first."""
     base = [row.system for row in rows if row.stage == BASE]
-    plain = [row.system for row in rows if row.settings == {"attention": "softmax"}]
+    plain = [row.system for row in rows if row.settings == PLAIN]
     return [*base, *plain, rows[0].system][0]
 
 

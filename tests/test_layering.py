@@ -15,11 +15,12 @@ PACKAGE = Path(__file__).resolve().parents[1] / "fairseq_lot"
 FILES = sorted(PACKAGE.rglob("*.py"))
 COMPAT = PACKAGE.with_name("fairseq_lot_compat.py")
 TOOLS = {"errors", "output"}
-EXPERIMENT = {"corpus", "evaluation", *TOOLS}
+EXPERIMENT = {"corpus", "evaluation", "spec", *TOOLS}
 # what each room sees besides itself
 SEES = {
     "errors": set(),
     "output": {"errors"},
+    "spec": {"errors"},  # of an experiment; what reads its rows sees no more of it
     "numerics": {"errors"},
     "kernels": {"numerics", "errors"},
     "transport": {"kernels", "numerics", "errors"},
@@ -30,12 +31,12 @@ SEES = {
     "plug_and_play": {"inspection", "pretrained", "models", "modules", "attention", *EXPERIMENT},
     "experiment": {"pretrained", "cli", *EXPERIMENT},
     "inspection": {"pretrained", "models", "modules", "attention", "transport", *EXPERIMENT},
-    "evaluation": {"corpus", *TOOLS},
+    "evaluation": {"corpus", "spec", *TOOLS},
     "corpus": TOOLS,
     "cli": {"errors"},
     "__init__": {"plug_and_play", "pretrained", "attention", "errors"},  # rooms by name, when they are first used
 }
-WITHOUT_TORCH = {"evaluation", "corpus", "output", "errors", "cli", "__init__"}
+WITHOUT_TORCH = {"evaluation", "spec", "corpus", "output", "errors", "cli", "__init__"}
 WITHOUT_FAIRSEQ = {"numerics", "kernels", "transport", "attention", *WITHOUT_TORCH}
 HEAVY = ["fairseq", "numpy", "omegaconf", "hydra", "ot", "scipy", "torch"]
 
@@ -51,14 +52,19 @@ def imports(path):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+def room_of(*names):
+    """A folder, a file beside the folders, or the definition of an experiment, which rooms below see as well."""
+    return "spec" if names[:2] == ("experiment", "spec") else names[0]
+
+
 def room(path):
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    return room_of(*path.relative_to(PACKAGE).with_suffix("").parts)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_go_downwards(path):
     name, parts = room(path), [imported.split(".") for imported in imports(path)]
-    rooms = {one[1] for one in parts if one[0] == "fairseq_lot" and len(one) > 1} - {"__version__"}
+    rooms = {room_of(*one[1:]) for one in parts if one[0] == "fairseq_lot" and len(one) > 1} - {"__version__"}
     above = rooms - SEES[name] - {name}
     assert not above, f"{name} must not import {', '.join(sorted(above))}"
     foreign = {one[0] for one in parts} - {"fairseq_lot"}
@@ -93,7 +99,7 @@ def test_fairseq_s_side_names_no_mechanism(path):
 
 def test_every_folder_has_its_place_and_says_what_it_is():
     folders = [path.parent for path in PACKAGE.glob("*/__init__.py")]
-    assert {folder.name for folder in folders} == SEES.keys() - {"errors", "cli", "__init__"}
+    assert {folder.name for folder in folders} == SEES.keys() - {"errors", "spec", "cli", "__init__"}
     for folder in folders:
         sentence = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8")))
         assert sentence and sentence.endswith(".") and "\n" not in sentence

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from fairseq_lot.evaluation.results import BASE, FINE_TUNED, FROM_SCRATCH, read_rows
+from fairseq_lot.evaluation.results import read_rows
+from fairseq_lot.experiment.spec import BASE, FINE_TUNED, FROM_SCRATCH
 from fairseq_lot.output.figures import write_figure
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"

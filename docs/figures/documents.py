@@ -10,7 +10,8 @@ import numpy as np
 from gaps import CONTROL, difference, read_one_seed  # the file beside this one
 from matplotlib.figure import Figure
 
-from fairseq_lot.evaluation.results import FINE_TUNED, read_statistics
+from fairseq_lot.evaluation.results import read_statistics
+from fairseq_lot.experiment.spec import FINE_TUNED
 from fairseq_lot.output.figures import write_figure
 
 

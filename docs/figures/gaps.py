@@ -14,7 +14,8 @@ from matplotlib.ticker import MaxNLocator
 
 from fairseq_lot.evaluation.bleu import SAMPLES, SEED
 from fairseq_lot.evaluation.compare import differences
-from fairseq_lot.evaluation.results import BASE, FINE_TUNED, read_rows, read_statistics
+from fairseq_lot.evaluation.results import read_rows, read_statistics
+from fairseq_lot.experiment.spec import BASE, FINE_TUNED
 from fairseq_lot.output.figures import write_figure
 
 CONTROL = "softmax"

@@ -1,15 +1,14 @@
 """BLEU as sacreBLEU computes it, and its bootstrap: the test set resampled, from statistics of its sentences."""
 
 import argparse
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from pydantic import FiniteFloat
 from sacrebleu.metrics import BLEU, CHRF
 
 from fairseq_lot.corpus.moses import rules_of
 from fairseq_lot.errors import check_least
+from fairseq_lot.experiment.spec import MetricScore
 
 # The data is lower-cased, so that case must not count; "none" keeps the tokens as they are.
 SACREBLEU: dict[str, Any] = {"lowercase": True}
@@ -18,28 +17,6 @@ _WITHOUT_SPACES = {"zh": "zh", "yue": "zh", "ja": "char", "th": "char", "lo": "c
 TOKENISED: dict[str, Any] = {"tokenize": "none", "force": True}
 SAMPLES, SEED = 1000, 12345
 LEVEL = 0.05  # a difference with a smaller p-value is marked in the tables
-
-
-@dataclass(frozen=True, kw_only=True)
-class MetricScore:
-    """One BLEU score with its 95 % bootstrap interval and its paired test against the base.
-
-    Args:
-        score, low, high: BLEU and the bounds of its interval, in percent.
-        signature: sacreBLEU's signature.
-        base, delta, p: BLEU of the base, score minus base, and the p-value; None without a base.
-    """
-
-    score: FiniteFloat
-    low: FiniteFloat
-    high: FiniteFloat
-    signature: str
-    base: FiniteFloat | None = None
-    delta: FiniteFloat | None = None
-    p: FiniteFloat | None = None
-
-    def __str__(self) -> str:
-        return f"{self.score:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 
 def add_bootstrap_arguments(parser: argparse.ArgumentParser) -> None:

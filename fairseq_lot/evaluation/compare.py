@@ -9,6 +9,7 @@ import numpy as np
 
 from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation import bleu, results
+from fairseq_lot.experiment.spec import BASE, FINE_TUNED, STAGES
 from fairseq_lot.output.tables import Table
 
 
@@ -16,8 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("results", metavar="RESULTS.jsonl", help="rows of fairseq-lot score, with the counts of their "
         "sentences beside them in RESULTS.sentences.tsv")  # fmt: skip
-    stages = [stage for stage in results.STAGES if stage != results.BASE]
-    parser.add_argument("--stage", choices=stages, default=results.FINE_TUNED, help="default: %(default)s")
+    stages = [stage for stage in STAGES if stage != BASE]
+    parser.add_argument("--stage", choices=stages, default=FINE_TUNED, help="default: %(default)s")
     parser.add_argument("--against", metavar="SYSTEM", help="only its pairs; default: every pair")
     bleu.add_bootstrap_arguments(parser)
 

@@ -6,119 +6,38 @@ import hashlib
 import json
 import lzma
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar
 
 import numpy as np
-from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
-from typing_extensions import Required, TypedDict
+from pydantic import TypeAdapter, ValidationError
 
 from fairseq_lot.errors import InputError
-from fairseq_lot.evaluation.bleu import MetricScore, corpus_score
+from fairseq_lot.evaluation.bleu import corpus_score
+from fairseq_lot.experiment.spec import BASE, FINE_TUNED, Label, Row, first_fault
 from fairseq_lot.output.files import read_lines
 
-Stage = Literal["base", "from scratch", "plug-and-play", "fine-tuned"]
-STAGES: tuple[Stage, ...] = get_args(Stage)
-BASE, FROM_SCRATCH, PLUG_AND_PLAY, FINE_TUNED = STAGES
-Precision = Literal["fp32", "fp16", "bf16", "unknown"]
-Name = Annotated[str, Field(pattern=r"\S")]
-Flags = dict[str, bool | int | FiniteFloat | str]
 Kind = TypeVar("Kind")
 _FIRST = ("softmax", "near_far", "sinkhorn", "esp", "lot")  # the order of tables, before other mechanisms
 
-#: What a system is, as config/*.yaml has it; workflow/schema.yaml says what the entries mean.
-System = TypedDict(
-    "System",
-    {
-        "attention": Required[Name],
-        "options": Flags,
-        "sites": str,
-        "calibrate": Flags,
-        "finetune": Flags | Literal[False],
-        "from-scratch": bool,
-    },
-    total=False,
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Label:
-    """Which system a row is about.
-
-    Attributes:
-        dataset, experiment, system: the names that people read.
-        settings: what that system is.
-        training: how the systems of the experiment are trained: size, flags of the backbone and of both trainings.
-        seed: of the training.
-        precision: of the translations.
-    """
-
-    dataset: Name = "unnamed"
-    experiment: Name = "by hand"
-    backbone: Name = "transformer"
-    system: Name
-    settings: System
-    training: dict[str, str | Flags] = dataclasses.field(default_factory=dict)
-    stage: Stage
-    seed: int = 1
-    precision: Precision = "unknown"
-
-    @property
-    def key(self) -> tuple[str, str, str, str, str, int]:
-        """What tells a row from others."""
-        return self.dataset, self.experiment, self.backbone, self.system, self.stage, self.seed
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row(Label):
-    """A scored system; the fields are written in this order.
-
-    Attributes:
-        length: of all translations, in tokens, divided by that of the references. BLEU punishes less than 1.
-            None in rows of before there was this field.
-        chrf: sacreBLEU's chrF of the detokenised text, likewise.
-    """
-
-    sentences: int
-    length: FiniteFloat | None = None
-    tokenised: MetricScore
-    sacrebleu: MetricScore
-    chrf: FiniteFloat | None = None
-    reference: str
-    bootstrap_samples: int
-    bootstrap_seed: int
-    device: str
-    seconds: FiniteFloat | None
-    commit: str
-    command: str
-
-
-def format_row(row: Row) -> str:
-    """The row as one line of JSON without a line end; without chrF where there is none, as in old rows."""
-    fields = asdict(row)
-    if row.chrf is None:
-        del fields["chrf"]
-    return json.dumps(fields, ensure_ascii=False, allow_nan=False)
-
 
 def parse(kind: type[Kind], line: str, name: str) -> Kind:
-    """An instance of a dataclass from one line of JSON, every field checked.
+    """An instance of a model or a dataclass from one line of JSON, every field checked.
 
     Raises:
         ValueError: the line is not a JSON object with the fields of ``kind`` (a field with a default may be missing)
             and their types. The message is one line.
     """
+    extra: Literal["forbid"] | None = "forbid" if dataclasses.is_dataclass(kind) else None  # a model says it itself
     try:
-        return TypeAdapter(kind).validate_json(line, strict=True, extra="forbid")
+        return TypeAdapter(kind).validate_json(line, strict=True, extra=extra)
     except ValidationError as error:
-        first: Any = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ValueError(f"the {name} is wrong{f' at {where}' if where else ''}: {first['msg']}") from None
+        place, fault = first_fault(error)
+        raise ValueError(f"the {name} is wrong{f' at {place}' if place else ''}: {fault}") from None
 
 
 def read_lines_as(kind: type[Kind], path: str | Path, name: str) -> Iterator[tuple[str, Kind]]:
-    """The place and the value of each line of a file, which hold a dataclass each; blank lines are skipped.
+    """The place and the value of each line of a file, which hold a model or a dataclass each; blank lines are skipped.
 
     Raises:
         InputError: the file is missing, or a line is broken (the message gives its number).
@@ -174,7 +93,7 @@ def by_system(rows: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
 
 def mechanism_order(row: Row) -> tuple[int, str, str]:
     """What the systems of a backbone are sorted by."""
-    attention = row.settings["attention"]
+    attention = row.settings.attention
     return [*_FIRST, attention].index(attention), attention, row.system
 
 

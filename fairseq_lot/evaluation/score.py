@@ -4,7 +4,6 @@ import argparse
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,8 @@ import numpy as np
 from fairseq_lot.corpus.moses import detokenise
 from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation import bleu
-from fairseq_lot.evaluation.results import Label, Row, format_row, format_statistics, parse, path_of, read_rows
+from fairseq_lot.evaluation.results import format_statistics, parse, path_of, read_rows
+from fairseq_lot.experiment.spec import Label, MetricScore, Row
 from fairseq_lot.output.files import atomic_write, read_bytes, read_lines, split_lines
 from fairseq_lot.output.provenance import current_commit
 
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "its sentences, for fairseq-lot compare. Rows of several systems in one file make a table")  # fmt: skip
 
     add = parser.add_argument_group("the system and where its translations come from").add_argument
-    names = ", ".join(field.name for field in fields(Label))
+    names = ", ".join(Label.model_fields)
     add("--label", required=True, metavar="JSON", help=f"an object of {names}; system, settings and stage are needed: "
         """'{"system": "LOT", "settings": {"attention": "lot"}, "stage": "plug-and-play"}'""")  # fmt: skip
     add("--device", default="unknown", metavar="TEXT")
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> None:
         raise InputError(f"{args.out} holds rows of other systems; give another --out")
     row, statistics = score(args, label)
     with atomic_write(args.out) as rows, atomic_write(path_of(args.out)) as counts:
-        rows.write(format_row(row) + "\n")
+        rows.write(row.line + "\n")
         counts.write(format_statistics(row, statistics) + "\n")
     print(
         f"{row.backbone}, {row.system}, {row.stage}, seed {row.seed}, {row.sentences} sentences: "
@@ -100,7 +100,7 @@ def score(args: argparse.Namespace, label: Label) -> tuple[Row, np.ndarray]:
             raise InputError(f"{other}; give those of the same test set")
     statistics = bleu.sentence_statistics(tokens, references, metric=bleu.TOKENISED)
     row = Row(
-        **vars(label),
+        **dict(label),
         sentences=len(references),
         length=bleu.relative_length(statistics),
         tokenised=bleu.measure(tokens, references, metric=bleu.TOKENISED, base=base, **resampling),
@@ -181,5 +181,5 @@ def target_language(args: argparse.Namespace) -> str:
     return language
 
 
-def _describe(metric: bleu.MetricScore) -> str:
+def _describe(metric: MetricScore) -> str:
     return str(metric) if metric.delta is None else f"{metric}, {metric.delta:+.2f} to the base (p = {metric.p:.4f})"

@@ -6,18 +6,9 @@ from statistics import median
 from typing import Any
 
 from fairseq_lot.errors import InputError
-from fairseq_lot.evaluation.bleu import LEVEL, MetricScore
-from fairseq_lot.evaluation.results import (
-    BASE,
-    FINE_TUNED,
-    FROM_SCRATCH,
-    PLUG_AND_PLAY,
-    Row,
-    at_stage,
-    by_system,
-    read_rows,
-    tables,
-)
+from fairseq_lot.evaluation.bleu import LEVEL
+from fairseq_lot.evaluation.results import at_stage, by_system, read_rows, tables
+from fairseq_lot.experiment.spec import BASE, FINE_TUNED, FROM_SCRATCH, PLAIN, PLUG_AND_PLAY, MetricScore, Row, System
 from fairseq_lot.output.tables import MISSING, Table
 
 METRICS = {"tokenised": "tokenised BLEU", "sacrebleu": "sacreBLEU"}
@@ -111,7 +102,7 @@ class _Systems:
         """The key of the base, which is fine-tuned as well; without one, of plain softmax; none: two empty words."""
         own = {key: rows for key, rows in self.rows.items() if key[0] == backbone}
         base = [key for key, rows in own.items() if any(row.stage == BASE for row in rows)]
-        plain = [key for key, rows in own.items() if rows[0].settings == {"attention": "softmax"}]
+        plain = [key for key, rows in own.items() if rows[0].settings == PLAIN]
         return next(iter(base + plain), ("", ""))
 
     def differences(self, key: tuple[str, str], stage: str) -> list[float]:
@@ -220,7 +211,7 @@ def _notes(systems: _Systems) -> list[str]:
     if systems.with_length:
         notes.append("Length: of the translations, divided by that of the references. BLEU punishes less than 1.")
     notes += [
-        f"Systems: {_valued({row.system: row.settings for row in rows})}",
+        f"Systems: {_valued({row.system: row.settings.as_written for row in rows})}",
         f"Training: {_valued({row.backbone: row.training for row in rows})}",
         f"Signature: {_listed(f'`{getattr(row, systems.metric).signature}`' for row in rows)}",
         f"References: {_listed(row.reference for row in rows) if systems.metric == 'sacrebleu' else 'as in the data'}",
@@ -259,7 +250,7 @@ def _papers(systems: _Systems, heading: str) -> Table:
     """The reported scores and the medians of the rows, with differences to softmax."""
     # the papers' settings are the defaults
     settings = {key: own[0].settings for key, own in systems.rows.items()}
-    shown = [(*key, own["attention"] if len(own) == 1 else "") for key, own in settings.items()]
+    shown = [(*key, own.attention if own == System(attention=own.attention) else "") for key, own in settings.items()]
     measured = {(backbone, attention) for backbone, _, attention in shown}
     shown += [(backbone, "", attention) for backbone, attention in _REPORTED if (backbone, attention) not in measured]
     lines = []

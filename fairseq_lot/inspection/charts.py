@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from fairseq_lot.evaluation.results import STAGES, Row
+from fairseq_lot.experiment.spec import STAGES, Row
 from fairseq_lot.inspection.training_log import Curves
 
 

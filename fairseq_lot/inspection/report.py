@@ -15,8 +15,9 @@ from matplotlib.figure import Figure
 
 from fairseq_lot.attention.options import SITES
 from fairseq_lot.errors import InputError, flag
-from fairseq_lot.evaluation.results import Row, read_rows
+from fairseq_lot.evaluation.results import read_rows
 from fairseq_lot.evaluation.table import result_tables
+from fairseq_lot.experiment.spec import Row
 from fairseq_lot.inspection.charts import bleu_bars, loss_curves
 from fairseq_lot.inspection.maps import sentence_maps
 from fairseq_lot.inspection.training_log import read_curves

@@ -14,8 +14,8 @@ from pydantic import FiniteFloat
 
 from fairseq_lot.attention.registry import MECHANISMS
 from fairseq_lot.errors import InputError, flag
-from fairseq_lot.evaluation.bleu import MetricScore
 from fairseq_lot.evaluation.results import read_lines_as
+from fairseq_lot.experiment.spec import MetricScore
 from fairseq_lot.modules.flat_options import add_attention_args, typed_options
 from fairseq_lot.modules.places import listed, named_places
 from fairseq_lot.modules.sites import attention_sites

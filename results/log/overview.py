@@ -13,16 +13,8 @@ from matplotlib.figure import Figure
 
 from fairseq_lot.evaluation.bleu import LEVEL, SAMPLES, SEED
 from fairseq_lot.evaluation.compare import differences
-from fairseq_lot.evaluation.results import (
-    FINE_TUNED,
-    FROM_SCRATCH,
-    PLUG_AND_PLAY,
-    at_stage,
-    by_system,
-    mechanism_order,
-    read_rows,
-    read_statistics,
-)
+from fairseq_lot.evaluation.results import at_stage, by_system, mechanism_order, read_rows, read_statistics
+from fairseq_lot.experiment.spec import FINE_TUNED, FROM_SCRATCH, PLUG_AND_PLAY
 from fairseq_lot.output.figures import write_figure
 from fairseq_lot.output.tables import MISSING, Table
 

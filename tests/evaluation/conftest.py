@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from fairseq_lot.evaluation.bleu import MetricScore
-from fairseq_lot.evaluation.results import Row, format_row
+from fairseq_lot.experiment.spec import MetricScore, Row
 
 
 @pytest.fixture
@@ -27,7 +26,7 @@ def write_generated(tmp_path):
 
 def write_rows(path, *rows):
     """A results file, whose path is returned."""
-    path.write_text("".join(format_row(row) + "\n" for row in rows), encoding="utf-8")
+    path.write_text("".join(row.line + "\n" for row in rows), encoding="utf-8")
     return path
 
 

@@ -6,7 +6,7 @@ import pytest
 from fairseq_lot.cli import main
 from fairseq_lot.evaluation.bleu import TOKENISED, corpus_score, measure, sentence_statistics
 from fairseq_lot.evaluation.compare import compare
-from fairseq_lot.evaluation.results import format_row, format_statistics, read_rows, read_statistics
+from fairseq_lot.evaluation.results import format_statistics, read_rows, read_statistics
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def scored(tmp_path, make_row, corpus):
         statistics = sentence_statistics(sentences, references, metric=TOKENISED)
         row = make_row(system, stage=stage, score=round(corpus_score(statistics), 2), **values)
         for name, line in (
-            ("results.jsonl", format_row(row)),
+            ("results.jsonl", row.line),
             ("results.sentences.tsv", format_statistics(row, statistics)),
         ):
             with open(tmp_path / name, "a", encoding="utf-8") as file:

@@ -78,7 +78,7 @@ def test_row_agrees_with_sacrebleu(arguments, corpus, tmp_path, capsys):
     words = [sum(len(line.split()) for line in lines) for lines in (good, references)]
     assert row.length == round(words[0] / words[1], 3)
     assert row.sentences == 151 and row.reference == "detokenised with sacremoses"
-    assert (row.seconds, row.device, row.precision, row.settings) == (3.5, "cpu", "bf16", settings)
+    assert (row.seconds, row.device, row.precision, row.settings.as_written) == (3.5, "cpu", "bf16", settings)
     assert row.key == ("toy", "by hand", "transformer", "LOT", "fine-tuned", 2) and row.training == {"size": "small"}
     assert (row.commit, row.command) == (current_commit(), "fairseq-generate data-bin/toy --path lot.pt")
     out = capsys.readouterr().out
@@ -198,7 +198,7 @@ def test_bad_options(arguments, refused, tmp_path):
         ({"seconds": -2}, ["--seconds", "-2"]),
         ({"labels": {"system": " "}}, ["--label", "at system"]),
         ({"labels": {"stage": "later"}}, ["--label", "at stage", "later"]),
-        ({"labels": {"colour": "red"}}, ["--label", "at colour"]),
+        ({"labels": {"colour": "red"}}, ["--label", "unknown entry 'colour'"]),
         ({"label": "{"}, ["--label '{'", "Invalid JSON"]),
         ({"device": "\udcff"}, ["not valid UTF-8"]),
         *[({"target_lang": name}, ["--target-lang", name]) for name in ("../x", "", "1")],

@@ -4,8 +4,8 @@
 import pytest
 
 from fairseq_lot.cli import main
-from fairseq_lot.evaluation.bleu import MetricScore
 from fairseq_lot.evaluation.table import result_tables
+from fairseq_lot.experiment.spec import MetricScore
 from fairseq_lot.inspection.charts import bleu_bars
 from tests.evaluation.conftest import write_rows
 
@@ -190,5 +190,5 @@ def test_errors_are_one_line(make_row, tmp_path, refused):
     broken.write_text("{}\n")
     refused(["table", empty], "no row in", empty)
     refused(["table", tmp_path / "absent.jsonl"], "cannot read", "absent.jsonl")
-    refused(["table", broken], f"{broken}, line 1", "Field required")
+    refused(["table", broken], f"{broken}, line 1", "required, but not there")
     refused(["table", full, other], full, other, "different values")

@@ -10,7 +10,7 @@ from multiprocessing import get_context
 import pytest
 
 from fairseq_lot.errors import InputError
-from fairseq_lot.evaluation.bleu import MetricScore
+from fairseq_lot.experiment.spec import MetricScore
 from fairseq_lot.output.figures import as_bytes
 from fairseq_lot.plug_and_play.points import LENGTHS, Loss, Point, Way, add_point, check_settings, expand, read_points
 from fairseq_lot.plug_and_play.sweep import Base, check_bases, read_base, sum_of_splits, swap_as

@@ -1,0 +1,353 @@
+"""Defines an experiment (``config/*.yaml``), a system in it, and a row of its results; nothing else defines them."""
+
+import difflib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    FiniteFloat,
+    NonNegativeInt,
+    Tag,
+    ValidationError,
+    field_serializer,
+    model_validator,
+)
+
+from fairseq_lot.errors import InputError
+
+Stage = Literal["base", "from scratch", "plug-and-play", "fine-tuned"]
+STAGES: tuple[Stage, ...] = get_args(Stage)
+BASE, FROM_SCRATCH, PLUG_AND_PLAY, FINE_TUNED = STAGES
+Backbone = Literal["transformer", "diff_transformer"]
+Precision = Literal["fp32", "fp16", "bf16"]
+
+
+def _matches(pattern: str, fault: str) -> AfterValidator:
+    """Refuses a text that does not match; the message is the text and the fault."""
+
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(f"{text!r} {fault}")
+        return text
+
+    return AfterValidator(check)
+
+
+def _check_flag(value: Any) -> Any:
+    if not isinstance(value, bool | int | float | str) or (isinstance(value, float) and not math.isfinite(value)):
+        raise ValueError(f"the value of a flag is true, false, a number or a text, not {value!r}")
+    return value
+
+
+def _check_different(values: list) -> list:
+    for value in values:
+        if values.count(value) > 1:
+            raise ValueError(f"{value!r} stands twice; remove one")
+    return values
+
+
+_FLAG = _matches("[a-z][a-z0-9-]*", "is no flag; write its name in small letters, without the dashes before it")
+Flag = Annotated[bool | int | float | str, BeforeValidator(_check_flag)]
+#: Flags of a command, as ``max-epoch: 3``; ``true`` is the flag alone.
+Flags = dict[Annotated[str, _FLAG], Flag]
+#: Flags, or false where there is no such stage.
+FlagsOrFalse = Annotated[
+    Annotated[Flags, Tag("[flags]")] | Annotated[Literal[False], Tag("[false]")],
+    Discriminator(lambda value: "[false]" if value is False else "[flags]"),
+]
+#: A text with something in it.
+Text = Annotated[str, _matches(r"(?s).*\S.*", "is empty; give a text")]
+Name = Annotated[
+    str,
+    _matches(
+        r"[^/{}:'\"\\.\s]([^/{}:\"\\\n\t]*[^/{}:\"\\\s])?",
+        r"""is empty, has one of / { } : " \ in it, or a space around it, or begins with . or '; give another name""",
+    ),
+]
+#: A part of paths, and of the text that snakemake passes to a job on a cluster, where commas separate.
+SystemName = Annotated[
+    str,
+    _matches(
+        r"[^/{}<>:,$`'\"\\.\s]([^/{}<>:,$`\"\\\n\t]{0,98}[^/{}<>:,$`\"\\\s])?",
+        "has one of / { } < > : , $ ` \" \\ in it, or a space around it, or begins with . or ', or has more than 100 "
+        "characters; give another name",
+    ),
+    _matches("(?!base$).*", "is what the base is called; give another name"),
+]
+Folder = Annotated[str, _matches("[^{}<>]+", "is empty or has one of { } < > in it; give another folder")]
+BasePath = Annotated[
+    str, _matches(r"([^{}<>]|\{seed\}|\{backbone\})+", "has braces that are not {seed} or {backbone}, or < or >")
+]
+Language = Annotated[str, _matches("[A-Za-z][A-Za-z0-9_-]*", "is no name of a language; write it as in the data")]
+TestSet = Annotated[str, _matches("test[0-9]*", "is no test set of the data; they are called test, test1, test2, ...")]
+
+
+class _Strict(BaseModel):
+    """Entries of known names and types."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_names(cls, given: Any) -> Any:
+        known = [field.alias or name for name, field in cls.model_fields.items()]
+        if isinstance(given, Mapping) and cls.model_config.get("extra") == "forbid":
+            for name in given:
+                if name not in known:
+                    near = difflib.get_close_matches(str(name), known, n=1)
+                    way_out = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+                    raise ValueError(f"unknown entry {name!r}; {way_out}")
+        return given
+
+
+class _Written(_Strict):
+    """Entries as a person writes them: words are joined by dashes, and no entry is left empty."""
+
+    model_config = ConfigDict(alias_generator=lambda name: name.rstrip("_").replace("_", "-"))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_values(cls, given: Any) -> Any:
+        if isinstance(given, Mapping):
+            for name, value in given.items():
+                if value is None:
+                    raise ValueError(f"{name} is empty; give a value or remove it")
+        return given
+
+
+class Calibration(_Written):
+    """How a mechanism is fitted to softmax; other entries are flags of the fit.
+
+    Attributes:
+        with_: on random pieces, or on the text of the data.
+        split: of the text.
+    """
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: Flags
+
+    with_: Literal["pieces", "text"]
+    split: Literal["train", "valid"] | None = None
+
+    @property
+    def flags(self) -> Flags:
+        """Flags of the fit."""
+        return {**({"split": self.split} if self.split else {}), **self.__pydantic_extra__}
+
+
+class System(_Written):
+    """One model of an experiment.
+
+    Attributes:
+        attention: the mechanism, as ``fairseq-lot swap --help`` names it.
+        options: of the mechanism, such as ``lot-num-pivots``.
+        sites: encoder, cross, decoder, separated by commas; encoder where it is not said.
+        calibrate: fit the mechanism to softmax.
+        finetune: flags that differ from the fine-tuning of the other systems; false: the system is only plugged in.
+        from_scratch: it is trained with this attention from the beginning.
+    """
+
+    attention: Text
+    options: Flags = {}
+    sites: str | None = None
+    calibrate: Calibration | None = None
+    finetune: FlagsOrFalse | None = None
+    from_scratch: bool = False
+
+    @property
+    def flags(self) -> Flags:
+        """Flags of the mechanism, the same for ``fairseq-lot swap`` and fairseq-train."""
+        sites: Flags = {} if self.sites is None else {"attention-sites": self.sites}
+        return {"attention": self.attention, **sites, **self.options}
+
+    @property
+    def as_written(self) -> dict[str, Any]:
+        """The entries that are there, by their names in files."""
+        return self.model_dump(by_alias=True, exclude_unset=True)
+
+
+PLAIN = System(attention="softmax")
+
+
+class Experiment(_Written):
+    """What ``config/NAME.yaml`` says.
+
+    Attributes:
+        experiment: its name in tables.
+        dataset: the name of the data in tables.
+        data: folder of prepare_*.sh or fairseq-preprocess.
+        prepare: the command that makes the data where they are missing.
+        tests: the test sets of the data with their names in tables; "test" alone where it is not said.
+        languages: source and target, for data of several pairs.
+        work: folder of checkpoints, logs, rows and the table.
+        report: also make the page with curves and maps.
+        size: small has 3+3 layers of width 128, medium 6+6 of width 256, iwslt_de_en 6+6 of width 512.
+        precision: of training and translating; as the profile says where it is not said, else fp32.
+        default_precision: the profile's.
+        backbones: the Transformers to plug into, each with flags of fairseq-train that pretrain and finetune do not
+            have.
+        seeds: of the trainings; everything is run once for each.
+        base: the checkpoint to plug into; trained as pretrain says where it is not said.
+        control: the system that the base is trained as; plain softmax where it is not said.
+        pretrain: flags of fairseq-train; not needed with a base if nothing is from scratch.
+        finetune: flags of fairseq-train; nothing is fine-tuned without them.
+        generate: flags of fairseq-generate.
+        systems: by their names in tables, folders and logs.
+    """
+
+    experiment: Name
+    dataset: Name
+    data: Text
+    prepare: str | None = None
+    tests: dict[TestSet, Name] = {}
+    languages: Annotated[list[Language], Field(min_length=2, max_length=2), AfterValidator(_check_different)] | None = (
+        None
+    )
+    work: Folder
+    report: bool = False
+    size: Literal["small", "medium", "iwslt_de_en"]
+    precision: Precision | None = None
+    default_precision: Precision | None = None
+    backbones: Annotated[dict[Backbone, Flags], Field(min_length=1)]
+    seeds: Annotated[list[NonNegativeInt], Field(min_length=1), AfterValidator(_check_different)]
+    base: BasePath | None = None
+    control: SystemName | None = None
+    pretrain: Flags | None = None
+    finetune: Flags | None = None
+    generate: Flags = {}
+    systems: Annotated[dict[SystemName, System], Field(min_length=1)]
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> "Experiment":
+        """The experiment of a config file; InputError where an entry is wrong."""
+        try:
+            return cls.model_validate(config)
+        except ValidationError as error:
+            place, fault = first_fault(error)
+            raise InputError(f"{place or 'the experiment'}: {fault}") from None
+
+    @property
+    def test_sets(self) -> dict[str, str]:
+        """The name of each test set in tables; it is empty where there is one test set without a name."""
+        return self.tests or {"test": ""}
+
+    @property
+    def trained_as(self) -> System:
+        """What the base is trained as."""
+        return PLAIN if self.control is None else self.systems[self.control]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricScore:
+    """One BLEU score with its 95 % bootstrap interval and its paired test against the base.
+
+    Args:
+        score, low, high: BLEU and the bounds of its interval, in percent.
+        signature: sacreBLEU's signature.
+        base, delta, p: BLEU of the base, score minus base, and the p-value; None without a base.
+    """
+
+    score: FiniteFloat
+    low: FiniteFloat
+    high: FiniteFloat
+    signature: str
+    base: FiniteFloat | None = None
+    delta: FiniteFloat | None = None
+    p: FiniteFloat | None = None
+
+    def __str__(self) -> str:
+        return f"{self.score:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+class Label(_Strict):
+    """Which system a row is about.
+
+    Attributes:
+        dataset, experiment, system: the names that people read.
+        settings: what that system is.
+        training: how the systems of the experiment are trained: size, flags of the backbone and of both trainings.
+        seed: of the training.
+        precision: of the translations.
+    """
+
+    dataset: Text = "unnamed"
+    experiment: Text = "by hand"
+    backbone: Text = "transformer"
+    system: Text
+    settings: System
+    training: dict[str, str | Flags] = {}
+    stage: Stage
+    seed: int = 1
+    precision: Precision | Literal["unknown"] = "unknown"
+
+    @field_serializer("settings")
+    def _write(self, settings: System) -> dict[str, Any]:
+        return settings.as_written
+
+    @property
+    def key(self) -> tuple[str, str, str, str, str, int]:
+        """What tells a row from others."""
+        return self.dataset, self.experiment, self.backbone, self.system, self.stage, self.seed
+
+    @property
+    def line(self) -> str:
+        """One line of JSON, without a line end."""
+        return json.dumps(self.model_dump(), ensure_ascii=False, allow_nan=False)
+
+
+class Row(Label):
+    """A scored system; the fields are written in this order.
+
+    Attributes:
+        length: of all translations, in tokens, divided by that of the references. BLEU punishes less than 1.
+            None in rows of before there was this field.
+        chrf: sacreBLEU's chrF of the detokenised text; not written where it is None, as in old rows.
+    """
+
+    sentences: int
+    length: FiniteFloat | None = None
+    tokenised: MetricScore
+    sacrebleu: MetricScore
+    chrf: FiniteFloat | None = Field(None, exclude_if=lambda chrf: chrf is None)
+    reference: str
+    bootstrap_samples: int
+    bootstrap_seed: int
+    device: str
+    seconds: FiniteFloat | None
+    commit: str
+    command: str
+
+
+def words(flags: Mapping[str, Flag]) -> list[str]:
+    """Flags as words of a command line."""
+    return [
+        f"--{name}" if value is True else f"--{name}={'false' if value is False else value}"
+        for name, value in flags.items()
+    ]
+
+
+def first_fault(error: ValidationError) -> tuple[str, str]:
+    """Where the first error is, as ``systems.LOT.sites``, and what it is, with the value and what is right."""
+    first: Any = error.errors(include_url=False)[0]
+    place, value = [part for part in first["loc"] if part not in ("[flags]", "[false]")], repr(first["input"])
+    if place[-1:] == ["[key]"]:
+        place = place[:-2]
+    if first["type"] == "value_error":
+        fault = str(first["ctx"]["error"])
+    elif first["type"] == "missing":
+        fault = "required, but not there"
+    elif first["msg"].startswith("Input "):
+        fault = f"{first['msg'].removeprefix('Input ')}, not {value if len(value) <= 80 else value[:80] + '...'}"
+    else:
+        fault = first["msg"]
+    return ".".join(map(str, place)), fault

@@ -39,7 +39,7 @@ EXACT_UP_TO = 512
 # What the names of the state begin with that short sentences of a mixed batch have at cross.
 _SHORT = "short_"
 # A row may be exp of this below what its powers are taken relative to: what it then loses is below a rounding.
-_MODERATE = 60.0
+_LARGEST_GAP = 60.0
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,7 @@ class NearFar(Mechanism):
         if not ways(q).looks or not q.numel() or is_exporting():
             return False
         largest = (query_logs + (key_logs.amax(2, keepdim=True) + self.feature_bias[:, None])).amax(-1)
-        return (largest - self.scaling * (q * k).sum(-1)).max().item() < _MODERATE
+        return (largest - self.scaling * (q * k).sum(-1)).max().item() < _LARGEST_GAP
 
     def _products(self, sides, v, logs, log_mass, **kind):
         """:func:`near_far` of two sides and the logs of their features; without logs the band alone."""

@@ -12,8 +12,8 @@ from fairseq_lot.numerics.autograd import once_in_full_precision
 from fairseq_lot.numerics.devices import ways
 from fairseq_lot.transport.exporting import is_exporting
 
-# Scores below this in size need no peak; chunks can then be as long as _WIDE.
-_MODERATE, _WIDE = 40.0, 64
+# the exponentials of scores below this in size are summed without a peak, in chunks of this length
+_LARGEST_WITHOUT_PEAK, _CHUNK_WITHOUT_PEAK = 40.0, 64
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,8 @@ def prefix_apply(
 ) -> tuple[Tensor, PrefixState | None]:
     """``A v`` with ``A_ij = Σ_t w_it exp(S_jt) / Σ_{j' ≤ i} exp(S_j't)`` for ``j ≤ i``, 0 for later keys.
 
-    Keys are taken in chunks: inside a chunk ``exp(S_jt - peak_it)`` is formed for all pairs, across chunks only a peak
-    and sums per pivot are carried, so time and memory are O(n · chunk_len · r + n d). ``peak_it`` is the largest score
-    up to i, so that nothing overflows and no sum is below 1.
-
-    At the start, and on the CPU, where it costs nothing to look, scores of moderate size are exponentiated once per
-    key, without any peak. That check is all that later keys change for a query, and they change rounding alone.
+    Time and memory are O(n · chunk_len · r + n d). Later keys change the rounding of a query's values at most: on the
+    CPU they decide which of two ways is taken, :func:`_apply_without_peaks` or :func:`_apply_with_peaks`.
 
     Args:
         query_weights: w, ``(..., n, r)``, each row a probability vector on the pivots.
@@ -73,7 +69,7 @@ def prefix_apply(
         v: ``(..., m, d)``, zero at the pads.
         state: what keys before these left behind; None for a start.
         chunk_len: a constant that trades memory for parallel work; it changes no value.
-        with_state: no more keys will come when it is false, as in training.
+        with_state: false where no more keys will come, as in training.
 
     Returns:
         ``(..., n, d)``, zero in rows without any real key, and the state after all keys, or None.
@@ -81,21 +77,72 @@ def prefix_apply(
     n, early = query_weights.size(-2), key_scores.size(-2) - query_weights.size(-2)
     if early < 0:
         raise ValueError(f"{n} queries need at least as many keys, got {key_scores.size(-2)}")
-    if early:  # for the first keys, queries that want nothing of them
-        query_weights = pad(query_weights, (0, 0, early, 0))
-        values, state = prefix_apply(query_weights, key_scores, v, state, chunk_len=chunk_len, with_state=with_state)
-        return values[..., early:, :], state
-    if state is None and ways(key_scores).looks and _moderate(key_scores):
-        return _apply_moderate(query_weights, key_scores, v, with_state)
-    peak, sums = _opened(empty_prefix(key_scores, v) if state is None else state)
+    query_weights = pad(query_weights, (0, 0, early, 0)) if early else query_weights  # zeros for the first keys
+    # only a CPU can look at the scores without waiting
+    if state is None and ways(key_scores).looks and _need_no_peaks(key_scores):
+        values, state = _apply_without_peaks(query_weights, key_scores, v, with_state)
+    else:
+        state = empty_prefix(key_scores, v) if state is None else state
+        values, state = _apply_with_peaks(query_weights, key_scores, v, state, chunk_len, with_state)
+    return (values[..., early:, :] if early else values), state
+
+
+def _need_no_peaks(scores):
+    """Whether sums of the exponentials of these scores neither overflow nor underflow, whatever keys they are of."""
+    if is_exporting():
+        return False
+    scores = scores.detach()
+    low, high = (x.item() for x in scores.aminmax())
+    if low == -math.inf:  # pads
+        low = scores.masked_fill(scores.isneginf(), 0.0).min().item()
+    return low > -_LARGEST_WITHOUT_PEAK and high < _LARGEST_WITHOUT_PEAK
+
+
+def _apply_without_peaks(query_weights, key_scores, v, with_state):
+    """:func:`prefix_apply` from a start, each score exponentiated once: ``(w · exp(S)ᵀ).tril() v`` by chunks."""
+    n, least = query_weights.size(-2), math.exp(-_LARGEST_WITHOUT_PEAK)
+    reach = torch.exp(key_scores)
+    total = reach.cumsum(-2)
+    w = query_weights / total.clamp(min=least)  # below that only without a real key
+    w, reach, v = (_chunks(x, min(n, _CHUNK_WITHOUT_PEAK), 0.0) for x in (w, reach, v))
+    values = (w @ reach.transpose(-1, -2)).tril() @ v
+    is_one = reach.size(-3) == 1
+    if is_one and not with_state:
+        return values.squeeze(-3), None
+    past, *others = (reach.transpose(-1, -2) @ v).unbind(-3)
+    before = [torch.zeros_like(past)]
+    for added in others:
+        before.append(past)
+        past = past + added
+    if not is_one:
+        values = values + w @ torch.stack(before, -3)
+    values = values.flatten(-3, -2)[..., :n, :]
+    if not with_state:
+        return values, None
+    total = total[..., -1, :]
+    some = total.clamp(min=least)
+    log_sums = some.log().masked_fill(total == 0, torch.finfo(total.dtype).min)
+    return values, PrefixState(log_sums, past / some.unsqueeze(-1))
+
+
+def _apply_with_peaks(query_weights, key_scores, v, state, chunk_len, with_state):
+    """:func:`prefix_apply` for scores of any size: exponentials are relative to ``peak_it``, the largest score up to i.
+
+    Nothing overflows, and no sum is below 1. Inside a chunk ``exp(S_jt - peak_it)`` is formed for all pairs; from chunk
+    to chunk one peak and the sums of each pivot are carried.
+    """
+    n = query_weights.size(-2)
     chunk_len = min(chunk_len, n)
+    peak, sums = _opened(state)
     w = _chunks(query_weights, chunk_len, 0.0)  # (..., n / chunk_len, chunk_len, r), likewise below
     scores, v = _chunks(key_scores, chunk_len, -torch.inf), _chunks(v, chunk_len, 0.0)
 
     # the largest score before each chunk, (..., n / chunk_len, r), and the largest up to each key
     past_peak = torch.cat([peak.unsqueeze(-2), scores[..., :-1, :, :].amax(-2)], -2).detach().cummax(-2).values
     running = torch.maximum(scores.detach().cummax(-2).values, past_peak.unsqueeze(-2))
-    past_sums, last = _scan(scores, v, past_peak, running[..., -1, :], sums)
+    shares = torch.exp(scores - running[..., -1, :].unsqueeze(-2)).transpose(-1, -2)
+    added = shares @ pad(v, (0, 1), value=1.0)  # (..., n / chunk_len, r, d + 1)
+    past_sums = (_sums_one_by_one if ways(scores).adds_one_by_one else _sums_by_doubling)(sums, added, past_peak)
     decay = torch.exp(past_peak.unsqueeze(-2) - running)
     order = torch.ones(chunk_len, chunk_len, dtype=torch.bool, device=v.device).tril().unsqueeze(-1)
     # masked before exp, which could overflow for a later key
@@ -107,7 +154,7 @@ def prefix_apply(
     values = values.flatten(-3, -2)[..., :n, :]
     if not with_state:
         return values, None
-    sums = decay[..., -1, -1, :].unsqueeze(-1) * past_sums[..., -1, :, :] + last
+    sums = decay[..., -1, -1, :].unsqueeze(-1) * past_sums[..., -1, :, :] + added[..., -1, :, :]
     return values, _closed(running[..., -1, -1, :], sums)
 
 
@@ -127,44 +174,6 @@ def _closed(peak, sums):
     """The state of a score per pivot and the sums relative to it, each of which counts 1 at least."""
     total = sums[..., -1]
     return PrefixState(peak + total.log(), sums[..., :-1] / total.unsqueeze(-1))
-
-
-def _moderate(scores):
-    """Sums of these exponentials neither overflow nor underflow, whatever keys they are of."""
-    if is_exporting():
-        return False
-    scores = scores.detach()
-    low, high = (x.item() for x in scores.aminmax())
-    if low == -math.inf:  # pads
-        low = scores.masked_fill(scores.isneginf(), 0.0).min().item()
-    return low > -_MODERATE and high < _MODERATE
-
-
-def _apply_moderate(query_weights, key_scores, v, with_state):
-    """:func:`prefix_apply` without peaks."""
-    n = query_weights.size(-2)
-    reach = torch.exp(key_scores)
-    total = reach.cumsum(-2)
-    w = query_weights / total.clamp(min=math.exp(-_MODERATE))  # below that only without a real key
-    w, reach, v = (_chunks(x, min(n, _WIDE), 0.0) for x in (w, reach, v))
-    values = (w @ reach.transpose(-1, -2)).tril() @ v
-    is_one = reach.size(-3) == 1
-    if is_one and not with_state:
-        return values.squeeze(-3), None
-    past, *others = (reach.transpose(-1, -2) @ v).unbind(-3)
-    before = [torch.zeros_like(past)]
-    for added in others:
-        before.append(past)
-        past = past + added
-    if not is_one:
-        values = values + w @ torch.stack(before, -3)
-    values = values.flatten(-3, -2)[..., :n, :]
-    if not with_state:
-        return values, None
-    total = total[..., -1, :]
-    some = total.clamp(min=math.exp(-_MODERATE))
-    log_sums = some.log().masked_fill(total == 0, torch.finfo(total.dtype).min)
-    return values, PrefixState(log_sums, past / some.unsqueeze(-1))
 
 
 def _chunks(x, chunk_len, fill):
@@ -212,14 +221,20 @@ def _decay(peaks, reach):
     return torch.exp(peaks[..., :-reach, :] - peaks[..., reach:, :]).unsqueeze(-1)
 
 
-def _scan(scores, v, peaks, peaks_after, sums):
-    """Sums before each chunk, relative to the peaks there, and what the last one adds."""
-    reach = torch.exp(scores - peaks_after.unsqueeze(-2)).transpose(-1, -2)
-    added = reach @ pad(v, (0, 1), value=1.0)  # (..., chunks, r, d + 1)
-    if not ways(scores).adds_one_by_one:
-        past = _FallingSums.apply(torch.cat([sums.unsqueeze(-3), added[..., :-1, :, :]], -3), peaks)
-        return past, added[..., -1, :, :]
-    before, news = [sums], added.unbind(-3)
-    for fading, new in zip(_decay(peaks, 1).unbind(-3), news[:-1], strict=True):
+def _sums_one_by_one(sums, added, peaks):
+    """Sums before each chunk, relative to the peaks there.
+
+    Args:
+        sums: of the start, ``(..., r, d + 1)``.
+        added: what each chunk adds, relative to the peak after it, ``(..., chunks, r, d + 1)``.
+        peaks: before each chunk, ``(..., chunks, r)``.
+    """
+    before = [sums]
+    for fading, new in zip(_decay(peaks, 1).unbind(-3), added.unbind(-3)[:-1], strict=True):
         before.append(fading * before[-1] + new)
-    return torch.stack(before, -3), news[-1]
+    return torch.stack(before, -3)
+
+
+def _sums_by_doubling(sums, added, peaks):
+    """:func:`_sums_one_by_one` in as many steps as the number of chunks has binary digits, as a GPU wants it."""
+    return _FallingSums.apply(torch.cat([sums.unsqueeze(-3), added[..., :-1, :, :]], -3), peaks)

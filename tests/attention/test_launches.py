@@ -100,7 +100,7 @@ def test_a_layer_of_near_far_takes_few_kernels(options, most, length, monkeypatc
 def test_a_decoder_takes_as_many_more_as_the_number_of_chunks_has_digits(name, options, most, monkeypatch):
     """3 chunks and 125."""
     monkeypatch.setattr(near_far_mechanism.NearFar, "_rows_are_kept", lambda *_: False)  # a GPU does not look
-    monkeypatch.setattr(pivots_causal, "_MODERATE", 0.0)
+    monkeypatch.setattr(pivots_causal, "_LARGEST_WITHOUT_PEAK", 0.0)
     change_ways(monkeypatch, adds_one_by_one=False)
     found = {length: forward_and_backward(build(name, **options), length=length, causal=True) for length in most}
     for length, limits in most.items():

@@ -453,7 +453,7 @@ def test_both_causal_forms_are_the_same(layout, options, monkeypatch):
     mask = None if layout is None else padding_mask((120, 70), 120, layout)
     found = []
     for limit in (torch.inf, -torch.inf):
-        monkeypatch.setattr(near_far_file, "_MODERATE", limit)
+        monkeypatch.setattr(near_far_file, "_LARGEST_GAP", limit)
         values = mechanism(*leaves, mask, mask, causal=True).values
         found.append([values, *gradients(values, [*leaves, *mechanism.parameters()])])
     close(*found, 1e-10)
@@ -495,7 +495,7 @@ def test_the_causal_form_agrees_with_the_slow_twin(n, early, options, slopes):
     ids=[*FORMS, "causal-by-prefixes", "causal-alibi-by-prefixes"],
 )
 def test_no_tensor_of_a_layer_grows_faster_than_the_sentence_nor_what_is_kept(options, how, limit, monkeypatch):
-    monkeypatch.setattr(near_far_file, "_MODERATE", limit)
+    monkeypatch.setattr(near_far_file, "_LARGEST_GAP", limit)
     mechanism, largest, kept = build(window=4, num_features=6, **options).float(), [], []
     for n in (512, 1024, 2048):
         leaves, sizes = [x.float().requires_grad_() for x in inputs(n)], []

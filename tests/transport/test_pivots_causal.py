@@ -66,7 +66,7 @@ def plan_of(weights, scores, **options):
 
 @pytest.mark.parametrize("early", [0, 3])
 @pytest.mark.parametrize("pads", [(), (0, 1, 5)])
-def test_moderate_scores_give_what_peaks_give(early, pads):
+def test_scores_without_peaks_give_what_peaks_give(early, pads):
     inputs = [x.requires_grad_() for x in draw(150, early=early, pads=pads, scale=5.0)]
     values, state = prefix_apply(*inputs)
     with_peaks, expected = prefix_apply(*inputs, empty_prefix(*inputs[1:]))
@@ -121,13 +121,13 @@ def test_values_and_gradients_without_a_state_are_the_same(length, early, scale)
 
 
 @pytest.mark.parametrize("early", [0, 3])
-def test_what_is_moderate_is_known_with_pads_too(early):
+def test_what_needs_no_peaks_is_known_with_pads_too(early):
     for pads in ((), (0, 4)):
         _, scores, _ = draw(early=early, pads=pads)
-        assert pivots_causal._moderate(scores)
+        assert pivots_causal._need_no_peaks(scores)
         for size in (-41.0, 41.0, torch.inf, torch.nan):
             scores[1, 1, 5, 1] = size
-            assert not pivots_causal._moderate(scores)
+            assert not pivots_causal._need_no_peaks(scores)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

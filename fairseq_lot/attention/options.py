@@ -72,7 +72,7 @@ class Options:
 
 @dataclass(frozen=True)
 class PivotOptions(Options):
-    """Of a plan through pivots; defaults are those of the released plug-in for translation [LOTFormer]."""
+    """A plan through pivots. Defaults are [LOTFormer]'s released plug-in's for translation, except ``pivot_std``."""
 
     num_pivots: int = option(32, "pivots per head, r in the paper: the rank of A", minimum=1)
     epsilon: float = option(1.0, "entropic regularisation, in the unit of the scores", above=1e-30)

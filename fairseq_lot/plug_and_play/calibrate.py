@@ -51,7 +51,7 @@ LONGEST = 80
 
 @dataclass(frozen=True)
 class FitOptions(Options):
-    """How a calibration fits; docs/calibration.md says what was tried."""
+    """How a calibration fits; docs/swap.md says in which order."""
 
     steps: int = option(800, "updates that fit the heads one by one", minimum=1)
     joint_steps: int = option(400, "updates that then fit the output of all together", minimum=0)

@@ -23,7 +23,7 @@ from fairseq_lot.plug_and_play.distillation import translate_greedily
 # source pieces to measure on, and how many of them are in a batch: the predictions of a batch are in memory
 _PIECES, _BATCH = 8192, 2048
 #: what a fitted swap may cost unless told otherwise: nats a piece, and relative squared error of the output;
-#: docs/calibration.md says how they were chosen
+#: docs/swap.md shows which swaps they let through
 DEFAULT_NATS, DEFAULT_ERROR = 0.2, 0.2
 #: words for a budget: that of before, and any cost
 USUAL, NO_BUDGET = "default", "none"

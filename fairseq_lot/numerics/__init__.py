@@ -1,1 +1,1 @@
-"""Plain torch that the transport plans share with their GPU kernels."""
+"""Plain torch code that ``transport/`` and ``kernels/`` share."""

@@ -9,10 +9,13 @@ from torch.autograd.function import once_differentiable
 
 
 def once_in_full_precision(backward: Callable) -> Callable:
-    """``once_differentiable``, outside of the autocast in which somebody may call ``loss.backward()``.
+    """Decorator of a backward method: switches autocast off and refuses second derivatives.
 
-    torch's own lets a second derivative pass in silence, without this part of it, where the first one's weights need no
-    gradient. Here it is refused.
+    ``loss.backward()`` may be called under autocast, which would lower the precision. torch's ``once_differentiable``
+    alone can return a second derivative that silently lacks this function's part.
+
+    Raises:
+        NotImplementedError: in the backward pass, with ``create_graph=True``.
     """
 
     def outside(ctx: Any, *grads: torch.Tensor) -> Any:

@@ -1,8 +1,7 @@
-"""What is computed in another way on a CPU than on other devices: one table.
+"""The table of all choices that differ between a CPU and other devices.
 
-On a CPU the arithmetic takes the time, and to look at a number costs nothing. On a GPU the number of kernels takes the
-time, and the host waits for the device to look at a number. :mod:`fairseq_lot.kernels.choice` says when a fused kernel
-is used.
+On a CPU arithmetic takes the time, and reading a value costs nothing. On a GPU the number of kernels takes the time,
+and the host waits to read a value. :mod:`fairseq_lot.kernels.choice` says when a fused kernel is used.
 """
 
 from typing import NamedTuple
@@ -11,20 +10,20 @@ from torch import Tensor
 
 
 class Ways(NamedTuple):
-    """How to compute on a device; no choice changes a value but by rounding.
+    """How to compute on a device. The choices change values by rounding only.
 
     Attributes:
-        looks: the values of tensors may decide how to go on.
-        adds_one_by_one: sums over chunks are made one after the other, instead of all in as many steps as their number
-            has digits. torch sums over a strided axis ten times as slowly on a CPU.
-        steps_by_products: one query attends by two products, in about half the time of torch's own kernel.
-        projects_probes: LOT's scores are made by a narrow projection; a fused kernel wants q and k themselves.
-        convolves_channels_last: several times as fast on a CPU; on a GPU it could mean TF32.
-        dense_length: up to this sentence length near_far takes all keys as one neighbourhood. On devices other than
-            the CPU the number is reasoned, not measured: one neighbourhood takes half as many kernels, a third with
-            slopes, and n² is little there.
-        soft_chunk, hard_chunk: elements of one tensor of ESP that is alive at a time beside inputs and outputs, with
-            soft and with exact sorts: on a CPU about a cache's worth, elsewhere enough to take all slices at once.
+        looks: values of tensors may decide which code runs.
+        adds_one_by_one: prefix sums over chunks add one chunk after another, not in a logarithmic number of steps. On a
+            CPU torch's sums over a strided axis are ten times as slow.
+        steps_by_products: a single query attends by two matrix products, in about half the time of torch's own kernel.
+        projects_probes: LOT's scores come from a narrow projection; a fused kernel needs q and k.
+        convolves_channels_last: several times as fast on a CPU; on a GPU it could switch to TF32.
+        dense_length: up to this sentence length near_far takes all keys as one neighbourhood. The value for other
+            devices is not measured: one neighbourhood takes half as many kernels, a third with slopes, and n² is cheap
+            there.
+        soft_chunk, hard_chunk: elements in a temporary tensor of ESP, with soft and with exact sorts. On a CPU a chunk
+            fits into the cache; elsewhere it is large enough to take all slices at once.
     """
 
     looks: bool
@@ -44,5 +43,5 @@ WAYS = {
 
 
 def ways(x: Tensor) -> Ways:
-    """The ways of the device that ``x`` is on."""
+    """The choices for the device of ``x``."""
     return WAYS.get(x.device.type, WAYS["other"])

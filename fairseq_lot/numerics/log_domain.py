@@ -1,11 +1,14 @@
-"""Sinkhorn's updates in the log domain, in plain operations of torch: of any dtype, on any device, with gradients."""
+"""Sinkhorn in the log domain, in plain torch: any dtype, any device, with gradients."""
 
 import torch
 from torch import Tensor
 
 
 def pad_log_mass(padding_mask: Tensor, like: Tensor, at_pads: float = -torch.inf) -> Tensor:
-    """``(bsz, n) -> (bsz, 1, n)``: 0 for a token; uniform masses up to a factor, which scalings absorb."""
+    """Log masses, ``(bsz, n) -> (bsz, 1, n)``: 0 for real tokens, ``at_pads`` for pads.
+
+    They are uniform up to a factor, which the scalings absorb.
+    """
     return like.new_zeros(padding_mask.shape).masked_fill_(padding_mask, at_pads).unsqueeze(1)
 
 
@@ -18,11 +21,11 @@ def log_domain_sinkhorn(
     tolerance: float | None = None,
     log_factor: Tensor | None = None,
 ) -> Tensor:
-    """The rows of the plan in U(a, b) as probability vectors, ``(..., n, m)``, for scores of any size.
+    """The plan in U(a, b) with each row divided by its sum, ``(..., n, m)``, for scores of any size.
 
-    Arguments as for :func:`~fairseq_lot.transport.sinkhorn.sinkhorn`: sums of exponentials in every half-update.
+    Each half-update takes a logsumexp. Arguments as for :func:`~fairseq_lot.transport.sinkhorn.sinkhorn`.
     """
-    # -inf exactly where there is no mass, so that those scores never count; 0 elsewhere.
+    # -inf where there is no mass, so that those scores never count; 0 elsewhere
     f = torch.where(log_a.isneginf(), log_a, 0.0)
     g = torch.where(log_b.isneginf(), log_b, 0.0)
     for left in range(num_updates - 1, 0, -1):
@@ -33,17 +36,18 @@ def log_domain_sinkhorn(
         if tolerance is not None and left < num_updates - 2:  # both sides have been updated
             error = ((g + log_reach).exp() - log_b.exp()).abs().sum(-1)
             if error.max() <= tolerance:
-                break  # g is still the one that f was made for
+                break  # f was computed from this g
         g = log_b - log_reach
     if log_factor is not None:
-        scores = scores + log_factor  # the last update is a softmax, so this is to multiply and to normalise
+        scores = scores + log_factor  # the softmax below multiplies the plan by the factor and normalises it
     return torch.softmax(scores + g.unsqueeze(-2), -1)
 
 
 class _LogSumExp(torch.autograd.Function):
-    """``torch.logsumexp`` with a gradient whose shares sum to 1, however large the sums are.
+    """``torch.logsumexp`` with an accurate gradient for large inputs.
 
-    torch takes the shares relative to the rounded result. At 1e6 that is off by 0.03, and the updates amplify it.
+    torch's gradient is ``exp(x - rounded result)``. At 1e6 in float32 its sum is off by 0.03, and the updates amplify
+    the error.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""How far a plan can move when its scores are perturbed: measured against proven bounds.
+"""Compare the change of a plan under perturbed scores with its proven bound.
 
 docs/internals.md has the proofs.
 """
@@ -16,16 +16,16 @@ from fairseq_lot.transport.sinkhorn import sinkhorn
 
 @dataclass(frozen=True)
 class Certificate:
-    """Measured change over its bound, one entry per perturbation; at most 1 where the theorem holds.
+    """Ratios of a measured change to its bound, one for each of k perturbations; at most 1 where the theorem holds.
 
     Attributes:
         plan_ratio: ``‖P_τ(S) - P_τ(T)‖₁`` over ``(n/τ) ‖S - T‖_∞``, inequality (31) of [CETA]; ``(k, ...)``.
-        output_ratio: ``Σ_i ‖((P_τ(S) - P_τ(T)) V)_i‖₂`` over ``(n/τ) ‖S - T‖_∞ max_j ‖V_j - mean V‖₂``: the output
-            certificate derived from (31), ``(k, ...)``.
+        output_ratio: ``Σ_i ‖((P_τ(S) - P_τ(T)) V)_i‖₂`` over ``(n/τ) ‖S - T‖_∞ max_j ‖V_j - mean V‖₂``, a bound
+            derived from (31); ``(k, ...)``.
         inequality_44_ratio: ``‖P_τ(S) V - P_τ(T) W‖`` over ``‖V - W‖ + (n/τ) ‖S - T‖_∞ ‖W‖``, inequality (44) of
-            [CETA] as it is stated, with the largest norm of a row for ``‖·‖``; ``(k, ...)``.
-        marginal_error: ``(...)``, the largest that was left in any of the plans, in units of mass: P_τ is the
-            doubly stochastic plan, and this says how far from one it was.
+            [CETA]; ``‖·‖`` is the largest norm of a row; ``(k, ...)``.
+        marginal_error: ``(...)``, in units of mass: the marginal error of the base plan plus the largest one of the
+            perturbed plans. The theorems assume 0.
     """
 
     plan_ratio: Tensor
@@ -43,17 +43,17 @@ def perturbation_certificate(
     epsilon: float | Tensor,
     tolerance: float = 1e-10,
 ) -> Certificate:
-    """Perturb scores and compare the change of the plan and of the output with what is certified.
+    """Perturb scores and compare the change of the plan and of the output with its bound.
 
     P_τ(S) maximises ``⟨P, S⟩ + τ H(P)`` over the matrices with row sums 1 and column sums n/m.
 
     Args:
-        scores: ``(..., n, m)``, S, of real tokens only; float64 for ratios near 0.
-        v: ``(..., m, d)``.
-        noise: ``(k, ..., n, m)``, T - S, nowhere all zero.
+        scores: ``(..., n, m)``, S, without pads; float64 for ratios near 0.
+        v: ``(..., m, d)``, the values V.
+        noise: ``(k, ..., n, m)``, T - S; not all zero in any plan.
         value_noise: ``(k, ..., m, d)``, W - V for (44); default: W = V.
-        epsilon: τ, in the unit of the scores: a number, or one for every plan, ``(..., 1, 1)``.
-        tolerance: the marginal error at which a plan counts as exact.
+        epsilon: τ, in the unit of the scores: a number, or one for each plan, ``(..., 1, 1)``.
+        tolerance: the solver stops at this marginal error.
     """
     n = scores.size(-2)
     log_a, log_b = uniform_log_mass(None, scores), uniform_log_mass(None, scores.transpose(-1, -2))
@@ -71,15 +71,17 @@ def perturbation_certificate(
 
 @dataclass(frozen=True)
 class CouplingCertificate:
-    """The same for ``A = n·Γ1 diag(1/σ) Γ2ᵀ``, whose two plans have scores of their own, S1 and S2, in units of ε.
+    """Ratios of a measured change to its bound for LOT's weights ``A = n·Γ1 diag(1/σ) Γ2ᵀ``.
+
+    Γ1 has the scores S1, Γ2 the scores S2, in units of ε; T1 and T2 are the perturbed ones, and B is A with them.
 
     Attributes:
-        plan_ratio: of the exact plans, ``‖A - B‖₁`` over ``n √(‖S1 - T1‖_∞² + ‖S2 - T2‖_∞²)``, ``(k, ...)``.
-        output_ratio: of the exact plans, ``‖A V - B W‖`` over ``‖V - W‖`` plus that bound times ``‖W‖``, where
-            ``‖·‖`` is the largest norm of a row; ``(k, ...)``.
-        as_run_ratio: of the plans after u1 and u2 half-updates, ``‖A V - B W‖`` over
-            ``‖V - W‖ + √((u1 ‖S1 - T1‖_∞)² + (u2 ‖S2 - T2‖_∞)²) ‖W‖``, ``(k, ...)``.
-        marginal_error: ``(...)``, the largest that was left in any of the exact plans, in units of mass.
+        plan_ratio: ``‖A - B‖₁`` over ``n √(‖S1 - T1‖_∞² + ‖S2 - T2‖_∞²)``, exact plans; ``(k, ...)``.
+        output_ratio: ``‖A V - B W‖`` over ``‖V - W‖`` plus the same bound times ``‖W‖``, exact plans; ``‖·‖`` is the
+            largest norm of a row; ``(k, ...)``.
+        as_run_ratio: ``‖A V - B W‖`` over ``‖V - W‖ + √((u1 ‖S1 - T1‖_∞)² + (u2 ‖S2 - T2‖_∞)²) ‖W‖``, plans after u1
+            and u2 half-updates; ``(k, ...)``.
+        marginal_error: ``(...)``, in units of mass, as in :class:`Certificate`: the larger of the two plans'.
     """
 
     plan_ratio: Tensor
@@ -101,22 +103,22 @@ def coupling_certificate(
     key_updates: int,
     tolerance: float = 1e-10,
 ) -> CouplingCertificate:
-    """Perturb the scores of both plans and compare the change of their coupling with what is certified.
+    """Perturb the scores of both plans and compare the change of their coupling with its bound.
 
     Args:
-        query_scores: ``(..., n, r)``, S1, and key_scores: ``(..., m, r)``, S2, of real tokens only and already
-            divided by epsilon; float64 for ratios near 0.
+        query_scores: ``(..., n, r)``, S1, and key_scores: ``(..., m, r)``, S2, without pads, already divided by
+            epsilon; float64 for ratios near 0.
         log_masses: ``(..., r)``, log σ.
-        v: ``(..., m, d)``.
+        v: ``(..., m, d)``, the values V.
         query_noise: ``(k, ..., n, r)``, T1 - S1, and key_noise: ``(k, ..., m, r)``, T2 - S2, not both all zero.
         value_noise: ``(k, ..., m, d)``, W - V; default: W = V.
-        query_updates, key_updates: u1 and u2, half-updates of the plans as they are run.
-        tolerance: the marginal error at which a plan counts as exact.
+        query_updates, key_updates: u1 and u2, the half-updates for ``as_run_ratio``.
+        tolerance: the solver of the exact plans stops at this marginal error.
     """
     n = query_scores.size(-2)
     log_a, log_b = uniform_log_mass(None, query_scores), uniform_log_mass(None, key_scores)
     to_pivots, moved_to_pivots, error = _exact_plans(query_scores, query_noise, log_a, log_masses, tolerance)
-    # of the other plan the pivots are the side that is exact
+    # transposed: Γ2 is exact on the pivots
     of_pivots = key_scores.transpose(-1, -2), key_noise.transpose(-1, -2)
     to_keys, moved_to_keys, key_error = _exact_plans(*of_pivots, log_masses, log_b, tolerance)
     base, moved = to_pivots @ to_keys, moved_to_pivots @ moved_to_keys
@@ -139,22 +141,22 @@ def coupling_certificate(
 
 
 def _exact_plans(scores, noise, log_a, log_b, tolerance):
-    """The conditionals of the exact plans of the scores and of the scores with noise, and their marginal error.
+    """Conditionals of the exact plans for ``scores`` and for ``scores + noise``, with their marginal error.
 
-    Where the updates end before the columns of the first are exact, the second is held to the same columns: the
-    argument of (31) needs equal marginals, not uniform ones.
+    The second plan aims at the column sums that the first one reached. The proof of (31) needs equal marginals, not
+    uniform ones, so the bound also holds where the solver stops early.
     """
     budget: dict[str, Any] = {"num_updates": 2001, "tolerance": tolerance}
     tiny = torch.finfo(scores.dtype).tiny
     base = sinkhorn(scores, log_a, log_b, **budget)
-    # its log differs from the scores by row and column constants alone, which change no plan: near the solution
+    # warm start: the log of the base plan is the scores plus row and column constants, which change no plan
     start = base.conditional.clamp(min=tiny).log()
     moved = sinkhorn(start + noise, log_a, base.plan.sum(-2).clamp(min=tiny).log(), **budget)
     return base.conditional, moved.conditional, base.marginal_error + moved.marginal_error.amax(0)
 
 
 def _output_ratio(base, moved, v, value_noise, bound):
-    """``‖A V - B W‖`` over ``‖V - W‖ + bound·‖W‖``, norms being those of the largest row."""
+    """``‖A V - B W‖`` over ``‖V - W‖ + bound·‖W‖``, where ``‖·‖`` is the largest norm of a row."""
     w = v if value_noise is None else v + value_noise
     certified = _largest_row(w - v) + bound * _largest_row(w)
     return _largest_row(base @ v - moved @ w) / _not_zero(certified)
@@ -165,7 +167,7 @@ def _largest_row(x):
 
 
 def _size(noise):
-    """``‖noise‖_∞`` of every plan."""
+    """``‖noise‖_∞`` of each plan."""
     return noise.abs().amax((-1, -2))
 
 

@@ -1,8 +1,8 @@
-"""Measures of an attention matrix ``A = n·plan``: how balanced it is, how sharp, how far from another.
+"""Measures of an attention matrix ``A = n·plan``: its balance, its sharpness, its distance from another.
 
-Every function takes ``(..., n, m)`` and two padding masks, ``(..., n)`` and ``(..., m)`` bool, True = pad, that
-broadcast over the leading axes, or None. Padded rows and columns never count, whatever stands in them. A may be
-signed (differential attention); what that means is said where it matters.
+Each function takes A, ``(..., n, m)``, and two padding masks, ``(..., n)`` and ``(..., m)`` bool, True = pad, or None.
+The masks broadcast over the leading axes. Padded rows and columns never count, whatever their contents. A may have
+negative entries (differential attention).
 """
 
 import torch
@@ -12,7 +12,7 @@ from fairseq_lot.transport.marginals import Pads, marginal_error
 
 
 def _real(attention, query_pads, key_pads):
-    """A with zeros at the pads, and 1 = real for rows ``(..., n)`` and columns ``(..., m)``."""
+    """A with zeros at the pads; 1 = real, 0 = pad for the rows, ``(..., n)``, and for the columns, ``(..., m)``."""
     sides = []
     for axis, mask in ((-2, query_pads), (-1, key_pads)):
         if mask is None:
@@ -25,19 +25,22 @@ def _real(attention, query_pads, key_pads):
 
 
 def _count(real):
-    """Number of real tokens, ``(...)``; 1 when there is none, so that nothing is divided by zero."""
+    """Number of real tokens, ``(...)``; at least 1, to divide by."""
     return real.sum(-1).clamp(min=1)
 
 
 def attention_marginal_error(attention: Tensor, query_pads: Pads = None, key_pads: Pads = None) -> Tensor:
-    """``‖P1 - a‖₁ + ‖Pᵀ1 - b‖₁`` of ``P = A/n`` with uniform a and b, in units of mass, ``(...)``."""
+    """Marginal error ``‖P1 - a‖₁ + ‖Pᵀ1 - b‖₁`` of ``P = A/n`` with uniform a and b, in units of mass, ``(...)``."""
     attention, rows, columns = _real(attention, query_pads, key_pads)
     n, m = _count(rows).unsqueeze(-1), _count(columns).unsqueeze(-1)
     return marginal_error(attention / n.unsqueeze(-1), rows / n, columns / m)
 
 
 def receiver_mass(attention: Tensor, query_pads: Pads = None, key_pads: Pads = None) -> Tensor:
-    """``m(A)``: what each key receives, ``(..., m)``; column sums times m/n, so that 1 is its fair share, 0 at pads."""
+    """``m(A)``, the attention that each key receives, ``(..., m)``: column sums times m/n, so 1 is an equal share.
+
+    0 at pads.
+    """
     attention, rows, columns = _real(attention, query_pads, key_pads)
     return attention.sum(-2) * (_count(columns) / _count(rows)).unsqueeze(-1)
 
@@ -52,7 +55,7 @@ def receiver_extremes(attention: Tensor, query_pads: Pads = None, key_pads: Pads
 
 
 def imbalance(attention: Tensor, query_pads: Pads = None, key_pads: Pads = None) -> Tensor:
-    """``Δ(A) = ‖m(A) - 1‖_∞``, which is ``‖Aᵀ1 - 1‖_∞`` when n = m; 0 for balanced columns, ``(...)``."""
+    """``Δ(A) = ‖m(A) - 1‖_∞``, ``(...)``: 0 for balanced columns. With n = m it is ``‖Aᵀ1 - 1‖_∞``."""
     distance = (receiver_mass(attention, query_pads, key_pads) - 1).abs()
     return distance.amax(-1) if key_pads is None else distance.masked_fill(key_pads, 0.0).amax(-1)
 
@@ -60,7 +63,7 @@ def imbalance(attention: Tensor, query_pads: Pads = None, key_pads: Pads = None)
 def row_entropy(attention: Tensor, query_pads: Pads = None, key_pads: Pads = None) -> Tensor:
     """Mean entropy of the rows in nats, ``(...)``: between 0 and log m.
 
-    Rows are normalised first; of a signed A the absolute values are taken.
+    Each row is divided by its sum first. Negative entries count by their absolute value.
     """
     attention, rows, _ = _real(attention, query_pads, key_pads)
     size = attention.abs()
@@ -79,7 +82,7 @@ def effective_rank(attention: Tensor, query_pads: Pads = None, key_pads: Pads = 
 
 
 def row_distance(attention: Tensor, other: Tensor, query_pads: Pads = None, key_pads: Pads = None) -> Tensor:
-    """Mean over the rows of ``‖A_i - B_i‖₁``, ``(...)``: between 0 and 2 for rows that sum to 1."""
+    """Mean over the rows of ``‖A_i - B_i‖₁``, ``(...)``: between 0 and 2 for non-negative rows that sum to 1."""
     difference, rows, _ = _real(attention - other, query_pads, key_pads)
     return difference.abs().sum((-1, -2)) / _count(rows)
 
@@ -87,10 +90,10 @@ def row_distance(attention: Tensor, other: Tensor, query_pads: Pads = None, key_
 def mean_shift(attention: Tensor, v: Tensor, query_pads: Pads = None, key_pads: Pads = None) -> Tensor:
     """``‖mean_i (AV)_i - mean_j V_j‖₂`` relative to the root mean square norm of the rows of V, ``(...)``.
 
-    It is 0 for every V exactly when all columns are balanced: then attention conserves the mean.
+    It is 0 for every V if and only if all columns are balanced: then attention conserves the mean.
 
     Args:
-        v: ``(..., m, d)``.
+        v: ``(..., m, d)``, the values V.
     """
     attention, rows, columns = _real(attention, query_pads, key_pads)
     if key_pads is not None:

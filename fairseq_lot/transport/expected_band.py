@@ -1,6 +1,6 @@
-"""near_far where the exact keys of a query stand around the slot that its features expect, as at cross.
+"""near_far for cross-attention: each query attends exactly to the keys around its expected position.
 
-Written with whole matrices, for queries i, keys j and features t, it is
+The features give the expected position p_i. Written with whole matrices, for queries i, keys j and features t:
 
     near_ij = q_i·k_j
     far_ij = log Σ_t exp(query_logs_it + key_logs_jt)
@@ -8,8 +8,8 @@ Written with whole matrices, for queries i, keys j and features t, it is
     logs_ij = near_ij if |j - ⌊p_i⌋| ≤ W else far_ij
     values = softmax(logs, -1) v
 
-Each query reads 2W + 1 keys: time and memory are O(n (r + W) d). The band's part of the features is subtracted from
-their sum over all keys. Where the rest is rounding (1e-5 in float32) it counts as zero.
+Each query reads 2W + 1 keys: time and memory are O(n (r + W) d). The features' sum over the keys outside of the band
+is their sum over all keys minus the band's. A rest below rounding (1e-5 in float32) counts as zero.
 """
 
 from dataclasses import dataclass
@@ -24,13 +24,14 @@ from fairseq_lot.numerics.autograd import once_in_full_precision
 
 @dataclass(frozen=True)
 class FarSummary:
-    """The sums over all keys that the features of a query meet; all but the shares are of constant size.
+    """Sums over all keys, one for each feature; only the shares grow with the number of keys.
 
     Attributes:
-        log_sums: ``(bsz, num_heads, r)``, ``log Σ_j exp(key_logs_jt)``, in the logs' precision.
-        means: ``(bsz, num_heads, r, value_dim)``, ``Σ_j exp(key_logs_jt) v_j / Σ_j exp(key_logs_jt)``.
-        positions: ``(bsz, num_heads, r)``, the same mean of the slots ``j + 0.501``, in the logs' precision; no
-            gradient. Equal keys give halves, which so are rounded up, and pads on the left do not move the band.
+        log_sums: ``(bsz, num_heads, r)``, ``log Σ_j exp(key_logs_jt)``, in the dtype of key_logs.
+        means: ``(bsz, num_heads, r, value_dim)``, means of the values, ``Σ_j shares_jt v_j``.
+        positions: ``(bsz, num_heads, r)``, means of the slots, ``Σ_j shares_jt (j + 0.501)``, in the dtype of key_logs;
+            no gradient. Equal keys have means of the form k + 1/2: 0.501 instead of 0.5 rounds them up safely, so pads
+            on the left do not move the band.
         shares: ``(bsz, num_heads, m, r)``, ``exp(key_logs_jt) / Σ_j' exp(key_logs_j't)``.
     """
 
@@ -41,10 +42,10 @@ class FarSummary:
 
 
 def summarise_far(key_logs: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> FarSummary:
-    """Sum up the keys.
+    """Sum over all keys for each feature.
 
     Args:
-        key_logs: ``(bsz, num_heads, m, r)``; in float64 rounding moves no band by a slot.
+        key_logs: ``(bsz, num_heads, m, r)``; float64, so that rounding does not move the band.
         v: ``(bsz, num_heads, m, value_dim)``.
         key_padding_mask: ``(bsz, m)``, True = pad.
     """
@@ -75,11 +76,11 @@ class _Shares(torch.autograd.Function):
 
 
 class _Band:
-    """The slots of each query's band, ``(bsz, num_heads, n, 2W + 1)``.
+    """The 2W + 1 key slots in each query's band, ``(bsz, num_heads, n, 2W + 1)``.
 
     Attributes:
-        slots: indices of keys.
-        hidden: where a slot is outside of the sentence, and its index another slot's, or is a pad.
+        slots: indices of keys, clamped to the sentence.
+        hidden: True where the slot is a pad or was clamped.
     """
 
     def __init__(self, centres: Tensor, src_len: int, key_padding_mask: Tensor | None, window: int):
@@ -96,7 +97,7 @@ class _Band:
         return x.gather(2, self._index.expand(-1, -1, -1, x.size(-1))).unflatten(2, self.slots.shape[2:])
 
     def products(self, keys: Tensor, queries: Tensor, where_hidden: float) -> Tensor:
-        """Each query times the keys of its band, ``(b, h, m, c), (b, h, n, c) -> (b, h, n, 2W + 1)``."""
+        """Each query times the keys in its band, ``(b, h, m, c), (b, h, n, c) -> (b, h, n, 2W + 1)``."""
         return torch.where(self.hidden, where_hidden, (self.gather(keys) @ queries.unsqueeze(-1)).squeeze(-1))
 
 
@@ -111,18 +112,21 @@ def near_far_at_expected(
     window: int,
     need_weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """``softmax(logs) v`` with the logs at the top of this file, and the weights themselves.
+    """``softmax(logs) v`` with the logs at the top of this file.
 
     Args:
         q: ``(bsz, num_heads, n, d)``; k: ``(bsz, num_heads, m, d)``; ``q·k`` are the scores.
         v: ``(bsz, num_heads, m, value_dim)``.
-        query_logs: ``(bsz, num_heads, n, r)``; in float64, as the logs of the summary.
-        summary: of all keys.
+        query_logs: ``(bsz, num_heads, n, r)``; in the dtype of the summary's log_sums (float64).
+        summary: of all keys, from :func:`summarise_far`.
         key_padding_mask: ``(bsz, m)``, True = pad.
         window: W, in tokens.
-        need_weights: also return A, ``(bsz, num_heads, n, m)``.
+        need_weights: also return the weights; n × m memory.
+
+    Returns:
+        The values, ``(bsz, num_heads, n, value_dim)``; the weights, ``(bsz, num_heads, n, m)``, or None.
     """
-    window = min(window, k.size(2) - 1)  # which reaches every key
+    window = min(window, k.size(2) - 1)  # reaches every key
     far = query_logs + summary.log_sums.unsqueeze(2)
     log_features = torch.log_softmax(far, -1)
     log_sums, features = far[..., :1] - log_features[..., :1], log_features.exp()
@@ -140,6 +144,6 @@ def near_far_at_expected(
     values = torch.baddbmm(*parts).unflatten(0, values.shape[:2])
     if not need_weights:
         return values, None
-    # a hidden slot adds 0 to the key that it was moved onto; replaced shares cancel, but for rounding
+    # a clamped slot adds 0 to the key at the edge; the band's shares cancel up to rounding, hence the clamp
     weights = (features @ summary.shares.transpose(-1, -2)).scatter_add(-1, band.slots, near)
     return values, weights.clamp(min=0.0)

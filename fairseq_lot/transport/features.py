@@ -10,13 +10,15 @@ from fairseq_lot.numerics.autograd import once_in_full_precision
 def feature_logs(
     x: torch.Tensor, features: torch.Tensor, *, scale: float, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """``s x·z_t - s‖x‖²/2 - (log r)/2``: the logs of positive features, whose products have 1/r in them.
+    """Logs of positive features, ``s x·z_t - s‖x‖²/2 - (log r)/2`` [FAVOR].
+
+    The product of a query's and a key's feature contains the factor 1/r.
 
     Args:
-        x: ``(bsz, num_heads, n, d)``.
+        x: queries or keys, ``(bsz, num_heads, n, d)``.
         features: z, ``(num_heads, r, d)``, in any precision.
         scale: s.
-        dtype: of the logs, in which they are made; None: that of x, in which gradients are made in any case.
+        dtype: of the computation and of the logs; None: that of x. Gradients have the dtype of x.
 
     Returns:
         ``(bsz, num_heads, n, r)``.
@@ -25,7 +27,7 @@ def feature_logs(
     if x.size(2) >= features.size(1):
         return _FeatureLogs.apply(x, features, scale, dtype)
     x = x.to(dtype)
-    # few tokens, as in a step of decoding: one product for each head, whatever the batch
+    # few tokens, as in a decoding step: one matrix product per head for the whole batch
     heads = x.transpose(0, 1).flatten(1, 2)
     norms = torch.linalg.vector_norm(heads, dim=-1, keepdim=True).square() + math.log(features.size(1)) / scale
     features = features.to(x.dtype).transpose(-1, -2)
@@ -34,16 +36,16 @@ def feature_logs(
 
 
 class _FeatureLogs(torch.autograd.Function):
-    """One product; nothing of width r is kept."""
+    """:func:`feature_logs` that stores x and z for the gradient, nothing of width r."""
 
     @staticmethod
     def forward(ctx, x, features, scale, dtype):
-        each = features.expand(x.size(0), -1, -1, -1)  # in one kernel made wide, and precise
+        each = features.expand(x.size(0), -1, -1, -1)  # the next line copies and converts in one kernel
         features = each.to(dtype, memory_format=torch.contiguous_format).flatten(0, 1)
         ctx.save_for_backward(x, features)
         ctx.scale = scale
         x = x.to(dtype)
-        norms = torch.linalg.vector_norm(x, dim=-1, keepdim=True)  # one kernel, where squares and their sum are two
+        norms = torch.linalg.vector_norm(x, dim=-1, keepdim=True)  # one kernel; square().sum() would be two
         norms = torch.addcmul(x.new_full((), math.log(features.size(1)) / scale), norms, norms).flatten(0, 1)
         logs = torch.baddbmm(norms, x.flatten(0, 1), features.transpose(-1, -2), beta=-scale / 2, alpha=scale)
         return logs.unflatten(0, x.shape[:2])
@@ -65,10 +67,10 @@ class _FeatureLogs(torch.autograd.Function):
 def tangents(
     k: torch.Tensor, shares: torch.Tensor, features: torch.Tensor, *, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What :func:`tangent_logs` needs of the keys: their mean for every feature, and a constant.
+    """Tangents of softmax's log normaliser at the features, as :func:`tangent_logs` needs them.
 
-    ``L(q) = log Σ_j exp(s q·k_j)`` is convex, and its gradient at z_t is ``s k̄_t``, the mean of the keys by the shares
-    ``softmax_j(s k_j·z_t)``. So ``L(z_t) + s (q - z_t)·k̄_t``, its tangent there, is nowhere above it.
+    ``L(q) = log Σ_j exp(s q·k_j)`` is convex. Its gradient at z_t is ``s k̄_t``, where k̄_t is the mean of the keys with
+    the shares ``softmax_j(s k_j·z_t)``. So the tangent ``L(z_t) + s (q - z_t)·k̄_t`` is a lower bound of L(q).
 
     Args:
         k: ``(bsz, num_heads, m, d)``, zero at pads.
@@ -77,16 +79,24 @@ def tangents(
         scale: s.
 
     Returns:
-        k̄, ``(bsz, num_heads, r, d)``, and ``s z_t·k̄_t + log r``, ``(bsz, num_heads, r)``.
+        The means k̄, ``(bsz, num_heads, r, d)``; the constants ``s z_t·k̄_t + log r``, ``(bsz, num_heads, r)``.
     """
     means = shares.transpose(-1, -2) @ k
     return means, (features.to(k.dtype) * means).sum(-1) * scale + math.log(features.size(1))
 
 
 def tangent_logs(q: torch.Tensor, means: torch.Tensor, constants: torch.Tensor, *, scale: float) -> torch.Tensor:
-    """``s (q - z_t)·k̄_t - log r``: logs of the queries' features where ``s k·z_t`` are those of the keys.
+    """Logs of the queries' features, ``s (q - z_t)·k̄_t - log r``, for keys with the logs ``s k·z_t``.
 
-    ``(bsz, num_heads, n, r)``. The sum over all keys of a feature's products is then the tangent's power, over r.
+    Summed over all keys, feature t then contributes ``exp(L(z_t) + s (q - z_t)·k̄_t) / r``, its tangent's exponential.
+
+    Args:
+        q: ``(bsz, num_heads, n, d)``.
+        means: k̄, and constants, from :func:`tangents`.
+        scale: s.
+
+    Returns:
+        ``(bsz, num_heads, n, r)``.
     """
     parts = constants.unsqueeze(2).flatten(0, 1), q.flatten(0, 1), means.flatten(0, 1).transpose(-1, -2)
     return torch.baddbmm(*parts, beta=-1, alpha=scale).unflatten(0, q.shape[:2])

@@ -5,26 +5,26 @@ from typing import TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-#: ``(bsz, len)`` bool, True = pad; None: there are no pads
+#: ``(bsz, len)`` bool, True = pad; None: no pads
 Pads: TypeAlias = Tensor | None
 SomePads = TypeVar("SomePads", Tensor, None, Pads)
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """Return ``x`` in float32 when it is in half precision, unchanged otherwise."""
+    """``x`` in float32 if it is in half precision, else unchanged."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def without_empty(padding_mask: SomePads) -> SomePads:
     """The padding mask, cleared for sentences that are all padding, so that no sum over real tokens is empty.
 
-    Their values are zero anyway; what matters is that nothing becomes NaN.
+    An empty sum would become NaN. Values of such sentences are zero, so the result stays zero.
     """
     return None if padding_mask is None else padding_mask & ~padding_mask.all(-1, keepdim=True)
 
 
 def num_real(padding_mask: Pads, like: Tensor) -> Tensor:
-    """Number of tokens of each sentence that are not padding, ``(bsz,)`` int64.
+    """Number of real tokens in each sentence, ``(bsz,)`` int64.
 
     Args:
         padding_mask: ``(bsz, n)`` bool, True = pad; None when there is no padding.
@@ -36,14 +36,14 @@ def num_real(padding_mask: Pads, like: Tensor) -> Tensor:
 
 
 def uniform_log_mass(padding_mask: Pads, like: Tensor) -> Tensor:
-    """Log of the uniform probability vector on the tokens that are not padding.
+    """Log of the uniform probability vector on the real tokens.
 
     Args:
         padding_mask: ``(..., n)`` bool, True = pad; None when there is no padding.
         like: any tensor with ``like.size(-2) == n``; gives the dtype, the device and, without a mask, n.
 
     Returns:
-        ``(..., n)`` with -log(number of real tokens), and -inf on the pads.
+        ``(..., n)``: -log(number of real tokens), and -inf at pads.
     """
     if padding_mask is None:
         n = like.size(-2)

@@ -1,25 +1,25 @@
-"""Attention with a kernel that is exact near the diagonal and of low rank elsewhere, linear in the sentence length.
+"""near_far: softmax's kernel, exact near the diagonal and of low rank elsewhere, in time linear in the sentence length.
 
-Written with whole matrices, for n queries i, m keys j and r features t, it is
+Written with whole matrices, for n queries i, m keys j and r features t:
 
     near_ij = s q_i·k_j
     far_ij = log Σ_t exp(query_logs_it + c_t + key_logs_jt)
     logs_ij = (near_ij if |i - j| ≤ W else far_ij) - slope |i - j| + key_log_mass_j
     values = softmax(logs, -1) v,    log_sums = logsumexp(logs, -1)
 
-No matrix of that size is made. Queries are cut into blocks of L. The keys that are at most W tokens away from a block
-are its neighbourhood; they are multiplied with its queries one by one, in a matrix of L × (L + 2W). All keys left of
-the neighbourhood, and all right of it, are summed up. With the features φ = exp(query_logs + c) and
-ψ = exp(key_logs + key_log_mass), without slopes, a query i of block b gets
+The code makes no n × m matrix. It cuts the queries into blocks of L. The neighbourhood of a block is the keys at most W
+tokens away from it; queries and keys are multiplied there in a matrix of L × (L + 2W). The keys left of the
+neighbourhood enter through one sum, those right of it through another. With the features φ = exp(query_logs + c) and
+ψ = exp(key_logs + key_log_mass), without slopes, query i of block b gets
 
     numerator_i = Σ_{j in the neighbourhood} exp(logs_ij) v_j + φ_i·(S_left[b] + S_right[b])
     S_left[b] = Σ_{j left of the neighbourhood} ψ_j v_jᵀ,    S_right[b] likewise
 
 and a denominator with 1 instead of v. S_left is a prefix sum over the blocks, S_right a suffix sum. Nothing is
-subtracted, so nothing cancels.
+subtracted, so there is no cancellation.
 
-Slopes split exp(-slope |i - j|) into three factors: from the key to the edge of its block, from block to block, and
-from the edge of the query's block to the query (:class:`_Decay`).
+With slopes, :class:`_Decay` splits exp(-slope |i - j|) into three factors: from the key to the edge of its block, from
+block to block, and from the edge of the query's block to the query.
 """
 
 import functools
@@ -34,15 +34,15 @@ from fairseq_lot.numerics.autograd import once_in_full_precision
 from fairseq_lot.numerics.devices import ways
 from fairseq_lot.transport.pivots_causal import falling_sums
 
-# Queries in a block.
+# Least number of queries in a block.
 _BLOCK = 32
-# The largest feature of a key is 2**_HEADROOM, and a query's part of the kernel is at most 1. A row with less mass than
-# _LEAST counts as empty. So a row whose largest feature belongs to a key of its band, where it does not count, keeps
-# the rest. A feature of a query over the mass of its row is at most _MOST, and its product with a key's feature does
-# not overflow. More headroom would cost precision: the roundings of a logarithm grow with it.
+# Powers are scaled: each feature's largest value over the keys is 2**_HEADROOM, and a row's largest power of its scores
+# and its query features is 1. The key with the largest value may stand in the row's band, where its feature does not
+# count; the remaining mass is small then, and the headroom preserves it. Below _LEAST a row counts as empty. Query
+# features divided by the row's mass are clamped to _MOST, so that their products with key features do not overflow.
+# More headroom would cost precision: the rounding of a logarithm grows with it.
 _HEADROOM, _LEAST, _MOST = 16.0, 2.0**-120, 2.0**104
-# Logarithms in this file are to base two. A CPU takes powers of two four times as fast as those of e, and thirty times
-# where the result is next to 0.
+# This file uses logarithms to base 2. On a CPU exp2 is four times as fast as exp, and thirty times near underflow.
 _LOG2_E = math.log2(math.e)
 # The two sides of a neighbourhood.
 _LEFT, _RIGHT = 0, 1
@@ -65,27 +65,27 @@ def near_far(
 ) -> tuple[Tensor, Tensor | None]:
     """``softmax(logs) v`` and ``logsumexp(logs)`` with the logs at the top of this file.
 
-    Time and memory are O((n + m) (r + W + block) d), forward and backward. Powers are taken relative to the row's
-    largest, which may belong to a feature of a key in its band: a row whose sum is e^85 below that keeps all its
-    precision, below e^110 it counts as empty. docs/internals.md has the bound that follows.
+    Time and memory are O((n + m) (r + W + block) d), forward and backward. Each row is computed relative to its largest
+    power, which may be a feature that does not count in the row: of a key in its band or, if causal, of a later key. A
+    row whose sum is e^-85 of that power keeps full precision; below e^-110 it counts as empty. docs/internals.md has
+    the bound that follows.
 
     Args:
         q: ``(bsz, num_heads, n, d)``; k: ``(bsz, num_heads, m, d)``.
-        v: ``(bsz, num_heads, m, value_dim)``; finite at keys without mass.
-        query_logs: ``(bsz, num_heads, n, r)``, logs of the features of the queries; None: the band alone.
-        key_logs: ``(bsz, num_heads, m, r)``, likewise of the keys.
-        key_log_mass: ``(bsz, num_heads or 1, m)``, -inf = no mass; None: all alike.
+        v: ``(bsz, num_heads, m, value_dim)``; finite also at keys without mass.
+        query_logs: ``(bsz, num_heads, n, r)``, logs of the queries' features; None: attend to the band only.
+        key_logs: ``(bsz, num_heads, m, r)``, logs of the keys' features; None with query_logs.
+        key_log_mass: ``(bsz, num_heads or 1, m)``, -inf = no mass; None: equal masses.
         feature_bias: c, ``(num_heads, r)``; None: zero.
         slopes: ``(num_heads,)``, at least 0; they get no gradient; None: zero.
         window: W, in tokens.
-        scale: s, such that ``s q·k`` are the scores.
-        causal: no key after the query, with as many keys as queries. Later keys' features are among those that
-            powers are relative to.
-        with_log_sums: return the logs of the sums.
+        scale: s; ``s q·k`` are the scores.
+        causal: hide the keys after the query; needs n = m.
+        with_log_sums: also return ``logsumexp(logs)``.
 
     Returns:
-        ``(bsz, num_heads, n, value_dim)``, zero in rows without mass, and ``(bsz, num_heads, n)``, there the lowest
-        finite number, or None.
+        The values, ``(bsz, num_heads, n, value_dim)``, zero in rows without mass; the log sums,
+        ``(bsz, num_heads, n)``, with the lowest finite number in rows without mass, or None.
     """
     settings = window, scale, causal, with_log_sums
     return _NearFar.apply(q, k, v, query_logs, key_logs, key_log_mass, feature_bias, slopes, settings)
@@ -93,19 +93,19 @@ def near_far(
 
 @functools.lru_cache(16)
 def _band(length, width, before, window, causal, dtype, device):
-    """``(length, width)``: 1 in the band, its logs, and 1 where the features count. Cached: all layers share them."""
+    """Masks, ``(length, width)``: 1 in the band; its logs; 1 where features count. Cached: all layers share them."""
     every = torch.ones(length, width, dtype=dtype, device=device)
     band = every.triu(before - window).tril_(before + (0 if causal else window))
     return band, band.log(), every.tril_(before - window - 1) if causal else every - band
 
 
 class _Layout:
-    """How n queries and m keys are cut into blocks of queries, each with a neighbourhood of keys.
+    """The cut of n queries and m keys into blocks of queries, each with a neighbourhood of keys.
 
     Attributes:
         length: L, the queries in a block; count: the number of blocks.
-        before, after: keys of a neighbourhood before and after those of its block; width: all of them.
-        sides: the sides of a neighbourhood where other keys count.
+        before, after: keys of a neighbourhood before and after its block; width: its number of keys.
+        sides: the sides of a neighbourhood that have keys outside of it.
         band: ``(length, width)``, 1 in the band and 0 elsewhere; log_band: its logs; outside: 1 where features count.
     """
 
@@ -119,18 +119,18 @@ class _Layout:
         self.after = 0 if is_one or causal else window
         self.width = self.before + self.length + self.after
         self.sides = (_LEFT,) if causal else (_LEFT, _RIGHT)
-        # large ones and fake tensors must not be cached
+        # do not cache large masks or fake tensors
         make = _band if type(like) is Tensor and self.length <= dense else _band.__wrapped__
         sizes = self.length, self.width, self.before, window, causal
         self.band, self.log_band, self.outside = make(*sizes, like.dtype, like.device)
 
     def queries(self, x: Tensor) -> Tensor:
-        """``(b, h, n, c) -> (b, h, count, length, c)``, filled up with zeros."""
+        """``(b, h, n, c) -> (b, h, count, length, c)``, padded with zeros."""
         missing = self.count * self.length - x.size(2)
         return (pad(x, (0, 0, 0, missing)) if missing else x).unflatten(2, (self.count, self.length))
 
     def for_products(self, blocks: Tensor) -> Tensor:
-        """Blocks that several products use, in memory of their own: each product would copy them otherwise."""
+        """The blocks, contiguous: otherwise each product that uses them would copy them."""
         return blocks if self.count == 1 else blocks.contiguous()
 
     def tokens(self, blocks: Tensor) -> Tensor:
@@ -138,17 +138,17 @@ class _Layout:
         return blocks.flatten(2, 3)[:, :, : self.n]
 
     def neighbours(self, x: Tensor, value: float = 0.0) -> Tensor:
-        """The keys of every neighbourhood, ``(b, h, m, c) -> (b, h, count, width, c)``; ``value`` at gaps."""
+        """The keys in each neighbourhood, ``(b, h, m, c) -> (b, h, count, width, c)``; ``value`` where no key is."""
         missing = self.count * self.length - x.size(2)
         if self.before or self.after or missing:
             x = pad(x, (0, 0, self.before, self.after + missing), value=value)
         if self.count == 1:
             return x.unsqueeze(2)
-        # copied once: every product would copy a view of overlapping blocks
+        # copied once here: each product would copy a view of overlapping blocks
         return x.unfold(2, self.width, self.length).transpose(-1, -2).contiguous()
 
     def keys(self, neighbours: Tensor) -> Tensor:
-        """The sum of what each key has in all neighbourhoods: the transpose of :meth:`neighbours`."""
+        """For each key the sum over the neighbourhoods that contain it; the transpose of :meth:`neighbours`."""
         own = neighbours[..., self.before : self.before + self.length, :]
         if self.count > 1:
             own = own.contiguous()
@@ -159,16 +159,16 @@ class _Layout:
         return own.flatten(2, 3)[:, :, : self.m]
 
     def leaving(self, neighbours: Tensor, side: int) -> Tensor:
-        """The ``length`` keys that leave a neighbourhood on this side when the next one is taken; a view.
+        """The ``length`` keys of each neighbourhood that the next one in order no longer has; a view.
 
-        On the left they are the first keys of a block's neighbourhood. All keys left of a neighbourhood have left one
-        of the earlier blocks, each of them once; so on the right with the later blocks.
+        Blocks are taken from left to right for the left side, in reverse for the right side. So the left side's are the
+        first keys of a neighbourhood, and each key left of a neighbourhood occurs once among those of earlier blocks.
         """
         return neighbours[..., : self.length, :] if side == _LEFT else neighbours[..., self.width - self.length :, :]
 
 
 class _NoDecay:
-    """Sums over the keys on either side of a neighbourhood. One sum holds both sides, so that it takes one product.
+    """Sums over the keys on both sides of a neighbourhood, without slopes: both sides share one sum and one product.
 
     Attributes:
         log_band, outside: ``(length, width)``, as in the layout.
@@ -179,7 +179,7 @@ class _NoDecay:
         self.log_band, self.outside = layout.log_band, layout.outside
 
     def of_keys(self, x: Tensor, side: int) -> Tensor:
-        """Features of the keys that leave a neighbourhood, as seen from the edge of their block."""
+        """Features of the keys that leave a neighbourhood, times the decay to the edge of their block."""
         return x
 
     def grad_of_keys(self, grad: Tensor, side: int) -> Tensor:
@@ -187,7 +187,7 @@ class _NoDecay:
         return grad
 
     def of_queries(self, phi: Tensor) -> Tensor:
-        """Features of the queries as they meet the joined sums."""
+        """Features of the queries, in the layout of the joined sums."""
         return phi
 
     def grad_of_queries(self, grad: Tensor) -> Tensor:
@@ -203,7 +203,7 @@ class _NoDecay:
         return [grad] * self.num_sides
 
     def sums_before(self, blocks: Tensor, *, reverse: bool) -> Tensor:
-        """For every block the sum of all blocks before it over axis 2; of all after it with ``reverse``."""
+        """For each block the sum of all blocks before it, along axis 2; of all after it with ``reverse``."""
         if ways(blocks).adds_one_by_one:
             return _added_one_by_one(blocks, torch.add, reverse)
         blocks = _shifted(blocks, reverse)
@@ -211,13 +211,13 @@ class _NoDecay:
 
 
 class _Decay(_NoDecay):
-    """The same where a key counts ``exp(-slope |i - j|)``. The sides decay differently, so their sums stay apart.
+    """Sums over the keys weighted by ``exp(-slope |i - j|)``. Each side decays differently and has a sum of its own.
 
     Attributes:
-        log_band: ``(num_heads, 1, length, width)``, with the decay; outside: likewise.
-        key_decay: by side, ``(num_heads, 1, length, 1)``, from a key to the edge of its block that faces the query.
-        block_decay: ``(num_heads, 1, 1)``, from a block to the next.
-        query_decay: by side, like ``key_decay``, from the edge of a key's block to the query, in the next block.
+        log_band, outside: ``(num_heads, 1, length, width)``, as in the layout, with the decay.
+        key_decay: for each side, ``(num_heads, 1, length, 1)``: from a key to the edge of its block towards the query.
+        block_decay: ``(num_heads, 1, 1)``: from a block to the next.
+        query_decay: for each side, like ``key_decay``: from the edge of a key's block to a query in the next block.
     """
 
     def __init__(self, layout: _Layout, slopes: Tensor, window: int):
@@ -265,7 +265,7 @@ class _Decay(_NoDecay):
 
 
 class _NearFar(torch.autograd.Function):
-    """The block form. The kernel in the neighbourhoods, and the features, are stored for the gradients."""
+    """The block form. Stores the kernel in the neighbourhoods and the features for the gradients."""
 
     @staticmethod
     def forward(ctx, q, k, v, query_logs, key_logs, key_log_mass, feature_bias, slopes, settings):
@@ -290,7 +290,7 @@ class _NearFar(torch.autograd.Function):
             plan.sub_(peak).exp2_()
         else:
             psi = key_logs * _LOG2_E if log_mass is None else torch.add(log_mass, key_logs, alpha=_LOG2_E)
-            shift = psi.amax(2, keepdim=True).clamp_(min=lowest).sub_(_HEADROOM)  # goes to the queries
+            shift = psi.amax(2, keepdim=True).clamp_(min=lowest).sub_(_HEADROOM)  # added to the queries' logs below
             psi = layout.neighbours(psi.sub_(shift).exp2_())
             if feature_bias is not None:
                 shift = torch.add(shift, feature_bias.unsqueeze(-2), alpha=_LOG2_E)
@@ -320,7 +320,7 @@ class _NearFar(torch.autograd.Function):
     def backward(ctx, grad_values, grad_log_sums):
         q, k, v, values, plan, mass, phi, psi, sums, mass_sums = ctx.saved_tensors
         layout, decay, needs = ctx.layout, ctx.decay, ctx.needs_input_grad
-        # every row is a quotient: the gradients of its numerator and of its denominator, times the latter
+        # a row is numerator / denominator: these are the gradients of both, times the denominator
         grad_values, plan = layout.for_products(layout.queries(grad_values)), plan / mass
         grad_mass = (grad_values * values).sum(-1, keepdim=True).neg_()
         if grad_log_sums is not None:
@@ -356,11 +356,11 @@ class _NearFar(torch.autograd.Function):
 
 
 def _relative_powers(*parts):
-    """``2^(x + α y - peak)`` of each ``(x, y, α)``, then peak, the largest exponent in a row of all of them."""
+    """``2^(x + α y - peak)`` for each ``(x, y, α)``, then peak: each row's largest exponent over all of them."""
     like = parts[0][1]
     if ways(like).adds_one_by_one or torch.compiler.is_compiling():
         whole = logs = [torch.add(x, y, alpha=alpha) for x, y, alpha in parts]
-    else:  # in one tensor, which takes fewer kernels and, on a CPU, copies in the products; torch.compile refuses it
+    else:  # in one tensor, which takes fewer kernels; on a CPU the products would copy its parts; torch.compile fails
         widths = [y.size(-1) for _, y, _ in parts]
         whole = [like.new_empty(*like.shape[:-1], sum(widths))]
         logs = whole[0].split(widths, -1)
@@ -373,9 +373,9 @@ def _relative_powers(*parts):
 
 
 def _sums_outside(layout, decay, psi, v):
-    """``Σ_j ψ_j v_j`` and ``Σ_j ψ_j`` over the keys outside of every neighbourhood, its sides joined.
+    """``Σ_j ψ_j v_j`` and ``Σ_j ψ_j`` over the keys outside of each neighbourhood, both sides joined.
 
-    ``(b, h, count, r, c)`` and ``(b, h, count, 1, r)``; with decay ``2r`` instead of r, unless it is causal.
+    ``(b, h, count, r, c)`` and ``(b, h, count, 1, r)``; with decay 2r instead of r, unless causal.
     """
     sums: list[Tensor] = []
     mass_sums: list[Tensor] = []
@@ -388,10 +388,10 @@ def _sums_outside(layout, decay, psi, v):
 
 
 def _add_grads_outside(layout, decay, psi, v, grad_sums, grad_mass_sums, grad_psi, grad_v):
-    """Add to the gradients of ψ and v, given those of :func:`_sums_outside`."""
+    """Add to ``grad_psi`` and ``grad_v`` the gradients that flow through :func:`_sums_outside`."""
     grads = zip(layout.sides, decay.split(grad_sums, -2), decay.split(grad_mass_sums, -1), strict=True)
     for side, of_sums, of_masses in grads:
-        # a key left of some neighbourhoods gets gradients from the blocks after its own, so in reverse order
+        # a key left of a neighbourhood gets its gradient from later blocks, so the order is reversed
         of_sums, of_masses = (decay.sums_before(x, reverse=side == _LEFT) for x in (of_sums, of_masses))
         keys = decay.of_keys(layout.leaving(psi, side), side)
         of_psi = (layout.leaving(v, side) @ of_sums.transpose(-1, -2)).add_(of_masses)
@@ -400,12 +400,12 @@ def _add_grads_outside(layout, decay, psi, v, grad_sums, grad_mass_sums, grad_ps
 
 
 def _shifted(blocks, reverse):
-    """Every block at the place of the next one, or of the one before it; zeros at the free end."""
+    """The blocks moved by one place forward, or back with ``reverse``; zeros at the free end."""
     return pad(blocks, (0, 0, 0, 0, -1, 1) if reverse else (0, 0, 0, 0, 1, -1))
 
 
 def _added_one_by_one(blocks: Tensor, add: Callable[..., object], reverse: bool) -> Tensor:
-    """For every block the sum of those before it, by ``add(sum so far, next block, out=...)``."""
+    """For each block the sum of the blocks before it, by ``add(sum so far, next block, out=...)``."""
     sums = torch.empty_like(blocks)
     added, before = blocks.unbind(2), sums.unbind(2)
     order = range(blocks.size(2) - 1, -1, -1) if reverse else range(blocks.size(2))

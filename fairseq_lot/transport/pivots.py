@@ -1,8 +1,8 @@
 """Low-rank couplings: two plans composed through a pivot measure [LOTFormer, LowRankSinkhorn].
 
-Queries have the masses a, keys b, pivots σ. A plan in U(a, σ) has the row sums a and the column sums σ; its
-``conditional`` is the plan with each row divided by its sum. ``sinkhorn`` finds it by half-updates, the last one of the
-rows, so that the first marginal is exact and the second one converges.
+Queries have the masses a, keys b, pivots σ. A plan in U(a, σ) has the row sums a and the column sums σ. Its
+``conditional`` is the plan with each row divided by its sum. ``sinkhorn`` finds the plan by half-updates and ends with
+the rows: row sums are exact, column sums converge.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from fairseq_lot.transport.sinkhorn import Plan, sinkhorn
 
 @dataclass(frozen=True)
 class Coupling:
-    """The coupling ``Γ = Γ1 diag(1/σ) Γ2ᵀ`` of two measures through r pivots, never built unless asked for.
+    """The coupling ``Γ = Γ1 diag(1/σ) Γ2ᵀ`` of two measures through r pivots, stored as its two plans.
 
     Attributes:
         from_queries: Γ1 in U(a, σ), exact on a; ``(..., n, r)``.
@@ -33,12 +33,12 @@ class Coupling:
 
     @property
     def conditional(self) -> Tensor:
-        """``n·Γ``, ``(..., n, m)``, rows sum to 1; costs n·m memory."""
+        """``n·Γ``, ``(..., n, m)``; rows sum to 1. Takes n·m memory."""
         return torch.matmul(*self.factors)
 
 
 class PivotProblem(NamedTuple):
-    """What defines a coupling beside the marginals; as the arguments of :func:`pivot_coupling`."""
+    """A coupling's definition apart from the marginals; fields as the arguments of :func:`pivot_coupling`."""
 
     query_scores: Tensor
     key_scores: Tensor
@@ -66,18 +66,18 @@ def pivot_coupling(
     key_updates: int,
     log_factor: Tensor | None = None,
 ) -> Coupling:
-    """Couple queries and keys through pivots of masses σ, by one entropic plan on either side.
+    """Couple queries and keys through pivots with masses σ, by an entropic plan on each side [LOTFormer].
 
     Args:
         query_scores: ``(..., n, r)`` and key_scores: ``(..., m, r)``, already divided by epsilon.
         log_a: ``(..., n)``, log_b: ``(..., m)``; -inf = no mass. log_masses: ``(..., r)``, finite.
-        query_updates, key_updates: half-updates on either side. With ``query_updates=1`` a query's row
-            depends on that query alone: it is a softmax over the pivots.
-        log_factor: of a measure that is coupled with itself, ``(..., n, r)``, log of what both finished plans are
-            multiplied by, see :func:`~fairseq_lot.transport.sinkhorn.sinkhorn`.
+        query_updates, key_updates: half-updates on each side. With ``query_updates=1`` a query's row is a softmax over
+            the pivots and depends on no other query.
+        log_factor: ``(..., n, r)``, only if queries and keys are the same tokens: both plans get this factor, see
+            :func:`~fairseq_lot.transport.sinkhorn.sinkhorn`.
 
     Returns:
-        The coupling; its rows are exact for any number of updates, its columns converge unless there is a factor.
+        The coupling. Its rows are exact after any number of updates; its columns converge, unless there is a factor.
 
     Examples:
         >>> queries, keys, pivots = torch.eye(3), torch.eye(3)[:2], torch.eye(3)
@@ -99,7 +99,7 @@ def pivot_scores(x: Tensor, pivots: Tensor) -> Tensor:
     """``x_i·z_t``: ``(bsz, num_heads, n, d), (num_heads, r, d) -> (bsz, num_heads, n, r)``."""
     if x.stride(2) != x.size(0) * x.stride(0):
         return x @ pivots.mT
-    # time first in memory, as fairseq has it: one product a head, for which x is not copied
+    # fairseq stores time first: one product per head then needs no copy of x
     by_head = x.permute(1, 2, 0, 3).flatten(1, 2)  # (num_heads, n·bsz, d), a view
     scores = torch.bmm(by_head, pivots.mT).unflatten(1, (x.size(2), x.size(0)))
     return scores.permute(2, 0, 1, 3).contiguous()

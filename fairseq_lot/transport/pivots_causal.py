@@ -1,4 +1,4 @@
-"""Causal attention through pivots: every pivot spreads over the keys so far, linear in their number [LOTFormer]."""
+"""Causal attention through pivots in linear time: each pivot spreads over the keys so far [LOTFormer]."""
 
 import math
 from collections.abc import Callable
@@ -12,17 +12,17 @@ from fairseq_lot.numerics.autograd import once_in_full_precision
 from fairseq_lot.numerics.devices import ways
 from fairseq_lot.transport.exporting import is_exporting
 
-# the exponentials of scores below this in size are summed without a peak, in chunks of this length
+# if all scores are smaller than this in size, no peak is subtracted, and chunks have this length
 _LARGEST_WITHOUT_PEAK, _CHUNK_WITHOUT_PEAK = 40.0, 64
 
 
 @dataclass(frozen=True)
 class PrefixState:
-    """What the keys so far leave behind, of constant size.
+    """Sums over the keys so far; the size does not grow with their number.
 
     Attributes:
-        log_sums: ``(..., r)``, ``log Σ_j exp(scores_jt)``, the lowest finite number before the first real key.
-        means: ``(..., r, d)``, ``Σ_j exp(scores_jt) v_j / Σ_j exp(scores_jt)``, zero before the first real key.
+        log_sums: ``(..., r)``, ``log Σ_j exp(scores_jt)``; the lowest finite number before the first real key.
+        means: ``(..., r, d)``, ``Σ_j exp(scores_jt) v_j / Σ_j exp(scores_jt)``; zero before the first real key.
     """
 
     log_sums: Tensor
@@ -36,11 +36,11 @@ def empty_prefix(key_scores: Tensor, v: Tensor) -> PrefixState:
 
 
 def absorb(state: PrefixState, key_scores: Tensor, v: Tensor) -> PrefixState:
-    """The state after one more key: five kernels on a GPU.
+    """The state after one more key, in five kernels on a GPU.
 
     Args:
-        state: what the keys before this one left behind.
-        key_scores: ``(..., r)`` of the key, -inf = no mass (padding).
+        state: the state before this key.
+        key_scores: ``(..., r)``, scores of the key; -inf = no mass (padding).
         v: ``(..., d)``, its value.
     """
     log_sums = torch.logaddexp(state.log_sums, key_scores)
@@ -59,26 +59,29 @@ def prefix_apply(
 ) -> tuple[Tensor, PrefixState | None]:
     """``A v`` with ``A_ij = Σ_t w_it exp(S_jt) / Σ_{j' ≤ i} exp(S_j't)`` for ``j ≤ i``, 0 for later keys.
 
-    Time and memory are O(n · chunk_len · r + n d). Later keys change the rounding of a query's values at most: on the
-    CPU they decide which of two ways is taken, :func:`_apply_without_peaks` or :func:`_apply_with_peaks`.
+    Time and memory are O(n · chunk_len · r + n d). Later keys can change the rounding of a query's values, nothing
+    else: on a CPU they may decide between :func:`_apply_without_peaks` and :func:`_apply_with_peaks`.
 
     Args:
         query_weights: w, ``(..., n, r)``, each row a probability vector on the pivots.
         key_scores: S, ``(..., m, r)`` with m ≥ n, divided by epsilon; -inf = no mass (padding). Query i sees keys
             0 .. i + m - n.
         v: ``(..., m, d)``, zero at the pads.
-        state: what keys before these left behind; None for a start.
-        chunk_len: a constant that trades memory for parallel work; it changes no value.
-        with_state: false where no more keys will come, as in training.
+        state: the state after earlier keys; None if there are none.
+        chunk_len: trades memory for parallel work; changes values by rounding only.
+        with_state: return the state; false in training, where no keys follow.
 
     Returns:
-        ``(..., n, d)``, zero in rows without any real key, and the state after all keys, or None.
+        The values, ``(..., n, d)``, zero in rows without a real key; the state after all keys, or None.
+
+    Raises:
+        ValueError: fewer keys than queries.
     """
     n, early = query_weights.size(-2), key_scores.size(-2) - query_weights.size(-2)
     if early < 0:
         raise ValueError(f"{n} queries need at least as many keys, got {key_scores.size(-2)}")
     query_weights = pad(query_weights, (0, 0, early, 0)) if early else query_weights  # zeros for the first keys
-    # only a CPU can look at the scores without waiting
+    # on a GPU the host would wait to read the scores
     if state is None and ways(key_scores).looks and _need_no_peaks(key_scores):
         values, state = _apply_without_peaks(query_weights, key_scores, v, with_state)
     else:
@@ -88,7 +91,7 @@ def prefix_apply(
 
 
 def _need_no_peaks(scores):
-    """Whether sums of the exponentials of these scores neither overflow nor underflow, whatever keys they are of."""
+    """Whether sums of ``exp(scores)`` over any keys neither overflow nor underflow."""
     if is_exporting():
         return False
     scores = scores.detach()
@@ -99,11 +102,11 @@ def _need_no_peaks(scores):
 
 
 def _apply_without_peaks(query_weights, key_scores, v, with_state):
-    """:func:`prefix_apply` from a start, each score exponentiated once: ``(w · exp(S)ᵀ).tril() v`` by chunks."""
+    """:func:`prefix_apply` without a state, for moderate scores: ``(w · exp(S)ᵀ).tril() v``, chunk by chunk."""
     n, least = query_weights.size(-2), math.exp(-_LARGEST_WITHOUT_PEAK)
     reach = torch.exp(key_scores)
     total = reach.cumsum(-2)
-    w = query_weights / total.clamp(min=least)  # below that only without a real key
+    w = query_weights / total.clamp(min=least)  # clamps only where there is no real key yet
     w, reach, v = (_chunks(x, min(n, _CHUNK_WITHOUT_PEAK), 0.0) for x in (w, reach, v))
     values = (w @ reach.transpose(-1, -2)).tril() @ v
     is_one = reach.size(-3) == 1
@@ -128,8 +131,8 @@ def _apply_without_peaks(query_weights, key_scores, v, with_state):
 def _apply_with_peaks(query_weights, key_scores, v, state, chunk_len, with_state):
     """:func:`prefix_apply` for scores of any size: exponentials are relative to ``peak_it``, the largest score up to i.
 
-    Nothing overflows, and no sum is below 1. Inside a chunk ``exp(S_jt - peak_it)`` is formed for all pairs; from chunk
-    to chunk one peak and the sums of each pivot are carried.
+    Nothing overflows, and no sum is below 1. Inside a chunk ``exp(S_jt - peak_it)`` is computed for all pairs; from
+    chunk to chunk a peak and sums per pivot are carried.
     """
     n = query_weights.size(-2)
     chunk_len = min(chunk_len, n)
@@ -148,7 +151,7 @@ def _apply_with_peaks(query_weights, key_scores, v, state, chunk_len, with_state
     # masked before exp, which could overflow for a later key
     reach = (scores.unsqueeze(-3) - running.unsqueeze(-2)).masked_fill(~order, -torch.inf).exp()  # (..., i, j, r)
     total = reach.sum(-2) + decay * past_sums[..., -1].unsqueeze(-2)
-    w = w / total  # at least 1: one of the terms is where the running peak comes from
+    w = w / total  # total is at least 1: the key of the running peak contributes 1
     inside = (reach @ w.unsqueeze(-1)).squeeze(-1)  # (..., i, j)
     values = inside @ v + (w * decay) @ past_sums[..., :-1]
     values = values.flatten(-3, -2)[..., :n, :]
@@ -159,10 +162,10 @@ def _apply_with_peaks(query_weights, key_scores, v, state, chunk_len, with_state
 
 
 def _opened(state):
-    """A state as a score per pivot, ``(..., r)``, and ``Σ_j exp(scores_jt - that) [v_j, 1]``, ``(..., r, d + 1)``.
+    """A state as peaks, ``(..., r)``, and the sums ``Σ_j exp(scores_jt - peak_t) [v_j, 1]``, ``(..., r, d + 1)``.
 
-    Before the first key it counts as one key of the lowest score and of value 0, which no real key leaves a trace of.
-    As all peaks the scores have no gradient; if the state has one, it goes through the sums.
+    The empty state becomes one key of the lowest score and of value 0; its weight underflows as soon as a real key
+    arrives. Peaks have no gradient; the gradient of a state goes through the sums.
     """
     peak, sums = state.log_sums.detach(), pad(state.means, (0, 1), value=1.0)
     if state.log_sums.requires_grad:
@@ -171,25 +174,29 @@ def _opened(state):
 
 
 def _closed(peak, sums):
-    """The state of a score per pivot and the sums relative to it, each of which counts 1 at least."""
+    """The inverse of :func:`_opened`, for sums whose last column is at least 1."""
     total = sums[..., -1]
     return PrefixState(peak + total.log(), sums[..., :-1] / total.unsqueeze(-1))
 
 
 def _chunks(x, chunk_len, fill):
-    """``(..., n, c) -> (..., ⌈n / chunk_len⌉, chunk_len, c)``, the last chunk filled up."""
+    """``(..., n, c) -> (..., ⌈n / chunk_len⌉, chunk_len, c)``; the last chunk is padded with ``fill``."""
     missing = -x.size(-2) % chunk_len
-    x = pad(x, (0, 0, 0, missing), value=fill) if missing else x  # pad copies even where nothing is missing
+    x = pad(x, (0, 0, 0, missing), value=fill) if missing else x  # pad copies even if nothing is missing
     return x.unflatten(-2, (-1, chunk_len))
 
 
 def falling_sums(chunks: Tensor, decay: Callable[[int], Tensor], *, reverse: bool = False) -> Tensor:
-    """Sums of all chunks so far, which decay on the way, in as many steps as the number of chunks has binary digits.
+    """Decaying prefix sums over chunks, in ⌈log2(count)⌉ steps.
 
     Args:
-        chunks: along axis -3.
-        decay: what is left of a sum after so many chunks; one factor, or one for each chunk that has so many before it.
-        reverse: of all chunks from here on.
+        chunks: ``(..., count, r, c)``.
+        decay: maps a number of chunks to the factor by which a sum decays over them: one factor, or one for each chunk
+            that has so many chunks before it.
+        reverse: suffix sums.
+
+    Returns:
+        For each chunk the sum of the chunks up to it, itself included; shaped like ``chunks``.
     """
     reach = 1
     while reach < chunks.size(-3):
@@ -202,7 +209,7 @@ def falling_sums(chunks: Tensor, decay: Callable[[int], Tensor], *, reverse: boo
 
 
 class _FallingSums(torch.autograd.Function):
-    """:func:`falling_sums`, each relative to the peak of its chunk; peaks get no gradient."""
+    """:func:`falling_sums` of chunks that are relative to peaks; so is each sum. Peaks get no gradient."""
 
     @staticmethod
     def forward(ctx, chunks, peaks):
@@ -217,16 +224,16 @@ class _FallingSums(torch.autograd.Function):
 
 
 def _decay(peaks, reach):
-    """What is left of sums ``reach`` chunks later."""
+    """Factors that convert sums to the peaks ``reach`` chunks later."""
     return torch.exp(peaks[..., :-reach, :] - peaks[..., reach:, :]).unsqueeze(-1)
 
 
 def _sums_one_by_one(sums, added, peaks):
-    """Sums before each chunk, relative to the peaks there.
+    """Sums before each chunk, relative to its peaks.
 
     Args:
-        sums: of the start, ``(..., r, d + 1)``.
-        added: what each chunk adds, relative to the peak after it, ``(..., chunks, r, d + 1)``.
+        sums: before the first chunk, ``(..., r, d + 1)``.
+        added: sums over each chunk, relative to the peaks after it, ``(..., chunks, r, d + 1)``.
         peaks: before each chunk, ``(..., chunks, r)``.
     """
     before = [sums]
@@ -236,5 +243,5 @@ def _sums_one_by_one(sums, added, peaks):
 
 
 def _sums_by_doubling(sums, added, peaks):
-    """:func:`_sums_one_by_one` in as many steps as the number of chunks has binary digits, as a GPU wants it."""
+    """:func:`_sums_one_by_one` in ⌈log2(chunks)⌉ steps, for a GPU."""
     return _FallingSums.apply(torch.cat([sums.unsqueeze(-3), added[..., :-1, :, :]], -3), peaks)

@@ -45,7 +45,7 @@ class Plan:
 
 
 class _TransposedProduct(torch.autograd.Function):
-    """``conditional @ v`` of a conditional that is transposed in memory; so is the gradient that it gets."""
+    """``conditional @ v`` for a conditional that is stored transposed; its gradient is stored likewise."""
 
     @staticmethod
     def forward(ctx, conditional, v):
@@ -69,30 +69,28 @@ def sinkhorn(
     tolerance: float | None = None,
     log_factor: Tensor | None = None,
 ) -> Plan:
-    """The plan in U(a, b) that maximises ``⟨plan, scores⟩ + H(plan)``, after ``num_updates`` half-updates.
+    """Entropic plan: it maximises ``⟨plan, scores⟩ + H(plan)`` over U(a, b), up to ``num_updates`` half-updates.
 
-    The half-updates alternate between columns and rows, and the last one is on the rows. It is computed
-    as a softmax over the columns, so rows are exact to rounding whatever the number of updates, and
-    ``num_updates=1`` is the softmax of the scores.
+    The half-updates alternate between columns and rows and end with the rows, as a softmax over the columns. So rows
+    are exact up to rounding after any number of updates, and ``num_updates=1`` is the softmax of the scores.
 
-    On the CPU the updates scale the rows and columns of ``exp(scores)``
-    (:func:`~fairseq_lot.transport.sinkhorn_scaling.scaled_conditional`), unless the scores are too extreme for that or
-    there is a factor. Then, and on other devices, they are made in the log domain: to know whether the scores are too
-    extreme the host would have to wait for the device. On CUDA one kernel makes all of them
-    (:mod:`~fairseq_lot.kernels.choice` says when).
+    On a CPU the updates scale the rows and columns of ``exp(scores)``
+    (:func:`~fairseq_lot.transport.sinkhorn_scaling.scaled_conditional`). With extreme scores, with a factor and on
+    other devices the updates run in the log domain: on a GPU the host would wait to learn whether scores are extreme.
+    On CUDA one fused kernel does all updates; :mod:`~fairseq_lot.kernels.choice` says when.
 
     Args:
         scores: ``(..., n, m)``, already divided by epsilon; at least float32.
-        log_a: ``(..., n)`` log row masses, -inf = no mass (padding).
-        log_b: ``(..., m)`` log column masses, likewise.
-        num_updates: half-updates, S in [Sinkformer], T in [LOTFormer].
-        tolerance: stop as soon as both sides have been updated and the largest marginal error in the batch is at most
-            this (one host sync per pair of half-updates); ``num_updates`` stays the bound.
-        log_factor: ``(..., n, m)``, log of a factor by which the finished plan is multiplied before its rows are made
-            exact once more; columns then no longer converge.
+        log_a: ``(..., n)``, log row masses, -inf = no mass (padding).
+        log_b: ``(..., m)``, log column masses, -inf = no mass.
+        num_updates: number of half-updates, S in [Sinkformer], T in [LOTFormer].
+        tolerance: stop early, once both sides were updated and the largest marginal error in the batch is at most this;
+            one host sync per pair of half-updates.
+        log_factor: ``(..., n, m)``, log of a factor: the finished plan is multiplied by it, then its rows are made
+            exact again. Columns then do not converge.
 
     Returns:
-        The plan, rows exact.
+        The plan. Its rows are exact.
 
     Examples:
         >>> scores = torch.tensor([[2.0, 0.0], [1.0, 0.0]])

@@ -1,4 +1,4 @@
-"""Half-updates in the scaling domain: one exponential, then products of the kernel with vectors [Cuturi13]."""
+"""Sinkhorn by scaling: exponentiate the scores once, then multiply the kernel by vectors [Cuturi13]."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,24 +13,27 @@ from fairseq_lot.transport.exporting import is_exporting
 def scaled_conditional(
     scores: Tensor, log_a: Tensor, log_b: Tensor, *, num_updates: int, tolerance: float | None = None
 ) -> Tensor | None:
-    """The conditional of :func:`~fairseq_lot.transport.sinkhorn.sinkhorn`, or None where its range is too wide.
+    """The conditional of :func:`~fairseq_lot.transport.sinkhorn.sinkhorn`, or None if the scores are too extreme.
 
-    The updates scale the rows and columns of ``K = exp(scores)``, shifted if they are large, so each one costs a
-    product of K with a vector. That is safe as long as the entries which underflow in K add nothing to any sum;
-    whether they do is read from the smallest and the largest sum, which on a GPU would make the host wait.
+    The updates scale the rows and columns of ``K = exp(scores)``, with scores shifted if they are large. Each update
+    costs one product of K with a vector. Entries that underflow in K must be negligible in every sum. The smallest and
+    the largest sum tell whether they are; reading these would make the host wait for a GPU.
 
-    The gradient is that of the updates themselves. Each of them contributes the outer product of two vectors, times
-    the plan, so all are applied at once as one product of rank ``num_updates``, and only vectors are kept.
+    The gradient is the exact one of the updates. Each update contributes the plan times an outer product of two
+    vectors. So the backward pass stores vectors only and applies all updates as one product of rank ``num_updates``.
 
     Args:
         scores, log_a, log_b, num_updates, tolerance: as for ``sinkhorn``.
+
+    Returns:
+        ``(..., n, m)``; None also during torch.export and for one update (a softmax).
     """
     if is_exporting():
         return None
     with torch.no_grad(), torch.autocast(scores.device.type, enabled=False):
         solution = _solve(scores, log_a, log_b, num_updates, tolerance)
         if not solution.is_safe():
-            # again, shifted on the side that is updated first: its sums are then at least 1
+            # retry with scores shifted on the side that is updated first: its sums are then at least 1
             shifted = scores - scores.amax(-1 if num_updates % 2 else -2, keepdim=True)
             solution = _solve(shifted, log_a, log_b, num_updates, tolerance)
     return _Unrolled.apply(scores, log_a, log_b, solution) if solution.is_safe() else None
@@ -40,8 +43,8 @@ class _Masses(NamedTuple):
     """The masses of one side, ``(G or 1, n)`` or ``(G or 1, m)``.
 
     Attributes:
-        mass: 0 also where the exponential underflows.
-        has_mass: 1 where the log of the mass is finite, else 0.
+        mass: the exponential of the log mass; 0 also where it underflows.
+        has_mass: 1 where the log mass is above -inf, else 0.
         divisor: the mass where there is one, else 1.
     """
 
@@ -52,13 +55,13 @@ class _Masses(NamedTuple):
 
 @dataclass(frozen=True)
 class _Solution:
-    """What the updates leave behind; G is the product of the leading sizes.
+    """The result of the updates, with the vectors that the gradient needs; G is the product of the leading sizes.
 
     Attributes:
         conditional: ``(G, n, m)``, ``K_ij w_j`` divided by its row sums.
         a, b: the masses of the rows and of the columns.
-        row_sums: ``K w`` of every update of the rows, ``(G, n)`` each, the last one that of the conditional.
-        column_sums: ``Kᵀ u`` of every update of the columns, ``(G, m)`` each.
+        row_sums: ``K w`` of each row update, ``(G, n)``; the last ones are the row sums of ``K_ij w_j`` above.
+        column_sums: ``Kᵀ u`` of each column update, ``(G, m)``.
     """
 
     conditional: Tensor
@@ -68,12 +71,12 @@ class _Solution:
     column_sums: list[Tensor]
 
     def is_safe(self) -> bool:
-        """No sum is so small, next to what the scalings may have been, that an entry lost in K could matter.
+        """Whether all sums, and the masses that the gradient divides by, are large enough.
 
-        Nor is a mass, which the gradient divides by.
+        An entry that underflows in K then changes no sum by more than rounding, after any scaling.
         """
         if not self.column_sums:
-            return False  # one update is a softmax, which is left to the log domain
+            return False  # one update is a softmax; the log domain does it
         low_row, high_row = (x.item() for x in torch.cat([*self.row_sums, self.a.divisor]).aminmax())
         low_column, high_column = (x.item() for x in torch.cat([*self.column_sums, self.b.divisor]).aminmax())
         info = torch.finfo(self.conditional.dtype)
@@ -87,18 +90,18 @@ def _solve(scores, log_a, log_b, num_updates, tolerance):
     kernel = _exp(scores)
     of_rows, of_columns = _masses(log_a, log_b, lead)
     a, b = of_rows.mass, of_columns.mass
-    # before its first update a side is scaled by 1 where it has mass
+    # scalings start at 1 where there is mass, at 0 elsewhere
     u, w = (side.has_mass.expand(kernel.size(0), -1) for side in (of_rows, of_columns))
     row_sums: list[Tensor] = []
     column_sums: list[Tensor] = []
-    for left in range(num_updates - 1, 0, -1):  # half-updates before the last one, which is that of the rows
+    for left in range(num_updates - 1, 0, -1):  # all half-updates but the last one
         if left % 2 == 0:
             row_sums.append(_rows(kernel, w))
             u = a / row_sums[-1]
             continue
         sums = _columns(kernel, u)
         if tolerance is not None and row_sums and column_sums and (w * sums - b).abs().sum(-1).max() <= tolerance:
-            row_sums.pop()  # the rows have had their last update, which is made below
+            row_sums.pop()  # this row update becomes the last one, made below
             break
         column_sums.append(sums)
         w = b / sums
@@ -109,7 +112,7 @@ def _solve(scores, log_a, log_b, num_updates, tolerance):
 
 
 def _exp(scores):
-    """``exp(scores)`` with one leading axis, its last two axes in memory as those of the scores are."""
+    """``exp(scores)``, ``(G, n, m)``, stored row-major or column-major as the scores are."""
     *lead, n, m = scores.shape
     if scores.stride(-1) > scores.stride(-2):
         return _exp(scores.transpose(-1, -2)).transpose(-1, -2)
@@ -118,7 +121,7 @@ def _exp(scores):
 
 
 def _masses(log_a, log_b, lead):
-    """The masses of rows and columns; made in one tensor, which takes half as many kernels."""
+    """The masses of rows and columns; computed in one tensor, which halves the number of kernels."""
     logs = [x.unsqueeze(0) if x.dim() == 1 else x.expand(*lead, -1).flatten(0, -2) for x in (log_a, log_b)]
     log_mass = torch.cat([x.expand(max(map(len, logs)), -1) for x in logs], -1)
     mass, has_mass = log_mass.exp(), torch.empty_like(log_mass)
@@ -129,7 +132,7 @@ def _masses(log_a, log_b, lead):
 
 
 def _rows(matrix, w):
-    """``matrix @ w``, ``(G, n, m), (G, m) -> (G, n)``; as a row vector, which is faster than as a column."""
+    """``matrix @ w``, ``(G, n, m), (G, m) -> (G, n)``; as ``wᵀ matrixᵀ``, which is faster."""
     return torch.bmm(w.unsqueeze(-2), matrix.transpose(-1, -2)).squeeze(-2)
 
 
@@ -184,15 +187,15 @@ def _undo_updates(plan, a, b, row_sums, column_sums, grad_log_w):
     each w divided by the last w: both become ratios of stored sums. docs/internals.md derives it.
 
     Returns:
-        the vectors whose outer products, times the plan, are to be taken from the gradient of the scores,
-        ``(G, T, n)`` and ``(G, T, m)`` with the first place of each left free; and the gradients of log_a, ``(G, n)``,
-        and of log_b, ``(G, m)``.
+        left, right: ``(G, T, n)`` and ``(G, T, m)`` for T updates. Their outer products, summed and times the plan, are
+        to be subtracted from the gradient of the scores. The caller fills the first place, for the last update.
+        grad_log_a, grad_log_b: ``(G, n)`` and ``(G, m)``.
     """
     last_row, last_column = row_sums[-1], column_sums[-1]
-    # both from the last one backwards: w[i] was made from u[i], and u[i] from w[i + 1]
+    # both lists start with the last update: w[i] was computed from u[i], and u[i] from w[i + 1]
     u = [a.mass * (last_row / sums) for sums in reversed(row_sums[:-1])]
     w = [last_column / sums for sums in reversed(column_sums)]
-    if len(u) == len(w):  # the rows were first, with columns scaled by 1 where they have mass
+    if len(u) == len(w):  # the first update was of the rows, with the initial scaling of the columns
         w.append(last_column / b.divisor * b.has_mass)
     else:
         u.append(last_row * a.has_mass)
@@ -215,7 +218,7 @@ def _undo_updates(plan, a, b, row_sums, column_sums, grad_log_w):
 
 
 def _outer(left, right, like):
-    """``leftᵀ right``, ``(G, T, n), (G, T, m) -> (G, n, m)``, its last axes in memory as those of ``like``."""
+    """``leftᵀ right``, ``(G, T, n), (G, T, m) -> (G, n, m)``, stored row-major or column-major as ``like``."""
     if like.stride(-1) > like.stride(-2):
         return torch.bmm(right.transpose(-1, -2), left).transpose(-1, -2)
     return torch.bmm(left.transpose(-1, -2), right)

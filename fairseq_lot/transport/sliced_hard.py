@@ -1,4 +1,4 @@
-"""Expected sliced plans from exact sorts: nothing of size n×m is made, forward or backward [ESPFormer]."""
+"""Expected sliced plans from exact sorts, without any n×m matrix, forward or backward [ESPFormer]."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -13,18 +13,18 @@ from fairseq_lot.transport.sliced_soft import sort_real
 
 
 def segments(n: Tensor, m: Tensor, tgt_len: int, src_len: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The exact plan between two sorted uniform measures, as the pieces into which i/n and j/m cut [0, 1].
+    """The exact plan between two sorted uniform measures, as pieces: the points i/n and j/m cut [0, 1] into them.
 
-    It has the entries of :func:`~fairseq_lot.transport.sliced_soft.staircase`, ``n + m - 1`` at most. Whole numbers of
-    ``1/(n·m)`` are merged, so that no rounding decides which piece belongs to whom.
+    The pieces are the entries of :func:`~fairseq_lot.transport.sliced_soft.staircase`, at most ``n + m - 1``. They are
+    computed in whole numbers of ``1/(n·m)``, without rounding.
 
     Args:
-        n, m: ``(bsz,)`` whole numbers of real points on either side.
+        n, m: ``(bsz,)`` integers, real points on each side.
         tgt_len, src_len: padded sizes.
 
     Returns:
-        ``(bsz, tgt_len + src_len - 1)`` each: rank of the query and of the key of every piece, and its length in
-        units of ``1/(n·m)``; superfluous pieces have length 0.
+        ``(bsz, tgt_len + src_len - 1)`` each: for each piece the rank of its query, the rank of its key, and its length
+        in units of ``1/(n·m)``. Superfluous pieces have length 0.
     """
     n, m = n[:, None], m[:, None]
     i, j = (torch.arange(1, size + 1, device=n.device) for size in (tgt_len, src_len))
@@ -35,10 +35,10 @@ def segments(n: Tensor, m: Tensor, tgt_len: int, src_len: int) -> tuple[Tensor, 
 
 
 class _Matching(NamedTuple):
-    """The plans ``n·U_l`` of as many queries as keys: each query has one key. G is the product of the leading sizes.
+    """The plans ``n·U_l`` for equally many queries and keys: permutations. G is bsz × num_heads.
 
     Attributes:
-        columns: ``(G, L, n)``, the key of each query in every slice.
+        columns: ``(G, L, n)``, the key of each query in each slice.
     """
 
     columns: Tensor
@@ -48,11 +48,11 @@ class _Matching(NamedTuple):
         return _Matching(_inverse(self.columns))
 
     def part(self, groups: slice, lines: slice) -> "_Matching":
-        """The plans of some slices of some groups; the methods below are called on these."""
+        """The plans of some slices of some groups. The methods below are called on such parts, to bound memory."""
         return _Matching(self.columns[groups, lines])
 
     def squares(self, q: Tensor, k: Tensor) -> Tensor:
-        """Terms whose sums over the last axis are ``n ⟨C, U_l⟩``, ``(G, L, n·d)``."""
+        """Terms of ``n ⟨C, U_l⟩``, C the squared distances: summed over the last axis they give it, ``(G, L, n·d)``."""
         return _take(k, self.columns).sub_(q.unsqueeze(1)).square_().flatten(2)
 
     def add_values(self, out: Tensor, weights: Tensor, x: Tensor) -> None:
@@ -66,12 +66,12 @@ class _Matching(NamedTuple):
 
 
 class _Segments(NamedTuple):
-    """The plans ``n·U_l`` of any numbers of queries and keys, as lists of S entries; methods as of :class:`_Matching`.
+    """The plans ``n·U_l`` for any numbers of queries and keys, as lists of S entries; methods as in :class:`_Matching`.
 
     Attributes:
         columns: ``(G, L, S)``, the key of each entry.
-        rows: ``(G, L, S)``, its query.
-        share: ``(G, S)``, the entries themselves, the same in every slice.
+        rows: ``(G, L, S)``, the query of each entry.
+        share: ``(G, S)``, the value of each entry, equal in all slices.
     """
 
     columns: Tensor
@@ -110,26 +110,30 @@ def hard_sliced_plan(
     key_padding_mask: Tensor | None,
     inverse_temperature: float,
 ) -> Callable[[Tensor], Tensor]:
-    """The mean of exact sliced plans, ``G = Σ_l σ_l U_l``, as ``v -> n·G v``.
+    """The weighted mean of exact sliced plans, ``G = Σ_l σ_l U_l``, as a function ``v -> n·G v``.
 
-    Both sides are sorted along every slice; σ weighs the slices by the cost of their plans.
+    U_l sorts queries and keys along slice l and couples them in order. ``σ_l ∝ exp(-τ ⟨C, U_l⟩)``, where C holds the
+    squared distances.
 
-    Time is O(L n log n + L n d) and memory O(n d + L n) and a chunk, backward too: the tokens in the order of a slice
-    are gathered again rather than kept. As many slices as fill a chunk are worked on at once. Equal values keep the
-    order of their tokens. Gradients go through v and through the weights to q and k; the plans are piecewise constant
-    in the slices, whose gradient is 0.
+    Time is O(L n log n + L n d), memory O(n d + L n) plus one chunk, forward and backward: the sorted tokens are
+    gathered again instead of stored. A chunk is as many slices as its size allows. Equal projections keep the order of
+    their tokens. Gradients go to v and, through σ, to q and k. The plans are piecewise constant in the slices, so the
+    slices get the gradient 0.
 
     Args:
         q: ``(bsz, num_heads, tgt_len, d)`` and k: ``(bsz, num_heads, src_len, d)``, zero at pads.
-        slices: ``(num_heads, L, d)``, one direction a row; a number L for the first L coordinate axes.
-        same_number: queries and keys are equally many in each sentence.
+        slices: ``(num_heads, L, d)``, one direction per row; or a number L: the first L coordinate axes.
+        same_number: each sentence has equally many queries and keys.
         query_padding_mask, key_padding_mask: ``(bsz, len)`` bool, True = pad; or None.
-        inverse_temperature: τ of ``σ_l ∝ exp(-τ ⟨C, U_l⟩)``, C the squared distances.
+        inverse_temperature: τ.
+
+    Returns:
+        A function from ``(bsz, num_heads, src_len, c)`` to ``(bsz, num_heads, tgt_len, c)``.
     """
     lead, tgt_len, src_len = q.shape[:2], q.size(-2), k.size(-2)
     query_order, key_order = _order(q, slices, query_padding_mask), _order(k, slices, key_padding_mask)
     n = num_real(query_padding_mask, q)
-    if same_number:  # pads stand last on both sides and are zero, so they add nothing
+    if same_number:  # pads are sorted last on both sides and are zero, so matching them adds nothing
         m = n
         plans: _Matching | _Segments = _Matching(key_order.gather(-1, _inverse(query_order)))
     else:
@@ -149,7 +153,7 @@ def hard_sliced_plan(
 
 
 class _Costs(torch.autograd.Function):
-    """``⟨C, U_l⟩`` of every slice, ``(G, L)``; q and k are ``(G, n, d)`` and ``(G, m, d)``."""
+    """``⟨C, U_l⟩`` of each slice, ``(G, L)``, from q, ``(G, n, d)``, and k, ``(G, m, d)``."""
 
     @staticmethod
     def forward(ctx, q, k, slices, plans, n, m):
@@ -166,7 +170,7 @@ class _Costs(torch.autograd.Function):
     def backward(ctx, grad_costs):
         q, k, slices, n, m, *plans = ctx.saved_tensors
         plans = ctx.kind(*plans)
-        # U_l has the marginals 1/n and 1/m: -⟨C, U_l⟩/2 is ⟨q kᵀ, U_l⟩ less half of the mean squares of q and of k
+        # U_l has the marginals 1/n and 1/m, so ⟨C, U_l⟩ = mean ‖q_i‖² + mean ‖k_j‖² - 2 ⟨q kᵀ, U_l⟩
         total = grad_costs.sum(-1)[:, None, None]
         grad_q = q * total - _combine(grad_costs, plans, k, q.size(1))
         grad_k = k * (total * n / m) - _combine(grad_costs, plans.transposed(), q, k.size(1))
@@ -204,7 +208,7 @@ def _combine(weights, plans, x, length):
 
 
 def _chunks(num_groups, num_lines, size, chunk):
-    """Parts of two axes that have ``chunk`` elements together, when each place on them has ``size`` elements."""
+    """Slices of the two axes: each part has about ``chunk`` elements, given ``size`` elements per group and line."""
     lines = max(1, min(num_lines, chunk // size))
     groups = max(1, chunk // (size * num_lines))
     for i in range(0, num_groups, groups):
@@ -213,7 +217,7 @@ def _chunks(num_groups, num_lines, size, chunk):
 
 
 def _parts(plans, width):
-    """Chunks of the groups and the slices; each entry takes a row of this width."""
+    """Chunks of the groups and the slices, for entries that each take ``width`` elements."""
     num_groups, num_lines, size = plans.columns.shape
     return _chunks(num_groups, num_lines, size * width, ways(plans.columns).hard_chunk)
 
@@ -224,17 +228,17 @@ def _for_each_head(x, num_heads):
 
 
 def _order(x, slices, padding_mask):
-    """Rank -> token along every slice, ``(G, L, n)``, pads last, equals in the order of tokens."""
+    """The token of each rank along each slice, ``(G, L, n)``: a stable sort, pads last."""
     with torch.no_grad():
         lines = x[..., :slices].transpose(-1, -2) if isinstance(slices, int) else _project(x, slices)
         return sort_real(lines, None if padding_mask is None else padding_mask[:, None, None, :])[1].flatten(0, 1)
 
 
 def _project(x, slices):
-    """``(bsz, num_heads, L, n)`` projections, the same for equal tokens anywhere in any batch.
+    """Projections, ``(bsz, num_heads, L, n)``, bit for bit equal for equal tokens, wherever they are in a batch.
 
-    A matrix product has no fixed order of its sums, and a last bit would decide between equal tokens. Here the
-    products are added in pairs, and the sums in pairs again.
+    A matrix product has no fixed order of summation, and a difference in the last bit would decide the order of equal
+    tokens. Here the products are summed pairwise.
     """
     tokens, slices = x.transpose(-1, -2).unsqueeze(-2).contiguous(), slices.transpose(-1, -2).unsqueeze(-1)
     lines = x.new_empty((*x.shape[:2], slices.size(-2), x.size(-2)))
@@ -254,11 +258,11 @@ def _inverse(permutation):
 
 
 def _flat(index, length):
-    """``(G, L, S)`` tokens of a group -> rows of the flattened ``(G·length, c)``."""
+    """Indices of tokens within their group, ``(G, L, S)``, as indices of rows in the flattened ``(G·length, c)``."""
     start = length * torch.arange(index.size(0), device=index.device).view(-1, 1, 1)
     return (index + start).flatten()
 
 
 def _take(x, index):
-    """``(G, n, c)`` in the order of ``(G, L, S)``: ``(G, L, S, c)``."""
+    """The rows of x at the indices: ``(G, n, c), (G, L, S) -> (G, L, S, c)``."""
     return x.flatten(0, 1).index_select(0, _flat(index, x.size(1))).view(*index.shape, x.size(-1))

@@ -11,21 +11,22 @@ from fairseq_lot.numerics.autograd import once_in_full_precision
 from fairseq_lot.numerics.devices import ways
 from fairseq_lot.transport.marginals import num_real
 
-# Sentences of more than so many times the width of q and v together are long.
+# A sentence is long if it has more than _LONG · (width of q + width of v) tokens.
 _LONG = 2.3
 
 
 def staircase(n: Tensor, m: Tensor, tgt_len: int, src_len: int, dtype: torch.dtype) -> Tensor:
-    """The exact plan I between two uniform measures on a line, both sorted.
+    """The exact plan I between two sorted uniform measures on a line.
 
     ``I_ij = |[i/n, (i+1)/n] ∩ [j/m, (j+1)/m]|``: the north-west corner rule.
 
     Args:
-        n: ``(...)`` numbers of real points on the first line, and m: ``(...)`` on the second.
+        n, m: ``(...)``, the numbers of real points of the two measures.
         tgt_len, src_len: padded sizes; rows from n on and columns from m on are zero.
+        dtype: of the result.
 
     Returns:
-        ``n·I``, ``(..., tgt_len, src_len)``: rows sum to 1, the identity when n = m.
+        ``n·I``, ``(..., tgt_len, src_len)``. Real rows sum to 1; it is the identity when n = m.
     """
     n, m = n.to(dtype)[..., None, None], m.to(dtype)[..., None, None]
     i = torch.arange(tgt_len, device=n.device, dtype=dtype)[:, None]
@@ -35,14 +36,14 @@ def staircase(n: Tensor, m: Tensor, tgt_len: int, src_len: int, dtype: torch.dty
 
 
 def sort_real(values: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Sort along the last axis, ascending and stable, with the pads last.
+    """Sort along the last axis: ascending, stable, pads last.
 
     Args:
         values: ``(..., n)``.
         padding_mask: ``(..., n)`` bool, broadcastable, True = pad; or None.
 
     Returns:
-        sorted values (0 for pads) and the permutation, both ``(..., n)``.
+        The sorted values, 0 for pads, and the permutation; both ``(..., n)``.
     """
     if padding_mask is None:
         return values.sort(dim=-1, stable=True)
@@ -51,19 +52,19 @@ def sort_real(values: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tens
 
 
 class SoftSort(torch.autograd.Function):
-    """``A_l[p, j] ∝ 2^-(sorted_lp - token_lj)²``, one row for each rank p of each slice l.
+    """``A_l[p, j] ∝ 2^-(sorted_lp - token_lj)²``, one row for each rank p in each slice l.
 
-    Rows of real ranks sum to 1, rows of pads are zero. As each sorted value is a token's own, the sum that its row is
-    divided by is at least 1.
+    Rows of real ranks sum to 1; rows of pads are zero. Each sorted value equals some token, so a row's sum before the
+    division is at least 1.
     """
 
     @staticmethod
     def forward(ctx: Any, ordered: Tensor, tokens: Tensor, padding_mask: Tensor | None, real_ranks: Any) -> Tensor:
-        """ordered and tokens ``(..., L, n)``; padding_mask and, where it is not None, real_ranks ``(..., 1, n)``."""
+        """ordered, tokens: ``(..., L, n)``; padding_mask, real_ranks: ``(..., 1, n)``, or None and 1.0 without pads."""
         far = tokens if padding_mask is None else tokens.masked_fill(padding_mask, torch.inf)
         difference = ordered.unsqueeze(-1) - far.unsqueeze(-2)
         # exp2: exp takes up to three times as long on a CPU
-        # 1e-17 shows in no sum that is at least 1; exp2(-inf) and subnormal numbers are 10 times slower than others
+        # drop what is below 1e-17, negligible in a sum of at least 1: exp2(-inf) and subnormals are 10 times slower
         sort = threshold(difference.square_().neg_().clamp_(min=-58.0).exp2_(), 1e-17, 0.0, inplace=True)
         sort *= (real_ranks / sort.sum(-1).clamp(min=1)).unsqueeze(-1)
         ctx.save_for_backward(ordered, tokens, sort)
@@ -74,8 +75,8 @@ class SoftSort(torch.autograd.Function):
     def backward(ctx: Any, grad_sort: Tensor) -> tuple[Tensor, Tensor, None, None]:
         ordered, tokens, sort = ctx.saved_tensors
         pull = grad_sort * sort
-        pull.addcmul_(sort, pull.sum(-1, keepdim=True), value=-1)  # that of the log, as for any softmax
-        # vectors are rows, also below: torch's products with a column take up to ten times as long
+        pull.addcmul_(sort, pull.sum(-1, keepdim=True), value=-1)  # gradient of the logits, as for any softmax
+        # vectors are multiplied as rows: torch's products with a column take up to ten times as long
         # d/d sorted_p = -2 ln 2 Σ_j pull_pj (sorted_p - token_j), where Σ_j pull_pj = 0; the opposite for the tokens
         grad_ordered = 2 * math.log(2) * (tokens.unsqueeze(-2) @ pull.transpose(-1, -2)).squeeze(-2)
         grad_tokens = 2 * math.log(2) * ((ordered.unsqueeze(-2) @ pull).squeeze(-2) - pull.sum(-2) * tokens)
@@ -94,35 +95,37 @@ def soft_sliced_apply(
     temperature: float | Tensor,
     inverse_temperature: float,
 ) -> Tensor:
-    """``n·G v`` with ``G = Σ_l σ_l U_l``, ``U_l = A_lᵀ I B_l`` from soft sorts and ``σ_l ∝ exp(-τ ⟨C, U_l⟩)``.
+    """``n·G v`` for the mean of sliced plans, ``G = Σ_l σ_l U_l``, from soft sorts [ESPFormer].
 
-    C holds the squared distances. The plan of a slice is a product of two n×n matrices, O(n³), and all else follows
-    from it; of long sentences it is not made, but sums over the tokens of each rank, O(n² d). A few sentences (or
-    heads, or slices) are worked on at a time, so that their n×n matrices stay in the processor's cache; the backward
-    pass makes them again.
+    ``U_l = A_lᵀ I B_l``, where A_l and B_l sort queries and keys (:class:`SoftSort`) and I couples their ranks
+    (:func:`staircase`). ``σ_l ∝ exp(-τ ⟨C, U_l⟩)``, where C holds the squared distances.
+
+    Short sentences: the plan of each slice is computed, O(n³) per slice. Long ones: sums over the tokens of each rank,
+    O(n² d). A few sentences, heads or slices are computed at a time, so that their n×n matrices stay in the processor's
+    cache. The backward pass computes them again.
 
     Args:
         q: ``(bsz, num_heads, tgt_len, d)``; k: ``(bsz, num_heads, src_len, d)``; v: ``(bsz, num_heads, src_len, c)``;
             zero at pads.
-        slices: ``(num_heads, L, d)``, one direction a row.
-        rank_plan: n·I, see :func:`staircase`, ``(bsz, tgt_len, src_len)``; None when queries and keys are equally
-            many in each sentence (the identity).
+        slices: ``(num_heads, L, d)``, one direction per row.
+        rank_plan: n·I, ``(bsz, tgt_len, src_len)``; None for the identity: equally many queries and keys in each
+            sentence.
         query_padding_mask, key_padding_mask: ``(bsz, len)`` bool, True = pad; or None.
         temperature: t of the soft sort, in squared units of q.
         inverse_temperature: τ.
 
     Returns:
-        ``(bsz, num_heads, tgt_len, c)``; G has total mass 1. With the identity as v this is n·G itself.
+        ``(bsz, num_heads, tgt_len, c)``. G has total mass 1. With the identity as v the result is n·G.
     """
     per_sentence = rank_plan, query_padding_mask, key_padding_mask
     return _InChunks.apply(q, k, v, slices, per_sentence, (temperature, inverse_temperature))
 
 
 class _InChunks(torch.autograd.Function):
-    """:func:`_of_chunk` chunk by chunk, and again in the backward pass.
+    """:func:`_of_chunk` chunk by chunk; the backward pass computes each chunk again.
 
-    What stays is written into tensors made before: allocated between the large tensors of the chunks it would
-    fragment the heap.
+    Results are written into tensors allocated before the first chunk. Allocated between the large tensors of the
+    chunks they would fragment the heap.
     """
 
     @staticmethod
@@ -161,7 +164,7 @@ class _InChunks(torch.autograd.Function):
 
 
 def _of_chunk(parts, sentences, per_sentence, temperatures):
-    """Values of a chunk, and ``log Σ_l exp(-τ ⟨C, U_l⟩)`` of its slices, ``(bsz, heads)``."""
+    """Values of a chunk, with σ over its slices only, and ``log Σ_l exp(-τ ⟨C, U_l⟩)`` of these, ``(bsz, heads)``."""
     (q, k, v, slices), (temperature, inverse_temperature) = parts, temperatures
     rank_plan, query_pads, key_pads = (None if x is None else x[sentences] for x in per_sentence)
     from_queries = _soft_sort(q, slices, query_pads, temperature)
@@ -174,7 +177,7 @@ def _of_chunk(parts, sentences, per_sentence, temperatures):
 
 
 def _chunks(q, k, slices):
-    """A few sentences, heads and slices at a time, a cache's worth: where these stand in q, k, v and the slices."""
+    """Index tuples into q, k, v and the slices, for chunks of sentences, heads and slices that fit into the cache."""
     bsz, num_heads, num_slices = q.size(0), q.size(1), slices.size(1)
     chunk = ways(q).soft_chunk
     size = max(q.size(-2), k.size(-2)) ** 2
@@ -194,7 +197,7 @@ def _is_long(q, k, v):
 
 
 def _by_plans(q, k, v, from_queries, to_keys, rank_plan):
-    """``n ⟨C, U_l⟩``, ``(bsz, heads, L)``, and what makes values of weights of the slices: by the plan of each."""
+    """``n ⟨C, U_l⟩``, ``(bsz, heads, L)``, and a function from σ to ``Σ_l σ_l (n·U_l) v``, by the plan of each slice."""
     if rank_plan is not None:
         to_keys = rank_plan[:, None, None] @ to_keys
     plans = (from_queries.transpose(-1, -2) @ to_keys).flatten(-2)  # n·U_l, (bsz, heads, L, tgt_len·src_len)
@@ -205,7 +208,7 @@ def _by_plans(q, k, v, from_queries, to_keys, rank_plan):
 
 
 def _by_ranks(q, k, v, from_queries, to_keys, rank_plan):
-    """The same as :func:`_by_plans`, by means over the tokens of each rank; no plan is made."""
+    """The results of :func:`_by_plans` from means over the tokens of each rank; makes no plan."""
     q, norm_q = _at_ranks(from_queries, q, q.square().sum(-1, keepdim=True))
     k, norm_k, v = _at_ranks(to_keys, k, k.square().sum(-1, keepdim=True), v, rank_plan=rank_plan)
     cost = (norm_q + norm_k).sum((-2, -1)) - 2 * (q * k).sum((-2, -1))
@@ -216,7 +219,7 @@ def _by_ranks(q, k, v, from_queries, to_keys, rank_plan):
 def _at_ranks(sort, *columns, rank_plan=None):
     """Means of ``(bsz, heads, n, c_i)`` over the tokens of each rank, ``(bsz, heads, L, n, c_i)``.
 
-    With a rank plan they are moved from the keys' ranks to the queries'.
+    A rank plan moves them from the keys' ranks to the queries' ranks.
     """
     means = (sort.flatten(-3, -2) @ torch.cat(columns, -1)).unflatten(-2, sort.shape[-3:-1])
     if rank_plan is not None:

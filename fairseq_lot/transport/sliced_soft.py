@@ -197,7 +197,7 @@ def _is_long(q, k, v):
 
 
 def _by_plans(q, k, v, from_queries, to_keys, rank_plan):
-    """``n ⟨C, U_l⟩``, ``(bsz, heads, L)``, and a function from σ to ``Σ_l σ_l (n·U_l) v``, by the plan of each slice."""
+    """``n ⟨C, U_l⟩``, ``(bsz, heads, L)``, and a function from σ to ``Σ_l σ_l (n·U_l) v``; makes each slice's plan."""
     if rank_plan is not None:
         to_keys = rank_plan[:, None, None] @ to_keys
     plans = (from_queries.transpose(-1, -2) @ to_keys).flatten(-2)  # n·U_l, (bsz, heads, L, tgt_len·src_len)

@@ -1,1 +1,1 @@
-"""Parallel text, from an archive or one's own files to sentencepiece pieces."""
+"""Preparation of parallel text: from an archive or one's own files to BPE pieces."""

@@ -1,4 +1,4 @@
-"""``fairseq-lot documents``: sentences joined to documents, to train on and to test."""
+"""``fairseq-lot documents``: join sentences to documents for training and testing."""
 
 import math
 import random
@@ -13,16 +13,25 @@ from fairseq_lot.corpus.parallel import SPLITS, language_code, output_folder, re
 from fairseq_lot.errors import InputError, check_least
 from fairseq_lot.output.files import read_lines
 
-SENTENCES = (1, 16)  # least and most of a document to train on
-PIECES = 512  # most of a document to train on
-LONGEST = 2048  # most of a document to train on where documents have names
-SHORTEST = 16  # least to which such a document is cut at random
-MARK = "documents.txt"  # says that the sentences are joined
-POSITIONS = 1000  # pieces of a document to test, at most: models have 1,024 positions
+SENTENCES = (1, 16)  # least and largest number of sentences in a training document
+PIECES = 512  # largest number of pieces in a training document
+LONGEST = 2048  # the same with --names
+SHORTEST = 16  # least limit at which a training document is cut at random, with --names
+MARK = "documents.txt"  # this file marks a folder whose sentences are joined
+POSITIONS = 1000  # largest number of pieces in a test document: models have 1,024 positions
 
 
 def spans(sides: list[list[str]], sizes: Iterator[int], most: int) -> Iterator[slice]:
-    """The pairs of each document: as many as its size says, or as have at most ``most`` pieces on either side."""
+    """Cut a text into documents of consecutive pairs.
+
+    Args:
+        sides: the lines of both languages, as pieces separated by spaces.
+        sizes: number of pairs in each document.
+        most: a document ends earlier where it would have more pieces than this on a side; it has at least one pair.
+
+    Yields:
+        The slice of pairs of each document.
+    """
     lengths, start = np.array([[len(line.split()) for line in side] for side in sides]), 0
     while start < lengths.shape[1]:
         fitting = lengths[:, start : start + next(sizes)].cumsum(1).max(0) <= most
@@ -32,13 +41,19 @@ def spans(sides: list[list[str]], sizes: Iterator[int], most: int) -> Iterator[s
 
 
 def join_folder(folder: Path, languages: tuple[str, str], tests: list[int], seed: int) -> None:
-    """Join the sentences in a folder of ``fairseq-lot encode``, whose files are replaced.
+    """Join the sentences in a folder of ``fairseq-lot encode``; its files are replaced.
 
-    The pairs of train are shuffled. Documents of train and valid have a random number of sentences. The sentences of
+    Documents of train and valid have a random number of sentences, those of train in random order. The sentences of
     the test set become one test set for each number in ``tests``: test, test1, test2, ...
 
+    Args:
+        folder: the folder.
+        languages: of the source and the target.
+        tests: number of sentences in a document of each test set.
+        seed: of the order and the numbers of sentences.
+
     Raises:
-        InputError: they are joined already, or the text is not as it must be.
+        InputError: the sentences are joined already, or :func:`read_parallel` refuses the text.
     """
     refuse_joined(folder)
     generator = random.Random(seed)
@@ -57,13 +72,13 @@ def join_folder(folder: Path, languages: tuple[str, str], tests: list[int], seed
 
 
 def write_names(folder: Path, names: dict[str, list[str]]) -> None:
-    """Write ``{split}.names``: for each pair the name of its document."""
+    """Write ``{split}.names``, the name of each pair's document."""
     for split, lines in names.items():
         (folder / f"{split}.names").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def read_names(folder: Path, counts: dict[str, int]) -> dict[str, list[str]]:
-    """Read what :func:`write_names` has written; InputError where a split has another number of pairs."""
+    """Read the files of :func:`write_names`; InputError if a split has another number of pairs than in ``counts``."""
     names = {}
     for split, count in counts.items():
         names[split] = read_lines(folder / f"{split}.names")
@@ -73,7 +88,16 @@ def read_names(folder: Path, counts: dict[str, int]) -> dict[str, list[str]]:
 
 
 def named_spans(sides: list[list[str]], names: list[str], limits: Iterator[int]) -> Iterator[slice]:
-    """The pairs of each document, cut to parts of at most so many pieces on either side, a new limit for each part."""
+    """Cut a text into its documents, and documents into parts.
+
+    Args:
+        sides: the lines of both languages, as pieces separated by spaces.
+        names: the document of each pair.
+        limits: for each part the largest number of pieces on a side; a part has at least one pair.
+
+    Yields:
+        The slice of pairs of each part.
+    """
     start = 0
     for _, group in groupby(names):
         end = start + len(list(group))
@@ -84,14 +108,22 @@ def named_spans(sides: list[list[str]], names: list[str], limits: Iterator[int])
 
 
 def join_named(folder: Path, languages: tuple[str, str], names_in: Path, tests: list[int], seed: int) -> None:
-    """Join the paragraphs of documents in a folder of ``fairseq-lot encode``, whose files are replaced.
+    """Join the paragraphs of named documents in a folder of ``fairseq-lot encode``; its files are replaced.
 
-    Train has every paragraph three times: alone, in parts of documents of random length, and in whole documents of at
-    most ``LONGEST`` pieces. Valid has whole documents. The paragraphs of the test set alone become ``test``; for each
-    number in ``tests`` the documents of at most so many pieces become ``test1``, ``test2``, ...
+    Train has each paragraph three times: alone, in parts of documents of random length, and in documents of at most
+    ``LONGEST`` pieces. Valid has such documents. ``test`` has each test paragraph alone. ``test1``, ``test2``, ... have
+    the test documents, cut where they have more pieces than ``tests`` allows.
+
+    Args:
+        folder: the folder.
+        languages: of the source and the target.
+        names_in: folder with ``{train,valid,test}.names``.
+        tests: largest number of pieces in a document of each test set.
+        seed: of the random lengths.
 
     Raises:
-        InputError: they are joined already, or the text or its names are not as they must be.
+        InputError: the paragraphs are joined already, names and pairs differ in number, or :func:`read_parallel`
+            refuses the text.
     """
     refuse_joined(folder)
     generator = random.Random(seed)
@@ -115,15 +147,13 @@ def join_named(folder: Path, languages: tuple[str, str], names_in: Path, tests: 
 
 
 def refuse_joined(folder: Path) -> None:
-    """Raise InputError where the sentences of a folder are joined already."""
+    """Raise InputError if the sentences of a folder are joined already."""
     if (folder / MARK).exists():
-        raise InputError(
-            f"{folder / MARK} is there: these sentences are joined already; encode into a new folder first"
-        )
+        raise InputError(f"{folder / MARK} exists: these sentences are joined already; encode into a new folder first")
 
 
 def write_test(folder: Path, out: Path, number: int, documents: list[slice]) -> None:
-    """Write the test set of this number: pieces, tokens and raw text of ``folder``, joined."""
+    """Write test set ``number``: join the pieces, tokens and raw text of the test set in ``folder``."""
     for path in folder.rglob("test.*"):
         lines, name = read_lines(path), f"test{number or ''}{path.suffix}"
         file = out / path.relative_to(folder).with_name(name)
@@ -140,14 +170,14 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--names",
         type=Path,
         metavar="DIR",
-        help="folder with {train,valid,test}.names, the document of each pair: pairs are joined within documents alone",
+        help="folder with {train,valid,test}.names, the document of each pair; only pairs of one document are joined",
     )
     tests = (
-        "consecutive sentences of a document to test, a test set for each number (default: 1 4 16 64); none has more "
-        f"than {POSITIONS} pieces. With --names: the most pieces of a document to test (default: 512 1024 2048)"
+        f"one test set for each number: sentences in a document (default: 1 4 16 64), at most {POSITIONS} pieces. "
+        "With --names: largest number of pieces in a document (default: 512 1024 2048)"
     )
     parser.add_argument("--tests", type=int, nargs="+", metavar="N", help=tests)
-    parser.add_argument("--seed", type=int, default=1, help="of the order and the sizes (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="of the random order and sizes (default: %(default)s)")
 
 
 def run(args: Namespace) -> None:

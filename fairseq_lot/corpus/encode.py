@@ -1,4 +1,4 @@
-"""Joint BPE, sentencepiece's or subword-nmt's: learned on both languages of a tokenised text and applied to it."""
+"""``fairseq-lot encode``: learn and apply a joint BPE of both languages, by sentencepiece or subword-nmt."""
 
 import contextlib
 import io
@@ -20,15 +20,18 @@ from fairseq_lot.errors import InputError, check_least
 from fairseq_lot.output.files import read_lines
 
 MODEL_NAME = "sentencepiece.bpe.model"
-SPACE = "\u2581"  # what sentencepiece writes for a space
+SPACE = "\u2581"  # sentencepiece's mark of a space
 
 
 def learn_bpe(lines: Iterable[str], vocab_size: int) -> bytes:
-    """Learn a BPE model that reproduces its text exactly (identity normalisation, every character kept).
+    """Learn a sentencepiece BPE that reproduces its text exactly: no normalisation, all characters kept.
 
     Args:
-        lines: sentences of all languages; the same ones give the same bytes.
-        vocab_size: number of pieces, with sentencepiece's own three.
+        lines: sentences of both languages.
+        vocab_size: number of pieces, including sentencepiece's own three.
+
+    Returns:
+        The model file; the same lines give the same bytes.
 
     Raises:
         InputError: the vocabulary is smaller than the alphabet or larger than the text allows.
@@ -39,23 +42,23 @@ def learn_bpe(lines: Iterable[str], vocab_size: int) -> bytes:
             sentence_iterator=iter(lines),
             model_writer=model,
             model_type="bpe",
-            vocab_size=max(vocab_size, 3),  # it has three of its own, and with fewer gives an internal message
+            vocab_size=max(vocab_size, 3),  # with less than its own three it gives an internal message
             character_coverage=1.0,
             normalization_rule_name="identity",
             split_by_unicode_script=False,  # Moses tokens are split already; "&apos;s" may be one piece
-            max_sentence_length=1_000_000,  # bytes; longer lines would be left out of the alphabet
-            num_threads=1,  # part of the model file: the same everywhere
+            max_sentence_length=1_000_000,  # bytes; the characters of longer lines would be missing
+            num_threads=1,  # stored in the model file, which must not depend on the machine
             minloglevel=3,
         )
     except (RuntimeError, OSError, ValueError) as error:
-        # without sentencepiece's place in its code, and without an option of its own that encode does not have
+        # drop sentencepiece's source location, and its advice about an option that encode does not have
         reason = " ".join(str(error).split()).rpartition("] ")[2].partition(" or decrease character_coverage")[0]
         raise InputError(f"--vocab-size {vocab_size} does not fit this text: {reason}") from None
     return model.getvalue()
 
 
 def encode_lines(model: bytes, lines: Sequence[str], threads: int = 1) -> list[str]:
-    """Return each line as its pieces, separated by single spaces."""
+    """Encode each line by a sentencepiece model; pieces are separated by single spaces."""
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     return [
         " ".join(pieces)
@@ -64,26 +67,26 @@ def encode_lines(model: bytes, lines: Sequence[str], threads: int = 1) -> list[s
 
 
 def learn_codes(lines: Iterable[str], merges: int) -> bytes:
-    """Learn the codes of subword-nmt's BPE, as in fairseq's own recipes; the same lines give the same bytes.
+    """Learn the codes of subword-nmt's BPE, as fairseq's own recipes do; the same lines give the same bytes.
 
     Raises:
-        InputError: the text does not have so many pairs that occur twice.
+        InputError: the text allows fewer merges.
     """
     from subword_nmt import learn_bpe as learner
 
     codes = io.StringIO()
-    # on a terminal its progress bar is welcome; otherwise stderr is for errors
+    # show its progress bar on a terminal only
     quiet = contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO())
     with quiet, contextlib.suppress(ValueError):
         learner.learn_bpe(lines, codes, merges)  # ValueError: no word has two characters
-    learned = max(0, codes.getvalue().count("\n") - 1)  # the first line is the version
+    learned = max(0, codes.getvalue().count("\n") - 1)  # without the line of the version
     if learned < merges:
         raise InputError(f"--vocab-size {merges} is too large for this text; give at most {learned}")
     return codes.getvalue().encode()
 
 
 def segment_lines(codes: bytes, lines: Sequence[str], threads: int = 1) -> list[str]:
-    """Return each line as its pieces, separated by single spaces, with ``@@`` where a word goes on."""
+    """Encode each line by subword-nmt's codes; pieces are separated by single spaces, ``@@`` marks a continued word."""
     from subword_nmt.apply_bpe import BPE
 
     segment = BPE(io.StringIO(codes.decode())).segment
@@ -92,13 +95,13 @@ def segment_lines(codes: bytes, lines: Sequence[str], threads: int = 1) -> list[
 
 @dataclass(frozen=True)
 class Bpe:
-    """A way to learn pieces and to apply them.
+    """A kind of BPE.
 
     Attributes:
-        file_name: what the learned model is kept as.
+        file_name: name of the file that stores the learned model.
         learn: ``(lines, vocab_size) -> model``.
         encode: ``(model, lines, threads) -> lines of pieces``.
-        reserved: finds what the text must not hold, since pieces or symbols are spelt so.
+        reserved: regular expression of strings that must not occur in the text: pieces or symbols are spelt so.
     """
 
     file_name: str
@@ -108,7 +111,7 @@ class Bpe:
 
 
 BPES = {
-    # fairseq reads <pad>, <s>, </s> and <unk> as symbols of its own; of these sentencepiece makes the first alone
+    # fairseq reads <pad>, <s>, </s> and <unk> as its own symbols; sentencepiece would output only <pad> from text
     "sentencepiece": Bpe(MODEL_NAME, learn_bpe, encode_lines, f"{SPACE}|<pad>"),
     "subword_nmt": Bpe("code", learn_codes, segment_lines, r"@@(?= |$)|<(s|pad|/s|unk)>(?!\S)"),
 }
@@ -129,13 +132,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    """Learn one BPE on both sides of train, and write it and the pieces.
+    """Run ``fairseq-lot encode``: learn one BPE on both sides of train, then write the BPE and the pieces.
 
-    ``out/text`` gets the test set as it was encoded, with single spaces: what joining the pieces gives back. Where the
-    text is a folder with an untokenised reference ``raw/test.*``, ``out/raw`` gets it.
+    ``out/text`` gets the test set before encoding, with single spaces. ``out/raw`` gets the untokenised reference
+    ``raw/test.*`` if the text is a folder that has it.
 
     Raises:
-        InputError: bad text, a vocabulary that does not fit it, or an output that cannot be written.
+        InputError: bad text, a vocabulary size that does not fit it, or an output that cannot be written.
     """
     check_least(args, vocab_size=1, threads=1)
     languages, bpe = (args.source, args.target), BPES[args.bpe]
@@ -145,16 +148,16 @@ def run(args: Namespace) -> None:
             for line in lines:
                 if mark := re.search(bpe.reserved, line):
                     where = f"{split}, {language}: {line!r:.80}"
-                    raise InputError(f"{where} holds {mark[0]!r}, which the BPE or fairseq uses itself; replace it")
+                    raise InputError(f"{where} contains {mark[0]!r}, which the BPE or fairseq reserves; replace it")
     reference = Path(args.text[0]) / "raw" / f"test.{args.target}"
     if reference.exists():
         found, wanted = len(read_lines(reference)), len(texts["test"][1])
         if found != wanted:
-            raise InputError(f"{reference} has {found} lines but the test set has {wanted}; mend or remove raw/")
+            raise InputError(f"{reference} has {found} lines but the test set has {wanted}; correct or remove raw/")
     others = [other.file_name for other in BPES.values() if other is not bpe]
     for name in (*others, MARK, *(["raw"] if not reference.exists() else [])):
         if Path(args.out, name).exists():
-            raise InputError(f"{args.out} has {name} of another text or BPE, which would stay; give a new --out")
+            raise InputError(f"{args.out} has {name} of another text or BPE; give a new --out")
     train = [line for side in texts["train"] for line in side]
     shown = tqdm(train, f"learning {args.vocab_size} pieces", unit=" lines", disable=None, leave=False)
     model = bpe.learn(shown, args.vocab_size)

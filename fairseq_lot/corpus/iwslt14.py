@@ -1,10 +1,9 @@
-"""IWSLT'14 German-English: from the published archive to raw train, valid and test text.
+"""``fairseq-lot iwslt14``: raw train, valid and test text from the archive of IWSLT'14 German-English.
 
-The splits follow fairseq's prepare-iwslt14.sh: the training pairs are cleaned first and every 23rd
-pair that is left becomes validation; the test set is five TED sets in a fixed order. Cleaning counts
-Moses tokens; sacremoses splits a few words otherwise than Moses' Perl script, so single pairs can be
-kept or dropped differently and the pairs after them move between train and valid. fairseq's counts
-are 160,239, 7,283 and 6,750 pairs.
+The splits follow fairseq's prepare-iwslt14.sh. The training pairs are cleaned; every 23rd remaining pair goes to valid.
+The test set is five TED sets in a fixed order. fairseq gets 160,239, 7,283 and 6,750 pairs. Cleaning counts Moses
+tokens, and sacremoses splits a few words differently from Moses' Perl script. So single pairs may be kept or dropped
+differently, and the pairs after them move between train and valid.
 """
 
 import http.client
@@ -50,10 +49,10 @@ BROKEN = (tarfile.TarError, EOFError, OSError, zlib.error)
 
 
 def fetch(url: str, path: str | Path) -> None:
-    """Download a file, which appears under its name only when it is whole.
+    """Download a file; it appears under its name only when it is complete.
 
     Raises:
-        InputError: it cannot be had, or ends early.
+        InputError: the download fails or ends early.
     """
     way_out = "try again, or fetch it yourself and give its path as ARCHIVE, or a tokenised folder as TOKENISED"
     with atomic_write(path, "wb") as file:
@@ -69,10 +68,10 @@ def fetch(url: str, path: str | Path) -> None:
 
 
 def read_members(archive: str | Path) -> dict[str, bytes]:
-    """Return the contents of MEMBERS; nothing is unpacked on disk.
+    """The contents of the files in MEMBERS, by name; nothing is unpacked on disk.
 
     Raises:
-        InputError: the archive is missing, truncated or another one.
+        InputError: the archive is missing, truncated or not IWSLT'14's.
     """
     archive = Path(archive)
     if not archive.is_file():
@@ -90,14 +89,14 @@ def read_members(archive: str | Path) -> dict[str, bytes]:
     missing = [name for name in MEMBERS if name not in found]
     if missing:
         raise InputError(
-            f"{archive} does not hold {missing[0]} ({len(missing)} of {len(MEMBERS)} files missing); give IWSLT'14's "
+            f"{archive} lacks {missing[0]} ({len(missing)} of {len(MEMBERS)} files missing); give IWSLT'14's "
             "de-en.tgz or 2014-01.tgz"
         )
     return found
 
 
 def _collect(tar: tarfile.TarFile, names: Collection[str]) -> dict[str, bytes]:
-    """Return the named regular files of a tar archive, looked up by file name alone."""
+    """The contents of the named regular files of a tar archive, found by file name in any folder."""
     found = {}
     for member in tqdm(tar, desc="reading the archive", unit=" files", disable=None, leave=False):
         name = member.name.rpartition("/")[2]
@@ -108,18 +107,18 @@ def _collect(tar: tarfile.TarFile, names: Collection[str]) -> dict[str, bytes]:
 
 
 def train_lines(lines: list[str]) -> list[str]:
-    """Return the sentences of a train.tags file: no metadata lines, titles and descriptions without tags."""
+    """The sentences of a train.tags file, with titles and descriptions, without tags and metadata lines."""
     return [" ".join(TEXT_TAGS.sub("", line).split()) for line in lines if not METADATA.search(line)]
 
 
 def test_lines(lines: list[str]) -> list[str]:
-    """Return the segments of an XML test set, with plain apostrophes."""
+    """The segments of an XML test set, with plain apostrophes."""
     segments = (SEGMENT_TAGS.sub("", line) for line in lines if "<seg id" in line)
     return [" ".join(segment.replace("\u2019", "'").split()) for segment in segments]
 
 
 def _sides(members: dict[str, bytes], name: str, ending: str, sentences: Sentences) -> list[list[str]]:
-    """Return the sentences of ``{name}.{language}{ending}``, line by line translations of each other."""
+    """The sentences of ``{name}.{language}{ending}`` in both languages, line by line; InputError if counts differ."""
     files = [f"{name}.{language}{ending}" for language in LANGUAGES]
     german, english = (sentences(split_lines(members[file], f"{file} in the archive")) for file in files)
     if len(german) != len(english) or not german:
@@ -129,10 +128,10 @@ def _sides(members: dict[str, bytes], name: str, ending: str, sentences: Sentenc
 
 
 def split_archive(archive: str | Path) -> Texts:
-    """Return the raw German and English lines of train, valid and test.
+    """The raw German and English lines of train, valid and test.
 
     Raises:
-        InputError: the archive is missing, truncated or another one, or its sides do not match.
+        InputError: the archive is missing, truncated or not IWSLT'14's, or its two sides differ in length.
     """
     members = read_members(archive)
     pair = _sides(members, TRAIN, "", train_lines)
@@ -150,7 +149,7 @@ def split_archive(archive: str | Path) -> Texts:
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of ``fairseq-lot iwslt14``."""
     parser.add_argument("--archive", required=True, metavar="PATH", help="de-en.tgz or 2014-01.tgz")
-    parser.add_argument("--url", metavar="URL", help="where the archive is downloaded from when it is not there")
+    parser.add_argument("--url", metavar="URL", help="download the archive from here if it does not exist")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder for raw {train,valid,test}.{de,en}")
 
 

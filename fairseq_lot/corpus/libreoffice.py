@@ -1,6 +1,6 @@
-"""LibreOffice's help, German-English: aligned pages, split by pages into train, valid and test.
+"""``fairseq-lot libreoffice``: split LibreOffice's help, German-English, by pages into train, valid and test.
 
-Text repeats between pages, so a split by paragraphs would test on sentences that were trained on.
+A split by paragraphs would test on pages that were partly trained on.
 """
 
 from argparse import ArgumentParser, Namespace
@@ -12,28 +12,28 @@ from fairseq_lot.errors import InputError, check_least
 from fairseq_lot.output.files import read_lines
 
 LANGUAGES = ("de", "en")
-# Of the pages in order of length, every eighth is tested on and every 32nd is validated on.
+# Pages are sorted by length: every eighth goes to test, every 32nd to valid.
 TEST_EVERY, VALID_EVERY = 8, 32
 Page = list[tuple[str, str]]  # pairs of paragraphs
 
 
 def read_pages(path: str | Path) -> dict[str, Page]:
-    """Read pages from lines of name, German and English, separated by tabs.
+    """Read pages from a file with lines of page name, German and English, separated by tabs.
 
     Raises:
-        InputError: a line has another form.
+        InputError: the file cannot be read, or a line does not have three non-empty parts.
     """
     pages: dict[str, Page] = {}
     for number, line in enumerate(read_lines(path), start=1):
         parts = line.split("\t")
         if len(parts) != 3 or not all(part.strip() for part in parts):
-            raise InputError(f"{path}, line {number}: not a page, German and English with tabs between")
+            raise InputError(f"{path}, line {number}: expected page, German and English, separated by tabs")
         pages.setdefault(parts[0], []).append((parts[1], parts[2]))
     return pages
 
 
 def split_pages(pages: dict[str, Page]) -> dict[str, list[str]]:
-    """Return the names of the pages of each split; every split has short and long ones."""
+    """The page names of each split; each split has short and long pages."""
     by_length = sorted(pages, key=lambda name: (-sum(len(english.split()) for _, english in pages[name]), name))
     split_of = {}
     for rank, name in enumerate(by_length):
@@ -43,14 +43,13 @@ def split_pages(pages: dict[str, Page]) -> dict[str, list[str]]:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the options of the command."""
+    """Add the options of ``fairseq-lot libreoffice``."""
     add = parser.add_argument
     add("pairs", metavar="PAIRS", help="lines of page, German and English; examples/libreoffice-help/pairs.tsv.xz")
     add("--out", required=True, metavar="DIR", help="folder for raw {train,valid,test}.{de,en} and .names of the pages")
-    add("--max-words", type=int, metavar="N", help="leave out pairs with more words on a side (default: none)")
-    add("--chapters", action="store_true", help="join the pages of a folder, too: the names are those "
-        "of the folders")  # fmt: skip
-    add("--test-pairs", type=int, metavar="N", help="test on N pairs alone, from all over the test set (default: all)")
+    add("--max-words", type=int, metavar="N", help="drop pairs with more words on a side (default: no limit)")
+    add("--chapters", action="store_true", help="names are folders of pages: documents are joined from all of them")
+    add("--test-pairs", type=int, metavar="N", help="keep N test pairs, evenly spread (default: all)")
 
 
 def run(args: Namespace) -> None:

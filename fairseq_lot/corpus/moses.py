@@ -1,4 +1,4 @@
-"""Moses tokens: made from sentences, and undone."""
+"""Moses tokenisation of sentences, and its inverse."""
 
 from collections.abc import Sequence
 
@@ -8,12 +8,12 @@ from tqdm import tqdm
 
 
 def rules_of(code: str) -> str:
-    """The language by whose rules Moses goes: ``en`` for en, EN, eng, en_XX and eng_Latn, ``et`` for ekk.
+    """The language code for Moses' rules: ``en`` for en, EN, eng, en_XX and eng_Latn, ``et`` for ekk.
 
-    Moses knows two-letter codes in small letters. It treats all others as no language in particular.
+    Moses knows two-letter codes in lower case. For all others it has no language-specific rules.
 
     Args:
-        code: by which the files of a language are named; it need not be a language code.
+        code: the language in the names of files; returned unchanged if it is not a language code.
     """
     try:
         return Language.get(code).prefer_macrolanguage().language or code
@@ -22,8 +22,8 @@ def rules_of(code: str) -> str:
 
 
 def tokenise_lines(lines: Sequence[str], language: str) -> list[str]:
-    """Return each line as lower-cased Moses tokens with escapes (``&apos;``), separated by single spaces."""
-    from sacremoses import MosesTokenizer  # half a second, which commands that only read rules need not wait
+    """Lower-cased Moses tokens of each line, separated by single spaces, with escapes (``&apos;``)."""
+    from sacremoses import MosesTokenizer  # takes half a second; not all commands need it
 
     tokenise = MosesTokenizer(rules_of(language)).tokenize
     shown = tqdm(lines, f"tokenising {language}", unit=" lines", disable=None, leave=False)
@@ -31,7 +31,7 @@ def tokenise_lines(lines: Sequence[str], language: str) -> list[str]:
 
 
 def detokenise(lines: list[str], *, language: str) -> list[str]:
-    """Undo Moses tokenisation and its escapes (``&apos;`` and the like) with sacremoses."""
+    """Undo Moses tokenisation and its escapes (``&apos;``) with sacremoses."""
     from sacremoses import MosesDetokenizer
 
     detokenizer = MosesDetokenizer(lang=rules_of(language))

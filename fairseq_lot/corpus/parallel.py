@@ -1,4 +1,4 @@
-"""Parallel text in files {train,valid,test}.{source,target}, checked when read, complete when written."""
+"""Read, check and write parallel text in files {train,valid,test}.{source,target}."""
 
 import contextlib
 import os
@@ -12,28 +12,34 @@ from fairseq_lot.errors import InputError
 from fairseq_lot.output.files import read_lines
 
 SPLITS = ("train", "valid", "test")
-Texts = dict[str, list[list[str]]]  # of each split the lines of both sides
+Texts = dict[str, list[list[str]]]  # for each split the lines of both languages
 
 
 def language_code(text: str) -> str:
-    """A language code from the command line, two or three letters."""
+    """A language code from the command line: two or three letters, else ArgumentTypeError."""
     if not (text.isalpha() and len(text) in (2, 3)):
         raise ArgumentTypeError(f"expected a language code such as en, got {text!r}")
     return text
 
 
 def add_text_arguments(parser: ArgumentParser, name: str, kind: str) -> None:
-    """Add what text a command reads, as option ``name``, and its two languages."""
+    """Add the options for the text that a command reads: ``--name``, ``--source`` and ``--target``.
+
+    Args:
+        parser: of the command.
+        name: of the option.
+        kind: an adjective for the text in the help, such as "tokenised".
+    """
     parser.add_argument(
         f"--{name}",
         required=True,
         nargs="+",
         metavar=("DIR", "PREFIX"),
-        help=f"{kind} text: a folder of {{train,valid,test}} per language, or a prefix for each of the three; a number "
-        "in place of the second or third holds out as many pairs of the first, evenly spread",
+        help=f"{kind} text: a folder with {{train,valid,test}}.LANG, or a prefix for each of the three; a number N "
+        "instead of the second or third prefix holds out N pairs of the first, evenly spread",
     )
     for side in ("source", "target"):
-        text = f"{side} language, by which the file names end"
+        text = f"{side} language: the ending of the file names"
         parser.add_argument(f"--{side}", required=True, type=language_code, metavar="LANG", help=text)
 
 
@@ -44,30 +50,31 @@ def read_splits(
     out: str | Path | None = None,
     allow_empty: Collection[str] = (),
 ) -> Texts:
-    """Read train, valid and test, each as :func:`read_parallel` does.
+    """Read train, valid and test by :func:`read_parallel`.
 
     Args:
-        sources: a folder, or a prefix for each split. A number in place of the second or third: so many pairs of the
-            first, evenly spread, which are not trained on.
-        out: what will be written, which must be another folder.
+        sources: a folder, or a prefix for each split. A number N instead of the second or third prefix takes N pairs
+            out of train, evenly spread.
+        languages: of the source and the target.
+        out: the folder that the command will write; it must be another one.
         allow_empty: splits whose empty lines are kept.
 
     Raises:
-        InputError: the text is not as it must be.
+        InputError: bad arguments, or :func:`read_parallel` refuses the text.
     """
     if len(set(languages)) != 2:
         raise InputError(f"both languages are {languages[0]!r}; give two different ones")
     if len(sources) == 1:
         folder = Path(sources[0])
         if not folder.is_dir():
-            raise InputError(f"{folder} is not a folder; give one that holds {{train,valid,test}} in two languages")
+            raise InputError(f"{folder} is not a folder; give one with {{train,valid,test}} in two languages")
         sources = [folder / split for split in SPLITS]
     prefixes = [Path(str(source)) for source in sources]
     written = [] if out is None else [Path(out).resolve(), Path(out, "raw").resolve()]
     if any(prefix.name in SPLITS and prefix.parent.resolve() in written for prefix in prefixes):
-        raise InputError(f"--out {out} is the folder that is read; choose another one")
+        raise InputError(f"--out {out} is the folder of the input; choose another one")
     if len(sources) != len(SPLITS):
-        raise InputError(f"{len(sources)} names of text; give one folder, or a prefix for each of {', '.join(SPLITS)}")
+        raise InputError(f"got {len(sources)} prefixes; give one folder, or a prefix for each of {', '.join(SPLITS)}")
     texts: Texts = {}
     for split, name in zip(SPLITS, map(str, sources), strict=True):
         if split != "train" and name.isdecimal():
@@ -78,10 +85,10 @@ def read_splits(
 
 
 def _hold_out(sides: list[list[str]], count: int, path: str) -> tuple[list[list[str]], list[list[str]]]:
-    """Part a text in two, of which the second has ``count`` evenly spread pairs, none with an empty side."""
+    """Split a text: the rest, then ``count`` evenly spread pairs without empty sides."""
     full = [number for number, pair in enumerate(zip(*sides, strict=True)) if all(pair)]
     if not 1 <= count < len(full):
-        raise InputError(f"cannot hold out {count} pairs of the {len(full)} in {path}; give a number in between")
+        raise InputError(f"cannot hold out {count} of the {len(full)} pairs in {path}; hold out and leave at least one")
     held = {full[number * len(full) // count] for number in range(count)}
     kept, out = (
         [[line for number, line in enumerate(side) if (number in held) == wanted] for side in sides]
@@ -91,16 +98,20 @@ def _hold_out(sides: list[list[str]], count: int, path: str) -> tuple[list[list[
 
 
 def read_parallel(prefix: str | Path, languages: Sequence[str], *, allow_empty: bool = False) -> list[list[str]]:
-    """Read two files, their lines paired and their spaces single.
+    """Read two files whose lines translate each other.
 
-    Every run of white space (also no-break spaces, as fairseq splits on them) becomes one space.
+    Each run of white space becomes one space, no-break spaces included: fairseq splits at them.
 
     Args:
-        prefix: the files are ``{prefix}.{language}``, or compressed, with ``.xz`` or ``.gz`` behind.
+        prefix: the files are ``{prefix}.{language}``, optionally compressed as ``.xz`` or ``.gz``.
+        languages: of the two files.
         allow_empty: keep empty lines, for a caller that drops such pairs.
 
+    Returns:
+        The lines of each file.
+
     Raises:
-        InputError: a file is missing or without lines, a line is not UTF-8, binary or empty, counts differ.
+        InputError: a file is missing or empty, a line is not UTF-8, binary or empty, or the line counts differ.
     """
     paths = []
     for language in languages:
@@ -120,7 +131,7 @@ def read_parallel(prefix: str | Path, languages: Sequence[str], *, allow_empty: 
     for path, lines in zip(paths, sides, strict=True):
         binary = next((number for number, line in enumerate(lines, start=1) if "\0" in line), None)
         if binary is not None:
-            raise InputError(f"{path}, line {binary}: holds a NUL character, so it is no text; give a text file")
+            raise InputError(f"{path}, line {binary}: contains a NUL character; give a text file")
         if not allow_empty and "" in lines:
             raise InputError(f"{path}, line {lines.index('') + 1}: empty line; remove it from both languages")
     return sides
@@ -128,10 +139,9 @@ def read_parallel(prefix: str | Path, languages: Sequence[str], *, allow_empty: 
 
 @contextlib.contextmanager
 def output_folder(out: str | Path) -> Iterator[Path]:
-    """Yield an empty folder whose files move to ``out`` only when the block ends without an error.
+    """Context manager: an empty folder whose files move to ``out`` if the block ends without an error.
 
-    A missing ``out`` appears in one rename. In an existing one the new files replace those of the
-    same name and nothing else is touched.
+    A missing ``out`` appears in one rename. In an existing one, new files replace files of the same name; others stay.
 
     Raises:
         InputError: the folder or a file cannot be written (no permission, full disk, ...).
@@ -153,7 +163,7 @@ def output_folder(out: str | Path) -> Iterator[Path]:
 
 
 def write_splits(folder: Path, texts: Texts, languages: Sequence[str]) -> None:
-    """Write ``{split}.{language}`` for each side of each split: UTF-8 with Unix line ends."""
+    """Write ``{split}.{language}`` for each split and language, in UTF-8 with Unix line ends."""
     folder.mkdir(parents=True, exist_ok=True)
     for split, sides in texts.items():
         for language, lines in zip(languages, sides, strict=True):

@@ -1,4 +1,4 @@
-"""Moses tokenisation, lower-casing and cleaning of raw parallel text."""
+"""``fairseq-lot tokenise``: Moses tokenisation, lower-casing and cleaning of raw parallel text."""
 
 import sys
 from argparse import ArgumentParser, Namespace
@@ -8,17 +8,17 @@ from fairseq_lot.corpus.moses import tokenise_lines
 from fairseq_lot.corpus.parallel import add_text_arguments, output_folder, read_splits, write_splits
 from fairseq_lot.errors import InputError, check_least
 
-MAX_RATIO = 1.5  # with MAX_TOKENS the setting of fairseq's IWSLT'14 recipe
+MAX_RATIO = 1.5  # both as in fairseq's IWSLT'14 recipe
 MAX_TOKENS = 175
 
 
 def clean_indices(
     source: Sequence[str], target: Sequence[str], *, max_ratio: float = MAX_RATIO, max_tokens: int = MAX_TOKENS
 ) -> list[int]:
-    """Return the indices of the pairs worth training on.
+    """Indices of the pairs that cleaning keeps, as Moses' clean-corpus-n does.
 
-    A pair is dropped when a side is empty or has more than ``max_tokens`` tokens, or when one side
-    has more than ``max_ratio`` times the tokens of the other (as Moses' clean-corpus-n).
+    A pair is dropped if a side is empty or has more than ``max_tokens`` tokens, or if one side has more than
+    ``max_ratio`` times as many tokens as the other.
     """
     kept = []
     for index, pair in enumerate(zip(source, target, strict=True)):
@@ -42,7 +42,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    """Tokenise all splits, clean train and valid; the untouched test set goes to ``out/raw``, line by line the same."""
+    """Run ``fairseq-lot tokenise``: tokenise all splits, clean train and valid, copy the test set to ``out/raw``."""
     check_least(args, max_ratio=1, max_tokens=1)
     languages, cleaned = (args.source, args.target), () if args.no_clean else ("train", "valid")
     texts = read_splits(args.raw, languages, out=args.out, allow_empty=cleaned)
@@ -56,9 +56,9 @@ def run(args: Namespace) -> None:
         if not pair[0]:
             raise InputError(f"no pair of {split} passes the cleaning; give --no-clean or wider limits")
         for lines, language in zip(pair, languages, strict=True):
-            if "" in lines:  # a line of control characters; numbers are not those of the file, where some are held out
+            if "" in lines:  # a line of control characters; its number is unknown if pairs were held out
                 raw = " and ".join(f"{side[lines.index('')]!r:.80}" for side in sides)
-                raise InputError(f"{split}: of {raw}, that in {language} has no token; remove both")
+                raise InputError(f"{split}: in the pair {raw} the {language} line has no token; remove the pair")
         tokenised[split] = pair
     with output_folder(args.out) as folder:
         write_splits(folder, tokenised, languages)

@@ -1,1 +1,1 @@
-"""What commands leave behind: whole files, tables, figures, and the commit they came from."""
+"""Output of the commands: complete files, tables, figures, and the commit that made them."""

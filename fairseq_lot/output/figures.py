@@ -1,4 +1,4 @@
-"""Figures as bytes: the same data give the same file."""
+"""Figures as files; the same data give the same bytes."""
 
 import io
 from pathlib import Path
@@ -8,11 +8,11 @@ from matplotlib.figure import Figure
 
 from fairseq_lot.output.files import atomic_write
 
-_SVG = {"svg.fonttype": "none", "svg.hashsalt": "fairseq-lot"}  # text as text; the same names in every file
+_SVG = {"svg.fonttype": "none", "svg.hashsalt": "fairseq-lot"}  # text instead of paths; fixed names of elements
 
 
 def as_bytes(figure: Figure, form: str) -> bytes:
-    """The figure as ``svg`` or ``png``."""
+    """The figure as a file of this format: ``svg`` or ``png``."""
     buffer = io.BytesIO()
     with matplotlib.rc_context(_SVG):
         figure.savefig(buffer, format=form, dpi=150, metadata={"Date": None} if form == "svg" else None)
@@ -20,6 +20,6 @@ def as_bytes(figure: Figure, form: str) -> bytes:
 
 
 def write_figure(figure: Figure, path: Path) -> None:
-    """Write the figure in the form that the ending of the file names."""
+    """Write the figure as SVG or PNG, by the ending of the file name."""
     with atomic_write(path, "wb") as file:
         file.write(as_bytes(figure, path.suffix[1:]))

@@ -1,4 +1,4 @@
-"""Files that are either complete or absent."""
+"""Read files, and write them so that each is complete or absent."""
 
 import contextlib
 import gzip
@@ -14,7 +14,11 @@ from fairseq_lot.errors import InputError, first_line
 
 
 def refuse_same(paths: Mapping[str, str | Path | None]) -> None:
-    """Raise InputError where two of these options name the same file, so that none is written over another."""
+    """Raise InputError if two options name the same file: one would overwrite the other.
+
+    Args:
+        paths: the file of each option; None if not given.
+    """
     given = [(option, path) for option, path in paths.items() if path is not None]
     for (one, path), (other, same) in itertools.combinations(given, 2):
         if Path(path).resolve() == Path(same).resolve():
@@ -23,14 +27,14 @@ def refuse_same(paths: Mapping[str, str | Path | None]) -> None:
 
 @contextlib.contextmanager
 def atomic_write(path: str | Path, mode: str = "w") -> Iterator[IO]:
-    """Open a file that appears under its name only when the block ends without an error.
+    """Context manager: open a file that appears under its name if the block ends without an error.
 
-    The text goes to a temporary file in the same folder, which is synced and renamed at the end
-    and removed if anything fails, so that a kill or a full disk never leaves half a file.
+    The contents go to a temporary file in the same folder; it is synced and renamed at the end, removed after an error.
+    So a kill or a full disk never leaves half a file.
 
     Args:
-        path: the file to write; its folder is made when missing. A link is followed; what is not a regular file,
-            such as /dev/stdout, is written to directly.
+        path: the file; a missing folder is created, a link is followed. A special file, such as /dev/stdout, is
+            written directly.
         mode: ``"w"`` (UTF-8 text) or ``"wb"``.
 
     Raises:
@@ -61,16 +65,16 @@ def atomic_write(path: str | Path, mode: str = "w") -> Iterator[IO]:
 
 
 def read_lines(path: str | Path) -> list[str]:
-    """Return the lines of a UTF-8 text file, perhaps compressed (``.xz``, ``.gz``), without their line ends.
+    """The lines of a UTF-8 text file, without line ends; ``.xz`` and ``.gz`` are decompressed.
 
     Raises:
-        InputError: the file is missing or damaged, or a line is not UTF-8 (the message gives its number).
+        InputError: the file is missing or damaged, or a line is not UTF-8; the message has its number.
     """
     return split_lines(read_bytes(path), path)
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """Return what is in a file, perhaps compressed (``.xz``, ``.gz``); InputError when it is missing or damaged."""
+    """The contents of a file; ``.xz`` and ``.gz`` are decompressed. InputError if it is missing or damaged."""
     path = Path(path)
     try:
         raw = path.read_bytes()
@@ -80,7 +84,12 @@ def read_bytes(path: str | Path) -> bytes:
 
 
 def split_lines(raw: bytes, name: str | Path) -> list[str]:
-    """The lines of UTF-8 text without their ends and byte-order mark; InputError names a line that is not UTF-8."""
+    """The lines of UTF-8 text, without line ends and byte-order mark; InputError if a line is not UTF-8.
+
+    Args:
+        raw: the text.
+        name: of the file, for the message.
+    """
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

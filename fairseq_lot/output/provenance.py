@@ -1,20 +1,20 @@
-"""The commit that a result comes from."""
+"""The commit that made a result."""
 
 import subprocess
 from pathlib import Path
 
-# A change elsewhere, in a README or in the results themselves, does not change the scores.
+# Changes to other files, such as README.md or results, do not change scores.
 _CODE = ("fairseq_lot", "fairseq_lot_compat.*", "benchmarks/*.py", "scripts", "workflow", "setup.py", "constraints.txt")
 
 
 def current_commit(folder: str | Path | None = None) -> str:
-    """Return the short commit of this code, with ``-dirty`` when the code has changes.
+    """The short commit of this code, with ``-dirty`` if the code has uncommitted changes.
 
     Args:
-        folder: the root of the checkout; by default the folder that holds this package.
+        folder: the root of the checkout; default: the folder that contains this package.
 
     Returns:
-        The commit, or ``unknown`` outside a checkout, also when installed inside that of another project.
+        The commit; ``unknown`` outside of a checkout, or when installed inside another project's checkout.
     """
     root = Path(__file__).resolve().parents[2] if folder is None else Path(folder).resolve()
     commit = _git(root, "rev-parse", "--short", "HEAD") if (root / ".git").exists() else None
@@ -24,7 +24,7 @@ def current_commit(folder: str | Path | None = None) -> str:
 
 
 def _git(folder: Path, *words: str) -> str | None:
-    """Return what git prints, or None when git is missing or fails."""
+    """The output of git; None if git is missing or fails."""
     try:
         done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):

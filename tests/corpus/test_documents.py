@@ -83,7 +83,7 @@ def test_the_seed_decides(folder, tmp_path):
 def test_documents_are_not_joined_again(folder, refused, words):
     assert join(folder, *words) == 0
     before = {path: path.read_bytes() for path in folder.rglob("*.*")}
-    refused([*COMMAND, folder, *words], "documents.txt is there: these sentences are joined already")
+    refused([*COMMAND, folder, *words], "documents.txt exists: these sentences are joined already")
     assert {path: path.read_bytes() for path in folder.rglob("*.*")} == before
 
 

@@ -93,7 +93,7 @@ def test_same_text_gives_the_same_bytes(words, tmp_path):
 @pytest.mark.parametrize("line, mark", [("a@@ b", "@@"), ("b @@", "@@"), ("a</s> b", "</s>"), ("<unk>", "<unk>")])
 def test_subword_nmt_refuses_what_pieces_or_symbols_are_spelt_like(line, mark, folder, words, refused):
     (folder / "valid.en").write_text(f"good\n{line}\ngood\ngood\n")
-    refused([*words, *BY_SUBWORD_NMT], f"valid, en: '{line}' holds '{mark}'")
+    refused([*words, *BY_SUBWORD_NMT], f"valid, en: '{line}' contains '{mark}'")
 
 
 def test_without_the_package_there_is_one_line_with_the_command(words, refused, monkeypatch):
@@ -118,7 +118,7 @@ def test_prefixes_and_held_out_pairs(tmp_path):
 def test_too_many_held_out_pairs_are_refused(count, tmp_path):
     for language in LANGUAGES:
         (tmp_path / f"all.{language}").write_text("".join(f"{n}\n" if n else "\n" for n in range(37)))
-    with pytest.raises(InputError, match=f"cannot hold out {count} pairs of the 36 in .*all.de"):
+    with pytest.raises(InputError, match=f"cannot hold out {count} of the 36 pairs in .*all.de"):
         read_splits([tmp_path / "all", count, "1"], LANGUAGES, allow_empty={"train"})
 
 
@@ -135,7 +135,7 @@ def test_existing_folder_keeps_its_other_files(words, tmp_path):
 @pytest.mark.parametrize("stale", ["raw", "code", "documents.txt"])
 def test_a_folder_that_would_keep_parts_of_another_text_is_refused(stale, words, tmp_path, refused):
     (tmp_path / "out" / stale).mkdir(parents=True)
-    refused(words, f"out has {stale} of another text or BPE, which would stay; give a new --out")
+    refused(words, f"out has {stale} of another text or BPE; give a new --out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == [stale]
 
 
@@ -147,8 +147,8 @@ DAMAGES = {
     "encoding": (["train.de"], b"gut\nsch\xf6n\ngut\ngut\n", "train.de, line 2: not valid UTF-8"),
     "source": (["test.de"], "gut\ngut\n \u00a0\ngut\n", "test.de, line 3: empty line"),
     "target": (["train.en"], "\ngood\ngood\ngood\n", "train.en, line 1: empty line"),
-    "reserved": (["train.en"], "good\na \u2581 b\ngood\ngood\n", "train, en: 'a ▁ b' holds '▁'"),
-    "padding": (["train.en"], "good\na<pad>\ngood\ngood\n", "train, en: 'a<pad>' holds '<pad>'"),
+    "reserved": (["train.en"], "good\na \u2581 b\ngood\ngood\n", "train, en: 'a ▁ b' contains '▁'"),
+    "padding": (["train.en"], "good\na<pad>\ngood\ngood\n", "train, en: 'a<pad>' contains '<pad>'"),
     "reference": (["raw/test.en"], "One line.\n", "raw/test.en has 1 lines but the test set has 4"),
 }
 
@@ -191,7 +191,7 @@ def test_the_size_that_the_message_gives_works(options, size, expected, words, t
 def test_bad_folders_are_one_line(folder, words, tmp_path, refused):
     (tmp_path / "file").write_text("")
     refused([*words, "--text", tmp_path / "nowhere"], "is not a folder")
-    refused([*words, "--out", folder], "is the folder that is read")
+    refused([*words, "--out", folder], "is the folder of the input")
     refused([*words, "--out", tmp_path / "file"], "cannot write")
     refused([*words, "--out", tmp_path / "file" / "out"], "cannot write")
 

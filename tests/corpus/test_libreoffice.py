@@ -77,7 +77,7 @@ def test_another_form_is_one_line(pages, tmp_path, refused, line):
     pages.write_text(pages.read_text() + line + "\n")
     number = len(pages.read_text().splitlines())
     refused(
-        ["libreoffice", pages, "--out", tmp_path / "raw"], f"{pages}, line {number}: not a page, German and English"
+        ["libreoffice", pages, "--out", tmp_path / "raw"], f"{pages}, line {number}: expected page, German and English"
     )
     assert not (tmp_path / "raw").exists()
 

@@ -102,7 +102,7 @@ def test_text_that_would_be_replaced_is_refused(command, prefixes, folder, refus
             Path(path).write_bytes(Path(f"test.{side}").read_bytes())
     before = {path: path.read_bytes() for path in folder.rglob("*.*")}
     words = [*command, *prefixes, "--out", folder, "--source", "de", "--target", "en"]
-    refused(words, "is the folder that is read")
+    refused(words, "is the folder of the input")
     assert {path: path.read_bytes() for path in folder.rglob("*.*")} == before
 
 
@@ -112,7 +112,7 @@ def test_text_that_would_be_replaced_is_refused(command, prefixes, folder, refus
         ("test.de", b"gut\nsch\xf6n\ngut\ngut\n", (), "test.de, line 2: not valid UTF-8"),
         ("valid.de", b"gut\n", (), "valid.de has 1 lines but"),
         ("train.de", None, (), "train.de is missing"),
-        ("test.de", b"gut\n\x01\ngut\ngut\n", (), r"test: of '\x01' and "),
+        ("test.de", b"gut\n\x01\ngut\ngut\n", (), r"test: in the pair '\x01' and "),
         ("train.en", b"a\n" * 3 + b"b\n", ("--max-ratio", "1"), "passes the cleaning"),
         ("train.de", b"a\n" * 4, ("--max-ratio", "0.5"), "--max-ratio must be at least 1, got 0.5"),
         ("train.de", b"a\n" * 4, ("--max-ratio", "nan"), "--max-ratio must be at least 1, got nan"),

@@ -276,7 +276,7 @@ def test_raw_text_is_tokenised_and_pairs_are_held_out(clean, french, tmp_path, p
         ({"TGT": "fr"}, "both languages are 'fr'; give two different ones"),
         ({"TGT": "../en"}, "TGT=../en must be two language codes"),
         ({"VALID": "nowhere/valid"}, "nowhere/valid.fr is missing"),
-        ({"VALID": "60"}, "cannot hold out 60 pairs of the 60 in"),
+        ({"VALID": "60"}, "cannot hold out 60 of the 60 pairs in"),
     ],
 )
 def test_bad_variables_of_ones_own_text_are_one_line(variables, expected, french, tmp_path):

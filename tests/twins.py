@@ -2,7 +2,7 @@
 
 import torch
 
-from fairseq_lot.modules.sites import inner
+from fairseq_lot.modules.sites import unwrapped
 from tests import reference
 from tests.variants import NUM_HEADS
 
@@ -76,7 +76,7 @@ def mixed(mechanism, v):
 def twin(case, mechanism, q, k, v):
     """Values and A of one sentence from the slow twin: ``(heads, n, d)`` and ``(heads or pairs, n, m)``."""
     assert case.name in TWINS, f"{case.name} attention has no twin: add one to tests/reference.py and to TWINS"
-    plans = [TWINS[case.name](inner(mechanism), head, q[head], k[head]) for head in range(NUM_HEADS)]
+    plans = [TWINS[case.name](unwrapped(mechanism), head, q[head], k[head]) for head in range(NUM_HEADS)]
     if not case.differential:
         attention = torch.stack([q.size(1) * plan for plan in plans])
         return attention @ mixed(mechanism, v), attention

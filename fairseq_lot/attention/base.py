@@ -14,7 +14,7 @@ from fairseq_lot.transport.marginals import Pads
 from fairseq_lot.transport.pivots import Coupling, PivotProblem
 
 #: what a mechanism keeps while it decodes: tensors by name, batch first, so that a beam is followed by their rows
-State: TypeAlias = dict[str, Tensor]
+DecodeCache: TypeAlias = dict[str, Tensor]
 
 
 class Masks(NamedTuple):
@@ -54,9 +54,9 @@ def without_pads(x: Tensor, padding_mask: Pads) -> Tensor:
     return x if padding_mask is None else x.masked_fill(padding_mask[:, None, :, None], 0.0)
 
 
-def joined_pads(state: State, key_padding_mask: Pads, k: Tensor) -> Pads:
-    """The mask of the keys that a state holds and of new ones, ``(bsz, number of both)``; None: neither has pads."""
-    masks = (state.get("key_padding_mask"), state["key"].size(2)), (key_padding_mask, k.size(2))
+def joined_pads(cache: DecodeCache, key_padding_mask: Pads, k: Tensor) -> Pads:
+    """The mask of the keys that a cache holds and of new ones, ``(bsz, number of both)``; None: neither has pads."""
+    masks = (cache.get("key_padding_mask"), cache["key"].size(2)), (key_padding_mask, k.size(2))
     if all(mask is None for mask, _ in masks):
         return None
     no_pads = k.new_zeros(k.size(0), 1, dtype=torch.bool)
@@ -142,7 +142,7 @@ class Mechanism(nn.Module):
         self.scaling = head_dim**-0.5
         self.retain_dropout = False
 
-    def keep(self, name: str, value: Tensor, *, learn: bool) -> None:
+    def register(self, name: str, value: Tensor, *, learn: bool) -> None:
         """Store a parameter, or a buffer of the same name in checkpoints."""
         if learn:
             self.register_parameter(name, nn.Parameter(value))
@@ -275,7 +275,7 @@ class Mechanism(nn.Module):
         """One tensor for the heads that share an A: ``(bsz, num_heads, ...) -> (bsz, heads, ...)``."""
         return x
 
-    def summarise(self, k: Tensor, v: Tensor, key_padding_mask: Pads = None, need_weights: bool = False) -> State:
+    def summarise(self, k: Tensor, v: Tensor, key_padding_mask: Pads = None, need_weights: bool = False) -> DecodeCache:
         """All that :meth:`attend_summary` needs of the keys, computed once; for mechanisms that couple no queries.
 
         Args:
@@ -283,38 +283,38 @@ class Mechanism(nn.Module):
             need_weights: A will be asked for.
         """
         k, v = (without_pads(x, key_padding_mask).contiguous() for x in (k, v))
-        return self._keep_all(k, v, key_padding_mask)
+        return self._cache_of(k, v, key_padding_mask)
 
     @staticmethod
-    def _keep_all(k, v, key_padding_mask):
+    def _cache_of(k, v, key_padding_mask):
         """Keys and values themselves, zero at pads, by name."""
         kept = {"key": k, "value": v}
         return kept if key_padding_mask is None else {**kept, "key_padding_mask": key_padding_mask}
 
-    def attend_summary(self, q: Tensor, summary: State, need_weights: bool = False) -> AttentionOutput:
+    def attend_summary(self, q: Tensor, summary: DecodeCache, need_weights: bool = False) -> AttentionOutput:
         """:meth:`forward` on summarised keys; no weights if the summary was made without."""
         mask = summary.get("key_padding_mask")
         return self(q, summary["key"], summary["value"], None, mask, need_weights, pads_are_zero=True)
 
     def causal_step(
-        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Pads, state: State, need_weights: bool
-    ) -> tuple[AttentionOutput, State]:
+        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Pads, cache: DecodeCache, need_weights: bool
+    ) -> tuple[AttentionOutput, DecodeCache]:
         """Causal :meth:`forward` for the next tokens.
 
         Args:
             q, k, v, key_padding_mask: as for :meth:`forward`, of the new tokens alone.
-            state: what the previous step returned; empty at the start.
+            cache: what the previous step returned; empty at the start.
             need_weights: also return A over all keys so far; ask from the first step on, or never.
 
         Returns:
-            The output for the new queries, and the next state.
+            The output for the new queries, and the next cache.
         """
         k, v = without_pads(k, key_padding_mask), without_pads(v, key_padding_mask)
-        if state:
-            key_padding_mask = joined_pads(state, key_padding_mask, k)
-            k, v = torch.cat([state["key"], k], 2), torch.cat([state["value"], v], 2)
+        if cache:
+            key_padding_mask = joined_pads(cache, key_padding_mask, k)
+            k, v = torch.cat([cache["key"], k], 2), torch.cat([cache["value"], v], 2)
         output = self(q, k, v, None, key_padding_mask, need_weights, causal=True, pads_are_zero=True)
-        return output, self._keep_all(k, v, key_padding_mask)
+        return output, self._cache_of(k, v, key_padding_mask)
 
     def drop(self, weights: Tensor) -> Tensor:
         """Attention dropout, where it :attr:`drops`."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism, State, draw_normal
+from fairseq_lot.attention.base import AttentionOutput, DecodeCache, Masks, Mechanism, draw_normal
 from fairseq_lot.attention.options import Options
 from fairseq_lot.errors import InputError
 from fairseq_lot.transport.marginals import Pads, at_least_float32
@@ -68,17 +68,17 @@ class Differential(Mechanism):
         output = self.inner(q, k, wide, query_pads, key_pads, need_weights, causal=causal, pads_are_zero=True)
         return self._subtract(output)
 
-    def summarise(self, k: Tensor, v: Tensor, key_padding_mask: Pads = None, need_weights: bool = False) -> State:
+    def summarise(self, k: Tensor, v: Tensor, key_padding_mask: Pads = None, need_weights: bool = False) -> DecodeCache:
         return self.inner.summarise(k, self._widen(v), key_padding_mask, need_weights)
 
-    def attend_summary(self, q: Tensor, summary: State, need_weights: bool = False) -> AttentionOutput:
+    def attend_summary(self, q: Tensor, summary: DecodeCache, need_weights: bool = False) -> AttentionOutput:
         return self._subtract(self.inner.attend_summary(q, summary, need_weights)).to(q.dtype)
 
     def causal_step(
-        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Pads, state: State, need_weights: bool
-    ) -> tuple[AttentionOutput, State]:
-        output, state = self.inner.causal_step(q, k, self._widen(v), key_padding_mask, state, need_weights)
-        return self._subtract(output).to(q.dtype), state
+        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Pads, cache: DecodeCache, need_weights: bool
+    ) -> tuple[AttentionOutput, DecodeCache]:
+        output, cache = self.inner.causal_step(q, k, self._widen(v), key_padding_mask, cache, need_weights)
+        return self._subtract(output).to(q.dtype), cache
 
     @staticmethod
     def _widen(v):

@@ -78,7 +78,7 @@ class Esp(Mechanism):
                 )
             self.slices = None
             return
-        self.keep("slices", self.drawn(self.num_slices, options.seed, 1.0), learn=options.slicer == "learnable")
+        self.register("slices", self.drawn(self.num_slices, options.seed, 1.0), learn=options.slicer == "learnable")
 
     def fittable(self) -> list[nn.Parameter]:
         """None where an exact sort stands, which has no gradient to the slices."""

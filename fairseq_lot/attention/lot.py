@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism, State, Traits, without_pads
+from fairseq_lot.attention.base import AttentionOutput, DecodeCache, Masks, Mechanism, Traits, without_pads
 from fairseq_lot.attention.convolution import TokenConvolution
 from fairseq_lot.attention.options import PivotOptions, option
 from fairseq_lot.errors import InputError
@@ -91,9 +91,9 @@ class Lot(Mechanism):
             can_be_causal=True,
         )
         pivots = self.drawn(options.num_pivots, options.seed, options.pivot_std)
-        self.keep("pivots", pivots, learn=options.learn_pivots)
+        self.register("pivots", pivots, learn=options.learn_pivots)
         has_masses = max(options.num_updates, self.query_updates) > 1  # one update of either plan is a softmax
-        self.keep("mass_logits", torch.zeros(pivots.shape[:2]), learn=options.learn_masses and has_masses)
+        self.register("mass_logits", torch.zeros(pivots.shape[:2]), learn=options.learn_masses and has_masses)
         self.convolution = None
         if options.conv_kernel is not None:
             sizes = {"num_heads": self.num_heads, "head_dim": self.head_dim}
@@ -162,7 +162,7 @@ class Lot(Mechanism):
         probes = self._scaled_pivots()
         return probes if ways(like).projects_probes and like.dtype == probes.dtype else None
 
-    def summarise(self, k: Tensor, v: Tensor, key_padding_mask: Pads = None, need_weights: bool = False) -> State:
+    def summarise(self, k: Tensor, v: Tensor, key_padding_mask: Pads = None, need_weights: bool = False) -> DecodeCache:
         """``Γ2ᵀV/σ``, ``(bsz, num_heads, r, value_dim)``, and for weights ``Γ2ᵀ/σ``."""
         k, v = without_pads(k, key_padding_mask), without_pads(v, key_padding_mask)
         scores = self.scores(k)
@@ -171,24 +171,24 @@ class Lot(Mechanism):
         summary = {"at_pivots": to_keys.apply(self._mixed(v.to(scores.dtype)))}
         return {**summary, "to_keys": to_keys.conditional} if need_weights else summary
 
-    def attend_summary(self, q: Tensor, summary: State, need_weights: bool = False) -> AttentionOutput:
+    def attend_summary(self, q: Tensor, summary: DecodeCache, need_weights: bool = False) -> AttentionOutput:
         scores = self._scores_by_head(q.transpose(0, 1))
         to_pivots = torch.softmax(scores, -1).transpose(0, 1)  # Γ1/a after one half-update
         weights = to_pivots @ summary["to_keys"] if need_weights and "to_keys" in summary else None
         return AttentionOutput(self.drop(to_pivots) @ summary["at_pivots"], weights).to(q.dtype)
 
     def causal_step(
-        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Pads, state: State, need_weights: bool
-    ) -> tuple[AttentionOutput, State]:
+        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Pads, cache: DecodeCache, need_weights: bool
+    ) -> tuple[AttentionOutput, DecodeCache]:
         """Carries a :class:`PrefixState`, of constant size, and for weights the scores of all keys so far."""
         if q.size(2) == k.size(2) == 1 and not need_weights:
-            return self._next_token(q, k, v, key_padding_mask, state)
+            return self._next_token(q, k, v, key_padding_mask, cache)
         k, v = without_pads(k, key_padding_mask), without_pads(v, key_padding_mask)
         scores = self.scores(q), self.scores(k)
-        output, state = self._attend_prefix(*scores, v, key_padding_mask, state, need_weights)
-        return output.to(q.dtype), state
+        output, cache = self._attend_prefix(*scores, v, key_padding_mask, cache, need_weights)
+        return output.to(q.dtype), cache
 
-    def _next_token(self, q, k, v, key_padding_mask, state):
+    def _next_token(self, q, k, v, key_padding_mask, cache):
         """:meth:`causal_step` for one token, without weights: a step of decoding is as slow as its kernels are many."""
         both = torch.cat([x.permute(1, 2, 0, 3) for x in (q, k)], 1)  # (num_heads, 2, bsz, head_dim)
         scores = self._scores_by_head(both).permute(2, 0, 1, 3)  # (bsz, num_heads, 2, r)
@@ -197,7 +197,7 @@ class Lot(Mechanism):
             pads = key_padding_mask.unsqueeze(-1)
             scores[:, :, 1].masked_fill_(pads, -torch.inf)
             v.masked_fill_(pads, 0.0)
-        after = absorb(_prefix(state) or empty_prefix(scores, v), scores[:, :, 1], v)
+        after = absorb(_prefix(cache) or empty_prefix(scores, v), scores[:, :, 1], v)
         to_pivots = torch.softmax(scores, -1)[:, :, :1]  # that of the key, unused, costs less than a kernel of its own
         return AttentionOutput(self.drop(to_pivots) @ after.means).to(q.dtype), vars(after)
 
@@ -207,21 +207,21 @@ class Lot(Mechanism):
         scores = torch.baddbmm(x.new_empty(()), x.flatten(1, 2), pivots.transpose(-1, -2), beta=0, alpha=scale)
         return scores.unflatten(1, x.shape[1:3])
 
-    def _attend_prefix(self, query_scores, key_scores, v, key_pads, state, need_weights, *, with_state=True):
+    def _attend_prefix(self, query_scores, key_scores, v, key_pads, cache, need_weights, *, with_state=True):
         """Causal attention, and what is kept of the keys."""
         to_pivots = torch.softmax(query_scores, -1)
         if key_pads is not None:
             key_scores = key_scores.masked_fill(key_pads[:, None, :, None], -torch.inf)
         v = v.to(key_scores.dtype)
-        values, after = prefix_apply(self.drop(to_pivots), key_scores, v, _prefix(state), with_state=with_state)
+        values, after = prefix_apply(self.drop(to_pivots), key_scores, v, _prefix(cache), with_state=with_state)
         following = {} if after is None else vars(after)
-        if not need_weights or (state and "key_scores" not in state):
+        if not need_weights or (cache and "key_scores" not in cache):
             return AttentionOutput(values), following
-        key_scores = torch.cat([state["key_scores"], key_scores], 2) if state else key_scores
+        key_scores = torch.cat([cache["key_scores"], key_scores], 2) if cache else key_scores
         identity = torch.eye(key_scores.size(2), dtype=v.dtype, device=v.device)
         weights, _ = prefix_apply(to_pivots, key_scores, identity.expand(*key_scores.shape[:2], -1, -1))
         return AttentionOutput(values, weights), {**following, "key_scores": key_scores}
 
 
-def _prefix(state: State) -> PrefixState | None:
-    return PrefixState(state["log_sums"], state["means"]) if state else None
+def _prefix(cache: DecodeCache) -> PrefixState | None:
+    return PrefixState(cache["log_sums"], cache["means"]) if cache else None

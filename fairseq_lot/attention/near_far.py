@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from fairseq_lot.attention.base import AttentionOutput, Masks, Mechanism, State, Traits, joined_pads, without_pads
+from fairseq_lot.attention.base import AttentionOutput, DecodeCache, Masks, Mechanism, Traits, joined_pads, without_pads
 from fairseq_lot.attention.by_length import (
     attend_by_length,
     attend_by_row,
@@ -36,7 +36,7 @@ from fairseq_lot.transport.positions import alibi_slopes
 # exact: `python -m benchmarks --mechanism softmax --mechanism near_far --lengths 256 384 512 640 768 --threads 1 --out
 # FOLDER` has the crossing between 384 and 640 tokens, forward and backward, with heads of 32 and of 64.
 EXACT_UP_TO = 512
-# What the names of the state begin with that short sentences of a mixed batch have at cross.
+# What the names of the cache begin with that short sentences of a mixed batch have at cross.
 _SHORT = "short_"
 # A row may be exp of this below what its powers are taken relative to: what it then loses is below a rounding.
 _LARGEST_GAP = 60.0
@@ -111,7 +111,7 @@ class NearFar(Mechanism):
     O(n (r + W) d) for any T.
 
     With T = 1 row i depends on query i alone: it may stand in the decoder, where the keys that left the window are
-    summed up and the state has a constant size, and with ``band="expected"`` at cross. With T ≥ 3 columns come near
+    summed up and the cache has a constant size, and with ``band="expected"`` at cross. With T ≥ 3 columns come near
     their marginal; rows are exact for any T.
 
     Sentences of at most E = ``exact_up_to`` real keys have the exact kernel everywhere: with T = 1 that is
@@ -151,8 +151,8 @@ class NearFar(Mechanism):
             self.exact = Sinkhorn(**context | {"options": plan})
         if options.num_features:
             features = self.drawn(options.num_features, options.seed)
-            self.keep("features", features, learn=options.learn_features)
-            self.keep("feature_bias", torch.zeros(features.shape[:2]), learn=options.learn_features)
+            self.register("features", features, learn=options.learn_features)
+            self.register("feature_bias", torch.zeros(features.shape[:2]), learn=options.learn_features)
 
     def _slopes(self, like: Tensor) -> Tensor | None:
         """``(num_heads,)``; None without a prior."""
@@ -301,7 +301,7 @@ class NearFar(Mechanism):
         key_padding_mask = without_empty(key_padding_mask)
         key_logs = self._tangent_key_logs(k.double()) if self.options.tangents else self._logs(k, torch.float64)
         far = summarise_far(key_logs + self.feature_bias[:, None], v, key_padding_mask)
-        summary = self._keep_all(k * self.scaling, v, key_padding_mask) | vars(far)
+        summary = self._cache_of(k * self.scaling, v, key_padding_mask) | vars(far)
         if not self.options.tangents:
             return summary
         key_means, constants = tangents(k.double(), far.shares.double(), self.features, scale=self.scaling)
@@ -339,7 +339,7 @@ class NearFar(Mechanism):
         )
         return AttentionOutput(values, weights)
 
-    def summarise(self, k: Tensor, v: Tensor, key_padding_mask: Pads = None, need_weights: bool = False) -> State:
+    def summarise(self, k: Tensor, v: Tensor, key_padding_mask: Pads = None, need_weights: bool = False) -> DecodeCache:
         """Keys, values and their features, and what all of these sum up to; of short sentences keys and values alone.
 
         In a batch of both, the short ones have their own keys beside what the linear form needs of all.
@@ -356,11 +356,11 @@ class NearFar(Mechanism):
         # where weights are asked for they are of all slots
         slots = slice(None) if need_weights else split.slots
         k, v = (x[:, :, slots].contiguous() for x in (k, v))
-        short = self._keep_all(k, v, key_padding_mask[:, slots])
+        short = self._cache_of(k, v, key_padding_mask[:, slots])
         is_short = key_padding_mask.new_zeros(len(k)).index_fill(0, split.short, True)
         return summary | {_SHORT + name: x for name, x in short.items()} | {"is_short": is_short}
 
-    def attend_summary(self, q: Tensor, summary: State, need_weights: bool = False) -> AttentionOutput:
+    def attend_summary(self, q: Tensor, summary: DecodeCache, need_weights: bool = False) -> AttentionOutput:
         if "shares" not in summary:
             return super().attend_summary(q, summary, need_weights)
         output = self._attend_expected(q, summary, need_weights).to(q.dtype)
@@ -374,30 +374,30 @@ class NearFar(Mechanism):
         return AttentionOutput(values, torch.where(is_short, exact.weights, output.weights))
 
     def causal_step(
-        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Pads, state: State, need_weights: bool
-    ) -> tuple[AttentionOutput, State]:
+        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Pads, cache: DecodeCache, need_weights: bool
+    ) -> tuple[AttentionOutput, DecodeCache]:
         """Keeps all keys and values of the first E tokens; from there on the last W + 1, and the sums of those before.
 
         So what is kept after E tokens is of constant size.
         """
         values = []
-        if "recent_key" in state:
-            window: _Window | None = _Window.of(state)
+        if "recent_key" in cache:
+            window: _Window | None = _Window.of(cache)
         else:
             exact = k.size(2)  # so many of the new keys come while all are kept
             if self.options.num_features and not need_weights:
-                exact = self._number_within_exact(k, key_padding_mask, state)
+                exact = self._number_within_exact(k, key_padding_mask, cache)
             if exact == k.size(2):
-                return super().causal_step(q, k, v, key_padding_mask, state, need_weights)
+                return super().causal_step(q, k, v, key_padding_mask, cache, need_weights)
             if exact:
                 rows = max(0, exact - (k.size(2) - q.size(2)))
                 pads = None if key_padding_mask is None else key_padding_mask[:, :exact]
                 first = q[:, :, :rows], k[:, :, :exact], v[:, :, :exact], pads
-                output, state = super().causal_step(*first, state, need_weights)
+                output, cache = super().causal_step(*first, cache, need_weights)
                 values.append(output.values)
                 q, k, v = q[:, :, rows:], k[:, :, exact:], v[:, :, exact:]
                 key_padding_mask = None if key_padding_mask is None else key_padding_mask[:, exact:]
-            window = self._folded(state) if state else None
+            window = self._folded(cache) if cache else None
         early = k.size(2) - q.size(2)  # keys before the first query, as of a source in --cross-self-attention
         if early:
             q = nn.functional.pad(q, (0, 0, early, 0))
@@ -411,7 +411,7 @@ class NearFar(Mechanism):
             if i >= early:
                 values.append(value.to(q.dtype))
         assert window is not None
-        return AttentionOutput(values[0] if len(values) == 1 else torch.cat(values, 2)), window.as_state()
+        return AttentionOutput(values[0] if len(values) == 1 else torch.cat(values, 2)), window.as_cache()
 
     def _step_by_kernel(self, q, k, v, pads, window):
         """The values of one token and the next window by one kernel; None where there is none, or it is not used."""
@@ -439,22 +439,22 @@ class NearFar(Mechanism):
         sums = None if log_sums is None or means is None else PrefixState(log_sums, means)
         return values, _Window(keys, kept, log_mass, sums)
 
-    def _number_within_exact(self, k, key_padding_mask, state):
+    def _number_within_exact(self, k, key_padding_mask, cache):
         """How many of the new keys are among the first E tokens of some sentence; all before its first token are."""
         if self.exact is None:
             return 0
-        before = state["key"].size(2) if state else 0
-        pads = joined_pads(state, key_padding_mask, k) if state else key_padding_mask
+        before = cache["key"].size(2) if cache else 0
+        pads = joined_pads(cache, key_padding_mask, k) if cache else key_padding_mask
         within = self.options.exact_up_to
         if pads is not None and before + k.size(2) > within:
             within += int(leading_pads(pads).max())
         return min(max(within - before, 0), k.size(2))
 
-    def _folded(self, state):
-        """The window of a state that holds all keys."""
-        k, v = at_least_float32(state["key"]), self.drop_keys(at_least_float32(state["value"]))
+    def _folded(self, cache):
+        """The window of a cache that holds all keys."""
+        k, v = at_least_float32(cache["key"]), self.drop_keys(at_least_float32(cache["value"]))
         n, late = k.size(2), min(self.options.window + 1, k.size(2))
-        log_mass, pads = None, state.get("key_padding_mask")
+        log_mass, pads = None, cache.get("key_padding_mask")
         if pads is not None:
             log_mass = pad_log_mass(pads, k, NO_MASS)
         far = None
@@ -544,14 +544,14 @@ class _Window(NamedTuple):
     far: PrefixState | None
 
     @classmethod
-    def of(cls, state: State) -> "_Window":
-        """The inverse of :meth:`as_state`."""
-        far = PrefixState(state["log_sums"], state["means"]) if "means" in state else None
-        return cls(state["recent_key"], state["recent_value"], state.get("log_mass"), far)
+    def of(cls, cache: DecodeCache) -> "_Window":
+        """The inverse of :meth:`as_cache`."""
+        far = PrefixState(cache["log_sums"], cache["means"]) if "means" in cache else None
+        return cls(cache["recent_key"], cache["recent_value"], cache.get("log_mass"), far)
 
-    def as_state(self) -> State:
+    def as_cache(self) -> DecodeCache:
         """Tensors by name, as fairseq reorders them."""
-        state = {"recent_key": self.keys, "recent_value": self.values}
+        cache = {"recent_key": self.keys, "recent_value": self.values}
         if self.log_mass is not None:
-            state["log_mass"] = self.log_mass
-        return state if self.far is None else state | vars(self.far)
+            cache["log_mass"] = self.log_mass
+        return cache if self.far is None else cache | vars(self.far)

@@ -14,7 +14,7 @@ from fairseq_lot.attention.differential import side_by_side
 from fairseq_lot.attention.registry import DEFAULT, MECHANISMS, build_mechanism
 from fairseq_lot.errors import InputError
 from fairseq_lot.modules.multihead_attention import split_heads
-from fairseq_lot.modules.sites import attentions, inner
+from fairseq_lot.modules.sites import attentions, unwrapped
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Captured:
         """The mechanism's name in the registry, with its prior and the wrapper around it."""
         if self.mechanism is None:
             return DEFAULT
-        plans = inner(self.mechanism)
+        plans = unwrapped(self.mechanism)
         name = next((name for name, kind in MECHANISMS.items() if type(plans) is kind), type(plans).__name__)
         prior = getattr(plans.options, "prior", None)
         name = name if prior is None else f"{name} with {prior}"
@@ -57,7 +57,7 @@ class Captured:
     @property
     def epsilon(self) -> float | Tensor:
         """The entropic regularisation of the mechanism, or of every head, ``(heads, 1, 1)``; 1 (softmax's) if none."""
-        plans = inner(self.mechanism)
+        plans = unwrapped(self.mechanism)
         return 1.0 if plans is None else plans.epsilon()
 
     def softmax_weights(self, key_padding_mask: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ class Captured:
         Returns:
             ``(bsz, num_heads, src_len, head_dim)``; pads may hold anything.
         """
-        convolution = getattr(inner(self.mechanism), "convolution", None)
+        convolution = getattr(unwrapped(self.mechanism), "convolution", None)
         return self.v if convolution is None else convolution(without_pads(self.v, key_padding_mask))
 
     def values(self, key_padding_mask: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from fairseq_lot.inspection.capture import Captured
-from fairseq_lot.modules.sites import inner
+from fairseq_lot.modules.sites import unwrapped
 from fairseq_lot.transport import diagnostics
 from fairseq_lot.transport.certificates import coupling_certificate, perturbation_certificate
 
@@ -106,7 +106,7 @@ def certify_coupling(
     attention: Captured, padding_mask: torch.Tensor, perturbations: int, seeds: list
 ) -> Iterator[dict]:
     """:func:`certify` for the two plans of LOT, each with noise of its own; nothing for other mechanisms."""
-    mechanism = inner(attention.mechanism)
+    mechanism = unwrapped(attention.mechanism)
     problem = None if mechanism is None else mechanism.pivot_problem(attention.q, attention.k)
     if problem is None:
         return

@@ -168,19 +168,19 @@ class PluggableMultiheadAttention(FairseqIncrementalState, nn.Module):
 
     def _attend_static(self, q, key, value, key_padding_mask, incremental_state, need_weights):
         """Keys that never change are summarised once, by LOT without weights unless the first step asks for them."""
-        summary = self._kept(incremental_state)
+        summary = self._read_cache(incremental_state)
         if not summary:
             sides = self._keys_and_values(key, value)
             summary = _exactly(self.mechanism.summarise, *sides, key_padding_mask, need_weights)
-            self._keep(incremental_state, summary)
+            self._write_cache(incremental_state, summary)
         return _exactly(self.mechanism.attend_summary, q, summary, need_weights)
 
     def _attend_next(self, q, key, value, key_padding_mask, incremental_state, need_weights):
         """Causal attention to the new keys and to what is kept of earlier ones."""
-        state = self._kept(incremental_state)
+        state = self._read_cache(incremental_state)
         k, v = self._keys_and_values(key, value)
         output, state = _exactly(self.mechanism.causal_step, q, k, v, key_padding_mask, state, need_weights)
-        self._keep(incremental_state, state)
+        self._write_cache(incremental_state, state)
         return output
 
     def make_generation_fast_(
@@ -197,10 +197,10 @@ class PluggableMultiheadAttention(FairseqIncrementalState, nn.Module):
                 if isinstance(module, Mechanism):
                     module.retain_dropout = True
 
-    def _kept(self, incremental_state):
+    def _read_cache(self, incremental_state):
         return self.get_incremental_state(incremental_state, "attn_state") or {}
 
-    def _keep(self, incremental_state, state):
+    def _write_cache(self, incremental_state, state):
         self.set_incremental_state(incremental_state, "attn_state", state)
 
     def reorder_incremental_state(self, incremental_state: dict, new_order: Tensor) -> dict:
@@ -209,9 +209,9 @@ class PluggableMultiheadAttention(FairseqIncrementalState, nn.Module):
         What is kept of the source is the same for all hypotheses of a sentence, and hypotheses never leave theirs. So
         at the cross site, as in fairseq's own attention, only a batch that loses sentences is reordered.
         """
-        state = self._kept(incremental_state)
+        state = self._read_cache(incremental_state)
         if state and not (self.site == "cross" and next(iter(state.values())).size(0) == new_order.size(0)):
-            self._keep(incremental_state, {name: x.index_select(0, new_order) for name, x in state.items()})
+            self._write_cache(incremental_state, {name: x.index_select(0, new_order) for name, x in state.items()})
         return incremental_state
 
     # old checkpoints have the projections of q, k and v as one tensor
@@ -219,5 +219,5 @@ class PluggableMultiheadAttention(FairseqIncrementalState, nn.Module):
 
     def _get_input_buffer(self, incremental_state):
         """What fairseq's layer asks for, to see by the name ``prev_key`` whether earlier keys are kept."""
-        kept = self._kept(incremental_state)
+        kept = self._read_cache(incremental_state)
         return {"prev_key": next(iter(kept.values()))} if kept else {}

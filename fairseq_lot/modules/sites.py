@@ -40,7 +40,7 @@ def attention_blocks(model: TransformerModel) -> Iterator[tuple[str, int, Any]]:
                 yield site, int(layer), block
 
 
-def inner(mechanism: SomeMechanism) -> SomeMechanism:
+def unwrapped(mechanism: SomeMechanism) -> SomeMechanism:
     """The mechanism that makes the plans: the one inside a wrapper, or the mechanism itself."""
     return None if mechanism is None else getattr(mechanism, "inner", mechanism)
 
@@ -48,7 +48,7 @@ def inner(mechanism: SomeMechanism) -> SomeMechanism:
 def can_be_fitted(model: TransformerModel) -> bool:
     """Whether some mechanism has parameters to fit; λ and the norm of a differential form are not among them."""
     mechanisms = (getattr(attention, "mechanism", None) for _, _, attention in attentions(model))
-    return any(inner(mechanism).fittable() for mechanism in mechanisms if mechanism is not None)
+    return any(unwrapped(mechanism).fittable() for mechanism in mechanisms if mechanism is not None)
 
 
 def attention_sites(args: Any) -> tuple[str, ...]:

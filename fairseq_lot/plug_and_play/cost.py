@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fairseq_lot.attention.softmax import Softmax
 from fairseq_lot.errors import InputError
 from fairseq_lot.modules.places import Place, named_places
-from fairseq_lot.modules.sites import ATTENTION_AT, attention_blocks, attentions, inner
+from fairseq_lot.modules.sites import ATTENTION_AT, attention_blocks, attentions, unwrapped
 from fairseq_lot.output.files import atomic_write
 from fairseq_lot.plug_and_play.distillation import translate_greedily
 
@@ -309,7 +309,7 @@ def _finite(number: Tensor) -> float:
 
 def _plan_of(attention: nn.Module) -> tuple | None:
     """What makes the plans of an attention the same as another's; None: plain softmax, ours or fairseq's."""
-    mechanism = inner(getattr(attention, "mechanism", None))
+    mechanism = unwrapped(getattr(attention, "mechanism", None))
     if mechanism is None or (isinstance(mechanism, Softmax) and mechanism.options.prior is None):
         return None
     return type(mechanism), mechanism.options

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from fairseq_lot.attention.base import AttentionOutput, Mechanism
 from fairseq_lot.errors import InputError
-from fairseq_lot.modules.sites import attentions, inner
+from fairseq_lot.modules.sites import attentions, unwrapped
 from fairseq_lot.pretrained.loading import refuse_overflow
 
 
@@ -51,7 +51,7 @@ class Distillation:
         self.projections: list[nn.Parameter] = []
         for (site, layer, ours), (_, _, theirs) in zip(attentions(student), attentions(teacher), strict=True):
             # of a differential attention, its plans are fitted; λ and the norm have been trained
-            fitted, told = (inner(getattr(attention, "mechanism", None)) for attention in (ours, theirs))
+            fitted, told = (unwrapped(getattr(attention, "mechanism", None)) for attention in (ours, theirs))
             if fitted is not None and told is not None and fitted.fittable():
                 self.matched.append(Match(site, layer, fitted, told))
                 for projection in (ours.q_proj, ours.k_proj, ours.v_proj, ours.out_proj):

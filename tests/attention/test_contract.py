@@ -9,7 +9,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from fairseq_lot.attention.registry import build_options
-from fairseq_lot.modules.sites import inner
+from fairseq_lot.modules.sites import unwrapped
 from tests.conftest import close, gradients
 from tests.twins import has_a_twin, twin
 from tests.variants import CASES, CAUSAL_CASES, HEAD_DIM, NUM_HEADS, PLAIN_CASES, draw, padding_mask
@@ -311,7 +311,7 @@ def soft_sort_rounding(mechanism, dtype):
     An entry is ``exp(-(s_p - v_j)²/t)``. The difference is at most about four times √t where the entry counts, and
     scores of up to 3 are rounded by ``3 eps``: the exponent moves by ``2·4·3 eps/√t``, in either of the two sorts.
     """
-    options = inner(mechanism).options
+    options = unwrapped(mechanism).options
     if not hasattr(options, "sort_temperature") or options.hard:
         return 0.0
     return 2 * 24 * torch.finfo(dtype).eps / options.sort_temperature**0.5

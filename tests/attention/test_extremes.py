@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fairseq_lot.attention.registry import MECHANISMS
-from fairseq_lot.modules.sites import inner
+from fairseq_lot.modules.sites import unwrapped
 from tests.conftest import close
 from tests.twins import has_a_twin, twin
 from tests.variants import CASES, HEAD_DIM, PLAIN_CASES, Case, draw
@@ -53,7 +53,7 @@ def of_size(size, case, dtype):
     """The mechanism with q, k and v; they and the pivots are so large that every kind of score reaches ±size."""
     mechanism = case.build()
     q, k, v = draw(2, 6, 6)
-    parameters = [x.data for x in [getattr(inner(mechanism), "pivots", None)] if x is not None]
+    parameters = [x.data for x in [getattr(unwrapped(mechanism), "pivots", None)] if x is not None]
     products = [q @ k.mT, *(x @ pivots.mT for x in (q, k) for pivots in parameters)]
     scale = (size * HEAD_DIM**0.5 / min(x.abs().max() for x in products)).sqrt()
     for pivots in parameters:

@@ -10,7 +10,7 @@ from fairseq_lot.inspection import per_head
 from fairseq_lot.inspection.capture import capture
 from fairseq_lot.inspection.diagnose import BALANCE, _batches, diagnose, encoder_balance, render
 from fairseq_lot.inspection.per_head import MEASURES, summary
-from fairseq_lot.modules.sites import inner
+from fairseq_lot.modules.sites import unwrapped
 from tests.plug_and_play.in_memory import HEADS, LAYERS, LENGTHS, load
 
 OPTIONS = {"sentences": 6, "batch": 3, "perturbations": 2, "seed": 1}
@@ -161,7 +161,7 @@ def test_certificates_are_of_the_values_that_the_model_uses(monkeypatch, differe
     """With a convolution: the plan of each head, times the values that are certified, is the output of the model."""
     loaded = load(attention="lot", lot_conv_kernel=3, differential=differential)
     for block in loaded.model.encoder.layers:
-        inner(block.self_attn.mechanism).convolution.weight.data.normal_(generator=torch.Generator().manual_seed(4))
+        unwrapped(block.self_attn.mechanism).convolution.weight.data.normal_(generator=torch.Generator().manual_seed(4))
     certified, coupling = [], per_head.coupling_certificate
 
     def keep(query_scores, key_scores, log_masses, v, *noise, **options):
@@ -175,7 +175,7 @@ def test_certificates_are_of_the_values_that_the_model_uses(monkeypatch, differe
     with torch.no_grad(), capture(loaded.model) as seen:
         loaded.model(**sample["net_input"])
         attention = next(x for x in seen if x.site == "encoder")
-        lot = inner(attention.mechanism)
+        lot = unwrapped(attention.mechanism)
         found = list(per_head.certify_coupling(attention, pads, 2, [[0, i] for i in range(3)]))
         expected = lot(attention.q, attention.k, attention.v, pads, pads, need_weights=True)
     for sentence, v in enumerate(certified):

@@ -120,11 +120,11 @@ def test_what_is_kept_of_the_source_is_reordered_only_when_sentences_leave(name,
     query, key, mask = inputs_of("cross", "right")
     state = {}
     step(attention, state, query, key, mask, 0, torch.arange(BSZ))
-    before = attention._kept(state)
+    before = attention._read_cache(state)
     attention.reorder_incremental_state(state, torch.tensor([0, 1, 2]))
-    assert all(attention._kept(state)[name] is x for name, x in before.items())
+    assert all(attention._read_cache(state)[name] is x for name, x in before.items())
     attention.reorder_incremental_state(state, torch.tensor([2, 1]))
-    for name, x in attention._kept(state).items():
+    for name, x in attention._read_cache(state).items():
         assert torch.equal(x, before[name][[2, 1]])
 
 

@@ -12,7 +12,7 @@ from fairseq_lot.attention.softmax import Softmax
 from fairseq_lot.errors import InputError
 from fairseq_lot.modules.flat_options import spell_out
 from fairseq_lot.modules.places import Place, named_places
-from fairseq_lot.modules.sites import attentions, inner, softmax_trained_at
+from fairseq_lot.modules.sites import attentions, softmax_trained_at, unwrapped
 from fairseq_lot.pretrained.loading import untrained
 from tests.conftest import close
 from tests.plug_and_play.in_memory import LAYERS, load
@@ -26,7 +26,7 @@ def kept(model):
     return {
         f"{site}.{layer}": mechanism
         for (site, layer), mechanism in found.items()
-        if type(inner(mechanism)).__name__ != "Lot"
+        if type(unwrapped(mechanism)).__name__ != "Lot"
     }
 
 

@@ -20,7 +20,7 @@ import torch
 from fairseq_lot import cli
 from fairseq_lot.errors import InputError
 from fairseq_lot.kernels import launch
-from fairseq_lot.kernels.naive import LotInputs, LotSettings
+from fairseq_lot.kernels.naive import LotInputs, LotSettings, NearFarSettings, SinkhornInputs, SinkhornSettings
 from fairseq_lot.output.tables import Table
 
 NAME = "python -m benchmarks launches"
@@ -103,7 +103,9 @@ def microseconds(work: Callable[[], object], repeats: int) -> float:
 def works() -> dict[str, Callable[[], torch.Tensor]]:
     """A layer of each mechanism that has kernels."""
     from fairseq_lot.kernels.lot import lot
+    from fairseq_lot.kernels.near_far import near_far
     from fairseq_lot.kernels.sinkhorn import sinkhorn
+    from fairseq_lot.kernels.sinkhorn_attention import sinkhorn_attention
 
     bsz, heads, n, d, r = SHAPE
     q, k, v = (torch.randn(bsz, heads, n, d).half().requires_grad_() for _ in range(3))
@@ -111,9 +113,13 @@ def works() -> dict[str, Callable[[], torch.Tensor]]:
     scores, uniform = torch.randn(bsz, heads, n, n).requires_grad_(), torch.zeros(n).log_softmax(-1)
     pads = torch.zeros(bsz, n, dtype=torch.bool)
     pads[0, -3:] = True
-    inputs = LotInputs(q, k, v, pivots, log_masses, pads, pads)
+    of_lot = LotInputs(q, k, v, pivots, log_masses, pads, pads)
+    of_sinkhorn = SinkhornInputs(q, k, v, query_padding_mask=pads, key_padding_mask=pads)
+    of_near_far = NearFarSettings(8, d**-0.5, key_padding_mask=pads, tangents=True)
     return {
-        "lot": lambda: lot(inputs, LotSettings(d**-0.5, 5, 5)),
+        "near_far with tangents": lambda: near_far(q, k, v, pivots, log_masses, of_near_far),
+        "lot": lambda: lot(of_lot, LotSettings(d**-0.5, 5, 5)),
+        "sinkhorn": lambda: sinkhorn_attention(of_sinkhorn, SinkhornSettings(d**-0.5, 15)),
         "solver of Sinkhorn and SeT": lambda: sinkhorn(scores, uniform, uniform, num_updates=15),
     }
 

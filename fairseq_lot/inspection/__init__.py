@@ -1,1 +1,1 @@
-"""What each head of a trained model does: numbers, maps, the page of the report."""
+"""Inspection of each head of a trained model: measures, attention maps, the report."""

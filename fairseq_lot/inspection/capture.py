@@ -1,4 +1,4 @@
-"""What every attention of a model sees and does while the model runs."""
+"""Record inputs and weights of all attentions of a model while it runs."""
 
 import contextlib
 import inspect
@@ -19,14 +19,14 @@ from fairseq_lot.modules.sites import attentions, unwrapped
 
 @dataclass(frozen=True)
 class Captured:
-    """One attention on one batch; pads may hold anything.
+    """The record of one attention on one batch; values at pads are arbitrary.
 
     Attributes:
-        site, layer: where it stands; layers count from 0, as in parameter names.
-        mechanism: what computed the plan; None for fairseq's own softmax attention.
+        site, layer: the place of the attention; layers count from 0, as in parameter names.
+        mechanism: the attention mechanism; None for fairseq's own softmax attention.
         q, k, v: ``(bsz, num_heads, len, head_dim)``, not scaled.
-        causal: query i saw keys 0 .. i + src_len - tgt_len only.
-        weights: A, ``(bsz, heads, tgt_len, src_len)``; differential attention has one per pair of heads.
+        causal: query i saw only the keys 0 .. i + src_len - tgt_len.
+        weights: A, ``(bsz, heads, tgt_len, src_len)``; differential attention has one A per pair of heads.
     """
 
     site: str
@@ -40,7 +40,7 @@ class Captured:
 
     @property
     def name(self) -> str:
-        """The mechanism's name in the registry, with its prior and the wrapper around it."""
+        """The mechanism's name in the registry, with its prior, and "differential" in front if it is."""
         if self.mechanism is None:
             return DEFAULT
         plans = unwrapped(self.mechanism)
@@ -51,17 +51,17 @@ class Captured:
 
     @property
     def signed(self) -> bool:
-        """A is a difference of plans and has negative entries."""
+        """Whether A is a difference of plans, with negative entries."""
         return self.mechanism is not None and self.mechanism.traits.signed
 
     @property
     def epsilon(self) -> float | Tensor:
-        """The entropic regularisation of the mechanism, or of every head, ``(heads, 1, 1)``; 1 (softmax's) if none."""
+        """The mechanism's epsilon: a number, or one per head, ``(heads, 1, 1)``; 1, as softmax's, if it has none."""
         plans = unwrapped(self.mechanism)
         return 1.0 if plans is None else plans.epsilon()
 
     def softmax_weights(self, key_padding_mask: Tensor) -> Tensor:
-        """What softmax attention would do with the same q and k, in the shape of ``weights``.
+        """The weights of softmax attention for the same q and k, shaped like ``weights``.
 
         Args:
             key_padding_mask: ``(bsz, src_len)`` bool, True = pad.
@@ -70,13 +70,13 @@ class Captured:
         return weights if self.mechanism is None else self.mechanism.combine_heads(weights)
 
     def values_of_plans(self, key_padding_mask: Tensor) -> Tensor:
-        """The values that the plan of each head multiplies: v, or v after LOT's convolution.
+        """The values that each head's plan multiplies: v, or v after LOT's convolution.
 
         Args:
             key_padding_mask: ``(bsz, src_len)`` bool, True = pad.
 
         Returns:
-            ``(bsz, num_heads, src_len, head_dim)``; pads may hold anything.
+            ``(bsz, num_heads, src_len, head_dim)``; arbitrary at pads.
         """
         convolution = getattr(unwrapped(self.mechanism), "convolution", None)
         return self.v if convolution is None else convolution(without_pads(self.v, key_padding_mask))
@@ -84,40 +84,41 @@ class Captured:
     def values(self, key_padding_mask: Tensor) -> Tensor:
         """The values that ``weights`` multiply.
 
-        The two plans of a differential form with a convolution multiply different values. Its values are given as they
-        are before the convolution.
+        For differential attention with a convolution they are the values before the convolution: its two plans multiply
+        different values.
 
         Args:
             key_padding_mask: ``(bsz, src_len)`` bool, True = pad.
 
         Returns:
-            ``(bsz, heads, src_len, head_dim)``; a pair of heads has the values of both side by side.
+            ``(bsz, heads, src_len, head_dim)``. For differential attention ``heads`` counts the pairs, and the last
+            axis has the values of both heads of a pair.
         """
         return side_by_side(self.v) if self.signed else self.values_of_plans(key_padding_mask)
 
     def check_finite(self, path: object) -> None:
-        """Refuse NaN and infinities, which no measure has a meaning for; ``path`` names the checkpoint."""
+        """Raise InputError if weights or values are not finite; ``path`` is the checkpoint, for the message."""
         if not (self.weights.isfinite().all() and self.v.isfinite().all()):
             where = f"{self.site}, layer {self.layer}"
-            raise InputError(f"{path}: the attention at {where} is not finite; the weights are damaged")
+            raise InputError(f"{path}: the attention at {where} is not finite; give an undamaged checkpoint")
 
 
 def _softmax(q: Tensor, k: Tensor, key_padding_mask: Tensor | None, *, causal: bool) -> Tensor:
-    """A of softmax attention."""
+    """Weights of softmax attention, ``(bsz, num_heads, tgt_len, src_len)``."""
     softmax = build_mechanism(DEFAULT, num_heads=q.size(1), head_dim=q.size(-1))
     return softmax(q, k, k, None, key_padding_mask, need_weights=True, causal=causal).weights
 
 
 @contextlib.contextmanager
 def capture(model: nn.Module) -> Iterator[list[Captured]]:
-    """Collect what the attentions of a fairseq Transformer do in the forward passes inside the block.
+    """Context manager: record all attentions of a fairseq Transformer in the forward passes inside the block.
 
-    Each one is computed a second time for that, so that a model in evaluation mode gives what it gives unwatched. Steps
-    of decoding are left out.
+    Each attention is computed a second time for the record, so the output of a model in evaluation mode does not
+    change. Decoding steps are not recorded.
 
     Yields:
-        A list that every forward pass extends by one :class:`Captured` per attention, in the order of the run;
-        empty it between batches.
+        A list to which each forward pass appends one :class:`Captured` per attention, in order of execution. Empty it
+        between batches.
     """
     seen: list[Captured] = []
     with contextlib.ExitStack() as hooks:
@@ -128,7 +129,7 @@ def capture(model: nn.Module) -> Iterator[list[Captured]]:
 
 
 def _record(seen: list[Captured], site: str, layer: int, attention: Any, args: tuple, kwargs: dict) -> None:
-    """The hook of one attention, which is called before it runs."""
+    """The forward pre-hook of one attention."""
     given = inspect.signature(attention.forward).bind(*args, **kwargs).arguments
     if given.get("incremental_state") is not None:
         return

@@ -1,4 +1,4 @@
-"""The figures of the report: BLEU and curves."""
+"""The figures of the report: BLEU and loss curves."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from fairseq_lot.inspection.training_log import Curves
 
 
 def bleu_bars(rows: Sequence[Row]) -> Figure:
-    """Tokenised BLEU of every row with its 95 % interval."""
+    """Bars of tokenised BLEU with 95 % intervals, one per row."""
     figure = Figure(figsize=(8, 1.2 + 0.3 * len(rows)), layout="constrained")
     axes = figure.subplots()
     rows = sorted(rows, key=lambda row: (row.dataset, row.backbone, STAGES.index(row.stage), row.system))
@@ -28,14 +28,14 @@ def bleu_bars(rows: Sequence[Row]) -> Figure:
 
 
 def loss_curves(trainings: dict[str, Curves]) -> Figure:
-    """Training and validation loss of each training against its updates."""
+    """Training and validation loss of each named training against the number of updates."""
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
     for i, (name, curves) in enumerate(trainings.items()):
         for points, dash, what in ((curves.train, ":", "training"), (curves.valid, "-", "validation")):
             if points:
                 marker = "o" if what == "validation" else None
-                label = f"{what}, {name}"  # matplotlib leaves out labels that begin with "_"
+                label = f"{what}, {name}"  # the name comes second: matplotlib drops labels that begin with "_"
                 axes.plot(*zip(*sorted(points.items()), strict=True), dash, marker=marker, color=f"C{i}", label=label)
     axes.set_xlabel("updates")
     axes.set_ylabel("loss (bits per target token)")

@@ -1,4 +1,4 @@
-"""``fairseq-lot diagnose``: measure the attention of a model on real sentences, head by head."""
+"""``fairseq-lot diagnose``: measure each attention head of a model on real sentences."""
 
 import json
 from argparse import ArgumentParser, Namespace
@@ -20,12 +20,12 @@ from fairseq_lot.pretrained.device import add_device_argument
 from fairseq_lot.pretrained.languages import add_language_arguments, typed_pair
 from fairseq_lot.pretrained.loading import Loaded, load
 
-# entries of one head's plans in a batch: 64 sentences of 256 tokens, or one of 2,048
+# largest number of entries of one head's plans in a batch: 64 sentences of 256 tokens, or one of 2,048
 _ENTRIES = 2**22
-# measures of how far the columns of a plan are from their marginal, and of what that does to the values
+# the measures of a plan's columns: distance from their marginal, and its effect on the values
 BALANCE = ("imbalance", "marginal_error", "mean_shift")
 _SIDES = {"source": "src_tokens", "target": "prev_output_tokens"}
-# site: sides of the queries and of the keys, in the order of the table
+# site: language side of the queries and of the keys, in the order of the table
 _SIDES_OF = {"encoder": ("source", "source"), "cross": ("target", "source"), "decoder": ("target", "target")}
 
 
@@ -35,9 +35,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("data", metavar="DATA", help="folder made by fairseq-preprocess")
     add("--path", required=True, metavar="CKPT.pt", help="checkpoint: ours or fairseq's transformer*")
     add("--split", default="valid", help="train, valid or test (default: %(default)s)")
-    add("--sentences", type=int, default=64, metavar="N", help="how many are drawn from it (default: %(default)s)")
-    add("--batch", type=int, default=16, metavar="N", help="sentences at a time (default: %(default)s)")
-    add("--seed", type=int, default=1, help="of the sentences drawn and of the perturbations (default: %(default)s)")
+    add("--sentences", type=int, default=64, metavar="N", help="random sentences of the split (default: %(default)s)")
+    add("--batch", type=int, default=16, metavar="N", help="sentences in a batch (default: %(default)s)")
+    add("--seed", type=int, default=1, help="of the random sentences and perturbations (default: %(default)s)")
     add_device_argument(parser)
     add_language_arguments(parser)
     add("--json", metavar="OUT.json", help="also write the figures here, unrounded")
@@ -46,12 +46,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=int,
         default=8,
         metavar="N",
-        help="random perturbations per sentence for the certificates of the encoder; 0: none (default: %(default)s)",
+        help="random perturbations per sentence for the encoder's certificates; 0: none (default: %(default)s)",
     )
 
 
 def run(args: Namespace) -> None:
-    """Print the tables; write the JSON file."""
+    """Run ``fairseq-lot diagnose``: print the tables and write the JSON file."""
     check_least(args, sentences=1, batch=1, perturbations=0, seed=0)
     refuse_same({"--path": args.path, "--json": args.json})
     loaded = load(args.path, args.data, args.split, device=args.device, pair=typed_pair(args))
@@ -75,21 +75,25 @@ def diagnose(
     measures: Collection[str] = tuple(per_head.MEASURES),
     sites: Collection[str] = tuple(_SIDES_OF),
 ) -> dict:
-    """Run sentences through the model, teacher-forced, and measure its attentions.
+    """Measure the attentions of a model on random sentences, with teacher forcing.
 
     Args:
-        sentences: how many are drawn at random.
-        batch: sentences at a time, at most.
-        perturbations: of each sentence, for the certificates of the encoder.
-        seed: of the sentences drawn and of the perturbations.
+        loaded: the model with its data.
+        sentences: number of random sentences.
+        batch: largest number of sentences in a batch.
+        perturbations: per sentence, for the encoder's certificates; 0: no certificates.
+        seed: of the random sentences and perturbations.
         measures: some of ``MEASURES``.
-        sites: where attentions are measured.
+        sites: the sites to measure.
 
     Returns:
-        ``sentences`` (how many were used), ``left_out`` (numbers of those that are longer than the model takes, from
-        which none was drawn), ``rows`` (one per site, layer and head, the measures averaged over the
-        sentences), ``certificates`` (one per encoder layer, over all heads, sentences and perturbations) and
-        ``coupling_certificates`` (likewise, of the two plans of LOT where it stands).
+        A dictionary with these keys. ``sentences``: the number of sentences used. ``left_out``: numbers of the
+        sentences that are too long for the model, and so were never drawn. ``rows``: one per site, layer and head, each
+        measure averaged over the sentences. ``certificates``: one per encoder layer, over all heads, sentences and
+        perturbations. ``coupling_certificates``: the same for LOT's two plans, if the encoder has LOT.
+
+    Raises:
+        InputError: an attention is not finite.
     """
     drawn, _ = loaded.draw(sentences, seed)
     measured: dict[tuple[str, int, str, bool], list[dict]] = {}
@@ -98,7 +102,7 @@ def diagnose(
     with torch.no_grad(), capture(loaded.model) as seen, tqdm(total=len(drawn), unit="sentence", disable=None) as bar:
         for indices in _batches(loaded, drawn, batch):
             sample = loaded.batch(indices)
-            if tuple(sites) == ("encoder",):  # the decoder's plans would only take time
+            if tuple(sites) == ("encoder",):  # the decoder need not run
                 loaded.model.encoder(sample["net_input"]["src_tokens"], src_lengths=sample["net_input"]["src_lengths"])
             else:
                 loaded.model(**sample["net_input"])
@@ -108,7 +112,7 @@ def diagnose(
                 if attention.site not in sites:
                     continue
                 queries, keys = (pads[side] for side in _SIDES_OF[attention.site])
-                if keys.size(1) < attention.k.size(2):  # --cross-self-attention: the source stands before the target
+                if keys.size(1) < attention.k.size(2):  # --cross-self-attention: keys are the source, then the target
                     keys = torch.cat([pads["source"], keys], 1)
                 where = (attention.site, attention.layer, attention.name, attention.signed)
                 measured.setdefault(where, []).append(per_head.measure_heads(attention, queries, keys, measures))
@@ -130,7 +134,7 @@ def diagnose(
 
 
 def _batches(loaded: Loaded, drawn: Iterable[int], most: int) -> Iterator[list[int]]:
-    """At most so many sentences at a time, and fewer long ones: all plans of a batch are in memory."""
+    """Batches of at most ``most`` sentences, fewer if they are long: all plans of a batch are in memory."""
     sentences, batch = loaded.sentences, list[int]()
     for index in drawn:
         longest = max(int(sentences.num_tokens(one)) for one in (*batch, index))
@@ -143,22 +147,22 @@ def _batches(loaded: Loaded, drawn: Iterable[int], most: int) -> Iterator[list[i
 
 
 def encoder_balance(loaded: Loaded) -> dict[str, float]:
-    """How balanced the encoder's plans are: means of ``BALANCE`` over its heads, and over up to 64 sentences."""
+    """The measures ``BALANCE`` of the encoder, averaged over its heads and over up to 64 sentences."""
     only = {"measures": BALANCE, "sites": ("encoder",)}
     rows = diagnose(loaded, sentences=64, batch=16, perturbations=0, seed=1, **only)["rows"]
     return {measure: fmean(row[measure] for row in rows) for measure in BALANCE}
 
 
 def render(report: dict, *, title: str) -> str:
-    """The report as aligned Markdown tables, with a line on how to read each."""
+    """The report of :func:`diagnose` as aligned Markdown tables with notes."""
     signed = (
-        "Differential A = A1 - λ A2 is signed, one per pair of heads: its rows sum to 1 - λ, which counts as marginal "
-        "error; entropy is that of |A|; it is compared with the difference of two softmax plans with the same λ."
+        "Differential attention has one A = A1 - λ A2 per pair of heads. Its rows sum to 1 - λ, which counts as "
+        'marginal error. Entropy is of |A|. "To softmax" compares with two softmax plans and the same λ.'
     )
     notes = [signed] if any(row["signed"] for row in report["rows"]) else []
     if report["left_out"]:
         left_out = numbers([number - 1 for number in report["left_out"]])
-        notes.append(f"None of these sentences was drawn, which are longer than the model takes: {left_out}.")
+        notes.append(f"These sentences are too long for the model and were not drawn: {left_out}.")
     heads = _table(
         ("site", "layer", "head", "attention"),
         per_head.MEASURES,
@@ -168,8 +172,8 @@ def render(report: dict, *, title: str) -> str:
     )
     others = sorted({row["attention"] for row in report["certificates"]} - {"sinkhorn"})
     not_of_the_mechanism = (
-        "These are certificates of the exact plan of the scores q·k, which the updates of sinkhorn converge to; "
-        f"they are not certificates of what attends here, {', '.join(others)}."
+        "These certificates are of the exact plan for the scores q·k, the limit of sinkhorn's updates. They say "
+        f"nothing about this model's {', '.join(others)}."
     )
     certificates = _table(
         ("layer", "attention"),
@@ -178,8 +182,8 @@ def render(report: dict, *, title: str) -> str:
         heading="Encoder self-attention, exact plan at τ, scores perturbed by random signs: measured change over its "
         "bound (at most 1)",
         notes=[
-            "Of the plan: inequality (31); of the output: the certificate derived from it, and inequality (44) as "
-            "stated, with the values perturbed as well.",
+            "(31): inequality (31), of the plan; output: a bound derived from it; (44): inequality (44), of the "
+            "output, with perturbed values.",
             *([not_of_the_mechanism] if others else []),
         ],
     )
@@ -187,15 +191,15 @@ def render(report: dict, *, title: str) -> str:
         ("layer", "attention"),
         per_head.COUPLING_CERTIFICATES,
         report["coupling_certificates"],
-        heading="The two plans of lot, through its pivots at its ε, scores with pivots and values perturbed by random "
-        "signs: measured change over its bound (at most 1)",
-        notes=["A and output: of the exact plans; as run: of the output after T half-updates, as the model has it."],
+        heading="LOT's two plans at its ε, scores with the pivots and values perturbed by random signs: measured "
+        "change over its bound (at most 1)",
+        notes=["A, output: with exact plans; as run: the output after the model's own T half-updates."],
     )
     return "\n\n".join(table.markdown(padded=True) for table in (heads, certificates, couplings) if table.rows)
 
 
 def _table(keys: Sequence[str], figures: Mapping[str, tuple[str, str]], rows: Sequence[dict], **texts: Any) -> Table:
-    """A row of keys and formatted figures for each of ``rows``; names to the left, numbers to the right."""
+    """A table with the ``keys`` and the formatted ``figures`` of each row; only names are left-aligned."""
     return Table(
         [*keys, *(title for title, _ in figures.values())],
         [

@@ -1,4 +1,4 @@
-"""Attention maps of a few sentences, small enough for a page."""
+"""Attention maps of a few sentences, in 8 bits, for the report."""
 
 import base64
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,17 +16,18 @@ _LEVELS = 255
 
 
 def sentence_maps(models: Mapping[str, Translator], sentences: Sequence[Sequence[str]], sites: Sequence[str]) -> dict:
-    """Run sentences through models and keep every map.
+    """Attention maps of sentences in several models.
 
-    The decoder is forced through the first model's own translation in all of them, so that tokens are the same.
+    All decoders get the first model's translation, so all maps have the same tokens.
 
     Args:
-        models: by the name that the page shows.
-        sentences: the pieces of each, without an end of sentence.
+        models: by the name that the report shows.
+        sentences: the pieces of each sentence, without the end of sentence.
+        sites: the sites to show.
 
     Returns:
-        ``models`` (names) and ``sentences``, each with ``source`` and ``target`` (pieces), ``translation`` and
-        ``maps``: for each model one dictionary per site, layer and head.
+        ``models``: the names. ``sentences``: for each its ``source`` and ``target`` pieces, the ``translation``, and
+        ``maps``, for each model one dictionary per site, layer and head.
 
     Raises:
         InputError: vocabularies differ, a sentence is blank or too long, or an attention is not finite.
@@ -41,7 +42,7 @@ def sentence_maps(models: Mapping[str, Translator], sentences: Sequence[Sequence
         if not pieces:
             raise InputError(f"sentence {number} is blank; remove the line")
         source = first.symbols(pieces, f"sentence {number}")
-        _maps_of(first, source, source[-1:], sites)  # fairseq's search would not end without finite scores
+        _maps_of(first, source, source[-1:], sites)  # refuses scores that are not finite: the search would not end
         target = first.search([source])[0]
         before = torch.cat([target[-1:], target[:-1]])  # fairseq's decoder starts with the end of sentence
         shown.append(
@@ -57,7 +58,7 @@ def sentence_maps(models: Mapping[str, Translator], sentences: Sequence[Sequence
 
 @torch.no_grad()
 def _maps_of(model: Translator, source: torch.Tensor, before: torch.Tensor, sites: Sequence[str]) -> list[dict]:
-    """One sentence in one model."""
+    """The maps of one sentence in one model."""
     with capture(model.loaded.model) as seen:
         device = model.loaded.device
         inputs = source[None], torch.tensor([len(source)]), before[None]
@@ -69,7 +70,7 @@ def _maps_of(model: Translator, source: torch.Tensor, before: torch.Tensor, site
 
 
 def _heads(attention: Captured) -> Iterator[dict]:
-    """The maps of one attention with what they are measured by."""
+    """The map of each head of one attention, with its measures and, for LOT, its pivots."""
     pivots = None
     if attention.mechanism is not None and not attention.causal:
         coupling = attention.mechanism.coupling(attention.q, attention.k)
@@ -89,14 +90,14 @@ def _heads(attention: Captured) -> Iterator[dict]:
 
 
 def clusterings(from_queries: torch.Tensor, to_keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The pivots that tokens share: ``p(pivot | query)`` and, by Bayes' rule, ``p(pivot | key)``.
+    """Soft assignments of tokens to pivots: ``p(pivot | query)`` and, by Bayes' rule, ``p(pivot | key)``.
 
     Args:
         from_queries: ``p(pivot | query)``, ``(..., n, r)``, for queries of equal mass.
         to_keys: ``p(key | pivot)``, ``(..., r, m)``.
 
     Returns:
-        ``(..., n, r)`` and ``(..., m, r)``; rows sum to 1, those of a key that no pivot reaches to 0.
+        ``(..., n, r)`` and ``(..., m, r)``. Rows sum to 1, or to 0 for a key without mass from any pivot.
     """
     joint = from_queries.mean(-2).unsqueeze(-1) * to_keys
     keys = joint / joint.sum(-2, keepdim=True).clamp_min(torch.finfo(joint.dtype).tiny)
@@ -108,7 +109,7 @@ def _rounded(values: torch.Tensor) -> list[float]:
 
 
 def quantise(matrix: torch.Tensor) -> dict:
-    """A matrix in 8 bits: value = low + (high - low)·byte/255, row by row."""
+    """A matrix in 8 bits, row by row: value = low + (high - low)·byte/255."""
     values = matrix.double().cpu().numpy()
     low, high = min(0.0, values.min()), values.max()
     size = (high - low) or 1.0

@@ -1,4 +1,4 @@
-"""Figures of one captured attention: the measures of each head, and the certificates of its scores."""
+"""Measures and certificates of one captured attention, for each head."""
 
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
@@ -11,7 +11,7 @@ from fairseq_lot.modules.sites import unwrapped
 from fairseq_lot.transport import diagnostics
 from fairseq_lot.transport.certificates import coupling_certificate, perturbation_certificate
 
-# measure: (title in the table, format of a figure)
+# measure: (title in the table, number format)
 MEASURES = {
     "marginal_error": ("marginal error", ".1e"),
     "receiver_min": ("m(A) min", ".3f"),
@@ -44,7 +44,7 @@ COUPLING_CERTIFICATES = {
     "as_run_ratio_mean": ("as run mean", ".3f"),
     "marginal_error": ("marginal error", ".1e"),
 }
-# sizes of the perturbations, in units of τ for scores and of their root mean square for values
+# sizes of the perturbations: in units of τ for scores, of the root mean square for values
 _NOISE_SIZES = (0.01, 0.1, 1.0)
 
 
@@ -57,8 +57,9 @@ def measure_heads(
     """Measure one attention on one batch.
 
     Args:
+        attention: the record.
         query_padding_mask: ``(bsz, tgt_len)`` and key_padding_mask: ``(bsz, src_len)`` bool, True = pad.
-        measures: some of ``MEASURES``. The effective rank takes far longer than all others, cubic time.
+        measures: some of ``MEASURES``. The effective rank takes cubic time, far longer than the others.
 
     Returns:
         For each measure a ``(bsz, heads)`` tensor in float64.
@@ -80,7 +81,7 @@ def measure_heads(
 
 
 def mean_rows(site: str, layer: int, name: str, signed: bool, parts: list[dict]) -> Iterator[dict]:
-    """One row per head: the mean over the sentences of all batches."""
+    """One table row per head: the mean of each measure over the sentences of all batches, ``parts``."""
     means = {measure: torch.cat([part[measure] for part in parts]).mean(0).tolist() for measure in parts[0]}
     for head in range(len(next(iter(means.values())))):
         figures = {measure: heads[head] for measure, heads in means.items()}
@@ -88,7 +89,14 @@ def mean_rows(site: str, layer: int, name: str, signed: bool, parts: list[dict])
 
 
 def certify(attention: Captured, padding_mask: torch.Tensor, perturbations: int, seeds: list) -> Iterator[dict]:
-    """Perturb the scores of each sentence by random signs of a few sizes; one dictionary per sentence."""
+    """Certificates of the exact plan (:func:`perturbation_certificate`), one dictionary per sentence.
+
+    Args:
+        attention: the record.
+        padding_mask: ``(bsz, len)`` bool, True = pad.
+        perturbations: number per sentence: random signs of the sizes ``_NOISE_SIZES`` in turn.
+        seeds: one for each sentence.
+    """
     values = attention.values_of_plans(padding_mask)
     for q, k, v, pads, seed in zip(attention.q, attention.k, values, padding_mask, seeds, strict=True):
         q, k, v = (x[:, ~pads].double() for x in (q, k, v))
@@ -105,12 +113,12 @@ def certify(attention: Captured, padding_mask: torch.Tensor, perturbations: int,
 def certify_coupling(
     attention: Captured, padding_mask: torch.Tensor, perturbations: int, seeds: list
 ) -> Iterator[dict]:
-    """:func:`certify` for the two plans of LOT, each with noise of its own; nothing for other mechanisms."""
+    """:func:`certify` for LOT's two plans, each with its own noise; yields nothing for other mechanisms."""
     mechanism = unwrapped(attention.mechanism)
     problem = None if mechanism is None else mechanism.pivot_problem(attention.q, attention.k)
     if problem is None:
         return
-    log_masses = torch.log_softmax(problem.log_masses.double(), -1)  # they sum to 1 in float64, too
+    log_masses = torch.log_softmax(problem.log_masses.double(), -1)  # so that they sum to 1 in float64
     sides = problem.query_scores, problem.key_scores, attention.values_of_plans(padding_mask)
     updates = {"query_updates": problem.query_updates, "key_updates": problem.key_updates}
     for *parts, pads, seed in zip(*sides, padding_mask, seeds, strict=True):
@@ -124,14 +132,14 @@ def certify_coupling(
 
 
 def _signs(random: np.random.Generator, perturbations: int, like: torch.Tensor) -> torch.Tensor:
-    """Random signs of the shape of ``like``, ``(perturbations, ...)``, of the sizes in turn."""
+    """Random signs times ``_NOISE_SIZES`` in turn, ``(perturbations, *like.shape)``."""
     signs = torch.from_numpy(random.choice([-1.0, 1.0], (perturbations, *like.shape))).to(like)
     sizes = torch.tensor([_NOISE_SIZES[i % len(_NOISE_SIZES)] for i in range(perturbations)]).to(like)
     return sizes[:, None, None, None] * signs
 
 
 def _size_of(v: torch.Tensor) -> torch.Tensor:
-    """Root mean square of the values of each head, ``(heads, 1, 1)``."""
+    """Root mean square of each head's values, ``(heads, 1, 1)``."""
     return v.square().mean((-1, -2), keepdim=True).sqrt()
 
 
@@ -139,11 +147,11 @@ def summary(layer: int, parts: list[dict]) -> dict:
     """Summarise the certificates of one layer over its sentences.
 
     Returns:
-        The largest and the mean of every ratio, the largest marginal error, and what all sentences share.
+        The largest and the mean of each ratio, the largest marginal error, and the fields that all sentences share.
     """
     figures: dict[str, Any] = {"layer": layer}
     for name, first in parts[0].items():
-        if not isinstance(first, torch.Tensor):  # all sentences share it
+        if not isinstance(first, torch.Tensor):  # equal for all sentences
             figures[name] = first
             continue
         values = torch.stack([part[name] for part in parts])

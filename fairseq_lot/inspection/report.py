@@ -1,4 +1,4 @@
-"""``fairseq-lot report``: results, training curves and attention maps as one page that needs no network."""
+"""``fairseq-lot report``: one HTML file with results, training curves and attention maps; it needs no network."""
 
 import base64
 import json
@@ -31,30 +31,30 @@ from fairseq_lot.pretrained.multilingual import language_symbols
 from fairseq_lot.pretrained.text import add_text_arguments, text_options
 from fairseq_lot.pretrained.translate import Translator
 
-FIRST = 5  # sentences of a split
+FIRST = 5  # sentences that --split shows
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of the command."""
     add = parser.add_argument
     add("--results", nargs="+", default=[], metavar="FILE.jsonl", help="scores, written by fairseq-lot score")
-    add("--path", metavar="CKPT.pt", help="checkpoint whose attention is to be seen")
-    add("--compare", nargs="+", default=[], metavar="CKPT.pt", help="checkpoints to see beside it")
-    add("--sentences", metavar="FILE", help="source sentences, one per line; this or --split is needed with --path")
-    split = f"look at the first {FIRST} sentences of this split of the data: train, valid or test"
+    add("--path", metavar="CKPT.pt", help="show the attention of this checkpoint")
+    add("--compare", nargs="+", default=[], metavar="CKPT.pt", help="more checkpoints to show")
+    add("--sentences", metavar="FILE", help="source sentences, one per line; --path needs this or --split")
+    split = f"show the first {FIRST} sentences of this split of the data: train, valid or test"
     add("--split", metavar="NAME", help=split)
-    add("--sites", metavar="SITES", help=f"of {','.join(SITES)} (default: encoder)")
-    logs = "logs of fairseq-train; default: train.log beside the checkpoints"
+    add("--sites", metavar="SITES", help=f"sites to show, of {','.join(SITES)} (default: encoder)")
+    logs = "logs of fairseq-train (default: train.log beside each checkpoint)"
     add("--logs", nargs="+", default=[], metavar="LOG", help=logs)
-    add("--data", metavar="DATA", help="data folder; default: that of the training")
+    add("--data", metavar="DATA", help="data folder (default: the one of the training)")
     add_device_argument(parser)
     add_language_arguments(parser)
     add_text_arguments(parser.add_argument_group("from sentences to pieces"))
-    add("--out", required=True, metavar="REPORT.html", help="the page")
+    add("--out", required=True, metavar="REPORT.html", help="the HTML file to write")
 
 
 def run(args: Namespace) -> None:
-    """Write the page; say where it is and how large."""
+    """Run ``fairseq-lot report``: write the page and print its path and size."""
     for path in (args.path, args.sentences, *args.compare, *args.results, *args.logs):
         refuse_same({"--out": args.out, "an input": path})
     with atomic_write(args.out, "wb") as file:  # opened first: an unwritable path fails at once
@@ -63,7 +63,7 @@ def run(args: Namespace) -> None:
         paths = [Path(path).parent / "train.log" for path in (args.path, *args.compare) if path is not None]
         trainings = {}
         for log in args.logs or map(str, paths):
-            with nullcontext() if args.logs else suppress(InputError):  # a training may not have come to its first loss
+            with nullcontext() if args.logs else suppress(InputError):  # a default log may have no loss yet
                 trainings[log] = read_curves(log)
         figures: dict[str, Figure] = {}
         if rows:
@@ -79,12 +79,12 @@ def run(args: Namespace) -> None:
 
 
 def page(rows: Sequence[Row], figures: dict[str, Figure], maps: dict | None) -> str:
-    """One self-contained page, from the template in the folder ``page``.
+    """The self-contained HTML page, from the template in the folder ``page``.
 
     Args:
-        rows: scored systems; none: no table.
+        rows: scored systems, for the tables.
         figures: by their titles.
-        maps: what ``sentence_maps`` returned; None: no explorer.
+        maps: the result of ``sentence_maps``; None: no attention maps.
     """
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("fairseq_lot.inspection", "page"),
@@ -105,21 +105,21 @@ def _base64(data: bytes) -> str:
 
 
 def _maps(args: Namespace) -> dict | None:
-    """The maps that were asked for."""
+    """The attention maps for ``--path`` and ``--compare``; None without ``--path``."""
     text, languages = text_options(args), typed_pair(args)
     if args.path is None:
         needing = ("sentences", "split", "compare", "sites", "data", "device", "source_lang", *text)
         given = [flag(name) for name in needing if getattr(args, name)]
         if given:
-            raise InputError(f"{', '.join(given)} cannot be used without --path; name a checkpoint there")
+            raise InputError(f"{', '.join(given)} cannot be used without --path; give --path CKPT.pt")
         return None
     if (args.sentences is None) == (args.split is None):
-        raise InputError("--path needs either --sentences FILE or --split NAME, the sentences to look at")
+        raise InputError("--path needs the sentences to show; give either --sentences FILE or --split NAME")
     sites = named_sites(args.sites or "encoder")
     paths = [args.path, *args.compare]
     names = _short_names(paths)
     if len(names) < len(paths):
-        raise InputError(f"a checkpoint is named twice: {', '.join(paths)}")
+        raise InputError(f"a checkpoint is given twice: {', '.join(paths)}; give each once")
     sentences = None if args.sentences is None else read_lines(args.sentences)
     if sentences == []:
         raise InputError(f"{args.sentences} is empty; put one sentence on each line")
@@ -131,7 +131,7 @@ def _maps(args: Namespace) -> dict | None:
 
 
 def _first_of_split(loaded: Loaded) -> list[list[str]]:
-    """The pieces of its first sentences, without an end of sentence."""
+    """The pieces of the split's first sentences, without the end of sentence."""
     dictionary, sources = loaded.task.source_dictionary, loaded.sentences.src
     ignored = language_symbols(loaded.task)
     shown = range(min(FIRST, len(loaded.sentences)))
@@ -139,7 +139,7 @@ def _first_of_split(loaded: Loaded) -> list[list[str]]:
 
 
 def _short_names(paths: Sequence[str]) -> dict[str, str]:
-    """Paths by their names without the folders that they share; a file keeps the folder that it lies in."""
+    """Paths by short names: without the leading folders that all share, but with each file's own folder."""
     parts = [Path(path).parts for path in paths]
     shared = 0
     while all(len(part) > shared + 2 for part in parts) and len({part[shared] for part in parts}) == 1:

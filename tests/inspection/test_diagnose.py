@@ -49,8 +49,8 @@ def test_every_mechanism_has_a_row_per_site_layer_and_head(name, differential):
         ratios = [value for key, value in row.items() if key.endswith("_ratio")]
         assert len(ratios) == 3 and all(0 < ratio <= 1 for ratio in ratios)
     text = render(report, title="")
-    assert (f"not certificates of what attends here, {kind}{name}." in text) == (kind + name != "sinkhorn")
-    assert ("The two plans of lot" in text) == (name == "lot")
+    assert (f"nothing about this model's {kind}{name}." in text) == (kind + name != "sinkhorn")
+    assert ("LOT's two plans" in text) == (name == "lot")
     assert ("is signed" in text) == differential
 
 
@@ -198,7 +198,7 @@ def test_attention_with_a_prior_is_not_called_what_is_certified(name, differenti
     report = diagnose(load(attention=name, differential=differential, **{f"{name}_prior": "alibi"}), **OPTIONS)
     called = "differential " * differential + f"{name} with alibi"
     assert {row["attention"] for row in report["certificates"]} == {called}
-    assert f"not certificates of what attends here, {called}." in render(report, title="")
+    assert f"nothing about this model's {called}." in render(report, title="")
 
 
 def test_no_perturbations_no_certificates():

@@ -1,6 +1,7 @@
 """How far every system is ahead of softmax that was trained for as long, at every stage.
 
 python results/log/overview.py >results/iwslt14-65k.overview.md
+python results/log/overview.py --short >results/iwslt14-65k.short.md
 python results/log/overview.py --figure docs/figures/overview.svg
 """
 
@@ -44,6 +45,18 @@ PANELS = (
     ("Plugged into a trained model", {COLUMNS[0][0]: "as swapped, base of 32 epochs", COLUMNS[1][0]: COLUMNS[1][0]}),
     ("Trained from scratch, 16 epochs", {COLUMNS[4][0]: COLUMNS[4][0]}),
 )
+# of the short table: attention, its time in n, the system
+SHORT = (
+    ("near_far, fitted without data", "linear", "near_far"),
+    ("LOT, fitted without data", "linear", "LOT calibrated without data"),
+    ("LOT, as drawn", "linear", "LOT"),
+    ("Sinkhorn, ε = 0.1, 15 updates (ESPFormer's for translation)", "n²", "Sinkhorn"),
+    ("Sinkhorn, ε = 1, 3 updates", "n²", "Sinkhorn ε=1"),
+    ("Sinkhorn, ε = 1, 15 updates", "n²", "Sinkhorn ε=1 with 15 updates"),
+    ("softmax with ALiBi, a preference for near tokens", "n²", "softmax with ALiBi"),
+    ("ESP", "n³", "ESP"),
+)
+SHORT_COLUMNS = {COLUMNS[0][0]: "plugged in", COLUMNS[1][0]: "then 2 epochs", COLUMNS[4][0]: "from scratch"}
 STYLES = ({"color": "C0"}, {"color": "C1", "markerfacecolor": "white"})
 
 
@@ -99,6 +112,23 @@ def table():
     return Table(["System", *titles], rows, notes=NOTES).markdown()
 
 
+def short_table():
+    """The table of README.md: a line for each of SHORT, without intervals."""
+    rows = [
+        [
+            attention,
+            time,
+            *(
+                f"{found[title][1].mean:+.2f}{found[title][1].star}" if title in found else MISSING
+                for title in SHORT_COLUMNS
+            ),
+        ]
+        for attention, time, system in SHORT
+        for found in [overview()[system]]
+    ]
+    return Table(["attention", "time in n", *SHORT_COLUMNS.values()], rows).markdown()
+
+
 def draw():
     """A panel for each of PANELS, a line for each system, the best on top, with numbers beside the marks."""
     figure = Figure(figsize=(9, 8), layout="constrained")
@@ -129,8 +159,9 @@ def draw():
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--figure", type=Path, metavar="FILE.svg", help="draw instead of printing the table")
-    out = parser.parse_args().figure
-    if out:
-        write_figure(draw(), out)
+    parser.add_argument("--short", action="store_true", help="print the table of README.md")
+    args = parser.parse_args()
+    if args.figure:
+        write_figure(draw(), args.figure)
     else:
-        print(table())
+        print(short_table() if args.short else table())

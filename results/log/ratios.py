@@ -42,8 +42,9 @@ TABLES = {
         "softmax's time ÷ its time, by tokens",
         (32, 2048),
         [
-            *forward_and_both("near_far", ("a layer of near_far", "sdpa", NEAR_FAR), ("a layer of LOT", "sdpa", LOT)),
-            *((f"a model with near_far: {title}", *rest) for title, *rest in MODEL[:3]),
+            ("a layer of near_far, forward + backward", "near_far", BOTH, "sdpa", NEAR_FAR),
+            ("a layer of LOT, forward + backward", "near_far", BOTH, "sdpa", LOT),
+            *((f"a model with near_far: {title}", *rest) for title, *rest in MODEL[1:3]),
         ],
     ),
     "layer": (

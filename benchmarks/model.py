@@ -18,7 +18,6 @@ from fairseq_lot.attention.registry import DEFAULT
 from fairseq_lot.errors import InputError
 from fairseq_lot.models.pluggable_transformer import PluggableTransformerModel
 from fairseq_lot.plug_and_play.points import Way
-from fairseq_lot.plug_and_play.swap import plug
 from fairseq_lot.pretrained.loading import untrained
 
 
@@ -74,7 +73,7 @@ class ModelBench:
         limits = {"max_source_positions": positions, "max_target_positions": positions}
         args = Namespace(arch=arch, share_all_embeddings=True, **limits)
         ARCH_CONFIG_REGISTRY[arch](args)
-        plug(args, way.attention, **way.options)
+        write_attention_args(args, way.attention, **way.options)
         torch.manual_seed(0)
         return untrained(args, self.vocabulary, self.vocabulary).to(self.device, self.dtype).train()
 

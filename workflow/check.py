@@ -284,7 +284,7 @@ def _build(system: dict[str, Any], model: Namespace) -> Any:
     from fairseq_lot.modules.flat_options import add_attention_args, add_options, typed_options
     from fairseq_lot.modules.sites import can_be_fitted
     from fairseq_lot.plug_and_play.calibrate import FitOptions
-    from fairseq_lot.plug_and_play.swap import plug
+    from fairseq_lot.plug_and_play.swap import write_attention_args
     from fairseq_lot.pretrained.loading import untrained
 
     attention, fit = (ArgumentParser(allow_abbrev=False, add_help=False) for _ in range(2))
@@ -293,7 +293,7 @@ def _build(system: dict[str, Any], model: Namespace) -> Any:
     given = _parse("options", attention.parse_args, attention_flags(system))
     calibrate = {name: value for name, value in system.get("calibrate", {}).items() if name != "with"}
     FitOptions.of(_parse("calibrate", fit.parse_args, calibrate))
-    plug(model, **typed_options(given))
+    write_attention_args(model, **typed_options(given))
     built = untrained(model, 8, 8)
     if "calibrate" in system and not can_be_fitted(built):
         raise InputError("calibrate: this attention has no parameters that a fit could change; remove it")

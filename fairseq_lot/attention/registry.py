@@ -26,7 +26,7 @@ MECHANISMS: dict[str, type[Mechanism]] = {
 DEFAULT = "softmax"
 
 # what a trained model is given in its place where no other is asked: it keeps the model's quality
-PLUGGED = "near_far"
+DEFAULT_SWAP = "near_far"
 
 
 def mechanism_class(name: str) -> type[Mechanism]:

@@ -37,8 +37,8 @@ class Parameter(NamedTuple):
 def completed(args: Namespace, defaults: dict[str, Any] | None = None) -> Namespace:
     """A copy of the arguments whose attention has every option, its sites in one order and spacing."""
     args = copy.copy(args)
-    flat_options.fill(args, defaults or {})
-    flat_options.spell_out(args)
+    flat_options.set_defaults(args, defaults or {})
+    flat_options.resolve_options(args)
     args.attention_sites = ",".join(attention_sites(args))
     return args
 

@@ -21,7 +21,13 @@ from fairseq_lot.models.dictionaries import note_dictionaries
 from fairseq_lot.models.fairseq_hooks import announce_epochs, install
 from fairseq_lot.models.model_attention import without_layer
 from fairseq_lot.models.starting_point import Defaults, inherit_from_checkpoint, mark_parsed, starting_point, take_mark
-from fairseq_lot.modules.flat_options import add_attention_args, check_used, fill, spell_out, typed_options
+from fairseq_lot.modules.flat_options import (
+    add_attention_args,
+    check_used,
+    resolve_options,
+    set_defaults,
+    typed_options,
+)
 from fairseq_lot.modules.sites import attention_sites, attentions, kept_places, settle_kept_places
 from fairseq_lot.modules.transformer import Decoder, Encoder
 
@@ -51,8 +57,8 @@ class PluggableTransformerModel(TransformerModel):
         """Build a model; InputError (exit code 2 in a command) when an option is wrong."""
         refuse_renamed(args)
         base_architecture(args)
-        spell_out(args)
-        _spell_out_layers_to_keep(args)
+        resolve_options(args)
+        _resolve_layers_to_keep(args)
         settle_kept_places(args)
         for side in ("encoder", "decoder"):
             width, heads = getattr(args, f"{side}_embed_dim"), getattr(args, f"{side}_attention_heads")
@@ -125,7 +131,7 @@ class PluggableTransformerModel(TransformerModel):
             state_dict.setdefault(key, value)
 
 
-def _spell_out_layers_to_keep(args):
+def _resolve_layers_to_keep(args):
     """Write the kept layers as fairseq reads them: as text, not the lists that its parser makes, and of both sides.
 
     Of a side that is not named it would drop all layers.
@@ -148,7 +154,7 @@ def _medium(args):
 
 
 def _sized(args, **sizes):
-    fill(args, {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()})
+    set_defaults(args, {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()})
     base_architecture(args)
 
 
@@ -166,15 +172,15 @@ def _register(arch, attention_defaults, size):
         typed = typed_options(args) if is_command_line else ()
         path = starting_point(args) if is_command_line else None
         inherit_from_checkpoint(args, path, Defaults(attention_defaults, size))
-        fill(args, attention_defaults)
+        set_defaults(args, attention_defaults)
         if typed:
             attention = getattr(args, "attention", None) or DEFAULT
             differential, keeps_softmax = bool(getattr(args, "differential", False)), bool(kept_places(args))
             check_used(typed, attention, differential=differential, keeps_softmax=keeps_softmax)
             if keeps_softmax:  # refused before fairseq makes the folder of the training
                 planned = copy.copy(args)
-                spell_out(planned)
-                _spell_out_layers_to_keep(planned)
+                resolve_options(planned)
+                _resolve_layers_to_keep(planned)
                 settle_kept_places(planned)
 
     register_model_architecture("lot_transformer", arch)(architecture)

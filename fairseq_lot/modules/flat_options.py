@@ -144,20 +144,20 @@ def mechanism_options(args: typing.Any, name: str) -> dict[str, typing.Any]:
     return {key: value for key, value in flat.items() if value is not None}
 
 
-def fill(args: typing.Any, defaults: dict[str, typing.Any]) -> None:
+def set_defaults(args: typing.Any, defaults: dict[str, typing.Any]) -> None:
     """Give the arguments that are missing or None their defaults."""
     for name, default in defaults.items():
         if getattr(args, name, None) is None:
             setattr(args, name, default)
 
 
-def spell_out(args: typing.Any) -> None:
+def resolve_options(args: typing.Any) -> None:
     """Write every option of the chosen mechanism into ``args``, so that a later change of a default changes no model.
 
     Raises:
         InputError: an unknown mechanism or a value outside its range.
     """
-    fill(args, DEFAULTS)
+    set_defaults(args, DEFAULTS)
     if not isinstance(args.differential, bool):
         raise InputError(f"differential must be true or false, got {args.differential!r}")
     options = build_options(args.attention, **mechanism_options(args, args.attention))

@@ -160,7 +160,7 @@ def build_site_mechanism(
     """Build what stands at one place, or return None where fairseq's own softmax attention stays.
 
     Args:
-        args: namespace or fairseq config that holds the flat options, completed by ``spell_out``.
+        args: namespace or fairseq config that holds the flat options, completed by ``resolve_options``.
         layer: 0-based index in its stack.
 
     Raises:

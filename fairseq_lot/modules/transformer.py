@@ -18,7 +18,7 @@ from fairseq_lot.modules.sites import build_site_mechanism
 from fairseq_lot.transport.exporting import is_exporting
 
 
-def mount(stock: MultiheadAttention, cfg: TransformerConfig, *, site: str, layer: int) -> nn.Module:
+def wrap_attention(stock: MultiheadAttention, cfg: TransformerConfig, *, site: str, layer: int) -> nn.Module:
     """Put the mechanism of this site around the projections of ``stock``, or return ``stock`` itself."""
     mechanism = build_site_mechanism(
         cfg,
@@ -39,7 +39,7 @@ class EncoderLayer(TransformerEncoderLayerBase):
         super().__init__(cfg, return_fc=return_fc)
 
     def build_self_attention(self, embed_dim: int, cfg: TransformerConfig) -> nn.Module:
-        return mount(super().build_self_attention(embed_dim, cfg), cfg, site="encoder", layer=self.layer)
+        return wrap_attention(super().build_self_attention(embed_dim, cfg), cfg, site="encoder", layer=self.layer)
 
 
 class DecoderLayer(TransformerDecoderLayerBase):
@@ -52,10 +52,12 @@ class DecoderLayer(TransformerDecoderLayerBase):
         super().__init__(cfg, no_encoder_attn=no_encoder_attn)
 
     def build_self_attention(self, embed_dim: int, cfg: TransformerConfig, **extra: bool) -> nn.Module:
-        return mount(super().build_self_attention(embed_dim, cfg, **extra), cfg, site="decoder", layer=self.layer)
+        return wrap_attention(
+            super().build_self_attention(embed_dim, cfg, **extra), cfg, site="decoder", layer=self.layer
+        )
 
     def build_encoder_attention(self, embed_dim: int, cfg: TransformerConfig) -> nn.Module:
-        return mount(super().build_encoder_attention(embed_dim, cfg), cfg, site="cross", layer=self.layer)
+        return wrap_attention(super().build_encoder_attention(embed_dim, cfg), cfg, site="cross", layer=self.layer)
 
     def forward(self, *args: Any, need_attn: bool = False, need_head_weights: bool = False, **kwargs: Any) -> tuple:
         """As fairseq's, which asks its last layer for weights even where fairseq-generate says that none are read."""

@@ -13,7 +13,7 @@ from fairseq.models.transformer import TransformerModel
 
 from fairseq_lot.attention.near_far import EXACT_UP_TO
 from fairseq_lot.attention.options import SITES
-from fairseq_lot.attention.registry import DEFAULT, MECHANISMS, PLUGGED
+from fairseq_lot.attention.registry import DEFAULT, DEFAULT_SWAP, MECHANISMS
 from fairseq_lot.errors import InputError
 from fairseq_lot.models.architecture import own_architecture
 from fairseq_lot.models.pluggable_transformer import base_architecture
@@ -23,7 +23,7 @@ from fairseq_lot.modules.flat_options import (
     add_options,
     check_used,
     option_names,
-    spell_out,
+    resolve_options,
     typed_options,
 )
 from fairseq_lot.modules.places import Place, listed, named_places
@@ -97,7 +97,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     add_json_argument(parser)
     add_device_argument(parser)
-    add_attention_args(parser.add_argument_group("attention"), differential=False, default=PLUGGED)
+    add_attention_args(parser.add_argument_group("attention"), differential=False, default=DEFAULT_SWAP)
     group = parser.add_argument_group(
         "calibration",
         "What the new attention adds is fitted to softmax's outputs, on random pieces unless text is given; "
@@ -125,7 +125,7 @@ def run(args: Namespace) -> None:
         raise error.on_command_line() from None
     base = load_checkpoint(args.path)
     with_languages(base, how["languages"])  # refuses the opposite ones
-    options = {"attention": PLUGGED, **typed_options(args)}
+    options = {"attention": DEFAULT_SWAP, **typed_options(args)}
     # both are opened first: an unwritable path fails at once
     with atomic_write(args.out, "wb") as file, json_file(args.json) as numbers:
         done = plug_in(base, args.calibrate, fitted=not args.no_calibrate, budget=budget, how=how, **options)
@@ -228,7 +228,7 @@ class Swapped:
 def swap(
     checkpoint: Checkpoint,
     *,
-    attention: str = PLUGGED,
+    attention: str = DEFAULT_SWAP,
     calibrate: bool | str | Path = True,
     budget: float | str | None = USUAL,
     device: str | torch.device | None = None,
@@ -336,7 +336,7 @@ def with_softmax_at(state: State, base: State, places: list[str], **options: Any
     return mixed
 
 
-def swap_as_drawn(checkpoint: Checkpoint, *, attention: str = PLUGGED, **flat_options: Any) -> State:
+def swap_as_drawn(checkpoint: Checkpoint, *, attention: str = DEFAULT_SWAP, **flat_options: Any) -> State:
     """Return a checkpoint whose attention is another one; everything that both share is kept bit for bit.
 
     Args:
@@ -379,7 +379,7 @@ def swap_as_drawn(checkpoint: Checkpoint, *, attention: str = PLUGGED, **flat_op
     implied = options_of_swap(attention)
     if of_training[0].split()[0] != DEFAULT:  # then softmax is not what the model was trained with
         implied = {name: getattr(args, name) for name in implied if previous == attention and hasattr(args, name)}
-    plug(args, attention, **implied | flat_options)
+    write_attention_args(args, attention, **implied | flat_options)
     if kept_places(args) and flat_options.get("softmax_prior") not in (None, softmax.get("softmax_prior")):
         raise InputError(f"{state.path} was trained with another softmax at the places to keep; leave out its prior")
     vars(args).update(softmax)
@@ -433,7 +433,7 @@ def options_of_swap(attention: str) -> dict[str, Any]:
     return {"near_far_exact_up_to": EXACT_UP_TO, "near_far_tangents": True} if attention == "near_far" else {}
 
 
-def plug(args: Namespace, attention: str, **flat_options: Any) -> None:
+def write_attention_args(args: Namespace, attention: str, **flat_options: Any) -> None:
     """Write a mechanism with all its options into a model's arguments, and ours as its architecture.
 
     Raises:
@@ -450,7 +450,7 @@ def plug(args: Namespace, attention: str, **flat_options: Any) -> None:
             delattr(args, name)
     sites = ",".join(named_sites(flat_options.get("attention_sites", DEFAULTS["attention_sites"])))
     vars(args).update({**flat_options, "attention": attention, "attention_sites": sites})
-    spell_out(args)
+    resolve_options(args)
     if ARCH_MODEL_REGISTRY[args.arch] is TransformerModel:
         args.arch = own_architecture(args.arch)
     args._name = args.arch

@@ -11,11 +11,11 @@ from fairseq_lot.errors import InputError
 from fairseq_lot.models.model_attention import completed
 from fairseq_lot.models.saved import Saved
 from fairseq_lot.models.starting_point import Defaults, mark_parsed, plan, starting_point, take_mark
-from fairseq_lot.modules.flat_options import fill
+from fairseq_lot.modules.flat_options import set_defaults
 
 SIZES = {"embed_dim": 8, "ffn_embed_dim": 8, "layers": 1, "attention_heads": 2}
 MODEL = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in SIZES.items()}
-LOT = Defaults({"attention": "lot"}, lambda args: fill(args, MODEL))
+LOT = Defaults({"attention": "lot"}, lambda args: set_defaults(args, MODEL))
 STOCK, DIFFERENTIAL = Defaults({}, LOT.size), Defaults({"differential": True}, LOT.size)
 INFO, WARNING = logging.INFO, logging.WARNING
 

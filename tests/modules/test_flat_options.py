@@ -19,7 +19,7 @@ from fairseq_lot.modules.flat_options import (
     option_names,
     options_of,
     parse_bool,
-    spell_out,
+    resolve_options,
 )
 from fairseq_lot.modules.sites import attention_sites, build_site_mechanism
 
@@ -40,7 +40,7 @@ def parse(*words):
 
 def build(*words, site="encoder", layer=0):
     args = parse(*words)
-    spell_out(args)
+    resolve_options(args)
     return build_site_mechanism(args, site=site, layer=layer, **CONTEXT)
 
 
@@ -248,7 +248,7 @@ def test_differential_constant_and_switch():
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 10**400, "0.8"])
 def test_differential_constant_is_a_finite_number(value):
     args = argparse.Namespace(differential=True, differential_lambda_init=value)
-    spell_out(args)
+    resolve_options(args)
     with pytest.raises(ValueError, match="differential_lambda_init must be a finite number, got"):
         build_site_mechanism(args, site="encoder", layer=0, **CONTEXT)
 
@@ -262,7 +262,7 @@ def test_spelling_out_writes_the_options_of_the_chosen_mechanism(name):
     args = parse("--attention", name, "--lot-num-pivots", "7", "--sinkhorn-epsilon", "0.5", "--esp-hard")
     options = build_options(name, **mechanism_options(args, name))
     before = vars(args).copy()
-    spell_out(args)
+    resolve_options(args)
     assert args.attention_sites == DEFAULTS["attention_sites"] and args.differential is False
     assert build_options(name, **mechanism_options(args, name)) == options
     for field in dataclasses.fields(options):
@@ -273,15 +273,15 @@ def test_spelling_out_writes_the_options_of_the_chosen_mechanism(name):
 
 def test_spelling_out_refuses_a_wrong_value():
     with pytest.raises(ValueError, match="lot attention: epsilon"):
-        spell_out(parse("--attention", "lot", "--lot-epsilon", "0"))
+        resolve_options(parse("--attention", "lot", "--lot-epsilon", "0"))
     with pytest.raises(ValueError, match="differential must be true or false, got 'false'"):
-        spell_out(argparse.Namespace(attention="lot", differential="false"))  # a word, from --model-overrides
+        resolve_options(argparse.Namespace(attention="lot", differential="false"))  # a word, from --model-overrides
 
 
 def test_spelling_out_writes_what_a_default_depends_on():
     for words, epsilon in (((), 0.1), (("--sinkhorn-learn-epsilon",), 1.0)):
         args = parse("--attention", "sinkhorn", *words)
-        spell_out(args)
+        resolve_options(args)
         assert args.sinkhorn_epsilon == epsilon and args.sinkhorn_learn_epsilon is bool(words)
     older = argparse.Namespace(attention="sinkhorn", sinkhorn_epsilon=0.1, sinkhorn_num_updates=15)
     assert build_options("sinkhorn", **mechanism_options(older, "sinkhorn")) == build_options("sinkhorn")

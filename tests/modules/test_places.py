@@ -10,7 +10,7 @@ from fairseq_lot.attention.differential import Differential
 from fairseq_lot.attention.options import SITES
 from fairseq_lot.attention.softmax import Softmax
 from fairseq_lot.errors import InputError
-from fairseq_lot.modules.flat_options import spell_out
+from fairseq_lot.modules.flat_options import resolve_options
 from fairseq_lot.modules.places import Place, named_places
 from fairseq_lot.modules.sites import attentions, softmax_trained_at, unwrapped
 from fairseq_lot.pretrained.loading import untrained
@@ -43,9 +43,9 @@ def kept(model):
 )
 def test_places_have_one_form(given, canonical):
     args = argparse.Namespace(attention="lot", keep_softmax=given)
-    spell_out(args)
+    resolve_options(args)
     assert args.keep_softmax == canonical
-    spell_out(args)
+    resolve_options(args)
     assert args.keep_softmax == canonical
 
 

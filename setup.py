@@ -39,6 +39,7 @@ setup(
     package_data={
         "fairseq_lot": ["py.typed"],
         "fairseq_lot.inspection": ["page/*"],
+        "fairseq_lot.kernels": ["tuned/*.json"],
     },
     py_modules=[HOOK],
     cmdclass={"build_py": build_py_with_pth},

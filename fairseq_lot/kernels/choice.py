@@ -278,16 +278,16 @@ def _problem(inputs, *functions):
     return results
 
 
-def _lot_error(device, dtypes, r, d, dv, settings):
+def _lot_error(device, dtypes, r, d, dv, settings, n=13):
     from fairseq_lot.kernels.lot import lot as kernel
 
     generator = torch.Generator().manual_seed(0)
-    shapes = (2, 2, 13, d), (2, 2, 13, d), (2, 2, 13, dv), (2, r, d), (2, r)
+    shapes = (2, 2, n, d), (2, 2, n, d), (2, 2, n, dv), (2, r, d), (2, r)
     *inputs, logits = (torch.randn(shape, generator=generator) for shape in shapes)
     inputs = [x.to(device, dtype) for x, dtype in zip(inputs, dtypes, strict=True)]
     inputs[3] = inputs[3] * d**0.25
     inputs.append(logits.to(device).log_softmax(-1))
-    masks = torch.zeros(2, 2, 13, dtype=torch.bool)
+    masks = torch.zeros(2, 2, n, dtype=torch.bool)
     masks[0, 0, -4:], masks[1, 1, :5] = True, True
     settings, dropping = (settings._replace(scale=d**-0.5, dropout=x) for x in (0.0, settings.dropout))
     result, exact = _problem(
@@ -307,12 +307,12 @@ def _lot_error(device, dtypes, r, d, dv, settings):
     return max(worst, _excess([(grad.double() * v.detach().double()).sum()], [square], dtypes[2:3]))
 
 
-def _sinkhorn_error(device, transposed, held, num_updates):
+def _sinkhorn_error(device, transposed, held, num_updates, n=13):
     from fairseq_lot.kernels.sinkhorn import sinkhorn as kernel
 
     generator = torch.Generator().manual_seed(0)
     pivots = held // 2 + 1  # so that the block is padded
-    tokens, bsz = max(13, pivots + 1), 2 if held <= 64 else 1
+    tokens, bsz = max(n, pivots + 1), 2 if held <= 64 else 1
     shape = (bsz, bsz, pivots, tokens) if transposed else (bsz, bsz, tokens, pivots)
     inputs = [torch.randn(size, generator=generator) for size in (shape, (bsz, 1, shape[2]), (bsz, 1, shape[3]))]
     inputs[1][0, :, -2:] = inputs[2][0, :, :3] = -torch.inf

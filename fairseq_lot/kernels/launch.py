@@ -6,6 +6,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from fairseq_lot.kernels.blocks import Blocks, tuned
+
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
 Numbers: TypeAlias = tuple[int | float, ...]
 Constants: TypeAlias = tuple[Any, ...]
@@ -59,15 +61,16 @@ class Side(NamedTuple):
     Attributes:
         numbers: a kernel's numbers before ``passes``.
         tokens_first: the first pass begins with an update of the tokens.
-        constants: the constants after ``VALUES``, backward after ``FINISH``.
-        warps, stages: of a program.
+        constants: the constants between ``VALUES``, backward ``FINISH``, and ``BLOCK``.
+        sizes: bits of a number and widths of tiles, by which a table of :mod:`~fairseq_lot.kernels.blocks` goes.
+        blocks: the default.
     """
 
     numbers: Numbers
     tokens_first: bool
     constants: Constants
-    warps: int
-    stages: int = 3
+    sizes: tuple[int, ...]
+    blocks: Blocks
 
 
 def start(
@@ -142,11 +145,12 @@ def forward_passes(
         split: programs, parts of a sentence, tokens of a part.
     """
     programs, parts, length = split
+    block, warps, stages = tuned(kernel.__name__, tensors[0].device, side.sizes, side.blocks)
 
     def run(first, last, values):
         numbers = *side.numbers, passes, first, last, length, parts
-        constants = side.tokens_first, values, *side.constants
-        start(kernel, (programs, parts), tensors, numbers, constants, side.warps, side.stages)
+        constants = side.tokens_first, values, *side.constants, block
+        start(kernel, (programs, parts), tensors, numbers, constants, warps, stages)
 
     if parts == 1:
         run(0, to_do, True)
@@ -172,11 +176,12 @@ def backward_passes(
         tensors: all before ``GRAD_H`` and ``OUT``.
     """
     programs, parts, length = split
+    block, warps, stages = tuned(kernel.__name__, tensors[0].device, side.sizes, side.blocks)
 
     def run(out, slot, high, levels, begin, finish):
         numbers = *side.numbers, passes, top, high, levels, length, parts, slot
-        constants = side.tokens_first, begin, finish, *side.constants
-        start(kernel, (programs, parts), (*tensors, grad_h, out), numbers, constants, side.warps, side.stages)
+        constants = side.tokens_first, begin, finish, *side.constants, block
+        start(kernel, (programs, parts), (*tensors, grad_h, out), numbers, constants, warps, stages)
 
     if parts == 1:
         run(grad_h, grad_h.stride(0), top, max(top, 0), begin, True)

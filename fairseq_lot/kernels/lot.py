@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from fairseq_lot.kernels.blocks import Blocks
 from fairseq_lot.kernels.launch import (
     RUNTIME,
     Side,
@@ -105,7 +106,7 @@ def _passes(X, z, log_masses, PADS, reaches, stride, d, scale, first, last, star
 def key_forward(K, V, Z, MASSES, PADS, REACHES, A, n, r, d, dv, skb, skh, skn, svb, svh, svn, spb, heads, scale,
                 passes, first, last, length, parts,
                 TOKENS_FIRST: tl.constexpr, VALUES: tl.constexpr, HAS_PADS: tl.constexpr, R: tl.constexpr,
-                BLOCK: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+                D: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     g, b, head, part, start, end = place(heads, length, n)
     t, e, ev = tl.arange(0, R), tl.arange(0, D), tl.arange(0, DV)
     K += b * skb + head * skh
@@ -138,8 +139,8 @@ def key_forward(K, V, Z, MASSES, PADS, REACHES, A, n, r, d, dv, skb, skh, skn, s
 def query_forward(Q, Z, MASSES, PADS, REACHES, A, OUT, n, r, d, dv, sqb, sqh, sqn, spb, heads, scale, dropout, seed,
                   passes, first, last, length, parts,
                   TOKENS_FIRST: tl.constexpr, VALUES: tl.constexpr, DROPS: tl.constexpr, HAS_PADS: tl.constexpr,
-                  R: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
-                  PRECISION: tl.constexpr):  # fmt: skip
+                  R: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr,
+                  BLOCK: tl.constexpr):  # fmt: skip
     g, b, head, part, start, end = place(heads, length, n)
     t, e, ev = tl.arange(0, R), tl.arange(0, D), tl.arange(0, DV)
     Q += b * sqb + head * sqh
@@ -195,8 +196,8 @@ def query_backward(Q, Z, MASSES, PADS, REACHES, A, GRAD_O, GRAD_Q, GRAD_A, GRAD_
                    n, r, d, dv, sqb, sqh, sqn, spb, heads, scale, dropout, seed,
                    passes, top, high, levels, length, parts, slot,
                    TOKENS_FIRST: tl.constexpr, BEGIN: tl.constexpr, FINISH: tl.constexpr, DROPS: tl.constexpr,
-                   HAS_PADS: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
-                   PRECISION: tl.constexpr):  # fmt: skip
+                   HAS_PADS: tl.constexpr, R: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+                   PRECISION: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     g, b, head, part, start, end = place(heads, length, n)
     all_programs = tl.num_programs(0)
     t, e, ev = tl.arange(0, R), tl.arange(0, D), tl.arange(0, DV)
@@ -258,8 +259,8 @@ def key_backward(K, V, Z, MASSES, PADS, REACHES, A, GRAD_A, GRAD_K, GRAD_V, GRAD
                  n, r, d, dv, skb, skh, skn, svb, svh, svn, spb, heads, scale,
                  passes, top, high, levels, length, parts, slot,
                  TOKENS_FIRST: tl.constexpr, BEGIN: tl.constexpr, FINISH: tl.constexpr, HAS_PADS: tl.constexpr,
-                 R: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
-                 PRECISION: tl.constexpr):  # fmt: skip
+                 R: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr,
+                 BLOCK: tl.constexpr):  # fmt: skip
     g, b, head, part, start, end = place(heads, length, n)
     all_programs = tl.num_programs(0)
     t, e, ev = tl.arange(0, R), tl.arange(0, D), tl.arange(0, DV)
@@ -318,20 +319,21 @@ class _Lot(torch.autograd.Function):
         # drawn on the host, which need not wait for the device
         seed = int(torch.randint(2**31 - 1, (), device="cpu")) if dropout else 0
         pivots, log_masses = pivots.contiguous(), log_masses.float().contiguous()
-        sizes = R, BLOCK, padded(d), padded(dv), dot_precision(q)
+        widths = R, padded(d), padded(dv)
+        sizes, blocks = (8 * q.element_size(), *widths), Blocks(BLOCK, WARPS, STAGES)
         key_side = Side(
             numbers=(m, r, d, dv, *k.stride()[:3], *v.stride()[:3], key_pads.stride(0), heads, scale),
             tokens_first=key_updates % 2 == 0,
-            constants=(key_padding_mask is not None, *sizes),
-            warps=WARPS,
-            stages=STAGES,
+            constants=(key_padding_mask is not None, *widths, dot_precision(q)),
+            sizes=sizes,
+            blocks=blocks,
         )
         query_side = Side(
             numbers=(n, r, d, dv, *q.stride()[:3], query_pads.stride(0), heads, scale, float(dropout), seed),
             tokens_first=query_updates % 2 == 1,
-            constants=(dropout > 0, query_padding_mask is not None, *sizes),
-            warps=WARPS,
-            stages=STAGES,
+            constants=(dropout > 0, query_padding_mask is not None, *widths, dot_precision(q)),
+            sizes=sizes,
+            blocks=blocks,
         )
 
         passes = (key_updates + 1) // 2

@@ -45,6 +45,7 @@ import torch
 from torch import Tensor
 
 from fairseq_lot.kernels import launch
+from fairseq_lot.kernels.blocks import Blocks, tuned
 from fairseq_lot.kernels.launch import padded
 from fairseq_lot.kernels.naive import NearFarSettings
 from fairseq_lot.kernels.near_far_backward import add_up, all_gradients, key_gradients, query_gradients
@@ -132,15 +133,24 @@ def _parameters(kernel: Any) -> list[Callable[[dict[str, Any]], tuple]]:
 
 def _launch(kernel: Any, grid: tuple[int, ...], **arguments: Any) -> None:
     """Launch with those of the arguments that the kernel takes."""
+    tile, warps, stages = _tuned(kernel, arguments, arguments["T"])
+    arguments["T"] = min(tile, arguments["C"])
     tensors, numbers, constants = (chosen(arguments) for chosen in _parameters(kernel))
-    launch.start(kernel, grid, tensors, numbers, constants, arguments["num_warps"], STAGES)
+    launch.start(kernel, grid, tensors, numbers, constants, warps, stages)
+
+
+def _tuned(kernel: Any, arguments: dict[str, Any], block: int) -> Blocks:
+    default = Blocks(block, arguments["num_warps"], STAGES)
+    return tuned(kernel.__name__, arguments["device"], arguments["sizes"], default)
 
 
 def _merge(cut: _Cut, sources: int, targets: int, to_keys: bool, arguments: dict[str, Any]) -> None:
     """Launch :func:`merge`, with one more program for each feature where there are tangents."""
-    grid = (arguments["programs"] * arguments["R"], -(-targets // MERGED) + arguments["TANGENTS"], cut.sides)
-    own = {"sources": sources, "targets": targets, "TO_KEYS": to_keys, "N": MERGED, "num_warps": 4}
-    _launch(merge, grid, **arguments | own | {"TWO_SIDES": cut.sides == 2})
+    arguments = arguments | {"num_warps": 4}
+    merged = _tuned(merge, arguments, MERGED).block
+    grid = (arguments["programs"] * arguments["R"], -(-targets // merged) + arguments["TANGENTS"], cut.sides)
+    own = {"sources": sources, "targets": targets, "TO_KEYS": to_keys, "N": merged, "TWO_SIDES": cut.sides == 2}
+    _launch(merge, grid, **arguments | own)
 
 
 class _NearFar(torch.autograd.Function):
@@ -148,19 +158,21 @@ class _NearFar(torch.autograd.Function):
     def forward(ctx, q, k, v, features, bias, settings):
         q, k, v = map(_last_beside, (q, k, v))
         (bsz, heads, rows, d), n, dv, r = q.shape, k.size(2), v.size(3), features.size(1)
-        programs, R, device = bsz * heads, padded(r), q.device
+        programs, R, D, DV, device = bsz * heads, padded(r), padded(d), padded(dv), q.device
         features, bias = features.contiguous(), bias.contiguous()
         slopes, pads = settings.slopes, settings.key_padding_mask
-        cut = _Cut(n, n - rows, *sizes_of_cuts(q), settings)
+        numbers = {"device": device, "sizes": (8 * q.element_size(), R, D, DV), "num_warps": warps(max(d, dv))}
+        chunk, tile = sizes_of_cuts(q)
+        cut = _Cut(n, n - rows, _tuned(summarise_keys, numbers, chunk).block, tile, settings)
         # what is not there is not read, and any tensor stands for it
         held = {"Q": q, "K": k, "V": v, "Z": features, "BIAS": bias, "SLOPES": q if slopes is None else slopes}
         held["PADS"] = q if pads is None else pads.contiguous().view(torch.uint8)
-        numbers = {"n": n, "early": n - rows, "skip": cut.skip, "r": r, "d": d, "dv": dv, "heads": heads}
+        numbers |= {"n": n, "early": n - rows, "skip": cut.skip, "r": r, "d": d, "dv": dv, "heads": heads}
         numbers |= {"scale": settings.scale * LOG2_E.value, "natural": settings.scale, "window": settings.window}
-        numbers |= {"sides": cut.sides, "programs": programs, "partials": 0, "num_warps": warps(max(d, dv))}
+        numbers |= {"sides": cut.sides, "programs": programs, "partials": 0}
         numbers |= strides("sq", q, "bhn") | strides("sk", k, "bhn") | strides("sv", v, "bhn")
         numbers |= strides("sp", held["PADS"], "b")
-        numbers |= {"R": R, "C": cut.length, "T": cut.tile, "D": padded(d), "DV": padded(dv), "BEYOND": cut.beyond}
+        numbers |= {"R": R, "C": cut.length, "T": cut.tile, "D": D, "DV": DV, "BEYOND": cut.beyond}
         numbers |= {"CAUSAL": settings.causal, "TANGENTS": settings.tangents, "PRECISION": precision(q)}
         numbers |= {"HAS_PADS": pads is not None, "HAS_SLOPES": slopes is not None}
         of_means = dict.fromkeys(("MEANS", "CONSTANTS", "TOTAL_TOPS", "TOTAL_MASSES"), bias)

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fairseq_lot.kernels import launch
+from fairseq_lot.kernels.blocks import Blocks, tuned
 from fairseq_lot.kernels.naive import ROUNDING, ExpectedKeys
 from fairseq_lot.kernels.tiles import NEG_INF
 
@@ -88,7 +89,9 @@ def near_far_expected(q: Tensor, keys: ExpectedKeys, *, window: int, scale: floa
     kept = (keys.key, keys.value, keys.shares, keys.probes, constants, keys.log_sums, keys.positions, keys.means)
     tensors = (q, *(x.contiguous() for x in kept), pads, values)
     numbers = (m, r, window, d, dv, *q.stride()[:3], heads, ROUNDING * torch.finfo(torch.float32).eps, scale)
-    sizes = (triton.next_power_of_2(x) for x in (r, 2 * window + 1, d, dv))
+    sizes = tuple(triton.next_power_of_2(x) for x in (r, 2 * window + 1, d, dv))
     flags = keys.constants is not None, keys.key_padding_mask is not None
-    launch.start(attend_expected, (bsz * heads, n), tensors, numbers, (*flags, *sizes), WARPS, STAGES)
+    default = Blocks(0, WARPS, STAGES)
+    _, warps, stages = tuned(attend_expected.__name__, q.device, (8 * q.element_size(), *sizes), default)
+    launch.start(attend_expected, (bsz * heads, n), tensors, numbers, (*flags, *sizes), warps, stages)
     return values

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fairseq_lot.kernels import launch
+from fairseq_lot.kernels.blocks import Blocks, tuned
 from fairseq_lot.kernels.naive import NO_MASS, NearFarKept
 from fairseq_lot.kernels.near_far_tiles import LOG2_E, finite, load_slope
 from fairseq_lot.kernels.tiles import NEG_INF
@@ -154,6 +155,8 @@ def near_far_step(
     strides = [x.stride(axis) for x in (q, k, v) for axis in (0, 1)]
     numbers = (length, r, d, dv, *strides, 1 if mask is None else mask.stride(0), heads, scale, NO_MASS)
     flags = leaves, kept.means is not None, has_mass, kept.log_mass is not None, pads is not None, slopes is not None
-    sizes = (triton.next_power_of_2(x) for x in (r, window + 1, d, dv))
-    launch.start(next_token, (bsz * heads,), tuple(tensors), numbers, (*flags, *sizes), WARPS, STAGES)
+    sizes = tuple(triton.next_power_of_2(x) for x in (r, window + 1, d, dv))
+    default = Blocks(0, WARPS, STAGES)
+    _, warps, stages = tuned(next_token.__name__, q.device, (8 * q.element_size(), *sizes), default)
+    launch.start(next_token, (bsz * heads,), tuple(tensors), numbers, (*flags, *sizes), warps, stages)
     return values, following

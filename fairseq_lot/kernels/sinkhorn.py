@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from fairseq_lot.kernels.blocks import Blocks
 from fairseq_lot.kernels.launch import RUNTIME, Side, backward_passes, forward_passes, merged, num_parts, padded
 from fairseq_lot.kernels.tiles import (
     NEG_INF,
@@ -25,7 +26,7 @@ from fairseq_lot.kernels.tiles import (
 )
 from fairseq_lot.numerics.autograd import once_in_full_precision
 
-TILE = 4096  # entries of a block
+TILE, STAGES = 4096, 3  # entries of a block
 
 
 @triton.jit
@@ -158,9 +159,9 @@ def solve_backward(S, TOKENS, PIVOTS, REACHES, C, GRAD_C, DELTA, GRAD_S, GRAD_TO
             tl.store(GRAD_TOKENS + g * n + i, grad_mass, mask=i < end)
 
 
-def block_of(held: int) -> tuple[int, int]:
-    """Tokens in a block, and warps of a program."""
-    return max(1, min(64, TILE // held)), 4 if held <= 256 else 8
+def blocks_of(held: int) -> Blocks:
+    """The default for so many pivots."""
+    return Blocks(max(1, min(64, TILE // held)), 4 if held <= 256 else 8, STAGES)
 
 
 class _Sinkhorn(torch.autograd.Function):
@@ -177,13 +178,13 @@ class _Sinkhorn(torch.autograd.Function):
         passes = (num_updates + exact) // 2
         R = padded(m)
         parts, length = num_parts(bsz * heads, n, R, s.device)
-        block, warps = block_of(R)
         strides = *s.stride(), *tokens.stride(), *pivots.stride(), *c.stride()
         side = Side(
             numbers=(n, m, *strides, heads),
             tokens_first=num_updates % 2 == (0 if exact else 1),
-            constants=(exact, R, block),
-            warps=warps,
+            constants=(exact, R),
+            sizes=(32, R),
+            blocks=blocks_of(R),
         )
         reaches = torch.empty(bsz * heads, passes, parts, 2, R, dtype=torch.float32, device=s.device)
         split = bsz * heads, parts, length

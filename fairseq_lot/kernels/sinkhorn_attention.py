@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from fairseq_lot.kernels.blocks import Blocks, tuned
 from fairseq_lot.kernels.launch import LONGEST_ON_CHIP, RUNTIME, dot_precision, padded, start
 from fairseq_lot.kernels.naive import SinkhornInputs, SinkhornSettings
 from fairseq_lot.kernels.tiles import NEG_INF
@@ -393,9 +394,21 @@ def gradients(Q, K, V, FACTORS, SLOPES, QUERY_PADS, KEY_PADS, QUERY_POSITIONS, K
 
 
 def short_warps(n: int, m: int) -> tuple[int, int]:
-    """Warps of a program that holds so many scores, forward and backward."""
+    """The default of a program that holds so many scores, forward and backward."""
     entries = padded(n) * padded(m)
     return (4, 4) if entries <= 2048 else (8, 8) if entries <= 8192 else (8, 16)
+
+
+def _short(kernel, ctx, x, backward):
+    """Widths of the tiles, warps and stages of a kernel that holds all scores."""
+    sides = padded(ctx.numbers[0]), padded(ctx.numbers[1])
+    default = Blocks(0, short_warps(*sides)[backward], 1)
+    return sides, *tuned(kernel.__name__, x.device, (8 * x.element_size(), *ctx.constants[5:7], *sides), default)[1:]
+
+
+def _long(kernel, ctx, x):
+    sizes = 8 * x.element_size(), *ctx.constants[5:7]
+    return tuned(kernel.__name__, x.device, sizes, Blocks(BLOCK, WARPS, STAGES))
 
 
 class _Attention(torch.autograd.Function):
@@ -423,9 +436,9 @@ class _Attention(torch.autograd.Function):
         reaches = torch.empty(num_updates, programs, 2, longest, dtype=torch.float32, device=q.device)
         if ctx.short:
             out = torch.empty(bsz, heads, n, dv, dtype=v.dtype, device=q.device)
-            every = *ctx.constants, padded(n), padded(m)
-            warps = short_warps(n, m)[0]
-            start(short_forward, (programs,), (*kept, reaches, out), (*ctx.numbers, updates, longest), every, warps, 1)
+            sides, *rest = _short(short_forward, ctx, q, False)
+            numbers, every = (*ctx.numbers, updates, longest), (*ctx.constants, *sides)
+            start(short_forward, (programs,), (*kept, reaches, out), numbers, every, *rest)
             ctx.save_for_backward(*kept, reaches)
             return out
         out = torch.empty(bsz, heads, n, dv, dtype=torch.float32, device=q.device)
@@ -447,15 +460,16 @@ class _Attention(torch.autograd.Function):
         grad_values = grad_values.contiguous()
         if ctx.short:
             found = torch.empty(bsz, heads, dtype=torch.float32, device=q.device) if learnt else grad_q
-            every = *ctx.constants, padded(n), padded(m)
+            sides, *rest = _short(short_backward, ctx, q, True)
+            numbers, every = (*ctx.numbers, ctx.updates, ctx.longest), (*ctx.constants, *sides)
             tensors = (*kept, reaches, grad_values, grad_q, grad_k, grad_v, found)
-            warps = short_warps(n, m)[1]
-            start(short_backward, (programs,), tensors, (*ctx.numbers, ctx.updates, ctx.longest), every, warps, 1)
+            start(short_backward, (programs,), tensors, numbers, every, *rest)
             of_factors = found.sum(0) if learnt else None
             return grad_q, grad_k, grad_v, of_factors, *[None] * 5
         out = ctx.saved_tensors[9]
         delta = (grad_values * out).sum(-1)
-        blocks = triton.cdiv(n, BLOCK), triton.cdiv(m, BLOCK)
+        block, warps, stages = _long(gradients, ctx, q)
+        blocks = triton.cdiv(n, block), triton.cdiv(m, block)
         grads = torch.empty(max(ctx.updates, 1), programs, ctx.longest, dtype=torch.float32, device=q.device)
         found = torch.empty(bsz, heads, blocks[0], dtype=torch.float32, device=q.device) if learnt else delta
         positions = kept[7]
@@ -464,7 +478,7 @@ class _Attention(torch.autograd.Function):
         numbers = *ctx.numbers, ctx.updates, ctx.longest
 
         def run(kind, count):
-            start(gradients, (programs, count), tensors, numbers, (kind, *ctx.constants, BLOCK), WARPS, STAGES)
+            start(gradients, (programs, count), tensors, numbers, (kind, *ctx.constants, block), warps, stages)
 
         if ctx.updates:
             run("first", blocks[1])
@@ -495,9 +509,10 @@ def _reduce(ctx, kept, reaches, out, u):
     tensors = x[0], y[0], v, factors, slopes, x[1], y[1], x[2], y[2], reaches, out
     numbers = (x[3], y[3], d, dv, *x[4], *y[4], svb, svh, svn, x[5], y[5], spb, heads, scale, dropout, seed)
     learnt, prior, drops = flags
-    constants = last, x[6], y[6], learnt, prior, drops, *ctx.constants[5:], BLOCK
-    grid = reaches.size(1), triton.cdiv(x[3], BLOCK)
-    start(reduce_side, grid, tensors, (*numbers, u, ctx.longest), constants, WARPS, STAGES)
+    block, warps, stages = _long(reduce_side, ctx, x[0])
+    constants = last, x[6], y[6], learnt, prior, drops, *ctx.constants[5:], block
+    grid = reaches.size(1), triton.cdiv(x[3], block)
+    start(reduce_side, grid, tensors, (*numbers, u, ctx.longest), constants, warps, stages)
 
 
 def _undo(ctx, kept, reaches, grads, u):
@@ -507,8 +522,9 @@ def _undo(ctx, kept, reaches, grads, u):
     tensors = x[0], y[0], factors, slopes, x[1], y[1], x[2], y[2], reaches, grads
     numbers = (x[3], y[3], d, *x[4], *y[4], x[5], y[5], spb, heads, scale, u, ctx.longest)
     width, _, precision = ctx.constants[5:]
-    constants = x[6], y[6], *flags[:2], width, precision, BLOCK
-    start(undo_update, (reaches.size(1), triton.cdiv(x[3], BLOCK)), tensors, numbers, constants, WARPS, STAGES)
+    block, warps, stages = _long(undo_update, ctx, x[0])
+    constants = x[6], y[6], *flags[:2], width, precision, block
+    start(undo_update, (reaches.size(1), triton.cdiv(x[3], block)), tensors, numbers, constants, warps, stages)
 
 
 def sinkhorn_attention(inputs: SinkhornInputs, settings: SinkhornSettings) -> torch.Tensor:

@@ -274,6 +274,7 @@ class Counted:
 
     def __init__(self, kernel):
         self.kernel, self.launches, self.arg_names = kernel, 0, kernel.arg_names
+        self.__name__ = kernel.__name__
 
     def __getitem__(self, grid):
         self.launches += 1
@@ -557,7 +558,7 @@ def _without_the_tokens_part(shares, grad_f):
 
 
 class _Raises:
-    arg_names = lot_kernels.key_forward.arg_names
+    arg_names, __name__ = lot_kernels.key_forward.arg_names, "key_forward"
 
     def __getitem__(self, grid):
         raise RuntimeError("no such instruction\nand more")

@@ -1,6 +1,7 @@
 """The near_far kernels in Triton's interpreter, on CPU tensors; ``test_interpreter.py`` runs this."""
 
 import copy
+import json
 import os
 
 import pytest
@@ -10,7 +11,7 @@ import triton.language as tl
 
 from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.errors import InputError
-from fairseq_lot.kernels import choice, launch, naive, near_far_backward, near_far_expected, near_far_step
+from fairseq_lot.kernels import blocks, choice, launch, naive, near_far_backward, near_far_expected, near_far_step
 from fairseq_lot.kernels import near_far as kernels
 from fairseq_lot.kernels.naive import NearFarSettings
 from tests import reference
@@ -89,6 +90,31 @@ def test_half_precision(form, dtype, small):
 def test_the_last_tokens_are_queries_of_all(small):
     check_near_far(40, form="causal", rows=25, key_pads=PADS, alibi=True)
     check_near_far(14, form="causal", rows=3)
+
+
+def test_another_chunk_of_a_table_gives_the_same(small, tmp_path, monkeypatch):
+    """The kernels read the table, and their blocks change no result."""
+    other = {"summarise_keys": 32, "merge": 32, "attend": 32, "query_gradients": 32, "key_gradients": 32}
+    entries = {f"{kernel} 32 16 16 16": {"block": block, "warps": 8, "stages": 2} for kernel, block in other.items()}
+    (tmp_path / "cpu.json").write_text(json.dumps({"device": "cpu", "kernels": entries}))
+    monkeypatch.setenv(blocks.VARIABLE, str(tmp_path))
+    blocks._of_device.cache_clear()
+    blocks.tuned.cache_clear()
+    launched, start = {}, launch.start
+
+    def record(kernel, grid, tensors, numbers, constants, warps, stages):
+        launched[kernel.__name__] = constants, warps, stages
+        start(kernel, grid, tensors, numbers, constants, warps, stages)
+
+    monkeypatch.setattr(launch, "start", record)
+    try:
+        check_near_far(70, form="tangents", key_pads=pads(70, (33, 40), (0, 19)))
+    finally:
+        blocks._of_device.cache_clear()
+        blocks.tuned.cache_clear()
+    for kernel, block in other.items():
+        constants, *rest = launched[kernel]
+        assert block in constants and 64 not in constants and rest == [8, 2], kernel
 
 
 @pytest.mark.slow
@@ -242,6 +268,7 @@ class Counted:
 
     def __init__(self, kernel):
         self.kernel, self.launches, self.arg_names = kernel, 0, kernel.arg_names
+        self.__name__ = kernel.__name__
 
     def __getitem__(self, grid):
         self.launches += 1

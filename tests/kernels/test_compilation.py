@@ -86,7 +86,7 @@ def test_lot(kernel, r, d, dtype, target, tmp_path):
 @pytest.mark.parametrize("exact", [False, True], ids=["tokens exact", "pivots exact"])
 @pytest.mark.parametrize("kernel", ["solve_forward", "solve_backward"])
 def test_solver(kernel, exact, held, target, tmp_path):
-    block, warps = sinkhorn.block_of(held)
+    block, warps, _ = sinkhorn.blocks_of(held)
     sizes = {"R": held, "BLOCK": block, "PIVOTS_EXACT": exact}
     check(getattr(sinkhorn, kernel), target, "fp32", warps, tmp_path, **FLAGS, **sizes, ssm=1, scm=1, sgm=1)
 

@@ -18,6 +18,7 @@ from fairseq_lot.attention.registry import DEFAULT
 from fairseq_lot.errors import InputError
 from fairseq_lot.models.pluggable_transformer import PluggableTransformerModel
 from fairseq_lot.plug_and_play.points import Way
+from fairseq_lot.plug_and_play.swap import write_attention_args
 from fairseq_lot.pretrained.loading import untrained
 
 

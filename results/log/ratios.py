@@ -86,7 +86,7 @@ TABLES = {
     ),
     "lengths": (
         "times with r = 32, by tokens",
-        (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192),
+        (32, 128, 512, 2048, 8192),
         forward_and_both(
             "lengths",
             ("released ÷ LOT", "released r=32", LOT),

@@ -3,7 +3,6 @@
 import argparse
 import math
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,19 +10,14 @@ import numpy as np
 from fairseq_lot.corpus.moses import detokenise
 from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation import bleu
+from fairseq_lot.evaluation.hypotheses import check_joined, read_hypotheses
 from fairseq_lot.evaluation.results import format_statistics, parse, path_of, read_rows
 from fairseq_lot.experiment.spec import Label, MetricScore, Row
-from fairseq_lot.output.files import atomic_write, read_bytes, read_lines, split_lines
+from fairseq_lot.output.files import atomic_write, read_lines
 from fairseq_lot.output.provenance import current_commit
 
 _LANGUAGE = re.compile(r"[A-Za-z]{2,3}([_-]\w+)*")
 _NAME = re.compile(r"[A-Za-z][\w-]*")
-_SKIPPED = re.compile(r"(\d+) samples have invalid sizes and will be skipped")
-_HYPOTHESIS = re.compile(r"H-([0-9]{1,9})\t[^\t]*\t(.*)")
-_WHOLE = (
-    "a row is of the whole test set: shorten or remove them on both sides, or translate with larger "
-    "--max-source-positions and --max-target-positions, without --skip-invalid-size-inputs-valid-test"
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         """'{"system": "LOT", "settings": {"attention": "lot"}, "stage": "plug-and-play"}'""")  # fmt: skip
     add("--device", default="unknown", metavar="TEXT")
     add("--seconds", type=float, metavar="FLOAT", help="generation time")
+    add("--lenpen", type=float, metavar="FLOAT", help="the length penalty, if it was chosen on validation")
     # The parser of fairseq-lot keeps the subcommand under the name "command".
     add("--command", dest="made_with", default="", metavar="TEXT", help="what made the translations")
     bleu.add_bootstrap_arguments(parser)
@@ -55,6 +50,8 @@ def run(args: argparse.Namespace) -> None:
         raise InputError(f"--out {args.out} must end in .jsonl")
     if not 0 <= (args.seconds or 0) < math.inf:
         raise InputError(f"--seconds must be a number of seconds, not {args.seconds}")
+    if args.lenpen is not None and not math.isfinite(args.lenpen):
+        raise InputError(f"--lenpen must be a number, not {args.lenpen}")
     label = read_label(args.label)
     if Path(args.out).exists() and any(row.key != label.key for row in read_rows([args.out])):
         raise InputError(f"{args.out} holds rows of other systems; give another --out")
@@ -113,63 +110,11 @@ def score(args: argparse.Namespace, label: Label) -> tuple[Row, np.ndarray]:
         bootstrap_seed=resampling["seed"],
         device=args.device,
         seconds=args.seconds,
+        lenpen=args.lenpen,
         commit=current_commit(),
         command=args.made_with,
     )
     return row, statistics
-
-
-def read_hypotheses(path: str | Path, sentences: int) -> tuple[list[str], set[str]]:
-    """Return the 1-best tokenised hypotheses of a ``fairseq-generate`` output in corpus order, and what they are of.
-
-    The output lists the sentences by length, not in the order of the corpus, between lines of its log.
-
-    Raises:
-        InputError: the file is missing or cut off, a sentence is missing or doubled, or there are others.
-    """
-    raw = read_bytes(path)
-    hypotheses: dict[int, str] = {}
-    given = set()  # sources and references
-    for number, line in enumerate(split_lines(raw[: raw.rfind(b"\n") + 1], path), start=1):  # whole lines
-        match, place = _HYPOTHESIS.fullmatch(line), f"{path}, line {number}"
-        if skipped := _SKIPPED.search(line):
-            raise InputError(f"{place}: fairseq-generate left out {skipped[1]} sentences that are too long; {_WHOLE}")
-        if match is None:
-            if re.match(r"[ST]-\d", line):
-                given.add(line)
-            continue
-        sentence, words = int(match[1]), match[2].split()
-        if sentence in hypotheses:
-            raise InputError(f"{place}: sentence {sentence} has several H- lines; generate it once, with --nbest 1")
-        if _piece(match[2]):
-            raise InputError(f"{place}: still has pieces; generate with --remove-bpe sentencepiece or subword_nmt")
-        hypotheses[sentence] = " ".join(words)
-    if not hypotheses or hypotheses.keys() != set(range(sentences)):
-        found = f"{len(hypotheses)} whole H- lines, the last of sentence {max(hypotheses, default=0)}"
-        missing = [sentence for sentence in range(sentences) if sentence not in hypotheses]
-        lacking = ", ".join(f"H-{sentence}" for sentence in missing[:10]) + ", ..." * (len(missing) > 10)
-        missed = lacking and f" (missing: {lacking})"
-        raise InputError(
-            f"{path} has {found}, but the reference has {sentences} lines{missed}: it is cut off, or of another test "
-            "set, or sentences that are too long were left out; run fairseq-generate again, without --quiet; "
-            f"{_WHOLE}"
-        )
-    return [hypotheses[sentence] for sentence in range(sentences)], given
-
-
-def check_joined(lines: Sequence[str], name: str | Path) -> None:
-    """Refuse references, or translations, that are in pieces and not in words; ``name`` is what they are called."""
-    for number, line in enumerate(lines, start=1):
-        if piece := _piece(line):
-            raise InputError(
-                f"{name}, line {number}: has pieces, such as {piece!r}, where words are compared; join them"
-            )
-
-
-def _piece(line: str) -> str | None:
-    """The first word of a line that is a piece of sentencepiece or subword-nmt."""
-    marked = (word for word in line.split() if "\u2581" in word or (word.endswith("@@") and word != "@@"))
-    return next(marked, None)
 
 
 def target_language(args: argparse.Namespace) -> str:

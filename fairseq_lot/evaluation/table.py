@@ -25,6 +25,9 @@ _REPORTED = {
     ("diff_transformer", "esp"): (33.72, 34.83),
     ("diff_transformer", "lot"): (33.42, 34.91),
 }
+_LENPEN = (
+    "lenpen: the length penalty of the beam search, chosen on validation by tokenised BLEU for each system and seed."
+)
 _NAMES = {"sinkhorn": "Sinkhorn", "esp": "ESP", "lot": "LOT"}
 
 
@@ -69,12 +72,14 @@ class _Systems:
         stages: what has columns: the stages that were run, and one for the base.
         with_length: some row says how long its translations are.
         with_chrf: some row has chrF.
+        with_lenpen: for some row a length penalty was chosen.
     """
 
     def __init__(self, rows: Sequence[Row], metric: str):
         self.rows, self.metric = by_system(rows), metric
         self.with_length = any(row.length is not None for row in rows)
         self.with_chrf = any(row.chrf is not None for row in rows)
+        self.with_lenpen = any(row.lenpen is not None for row in rows)
         run = {row.stage for row in rows}
         if BASE in run and FROM_SCRATCH not in run:
             run.add(PLUG_AND_PLAY)
@@ -89,6 +94,12 @@ class _Systems:
         rows = at_stage(self.rows.get(key, []), stage).values()
         lengths = [row.length for row in rows if row.length is not None]
         return f"{median(lengths):.3f}" if lengths else MISSING
+
+    def lenpen(self, key: tuple[str, str], stage: str) -> str:
+        """The length penalties that were chosen for a system, by seed."""
+        rows = sorted(at_stage(self.rows.get(key, []), stage).items())
+        chosen = [MISSING if row.lenpen is None else f"{row.lenpen:g}" for _, row in rows]
+        return ", ".join(chosen) if set(chosen) - {MISSING} else MISSING
 
     def others(self, key: tuple[str, str], stage: str) -> list[str]:
         """The medians of a system's other scores: the other BLEU, then chrF if there are any."""
@@ -142,6 +153,8 @@ def _full(systems: _Systems, heading: str) -> Table:
             cells += [_score(scores), *systems.others(key, stage)]
             if systems.with_length:
                 cells.append(systems.length(key, stage))
+            if systems.with_lenpen:
+                cells.append(systems.lenpen(key, stage))
             cells.append(MISSING if is_base else _difference(scores))
         if FINE_TUNED in systems.stages:
             differences = systems.differences(key, FINE_TUNED)
@@ -152,7 +165,8 @@ def _full(systems: _Systems, heading: str) -> Table:
     head = ["Backbone", "System"]
     for stage in systems.stages:
         head += [stage.capitalize(), "sacreBLEU" if systems.metric == "tokenised" else "Tokenised BLEU"]
-        head += ["chrF"] * systems.with_chrf + ["Length"] * systems.with_length + ["Δ vs. base"]
+        head += ["chrF"] * systems.with_chrf + ["Length"] * systems.with_length
+        head += ["lenpen"] * systems.with_lenpen + ["Δ vs. base"]
     if FINE_TUNED in systems.stages:
         head.append("Δ vs. control")
     return Table(head, lines, heading=heading, notes=_notes(systems))
@@ -210,6 +224,8 @@ def _notes(systems: _Systems) -> list[str]:
     notes.append("sacreBLEU and chrF are of detokenised text.")
     if systems.with_length:
         notes.append("Length: of the translations, divided by that of the references. BLEU punishes less than 1.")
+    if systems.with_lenpen:
+        notes.append(_LENPEN)
     notes += [
         f"Systems: {_valued({row.system: row.settings.as_written for row in rows})}",
         f"Training: {_valued({row.backbone: row.training for row in rows})}",

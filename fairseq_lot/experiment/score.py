@@ -19,17 +19,20 @@ from fairseq.tasks.translation import TranslationTask
 
 from fairseq_lot import cli
 from fairseq_lot.errors import InputError
-from fairseq_lot.evaluation import score
-from fairseq_lot.output.files import atomic_write
+from fairseq_lot.evaluation import length_penalty, score
+from fairseq_lot.evaluation.hypotheses import check_joined, read_nbest
+from fairseq_lot.evaluation.length_penalty import CHOSEN
+from fairseq_lot.output.files import atomic_write, locked
 from fairseq_lot.pretrained.checkpoint import State, load_checkpoint, positions
 from fairseq_lot.pretrained.data_folder import check_lengths
 from fairseq_lot.pretrained.device import describe_device
 from fairseq_lot.pretrained.fairseq_flags import read_flags
-from fairseq_lot.pretrained.languages import typed_pair
-from fairseq_lot.pretrained.loading import load
+from fairseq_lot.pretrained.languages import typed_pair, with_languages
+from fairseq_lot.pretrained.loading import load, load_data
 from fairseq_lot.pretrained.text import joins, piece_kind
 from fairseq_lot.pretrained.translate import references, text_of
 
+_VALID = "valid"
 _SKIP = "--skip-invalid-size-inputs-valid-test"
 
 
@@ -52,7 +55,7 @@ def run(args: Namespace) -> None:
         raise InputError(f"there are no translations of the base, {base}; score the base first, or give -")
     score.read_label(args.label)
     defaults = [data, "--gen-subset", "test", "--path", checkpoint, "--beam", "5", "--batch-size", "128"]
-    typed = read_flags(options.get_generation_parser(), [*defaults, *args.flags], "fairseq-generate")
+    typed = read_generation_flags([*defaults, *args.flags])
     state, pair = load_checkpoint(checkpoint), typed_pair(typed)
     # with the model, because its loss may tell that the data has other dictionaries than its training
     loaded = load(state, data, typed.gen_subset, needs_target=False, device="cpu", pair=pair)
@@ -62,11 +65,21 @@ def run(args: Namespace) -> None:
     check_whole(typed, state, dataset)
     own = [] if pair else ["--source-lang", task.cfg.source_lang, "--target-lang", task.cfg.target_lang]
     joined = remove_bpe(typed.post_process, task.target_dictionary, f"{data}/dict.{task.cfg.target_lang}.txt")
-    command = ["fairseq-generate", data, "--user-dir", "fairseq_lot", *defaults[1:], *own, *joined, *args.flags]
-    translate(command, Path(args.out), inputs=[checkpoint, f"{data.rstrip('/')}/"], cpu=typed.cpu)
+    command = ["fairseq-generate", data, "--user-dir", "fairseq_lot", *defaults[1:], *own, *joined]
+    made = {"inputs": [checkpoint, f"{data.rstrip('/')}/"], "cpu": typed.cpu}
+    flags, lenpen = args.flags, None
+    if typed.lenpen == CHOSEN:
+        _, flags = take("lenpen", flags)
+        _, of_all = take("gen-subset", flags)
+        out = Path(args.out.removesuffix(f".{typed.gen_subset}") + f".{_VALID}")  # the same for all test sets
+        lenpen = choose_lenpen(typed, state, [*command, *of_all], out, **made)
+        flags += ["--lenpen", f"{lenpen:g}"]
+    command += flags
+    translate(command, Path(args.out), **made)
     words = ["--generated", f"{args.out}.out", "--out", f"{args.out}.jsonl", "--label", args.label]
     words += ["--tokenised-reference", reference_file(task, typed.gen_subset, lines, args.out)]
     words += ["--target-lang", task.cfg.target_lang, f"--command={' '.join(command)}"]
+    words += [] if lenpen is None else [f"--lenpen={lenpen}"]
     raw = Path(data, "raw", f"{typed.gen_subset}.{task.cfg.target_lang}")
     more = {"raw-reference": raw if raw.is_file() else None, "baseline-generated": base}
     words += [word for name, file in more.items() if file is not None for word in (f"--{name}", str(file))]
@@ -75,6 +88,67 @@ def run(args: Namespace) -> None:
     parser = ArgumentParser()
     score.add_arguments(parser)
     score.run(parser.parse_args(words))
+
+
+def read_generation_flags(words: Sequence[str]) -> Namespace:
+    """What fairseq-generate makes of its flags; ``lenpen`` may also be "chosen".
+
+    Raises:
+        InputError: it would refuse them, or no length penalty can be chosen with them.
+    """
+    lenpen, others = take("lenpen", words)
+    is_chosen = lenpen == CHOSEN
+    typed = read_flags(options.get_generation_parser(), others if is_chosen else words, "fairseq-generate")
+    if is_chosen:
+        refuse_choice(typed)
+        typed.lenpen = CHOSEN
+    return typed
+
+
+def take(name: str, flags: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The value of a flag, the last one as for fairseq, and the others."""
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(f"--{name}", dest="value", nargs="?")
+    found, others = parser.parse_known_args(list(flags))
+    return found.value, others
+
+
+def refuse_choice(typed: Namespace) -> None:
+    """Raise InputError where a length penalty that is chosen on validation has no meaning."""
+    reason = None
+    if typed.beam < 2:
+        reason = f"a beam of {typed.beam} has one translation of a sentence; give --beam 2 or more, or a number"
+    elif typed.unnormalized:
+        reason = "with --unnormalized no score is divided by a length; leave out one of the two"
+    elif typed.score_reference:
+        reason = "with --score-reference nothing is translated; leave out one of the two"
+    elif typed.gen_subset == _VALID:
+        reason = f"it is chosen on {_VALID}, so a row of {_VALID} would be too good; give a number"
+    if reason is not None:
+        raise InputError(f"--lenpen {CHOSEN}: {reason}")
+
+
+def choose_lenpen(
+    typed: Namespace, state: State, command: Sequence[str], out: Path, *, inputs: Sequence[str], cpu: bool
+) -> float:
+    """The length penalty with the best BLEU on the validation set, which is translated unless that is done.
+
+    Args:
+        typed: flags of fairseq-generate.
+        command: what translates the test set, without a length penalty.
+        out: where translations of the validation set are kept: ``OUT.out``.
+        inputs, cpu: as for :func:`translate`.
+    """
+    task, dataset = load_data(with_languages(state, typed_pair(typed)), typed.data, _VALID, needs_target=False)
+    lines = references(task, dataset, _VALID)
+    check_joined(lines, f"the references of {_VALID} in {typed.data}")
+    check_whole(Namespace(**vars(typed) | {"gen_subset": _VALID}), state, dataset)
+    best = ["--gen-subset", _VALID, "--lenpen", "1", "--nbest", str(typed.beam)]
+    translate([*command, *best], out, inputs=inputs, cpu=cpu)
+    lenpen, scores = length_penalty.choose(read_nbest(f"{out}.out", len(lines)), lines)
+    shown = ", ".join(f"{one:g}: {score:.2f}" for one, score in scores.items())
+    print(f"--lenpen {lenpen:g} is the best on {_VALID}; BLEU by --lenpen: {shown}")
+    return lenpen
 
 
 def check_whole(typed: Namespace, state: State, dataset: LanguagePairDataset) -> None:
@@ -117,28 +191,34 @@ def remove_bpe(typed: str | None, dictionary: Dictionary, file: str) -> list[str
 def translate(command: Sequence[str], out: Path, *, inputs: Sequence[str], cpu: bool) -> None:
     """Write ``OUT.out`` by a command, unless the same one has made it from the same files.
 
-    ``OUT.device`` says where that was, ``OUT.err`` has the command's log.
+    ``OUT.device`` says where that was, ``OUT.err`` has the command's log. A second process waits for the first.
     """
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with locked(f"{out}.lock") as lock:
+            _translate(command, out, inputs, cpu, lock)
+    except OSError as error:
+        way_out = "free space or give another OUT"
+        raise InputError(f"cannot write in {out.parent} ({error.strerror}); {way_out}") from error
+
+
+def _translate(command: Sequence[str], out: Path, inputs: Sequence[str], cpu: bool, lock: int) -> None:
+    """:func:`translate` by the process that has the lock, which the command inherits."""
     output, part, made_by, errors, device = (
         Path(f"{out}.{name}") for name in ("out", "part", "command", "err", "device")
     )
     made_from = "\n".join([" ".join(command), *_states(inputs)])
     noted = made_by.read_text(encoding="utf-8").strip() if made_by.is_file() else None
     if not output.is_file() or noted != made_from:
-        try:
-            out.parent.mkdir(parents=True, exist_ok=True)
-            output.unlink(missing_ok=True)
-            with open(part, "wb") as to, open(errors, "wb") as log:
-                code = subprocess.run(command, stdout=to, stderr=log, check=False).returncode
-            if code:
-                said = errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-                raise InputError(f"fairseq-generate failed: {said[-1] if said else f'exit code {code}'}")
-            device.write_text(describe_device(cpu) + "\n", encoding="utf-8")
-            made_by.write_text(made_from + "\n", encoding="utf-8")
-            part.rename(output)
-        except OSError as error:
-            way_out = "free space or give another OUT"
-            raise InputError(f"cannot write in {out.parent} ({error.strerror}); {way_out}") from error
+        output.unlink(missing_ok=True)
+        with open(part, "wb") as to, open(errors, "wb") as log:
+            code = subprocess.run(command, stdout=to, stderr=log, check=False, pass_fds=[lock]).returncode
+        if code:
+            said = errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            raise InputError(f"fairseq-generate failed: {said[-1] if said else f'exit code {code}'}")
+        device.write_text(describe_device(cpu) + "\n", encoding="utf-8")
+        made_by.write_text(made_from + "\n", encoding="utf-8")
+        part.rename(output)
     if not device.is_file():  # translated before devices were noted
         device.write_text(describe_device(cpu) + "\n", encoding="utf-8")
 

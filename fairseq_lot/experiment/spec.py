@@ -305,6 +305,10 @@ class Label(_Strict):
         return json.dumps(self.model_dump(), ensure_ascii=False, allow_nan=False)
 
 
+def _is_none(value: Any) -> bool:
+    return value is None
+
+
 class Row(Label):
     """A scored system; the fields are written in this order.
 
@@ -312,18 +316,20 @@ class Row(Label):
         length: of all translations, in tokens, divided by that of the references. BLEU punishes less than 1.
             None in rows of before there was this field.
         chrf: sacreBLEU's chrF of the detokenised text; not written where it is None, as in old rows.
+        lenpen: the length penalty of the beam search, if it was chosen on validation; else not written.
     """
 
     sentences: int
     length: FiniteFloat | None = None
     tokenised: MetricScore
     sacrebleu: MetricScore
-    chrf: FiniteFloat | None = Field(None, exclude_if=lambda chrf: chrf is None)
+    chrf: FiniteFloat | None = Field(None, exclude_if=_is_none)
     reference: str
     bootstrap_samples: int
     bootstrap_seed: int
     device: str
     seconds: FiniteFloat | None
+    lenpen: FiniteFloat | None = Field(None, exclude_if=_is_none)
     commit: str
     command: str
 

@@ -1,6 +1,7 @@
 """Read files, and write them so that each is complete or absent."""
 
 import contextlib
+import fcntl
 import gzip
 import itertools
 import lzma
@@ -62,6 +63,18 @@ def atomic_write(path: str | Path, mode: str = "w") -> Iterator[IO]:
         if temporary != path:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
+
+
+@contextlib.contextmanager
+def locked(path: str | Path) -> Iterator[int]:
+    """Hold the lock of a file, which is made where it is missing; wait while another process has it.
+
+    A child process that gets the descriptor, which this yields, keeps the lock when this process is killed.
+    """
+    with open(path, "a") as lock:
+        with contextlib.suppress(OSError):  # file systems without locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield lock.fileno()
 
 
 def read_lines(path: str | Path) -> list[str]:

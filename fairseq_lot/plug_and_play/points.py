@@ -1,7 +1,5 @@
 """What a sweep keeps: ways to swap, and what each gave with each base, a line of a file."""
 
-import contextlib
-import fcntl
 import itertools
 import json
 import shlex
@@ -19,7 +17,7 @@ from fairseq_lot.experiment.spec import MetricScore
 from fairseq_lot.modules.flat_options import add_attention_args, typed_options
 from fairseq_lot.modules.places import listed, named_places
 from fairseq_lot.modules.sites import attention_sites
-from fairseq_lot.output.files import atomic_write
+from fairseq_lot.output.files import atomic_write, locked
 
 # what the parameters of a swapped attention were fitted on; empty: they are as drawn
 DRAWN, PIECES, TEXT = CALIBRATIONS = ("", "pieces", "text")
@@ -176,9 +174,7 @@ def add_point(folder: Path, settings: dict, point: Point) -> list[Point]:
     check_settings(folder, settings)
     with atomic_write(folder / "settings.json") as file:
         json.dump(settings, file, indent=1)
-    with open(folder / ".lock", "w") as lock:
-        with contextlib.suppress(OSError):  # file systems without locks
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(folder / ".lock"):
         points = {(one.base, *one.key): one for one in [*read_points(folder / "sweep.jsonl"), point]}
         with atomic_write(folder / "sweep.jsonl") as file:
             file.writelines(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in points.values())

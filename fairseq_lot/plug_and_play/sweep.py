@@ -17,7 +17,7 @@ from tqdm import tqdm
 from fairseq_lot.attention.registry import DEFAULT
 from fairseq_lot.errors import InputError, check_least
 from fairseq_lot.evaluation.bleu import TOKENISED, measure
-from fairseq_lot.evaluation.score import check_joined
+from fairseq_lot.evaluation.hypotheses import check_joined
 from fairseq_lot.inspection.diagnose import encoder_balance
 from fairseq_lot.models.dictionaries import has_fingerprints, note_dictionaries
 from fairseq_lot.modules.flat_options import add_options

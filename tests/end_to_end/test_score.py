@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fairseq.data import Dictionary
@@ -142,6 +143,17 @@ def test_translations_are_made_again_for_other_data_or_flags_only(tmp_path):
     with pytest.raises(InputError, match="fairseq-generate failed: no$"):
         score.translate(["sh", "-c", "echo no >&2; exit 1"], out, inputs=[], cpu=True)
     assert not out.with_name("out.out").exists()
+
+
+def test_of_two_at_once_one_translates_and_keeps_the_lock_when_it_is_killed(tmp_path):
+    made = f"echo made >>{tmp_path}/calls; sleep 0.2; readlink /proc/$$/fd/* || true"
+    with ThreadPoolExecutor(2) as pool:
+        calls = [
+            pool.submit(score.translate, ["sh", "-c", made], tmp_path / "out", inputs=[], cpu=True) for _ in range(2)
+        ]
+    assert [call.result() for call in calls] == [None, None]
+    assert (tmp_path / "calls").read_text() == "made\n"
+    assert f"{tmp_path}/out.lock" in (tmp_path / "out.out").read_text().splitlines(), "inherited by the command"
 
 
 def test_the_flag_that_joins_is_the_dictionary_s():

@@ -5,7 +5,7 @@ import lzma
 import pytest
 
 from fairseq_lot.errors import InputError
-from fairseq_lot.evaluation.score import read_hypotheses
+from fairseq_lot.evaluation.hypotheses import read_hypotheses
 
 
 @pytest.fixture

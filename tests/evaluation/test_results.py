@@ -13,13 +13,15 @@ from tests.evaluation.conftest import write_rows
 
 def test_round_trip_and_order_of_the_fields(make_row):
     settings = {"attention": "lot", "options": {"a": True, "b": 3, "c": 0.5, "d": "ü\n|"}, "from-scratch": True}
-    row = make_row("LOT", settings=settings, seconds=None, delta=1.0, p=0.01, chrf=55.5)
+    row = make_row("LOT", settings=settings, seconds=None, delta=1.0, p=0.01, chrf=55.5, lenpen=1.5)
     line = row.line
     assert "\n" not in line and parse(Row, line, "row") == row
     options = parse(Row, line, "row").settings.options
     assert [type(value) for value in options.values()] == [bool, int, float, str]
     assert list(json.loads(line)) == list(Row.model_fields)
     assert row.key == ("toy", "short", "transformer", "LOT", "base", 1)
+    plain = list(json.loads(make_row().line))
+    assert [name for name in Row.model_fields if name not in plain] == ["chrf", "lenpen"]
     whole = make_row(seconds=2.0).line.replace('"seconds": 2.0', '"seconds": 2')
     assert parse(Row, whole, "row").seconds == 2.0
 

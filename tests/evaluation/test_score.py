@@ -57,7 +57,7 @@ def test_row_agrees_with_sacrebleu(arguments, corpus, tmp_path, capsys):
     references, good, bad = corpus
     settings = {"attention": "lot", "options": {"lot-num-pivots": 32}}
     labels = {"precision": "bf16", "settings": settings, "seed": 2, "training": {"size": "small"}}
-    assert main(arguments(labels, seconds=3.5, device="cpu")) == 0
+    assert main(arguments(labels, seconds=3.5, device="cpu", lenpen=1.25)) == 0
     (row,) = read_rows([tmp_path / "lot.jsonl"])
     (counts,) = read_statistics(tmp_path / "lot.jsonl", [row]).values()
     assert np.array_equal(counts, sentence_statistics(good, references, metric=TOKENISED))
@@ -79,6 +79,7 @@ def test_row_agrees_with_sacrebleu(arguments, corpus, tmp_path, capsys):
     assert row.length == round(words[0] / words[1], 3)
     assert row.sentences == 151 and row.reference == "detokenised with sacremoses"
     assert (row.seconds, row.device, row.precision, row.settings.as_written) == (3.5, "cpu", "bf16", settings)
+    assert row.lenpen == 1.25
     assert row.key == ("toy", "by hand", "transformer", "LOT", "fine-tuned", 2) and row.training == {"size": "small"}
     assert (row.commit, row.command) == (current_commit(), "fairseq-generate data-bin/toy --path lot.pt")
     out = capsys.readouterr().out
@@ -196,6 +197,7 @@ def test_bad_options(arguments, refused, tmp_path):
         ({"seconds": "nan"}, ["--seconds", "nan"]),
         ({"seconds": "inf"}, ["--seconds", "inf"]),
         ({"seconds": -2}, ["--seconds", "-2"]),
+        ({"lenpen": "nan"}, ["--lenpen", "nan"]),
         ({"labels": {"system": " "}}, ["--label", "at system"]),
         ({"labels": {"stage": "later"}}, ["--label", "at stage", "later"]),
         ({"labels": {"colour": "red"}}, ["--label", "unknown entry 'colour'"]),

@@ -122,6 +122,22 @@ def test_a_difference_to_the_base_is_none_to_the_control(make_row):
     assert f"{lot} -0.50 |" in render([make_row(), plugged, *tuned])
 
 
+def test_chosen_length_penalties_stand_beside_the_scores_by_seed(make_row):
+    rows = [make_row(seed=seed, chrf=50.0, lenpen=lenpen) for seed, lenpen in ((2, 1.0), (1, 1.25))]
+    rows += [make_row("LOT", stage="plug-and-play", chrf=50.0, lenpen=2.5), make_row("ESP", stage="fine-tuned")]
+    rows += [make_row("ESP", stage="plug-and-play", seed=seed, lenpen=lenpen) for seed, lenpen in ((1, None), (2, 3.0))]
+    text = render(rows)
+    both = "| Plug-and-play | sacreBLEU | chrF | lenpen | Δ vs. base | Fine-tuned | sacreBLEU | chrF | lenpen | Δ vs. base |"
+    assert both in text
+    assert "| softmax | 30.00 [29.00, 31.00] (2 seeds) | 30.50 | 50.00 | 1.25, 1 | – | – | – | – | – | – |" in text
+    assert (
+        "| ESP | 30.00 [29.00, 31.00] (2 seeds) | 30.50 | – | –, 3 | – | 30.00 [29.00, 31.00] | 30.50 | – | – |" in text
+    )
+    assert "| LOT | 30.00 [29.00, 31.00] | 30.50 | 50.00 | 2.5 | – |" in text
+    assert "- lenpen: the length penalty of the beam search, chosen on validation" in text
+    assert "lenpen" not in render([make_row(chrf=50.0)])
+
+
 def test_half_precision_is_said(make_row):
     assert "- Precision: bf16\n" in render([make_row(precision="bf16")])
     assert "Precision" not in render([make_row()]) + render([make_row(precision="unknown")])

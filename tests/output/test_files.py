@@ -3,12 +3,15 @@
 import gzip
 import lzma
 import os
+import subprocess
+import sys
 import threading
+import time
 
 import pytest
 
 from fairseq_lot.errors import InputError
-from fairseq_lot.output.files import atomic_write, read_lines, refuse_same, split_lines
+from fairseq_lot.output.files import atomic_write, locked, read_lines, refuse_same, split_lines
 
 
 def test_an_error_keeps_the_old_file(tmp_path):
@@ -80,3 +83,34 @@ def test_a_byte_order_mark_is_no_text_and_errors_are_counted_behind_it():
     assert split_lines("\ufeffa\nb\n".encode(), "text") == ["a", "b"]
     with pytest.raises(InputError, match="text, line 2: not valid UTF-8"):
         split_lines(b"\xef\xbb\xbfa\n\xff\n", "text")
+
+
+def test_a_lock_is_kept_by_the_child_of_a_killed_process(tmp_path):
+    code = "import subprocess, sys; from fairseq_lot.output.files import locked\n"
+    code += "with locked(sys.argv[1]) as lock: subprocess.run(['sh', '-c', sys.argv[2]], pass_fds=[lock])"
+    child = f"touch {tmp_path}/begun; sleep 1; touch {tmp_path}/ended"
+    with subprocess.Popen([sys.executable, "-c", code, tmp_path / "lock", child]) as process:
+        while not (tmp_path / "begun").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.kill()
+    assert not (tmp_path / "ended").exists()
+    with locked(tmp_path / "lock"):
+        assert (tmp_path / "ended").exists()
+
+
+def test_a_lock_is_of_one_at_a_time(tmp_path):
+    inside = []
+
+    def work():
+        with locked(tmp_path / "lock"):
+            inside.append(1)
+            time.sleep(0.05)
+            inside.append(-1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert inside == [1, -1] * 4

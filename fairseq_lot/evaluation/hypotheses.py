@@ -1,0 +1,119 @@
+"""Translations in the output of fairseq-generate."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fairseq_lot.errors import InputError
+from fairseq_lot.output.files import read_bytes, split_lines
+
+_SKIPPED = re.compile(r"(\d+) samples have invalid sizes and will be skipped")
+_HYPOTHESIS = re.compile(r"H-([0-9]{1,9})\t([^\t]*)\t(.*)")
+_SCORES_OF_PIECES = re.compile(r"P-([0-9]{1,9})\t(.*)")
+_WHOLE = (
+    "a row is of the whole test set: shorten or remove them on both sides, or translate with larger "
+    "--max-source-positions and --max-target-positions, without --skip-invalid-size-inputs-valid-test"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hypothesis:
+    """One of several translations of a sentence.
+
+    Attributes:
+        text: its words.
+        score: its log-probability divided by ``pieces ** lenpen``; fairseq prints it to base 2.
+        pieces: its length in pieces, the end of the sentence included.
+    """
+
+    text: str
+    score: float
+    pieces: int
+
+
+def read_hypotheses(path: str | Path, sentences: int) -> tuple[list[str], set[str]]:
+    """Return the 1-best tokenised hypotheses of a ``fairseq-generate`` output in corpus order, and what they are of.
+
+    The output lists the sentences by length, not in the order of the corpus, between lines of its log.
+
+    Raises:
+        InputError: the file is missing or cut off, a sentence is missing or doubled, or there are others.
+    """
+    hypotheses: dict[int, str] = {}
+    given = set()  # sources and references
+    for place, line in _lines(path):
+        if match := _HYPOTHESIS.fullmatch(line):
+            sentence = int(match[1])
+            if sentence in hypotheses:
+                raise InputError(f"{place}: sentence {sentence} has several H- lines; generate it once, with --nbest 1")
+            hypotheses[sentence] = _words(match[3], place)
+        elif re.match(r"[ST]-\d", line):
+            given.add(line)
+    _check_whole(hypotheses, sentences, path)
+    return [hypotheses[sentence] for sentence in range(sentences)], given
+
+
+def read_nbest(path: str | Path, sentences: int) -> list[list[Hypothesis]]:
+    """Return the hypotheses of each sentence as ``--nbest`` prints them, the best first, in corpus order.
+
+    Raises:
+        InputError: the file is missing or cut off, a sentence is missing, or there are others.
+    """
+    found: dict[int, list[Hypothesis]] = {}
+    last: tuple[str, float] | None = None  # of the H- line that waits for its P- line
+    for place, line in _lines(path):
+        if match := _HYPOTHESIS.fullmatch(line):
+            last = _words(match[3], place), float(match[2])
+        elif (match := _SCORES_OF_PIECES.fullmatch(line)) and last is not None:
+            own = Hypothesis(text=last[0], score=last[1], pieces=len(match[2].split()))
+            found.setdefault(int(match[1]), []).append(own)
+            last = None
+    _check_whole(found, sentences, path)
+    return [found[sentence] for sentence in range(sentences)]
+
+
+def _lines(path: str | Path) -> Iterator[tuple[str, str]]:
+    """The whole lines of an output, each after its place; InputError where sentences were left out."""
+    raw = read_bytes(path)
+    for number, line in enumerate(split_lines(raw[: raw.rfind(b"\n") + 1], path), start=1):
+        place = f"{path}, line {number}"
+        if skipped := _SKIPPED.search(line):
+            raise InputError(f"{place}: fairseq-generate left out {skipped[1]} sentences that are too long; {_WHOLE}")
+        yield place, line
+
+
+def _words(text: str, place: str) -> str:
+    """The words of a hypothesis; InputError where it is in pieces."""
+    if _piece(text):
+        raise InputError(f"{place}: still has pieces; generate with --remove-bpe sentencepiece or subword_nmt")
+    return " ".join(text.split())
+
+
+def _check_whole(hypotheses: dict, sentences: int, path: str | Path) -> None:
+    """Raise InputError where the sentences that have hypotheses are not those of the corpus."""
+    if not hypotheses or hypotheses.keys() != set(range(sentences)):
+        found = f"{len(hypotheses)} whole H- lines, the last of sentence {max(hypotheses, default=0)}"
+        missing = [sentence for sentence in range(sentences) if sentence not in hypotheses]
+        lacking = ", ".join(f"H-{sentence}" for sentence in missing[:10]) + ", ..." * (len(missing) > 10)
+        missed = lacking and f" (missing: {lacking})"
+        raise InputError(
+            f"{path} has {found}, but the reference has {sentences} lines{missed}: it is cut off, or of another test "
+            "set, or sentences that are too long were left out; run fairseq-generate again, without --quiet; "
+            f"{_WHOLE}"
+        )
+
+
+def check_joined(lines: Sequence[str], name: str | Path) -> None:
+    """Refuse references, or translations, that are in pieces and not in words; ``name`` is what they are called."""
+    for number, line in enumerate(lines, start=1):
+        if piece := _piece(line):
+            raise InputError(
+                f"{name}, line {number}: has pieces, such as {piece!r}, where words are compared; join them"
+            )
+
+
+def _piece(line: str) -> str | None:
+    """The first word of a line that is a piece of sentencepiece or subword-nmt."""
+    marked = (word for word in line.split() if "\u2581" in word or (word.endswith("@@") and word != "@@"))
+    return next(marked, None)

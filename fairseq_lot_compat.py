@@ -51,7 +51,7 @@ def in_command():
     """
     program = sys.argv[0] if sys.argv else ""
     folder, name = ["", *program.split("/")][-2:]
-    own = {("fairseq_lot", "cli.py"), ("experiment", "score.py"), ("workflow", "check.py")}
+    own = {("fairseq_lot", "cli.py"), ("experiment", "score.py"), ("experiment", "check.py")}
     return name in _COMMANDS or folder == "fairseq_cli" or (folder, name) in own
 
 

@@ -64,7 +64,7 @@ setup(
     ],
     extras_require={
         # what runs config/*.yaml; the package itself works without it, and on Python 3.10
-        "experiment": ["jsonschema>=4.20", "snakemake>=9", "snakemake-logger-plugin-rich>=0.5"],
+        "experiment": ["snakemake>=9", "snakemake-logger-plugin-rich>=0.5"],
         "test": ["hypothesis", "mypy", "pot>=0.9", "pytest>=8", "pytest-xdist", "ruff", "scipy", "subword-nmt>=0.3.8"],
         # CUDA builds of torch bring it along; here it is for tests on machines without a GPU
         "kernels-test": ["triton>=3.7"],

@@ -108,6 +108,7 @@ class TestOwnCommands:
     def test_programs(self, monkeypatch):
         commands = ("train", "generate", "interactive", "preprocess", "score", "hydra-train", "validate", "eval-lm")
         own = [*(f"fairseq-{name}" for name in commands), "fairseq-lot", "fairseq_cli/train.py", "fairseq_lot/cli.py"]
+        own += [f"fairseq_lot/experiment/{name}.py" for name in ("check", "score")]
         for program in own:
             monkeypatch.setattr(sys, "argv", [f"/some/where/{program}", "data"])
             assert fairseq_lot_compat.in_command(), program

@@ -29,7 +29,7 @@ SEES = {
     "models": {"modules", "attention", "errors"},
     "pretrained": {"models", "modules", "attention", *EXPERIMENT},
     "plug_and_play": {"inspection", "pretrained", "models", "modules", "attention", *EXPERIMENT},
-    "experiment": {"pretrained", "cli", *EXPERIMENT},
+    "experiment": {"plug_and_play", "pretrained", "models", "modules", "cli", *EXPERIMENT},
     "inspection": {"pretrained", "models", "modules", "attention", "transport", *EXPERIMENT},
     "evaluation": {"corpus", "spec", *TOOLS},
     "corpus": TOOLS,

@@ -43,8 +43,8 @@ PANELS = (
 )
 # of the short table: attention, its time in n, the system
 SHORT = (
-    ("near_far, fitted without data", "linear", "near_far"),
-    ("LOT, fitted without data", "linear", "LOT calibrated without data"),
+    ("near_far, calibrated without data", "linear", "near_far"),
+    ("LOT, calibrated without data", "linear", "LOT calibrated without data"),
     ("LOT, as drawn", "linear", "LOT"),
     ("Sinkhorn, ε = 0.1, 15 updates (ESPFormer's for translation)", "n²", "Sinkhorn"),
     ("Sinkhorn, ε = 1, 3 updates", "n²", "Sinkhorn ε=1"),

@@ -52,7 +52,7 @@ SHORT = (
     ("softmax with ALiBi, a preference for near tokens", "n²", "softmax with ALiBi"),
     ("ESP", "n³", "ESP"),
 )
-SHORT_COLUMNS = {COLUMNS[0][0]: "plugged in", COLUMNS[1][0]: "then 2 epochs", COLUMNS[3][0]: "from scratch"}
+SHORT_COLUMNS = {COLUMNS[0][0]: "plugged in", COLUMNS[1][0]: "then fine-tuned", COLUMNS[3][0]: "from scratch"}
 STYLES = ({"color": "C0"}, {"color": "C1", "markerfacecolor": "white"})
 
 

@@ -4,13 +4,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from fairseq_lot.modules.flat_options import options_of
-from fairseq_lot.plug_and_play.points import Way, expand, spelt
+from fairseq_lot.plug_and_play.points import AttentionSpec, expand, spelt
 
 # how the option ends that is a mechanism's rank, where it has one
 RANKS = ("_num_pivots", "_num_features")
 
 
-def read_ways(texts: Iterable[str], ranks: list[int]) -> dict[str, Way]:
+def read_ways(texts: Iterable[str], ranks: list[int]) -> dict[str, AttentionSpec]:
     """What the texts name, by its name in the table; what has a rank once for every rank, unless its text gives one.
 
     Raises:

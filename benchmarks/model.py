@@ -17,7 +17,7 @@ from benchmarks.render import MEBIBYTES, MILLISECONDS, Measure
 from fairseq_lot.attention.registry import DEFAULT
 from fairseq_lot.errors import InputError
 from fairseq_lot.models.pluggable_transformer import PluggableTransformerModel
-from fairseq_lot.plug_and_play.points import Way
+from fairseq_lot.plug_and_play.points import AttentionSpec
 from fairseq_lot.plug_and_play.swap import write_attention_args
 from fairseq_lot.pretrained.loading import untrained
 
@@ -69,7 +69,7 @@ class ModelBench:
         ways = read_ways([DEFAULT, *(mechanisms or ["lot", "lot --attention-sites encoder,cross,decoder"])], ranks)
         self.contenders = {label: self._build(arch, way, max(longest, prefix + 1)) for label, way in ways.items()}
 
-    def _build(self, arch: str, way: Way, positions: int) -> TransformerModel:
+    def _build(self, arch: str, way: AttentionSpec, positions: int) -> TransformerModel:
         """A model in training mode, with positions for long documents."""
         limits = {"max_source_positions": positions, "max_target_positions": positions}
         args = Namespace(arch=arch, share_all_embeddings=True, **limits)

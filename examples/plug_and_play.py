@@ -9,7 +9,6 @@ import argparse
 
 import fairseq_lot
 from fairseq_lot.inspection.capture import capture
-from fairseq_lot.pretrained.checkpoint import model_args
 
 
 def main(argv=None):
@@ -23,7 +22,7 @@ def main(argv=None):
     # near_far in the encoder, fitted to softmax's outputs on random pieces; everything else is the base's, bit for bit.
     # attention="lot" and so on plug in others
     swapped = fairseq_lot.swap(args.base, steps=args.steps, joint_steps=args.steps // 2)
-    print(f"predictions change by {model_args(swapped).swap_cost:.4f} nats a piece")
+    print(f"predictions change by {swapped.model_args.swap_cost:.4f} nats a piece")
 
     for name, checkpoint in (("softmax", args.base), ("near_far", swapped)):
         model = fairseq_lot.Translator(checkpoint, args.data)

@@ -23,7 +23,7 @@ from fairseq_lot.evaluation import length_penalty, score
 from fairseq_lot.evaluation.hypotheses import check_joined, read_nbest
 from fairseq_lot.evaluation.length_penalty import CHOSEN
 from fairseq_lot.output.files import atomic_write, locked
-from fairseq_lot.pretrained.checkpoint import State, load_checkpoint, positions
+from fairseq_lot.pretrained.checkpoint import Checkpoint, load_checkpoint
 from fairseq_lot.pretrained.data_folder import check_lengths
 from fairseq_lot.pretrained.device import describe_device
 from fairseq_lot.pretrained.fairseq_flags import read_flags
@@ -129,7 +129,7 @@ def refuse_choice(typed: Namespace) -> None:
 
 
 def choose_lenpen(
-    typed: Namespace, state: State, command: Sequence[str], out: Path, *, inputs: Sequence[str], cpu: bool
+    typed: Namespace, state: Checkpoint, command: Sequence[str], out: Path, *, inputs: Sequence[str], cpu: bool
 ) -> float:
     """The length penalty with the best BLEU on the validation set, which is translated unless that is done.
 
@@ -151,7 +151,7 @@ def choose_lenpen(
     return lenpen
 
 
-def check_whole(typed: Namespace, state: State, dataset: LanguagePairDataset) -> None:
+def check_whole(typed: Namespace, state: Checkpoint, dataset: LanguagePairDataset) -> None:
     """Refuse a test set of which fairseq-generate would leave out sentences, or at one of which it would stop.
 
     Args:
@@ -162,7 +162,7 @@ def check_whole(typed: Namespace, state: State, dataset: LanguagePairDataset) ->
         without = f"; a row is of the whole test set, so leave out {_SKIP}"
     overrides = ast.literal_eval(typed.model_overrides)
     sides = ("max_source_positions", "max_target_positions")
-    model = [overrides.get(name, own) for name, own in zip(sides, positions(state), strict=True)]
+    model = [overrides.get(name, own) for name, own in zip(sides, state.max_positions, strict=True)]
     sizes = [dataset.src_sizes] if dataset.tgt_sizes is None else [dataset.src_sizes, dataset.tgt_sizes]
     if typed.truncate_source:
         sizes[0] = sizes[0].clip(max=typed.max_source_positions)

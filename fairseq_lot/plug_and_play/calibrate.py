@@ -18,7 +18,7 @@ from fairseq_lot.modules.sites import attention_sites
 from fairseq_lot.output.files import atomic_write, refuse_same
 from fairseq_lot.output.tables import MISSING, Table
 from fairseq_lot.plug_and_play.cost import Comparison, Cost, add_json_argument, json_file
-from fairseq_lot.plug_and_play.distillation import Distillation, Fit, Match, copies, fit, undo_harm
+from fairseq_lot.plug_and_play.distillation import AttentionPair, Distillation, Fit, copies, fit, undo_harm
 from fairseq_lot.plug_and_play.sentences import (
     Sentences,
     encoded,
@@ -28,18 +28,7 @@ from fairseq_lot.plug_and_play.sentences import (
     random_pieces,
     task_of_training,
 )
-from fairseq_lot.pretrained.checkpoint import (
-    Checkpoint,
-    State,
-    drop_averages,
-    how_trained,
-    load_checkpoint,
-    model_args,
-    positions,
-    serialised,
-    softmax_of_training,
-    with_own_arguments,
-)
+from fairseq_lot.pretrained.checkpoint import Checkpoint, CheckpointLike, load_checkpoint
 from fairseq_lot.pretrained.device import add_device_argument, choose_device
 from fairseq_lot.pretrained.languages import add_language_arguments, typed_pair, with_languages
 from fairseq_lot.pretrained.loading import Loaded, build, check_pairs, load_data
@@ -142,7 +131,7 @@ def run(args: Namespace) -> None:
     # both are opened first: an unwritable path fails at once
     with atomic_write(args.out, "wb") as file, json_file(args.json) as numbers:
         done = calibrate(args.path, args.data, **how)
-        file.write(serialised(done.state))
+        file.write(done.state.serialised())
         numbers.update(dataclasses.asdict(done.cost))
     print(render(done))
     print(f"{args.out}: {done.description}, from {args.path}")
@@ -164,9 +153,9 @@ class Calibrated:
         comparison: the calibrated model beside softmax, on these.
     """
 
-    state: State
+    state: Checkpoint
     description: str
-    matched: list[Match] = dataclasses.field(repr=False)
+    matched: list[AttentionPair] = dataclasses.field(repr=False)
     before: torch.Tensor = dataclasses.field(repr=False)
     after: torch.Tensor = dataclasses.field(repr=False)
     fits: list[Fit] = dataclasses.field(repr=False)
@@ -177,7 +166,7 @@ class Calibrated:
 @torch.inference_mode(False)  # wherever it is called
 @torch.enable_grad()
 def calibrate(
-    checkpoint: Checkpoint,
+    checkpoint: CheckpointLike,
     data: str | Path | None = None,
     *,
     device: str | torch.device | None = None,
@@ -212,40 +201,40 @@ def calibrate(
     fitting = FitOptions(**options)
     device = choose_device(device)
     state = load_checkpoint(checkpoint)
-    softmax = softmax_of_training(state)
+    softmax = state.softmax_of_training()
     if softmax is None:
         teachers = f"{DEFAULT}, or to {DEFAULT} with a prior at all swapped self-attention"
-        raise InputError(f"{state.path} was {how_trained(state)}; calibration fits to {teachers}: fine-tune it")
+        raise InputError(f"{state.path} was {state.how_trained()}; calibration fits to {teachers}: fine-tune it")
     student = build(state, device=device, **_linear(state)).requires_grad_(False)
     teacher = build(state, device=device, attention=DEFAULT, **softmax).requires_grad_(False)
-    both = Distillation(student, teacher)
-    if fitting.distill_steps and not both.in_encoder and teacher.decoder.adaptive_softmax is not None:
+    distillation = Distillation(student, teacher)
+    if fitting.distill_steps and not distillation.in_encoder and teacher.decoder.adaptive_softmax is not None:
         raise InputError(
             "--distill-steps fits the decoder to predictions, and fairseq cannot differentiate those of an adaptive "
             "softmax; leave it out, or swap in the encoder alone"
         )
     sentences = _sentences(with_languages(state, languages), data, fitting, teacher, text or {})
     part = _part(data)
-    readable = partial(both.readable, part=part)
+    readable = partial(distillation.readable, part=part)
     held_out = readable(sentences.held_out)
     run = partial(fit, samples=map(readable, sentences.batches), held_out=held_out)
     heads = run(
-        [(both.added, fitting.learning_rate)],
-        both.head_errors,
+        [(distillation.added, fitting.learning_rate)],
+        distillation.head_errors,
         steps=fitting.steps,
         title="error per layer",
-        rows=both.rows,
+        rows=distillation.rows,
     )
-    apart = copies(both.added)
-    slow = [(both.added, fitting.learning_rate / 4)]  # faster, near_far gets no better than its heads alone
-    together = run(slow, both.output_error, steps=fitting.joint_steps, title="error of the output")
-    fits = [heads, undo_harm(both, held_out, apart, heads, together)]
+    apart = copies(distillation.added)
+    slow = [(distillation.added, fitting.learning_rate / 4)]  # faster, near_far gets no better than its heads alone
+    together = run(slow, distillation.output_error, steps=fitting.joint_steps, title="error of the output")
+    fits = [heads, undo_harm(distillation, held_out, apart, heads, together)]
     with torch.no_grad():
-        after = both.head_errors(held_out)
+        after = distillation.head_errors(held_out)
     if fitting.distill_steps:
-        whole = [(both.added, 10 * fitting.distill_rate), (both.projections, fitting.distill_rate)]
-        errors = both.output_error if both.in_encoder else both.output_divergence
-        title = "error of the output" if both.in_encoder else "divergence of the predictions in nats"
+        whole = [(distillation.added, 10 * fitting.distill_rate), (distillation.projections, fitting.distill_rate)]
+        errors = distillation.output_error if distillation.in_encoder else distillation.output_divergence
+        title = "error of the output" if distillation.in_encoder else "divergence of the predictions in nats"
         fits.append(run(whole, errors, steps=fitting.distill_steps, title=title))
     steps = " + ".join(str(one.steps) for one in fits)
     description = f"calibrated on {sentences.description} ({steps} steps, seed {fitting.seed})"
@@ -253,14 +242,14 @@ def calibrate(
         description += ", projections included"
     comparison = _beside(teacher, student, state, sentences, part)
     state = _write_back(state, student, description, distilled=fitting.distill_steps > 0)
-    (cost := comparison.cost()).note(model_args(state))
-    return Calibrated(state, description, both.matched, fits[0].before, after, fits, cost, comparison)
+    (cost := comparison.cost()).note(state.model_args)
+    return Calibrated(state, description, distillation.matched, fits[0].before, after, fits, cost, comparison)
 
 
 @torch.inference_mode(False)
 def compare(
-    state: State,
-    base: State,
+    state: Checkpoint,
+    base: Checkpoint,
     data: str | Path | None = None,
     *,
     device: str | torch.device | None = None,
@@ -275,20 +264,20 @@ def compare(
         base: what was swapped; predictions are compared with its own where it was not trained with softmax.
         data, device, languages, text, **options: see :func:`calibrate`.
     """
-    fitting, device, softmax = FitOptions(**options), choose_device(device), softmax_of_training(state)
+    fitting, device, softmax = FitOptions(**options), choose_device(device), state.softmax_of_training()
     own, changes = (base, {}) if softmax is None else (state, {"attention": DEFAULT, **softmax})
     trained = build(own, device=device, **changes)
     sentences = _sentences(with_languages(state, languages), data, fitting, trained, text or {})
     return _beside(trained, build(state, device=device, **_linear(state)), state, sentences, _part(data))
 
 
-def _linear(state: State) -> dict[str, Any]:
+def _linear(state: Checkpoint) -> dict[str, Any]:
     """Arguments by which a near_far that is exact on sentences is linear on all of them."""
     return {"near_far_exact_up_to": 0} if exact_up_to(state) else {}
 
 
 def _beside(
-    base: TransformerModel, swapped: TransformerModel, state: State, sentences: Sentences, part: int | None
+    base: TransformerModel, swapped: TransformerModel, state: Checkpoint, sentences: Sentences, part: int | None
 ) -> Comparison:
     """A swapped model beside its base, on the held-out sentences.
 
@@ -296,7 +285,7 @@ def _beside(
         swapped: the model of ``state``, linear on all sentences.
     """
     exact = exact_up_to(state)
-    if exact >= most_tokens(state, *attention_sites(model_args(state))):  # of all sentences that it can read
+    if exact >= most_tokens(state, *attention_sites(state.model_args)):  # of all sentences that it can read
         swapped = base
     return Comparison(swapped, base, sentences.held_out, part=part, text=sentences.text, exact_up_to=exact)
 
@@ -306,19 +295,19 @@ def _part(data: str | Path | None) -> int | None:
     return LONGEST if data is None else None
 
 
-def exact_up_to(state: State) -> int:
+def exact_up_to(state: Checkpoint) -> int:
     """The number of keys up to which near_far computes what softmax does; 0: it never does, or it is not near_far."""
-    args = model_args(state)
+    args = state.model_args
     return (getattr(args, "near_far_exact_up_to", None) or 0) if getattr(args, "attention", None) == "near_far" else 0
 
 
-def most_tokens(state: State, *sites: str) -> int:
+def most_tokens(state: Checkpoint, *sites: str) -> int:
     """The tokens of the longest sentence, its end among them, that a model has positions for at these sites."""
-    source, target = positions(state)
+    source, target = state.max_positions
     return max(target if site == "decoder" else source for site in sites)
 
 
-def lengths_of_random(state: State, longest: int | None) -> tuple[int, int]:
+def lengths_of_random(state: Checkpoint, longest: int | None) -> tuple[int, int]:
     """Pieces of the shortest and of the longest random sentence: of all sentences none is computed exactly.
 
     The default is cut to what the model has positions for.
@@ -340,7 +329,7 @@ def lengths_of_random(state: State, longest: int | None) -> tuple[int, int]:
 
 
 def _sentences(
-    state: State, data: str | Path | None, fitting: FitOptions, teacher: TransformerModel, text: dict[str, Any]
+    state: Checkpoint, data: str | Path | None, fitting: FitOptions, teacher: TransformerModel, text: dict[str, Any]
 ) -> Sentences:
     """What to run on."""
     shared = {"max_tokens": fitting.max_tokens, "held_out": fitting.held_out, "seed": fitting.seed}
@@ -359,16 +348,16 @@ def _sentences(
     return from_text(loaded, f"{data}, {fitting.split}", **shared)
 
 
-def _write_back(state: State, student: TransformerModel, description: str, *, distilled: bool) -> State:
+def _write_back(state: Checkpoint, student: TransformerModel, description: str, *, distilled: bool) -> Checkpoint:
     """A checkpoint like ``state`` with what was fitted in the student, which says what was done."""
-    state = State(with_own_arguments(state))  # no longer what its file holds
+    state = Checkpoint(state.with_own_arguments())  # no longer what its file holds
     state["model"] = dict(state["model"])
     for name, parameter in student.named_parameters():
         if parameter.requires_grad:
             state["model"][name] = parameter.detach().to("cpu", state["model"][name].dtype)
-    drop_averages(state)
+    state.drop_averages()
     note_training(state)
-    args = model_args(state)
+    args = state.model_args
     args.calibration = description
     if distilled:  # softmax in its place would no longer be the model that was trained
         args.trained_attention = describe(args.attention, mechanism_options(args, args.attention))

@@ -13,7 +13,6 @@ from fairseq.data.data_utils import collate_tokens
 from fairseq.models.transformer import TransformerModel
 from torch import Tensor, nn
 
-from fairseq_lot.attention.softmax import Softmax
 from fairseq_lot.errors import InputError
 from fairseq_lot.modules.places import Place, named_places
 from fairseq_lot.modules.sites import ATTENTION_AT, attention_blocks, attentions, unwrapped
@@ -310,7 +309,7 @@ def _finite(number: Tensor) -> float:
 def _plan_of(attention: nn.Module) -> tuple | None:
     """What makes the plans of an attention the same as another's; None: plain softmax, ours or fairseq's."""
     mechanism = unwrapped(getattr(attention, "mechanism", None))
-    if mechanism is None or (isinstance(mechanism, Softmax) and mechanism.options.prior is None):
+    if mechanism is None or mechanism.traits.is_stock:
         return None
     return type(mechanism), mechanism.options
 

@@ -19,7 +19,7 @@ from fairseq_lot.pretrained.loading import refuse_overflow
 
 
 @dataclass(frozen=True)
-class Match:
+class AttentionPair:
     """One attention of the student beside the teacher's: what is fitted, and what to."""
 
     site: str
@@ -47,13 +47,13 @@ class Distillation:
 
     def __init__(self, student: TransformerModel, teacher: TransformerModel) -> None:
         self.student, self.teacher = student, teacher
-        self.matched: list[Match] = []
+        self.matched: list[AttentionPair] = []
         self.projections: list[nn.Parameter] = []
         for (site, layer, ours), (_, _, theirs) in zip(attentions(student), attentions(teacher), strict=True):
             # of a differential attention, its plans are fitted; λ and the norm have been trained
-            fitted, told = (unwrapped(getattr(attention, "mechanism", None)) for attention in (ours, theirs))
-            if fitted is not None and told is not None and fitted.fittable():
-                self.matched.append(Match(site, layer, fitted, told))
+            fitted, teaching = (unwrapped(getattr(attention, "mechanism", None)) for attention in (ours, theirs))
+            if fitted is not None and teaching is not None and fitted.fittable():
+                self.matched.append(AttentionPair(site, layer, fitted, teaching))
                 for projection in (ours.q_proj, ours.k_proj, ours.v_proj, ours.out_proj):
                     self.projections += projection.parameters()
         if not self.matched:
@@ -238,14 +238,14 @@ def copy_heads(
         target.copy_(torch.where(chosen, source, target))
 
 
-def undo_harm(both: Distillation, held_out: dict, apart: list[torch.Tensor], heads: Fit, together: Fit) -> Fit:
+def undo_harm(pair: Distillation, held_out: dict, apart: list[torch.Tensor], heads: Fit, together: Fit) -> Fit:
     """Undo what a fit of all attentions together has done to heads that it left worse than they were at first.
 
     These heads get the values that the fit of the heads gave them. Where the output is then worse than before the fit
     of all together, all heads do.
 
     Args:
-        apart: the values of ``both.added`` after the fit of the heads.
+        apart: the values of ``pair.added`` after the fit of the heads.
         heads: the fit of the heads.
         together: the fit of all attentions together.
 
@@ -253,12 +253,12 @@ def undo_harm(both: Distillation, held_out: dict, apart: list[torch.Tensor], hea
         The second fit with the error of the output as it is now.
     """
     with torch.no_grad():
-        worse = both.head_errors(held_out) > heads.before
+        worse = pair.head_errors(held_out) > heads.before
         if not worse.any():
             return together
-        copy_heads(apart, both.added, worse, both.rows)
-        after = both.output_error(held_out)
+        copy_heads(apart, pair.added, worse, pair.rows)
+        after = pair.output_error(held_out)
         if after <= together.before:
             return replace(together, after=after)
-        copy_heads(apart, both.added, torch.ones_like(worse), both.rows)
+        copy_heads(apart, pair.added, torch.ones_like(worse), pair.rows)
     return replace(together, after=together.before)

@@ -41,7 +41,7 @@ class Loss:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
+class AttentionSpec:
     """One way to swap.
 
     Attributes:
@@ -73,7 +73,7 @@ class Way:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point(Way):
+class SweepRow(AttentionSpec):
     """What one way to swap gave: a line of sweep.jsonl.
 
     Attributes:
@@ -115,7 +115,7 @@ def spelt(options: dict[str, bool | int | float | str]) -> str:
     return " ".join(words)
 
 
-def expand(text: str, given: str = "--try") -> list[Way]:
+def expand(text: str, given: str = "--try") -> list[AttentionSpec]:
     """``"lot --lot-num-pivots 16/32"`` as two ways, with 16 and with 32 pivots; ``given`` names the option."""
     try:
         words = shlex.split(text)
@@ -139,13 +139,13 @@ def expand(text: str, given: str = "--try") -> list[Way]:
             raise InputError(
                 f"{given} {text!r} begins with the mechanism; leave out --attention {options['attention']}"
             )
-        ways.append(Way(attention=words[0], options=options))
+        ways.append(AttentionSpec(attention=words[0], options=options))
     return ways
 
 
-def read_points(file: Path) -> list[Point]:
+def read_points(file: Path) -> list[SweepRow]:
     """The points of a file, none if there is none; InputError when a line is broken."""
-    return [point for _, point in read_lines_as(Point, file, "point")] if file.exists() else []
+    return [point for _, point in read_lines_as(SweepRow, file, "point")] if file.exists() else []
 
 
 def check_settings(folder: Path, settings: dict) -> None:
@@ -156,14 +156,14 @@ def check_settings(folder: Path, settings: dict) -> None:
     except (ValueError, TypeError) as error:
         raise InputError(f"{file} cannot be read ({error}); remove it if the points are of this base") from error
     # what is in a folder of data is told by its sum
-    told = {name: value for name, value in settings.items() if name != "data" or "sum of data" not in before}
-    others = [name for name, value in told.items() if before.get(name, value) != value]
+    compared = {name: value for name, value in settings.items() if name != "data" or "sum of data" not in before}
+    others = [name for name, value in compared.items() if before.get(name, value) != value]
     if others:
         different = " and ".join(f"{name} {before.get(name)}, not {settings[name]}" for name in others)
         raise InputError(f"{folder} holds points with {different}; give another --out")
 
 
-def add_point(folder: Path, settings: dict, point: Point) -> list[Point]:
+def add_point(folder: Path, settings: dict, point: SweepRow) -> list[SweepRow]:
     """Add a point to those that are in a folder by now, perhaps of another sweep; returns all of them.
 
     It takes the place of one of the same base and way.

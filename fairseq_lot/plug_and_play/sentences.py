@@ -16,7 +16,7 @@ from tqdm import tqdm
 from fairseq_lot.errors import InputError
 from fairseq_lot.models.dictionaries import has_fingerprints, note_dictionaries
 from fairseq_lot.output.files import read_lines
-from fairseq_lot.pretrained.checkpoint import State, model_args, saved_encoders
+from fairseq_lot.pretrained.checkpoint import Checkpoint
 from fairseq_lot.pretrained.loading import Loaded, load_data, on_device
 from fairseq_lot.pretrained.text import Text
 
@@ -77,7 +77,7 @@ def is_text_file(data: str | Path) -> bool:
     return Path(data).is_file() or Path(data).is_fifo()
 
 
-def encoded(state: State, file: str | Path, model: TransformerModel, **text: Any) -> Loaded:
+def encoded(state: Checkpoint, file: str | Path, model: TransformerModel, **text: Any) -> Loaded:
     """A model with the sentences of a plain text file, in pieces as they are made for it; blank lines are left out.
 
     Raises:
@@ -85,7 +85,7 @@ def encoded(state: State, file: str | Path, model: TransformerModel, **text: Any
     """
     lines = read_lines(file)
     task, _ = load_data(state, None, None)
-    loaded = Loaded(model, task, None, state.path, saved_encoders(state))
+    loaded = Loaded(model, task, None, state.path, state.encoders())
     pieces = filter(None, Text.of(loaded, **text).encode(tqdm(lines, desc=Path(file).name, leave=False, disable=None)))
     return loaded.with_sources([loaded.source(sentence) for sentence in pieces])
 
@@ -142,7 +142,7 @@ def random_pieces(
     return Sentences(f"random pieces, {lengths} at a time, {how}", None, held_out_sample, endless())
 
 
-def task_of_training(state: State) -> TranslationTask | None:
+def task_of_training(state: Checkpoint) -> TranslationTask | None:
     """The task with the dictionaries of a checkpoint's training; None unless they are there, of the same size."""
     try:
         return load_data(state, None, None)[0]
@@ -150,8 +150,8 @@ def task_of_training(state: State) -> TranslationTask | None:
         return None
 
 
-def note_training(state: State) -> None:
+def note_training(state: Checkpoint) -> None:
     """Write the fingerprints of the dictionaries of the training into the arguments, where they can be found."""
-    task = None if has_fingerprints(model_args(state)) else task_of_training(state)
+    task = None if has_fingerprints(state.model_args) else task_of_training(state)
     if task is not None:
-        note_dictionaries(model_args(state), task)
+        note_dictionaries(state.model_args, task)

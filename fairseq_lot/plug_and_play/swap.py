@@ -62,20 +62,7 @@ from fairseq_lot.plug_and_play.cost import (
     json_file,
 )
 from fairseq_lot.plug_and_play.sentences import note_training
-from fairseq_lot.pretrained.checkpoint import (
-    Checkpoint,
-    State,
-    drop_averages,
-    how_trained,
-    load_checkpoint,
-    model_args,
-    saved_task,
-    serialised,
-    settings,
-    softmax_of_training,
-    trained,
-    with_own_arguments,
-)
+from fairseq_lot.pretrained.checkpoint import Checkpoint, CheckpointLike, load_checkpoint
 from fairseq_lot.pretrained.device import add_device_argument
 from fairseq_lot.pretrained.languages import add_language_arguments, with_languages
 from fairseq_lot.pretrained.loading import build
@@ -129,26 +116,33 @@ def run(args: Namespace) -> None:
     # both are opened first: an unwritable path fails at once
     with atomic_write(args.out, "wb") as file, json_file(args.json) as numbers:
         done = plug_in(base, args.calibrate, fitted=not args.no_calibrate, budget=budget, how=how, **options)
-        file.write(serialised(done.state))
+        file.write(done.state.serialised())
         numbers.update(done.as_json())
     if done.calibrated is not None:
         print(render(done.calibrated))
-    before, swapped = model_args(base), model_args(done.state)
-    if (getattr(before, "attention", None) or DEFAULT) != DEFAULT or getattr(before, "softmax_prior", None):
-        given_up = ",".join(site for site in attention_sites(before) if site not in attention_sites(swapped))
-        if given_up:
-            print(f"{args.path} has {before.attention} attention at {given_up} too, which becomes plain softmax")
+    before, swapped = base.model_args, done.state.model_args
+    if lost := _sites_that_become_softmax(before, swapped):
+        print(f"{args.path} has {before.attention} attention at {','.join(lost)} too, which becomes plain softmax")
     where = f"{swapped.attention} attention at {sites_in_words(swapped)}"
     print(f"{args.out}: {where}, from {args.path}; {done.description}")
     print(*done.notes(), sep="\n")
     print(f"fine-tune it, with the flags of your training: {fine_tuning_command(done.state, args.out)} ...")
 
 
-def fine_tuning_command(state: State, path: str | Path) -> str:
+def _sites_that_become_softmax(before: Namespace, swapped: Namespace) -> list[str]:
+    """Sites where the base has another attention than plain softmax, and the swapped model has plain softmax."""
+    lost = [site for site in attention_sites(before) if site not in attention_sites(swapped)]
+    if (getattr(before, "attention", None) or DEFAULT) != DEFAULT:
+        return lost
+    has_prior = getattr(before, "softmax_prior", None) is not None
+    return [site for site in lost if has_prior and site != "cross"]  # softmax has no prior at cross
+
+
+def fine_tuning_command(state: Checkpoint, path: str | Path) -> str:
     """The fairseq-train of a swapped checkpoint, with which its attention and its sizes come."""
-    task = settings(state, "task")
-    told = saved_task(state) if isinstance(task, (dict, Namespace)) else {}
-    data, pair = told.get("data"), (told.get("source_lang"), told.get("target_lang"))
+    task = state.settings("task")
+    options = state.task_options() if isinstance(task, (dict, Namespace)) else {}
+    data, pair = options.get("data"), (options.get("source_lang"), options.get("target_lang"))
     return shlex.join(
         [
             *("fairseq-train", data if isinstance(data, str) else "DATA", "--user-dir", "fairseq_lot"),
@@ -159,14 +153,14 @@ def fine_tuning_command(state: State, path: str | Path) -> str:
     )
 
 
-def why_not_calibrated(state: State) -> str | None:
+def why_not_calibrated(state: Checkpoint) -> str | None:
     """Why a swapped checkpoint is left as it is when nobody asked for a calibration; None: it is to be calibrated."""
     if not can_be_fitted(build(state)):
         return "not calibrated: this attention has no parameters that a fit could change"
-    exact, most = exact_up_to(state), most_tokens(state, *attention_sites(model_args(state)))
+    exact, most = exact_up_to(state), most_tokens(state, *attention_sites(state.model_args))
     if exact >= most:
         return f"not calibrated: it is exact up to {exact} tokens, and the model has positions for no more than {most}"
-    return None if softmax_of_training(state) is not None else f"not calibrated: the model was {how_trained(state)}"
+    return None if state.softmax_of_training() is not None else f"not calibrated: the model was {state.how_trained()}"
 
 
 @dataclass(frozen=True)
@@ -184,7 +178,7 @@ class Swapped:
             left with it.
     """
 
-    state: State
+    state: Checkpoint
     description: str
     cost: Cost
     calibrated: Calibrated | None
@@ -226,7 +220,7 @@ class Swapped:
 
 
 def swap(
-    checkpoint: Checkpoint,
+    checkpoint: CheckpointLike,
     *,
     attention: str = DEFAULT_SWAP,
     calibrate: bool | str | Path = True,
@@ -235,7 +229,7 @@ def swap(
     languages: tuple[str, str] | None = None,
     text: dict[str, Any] | None = None,
     **options: Any,
-) -> State:
+) -> Checkpoint:
     """Return a checkpoint whose attention is another one, fitted to the one that was there; as ``fairseq-lot swap``.
 
     Args:
@@ -274,7 +268,7 @@ def swap(
 
 @torch.inference_mode(False)  # wherever it is called
 def plug_in(
-    checkpoint: Checkpoint,
+    checkpoint: CheckpointLike,
     data: str | Path | None,
     *,
     fitted: bool,
@@ -310,11 +304,11 @@ def plug_in(
             state = with_softmax_at(state, base, list(given_up), **options)
     except InputError as error:
         raise InputError(f"{base.path}: the swap costs more than {budget}, and {error}; {REMEDY}") from None
-    cost.note(model_args(state))
+    cost.note(state.model_args)
     return Swapped(state, description or "", cost, done, budget, of_all, given_up)
 
 
-def with_softmax_at(state: State, base: State, places: list[str], **options: Any) -> State:
+def with_softmax_at(state: Checkpoint, base: Checkpoint, places: list[str], **options: Any) -> Checkpoint:
     """A swapped checkpoint in which some places are as they were in its base, projections included.
 
     Args:
@@ -331,12 +325,12 @@ def with_softmax_at(state: State, base: State, places: list[str], **options: Any
         if name in mixed["model"] and not name.startswith(tuple(modules)):
             mixed["model"][name] = weight
     for name in ("calibration", "trained_attention", "trained_sites"):
-        if hasattr(model_args(state), name):
-            setattr(model_args(mixed), name, getattr(model_args(state), name))
+        if hasattr(state.model_args, name):
+            setattr(mixed.model_args, name, getattr(state.model_args, name))
     return mixed
 
 
-def swap_as_drawn(checkpoint: Checkpoint, *, attention: str = DEFAULT_SWAP, **flat_options: Any) -> State:
+def swap_as_drawn(checkpoint: CheckpointLike, *, attention: str = DEFAULT_SWAP, **flat_options: Any) -> Checkpoint:
     """Return a checkpoint whose attention is another one; everything that both share is kept bit for bit.
 
     Args:
@@ -361,9 +355,9 @@ def swap_as_drawn(checkpoint: Checkpoint, *, attention: str = DEFAULT_SWAP, **fl
     """
     if any(name.startswith("differential") for name in flat_options):
         raise InputError("swap keeps the differential form as it is; leave out its options")
-    state = with_own_arguments(load_checkpoint(checkpoint))
-    of_training = trained(state)
-    args, weights = model_args(state), state["model"]
+    state = load_checkpoint(checkpoint).with_own_arguments()
+    of_training = state.attention_of_training()
+    args, weights = state.model_args, state["model"]
     # old checkpoints may lack arguments that have a default today
     base_architecture(args)
     flat_options |= _softmax_elsewhere(state, attention, flat_options)
@@ -400,8 +394,8 @@ def swap_as_drawn(checkpoint: Checkpoint, *, attention: str = DEFAULT_SWAP, **fl
 
     state["model"] = {name: weights[name] if is_kept(name) else drawn[name] for name in drawn}
     state["last_optimizer_state"] = None
-    drop_averages(state)
-    return State(state)  # no longer what its file holds
+    state.drop_averages()
+    return Checkpoint(state)  # no longer what its file holds
 
 
 _WORDS = {
@@ -414,16 +408,16 @@ for function in (swap, swap_as_drawn):
     function.__doc__ = (function.__doc__ or "").format(**_WORDS)
 
 
-def _softmax_elsewhere(state: State, attention: str, options: dict[str, Any]) -> dict[str, Any]:
+def _softmax_elsewhere(state: Checkpoint, attention: str, options: dict[str, Any]) -> dict[str, Any]:
     """The options that keep softmax with a prior at self-attention that is not swapped; empty where there is none."""
-    softmax = softmax_of_training(state)
+    softmax = state.softmax_of_training()
     if not softmax or attention == DEFAULT:
         return {}
     swapped = named_sites(options.get("attention_sites", DEFAULTS["attention_sites"]))
     others = [site for site in named_sites(softmax["attention_sites"]) if site not in (*swapped, "cross")]
     if not others:
         return {}
-    kept = [Place(site, layer) for site in others for layer in numbers_of_layers(model_args(state), site)]
+    kept = [Place(site, layer) for site in others for layer in numbers_of_layers(state.model_args, site)]
     kept += named_places(options.get("keep_softmax"))
     return {"attention_sites": [*swapped, *others], "keep_softmax": listed(kept)}
 

@@ -38,9 +38,9 @@ from fairseq_lot.plug_and_play.points import (
     LENGTHS,
     PIECES,
     TEXT,
+    AttentionSpec,
     Loss,
-    Point,
-    Way,
+    SweepRow,
     add_point,
     check_settings,
     expand,
@@ -49,15 +49,7 @@ from fairseq_lot.plug_and_play.points import (
 from fairseq_lot.plug_and_play.sentences import in_batches
 from fairseq_lot.plug_and_play.swap import options_of_swap, swap_as_drawn, why_not_calibrated
 from fairseq_lot.plug_and_play.sweep_table import draw, render, render_balance
-from fairseq_lot.pretrained.checkpoint import (
-    State,
-    how_trained,
-    load_checkpoint,
-    model_args,
-    positions,
-    softmax_of_training,
-    with_own_arguments,
-)
+from fairseq_lot.pretrained.checkpoint import Checkpoint, load_checkpoint
 from fairseq_lot.pretrained.data_folder import check_lengths, check_not_empty
 from fairseq_lot.pretrained.device import add_device_argument
 from fairseq_lot.pretrained.languages import add_language_arguments, with_languages
@@ -113,7 +105,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 @dataclass(frozen=True)
-class Base:
+class BaseCheckpoint:
     """A checkpoint whose attention is swapped.
 
     Attributes:
@@ -125,7 +117,7 @@ class Base:
     path: str
     sum: str
     epoch: int | None
-    way: Way = field(default=Way(attention=DEFAULT, options={}), compare=False)
+    way: AttentionSpec = field(default=AttentionSpec(attention=DEFAULT, options={}), compare=False)
 
 
 def run(args: Namespace) -> None:
@@ -144,7 +136,9 @@ def run(args: Namespace) -> None:
     points = read_points(folder / "sweep.jsonl")
     check_settings(folder, settings)
     # the first point of a folder is of a base itself
-    check_bases([*(Base(f"a point in {folder}", point.base, point.epoch, points[0]) for point in points), *bases])
+    check_bases(
+        [*(BaseCheckpoint(f"a point in {folder}", point.base, point.epoch, points[0]) for point in points), *bases]
+    )
     calibrations = [] if args.no_calibration else [PIECES, TEXT][: 1 + args.text]
     state = with_languages(load_checkpoint(bases[0].path), languages)
     most = most_tokens_of(state, args.data, valid if args.no_bleu else [*valid, "test"])
@@ -158,11 +152,11 @@ def run(args: Namespace) -> None:
             progress.update(len(ways) - len(missing))
             if not missing:
                 continue
-            state = with_own_arguments(with_languages(load_checkpoint(base.path), languages))
-            if not has_fingerprints(model_args(state)):  # the data are compared with the base, not with each swap
-                note_dictionaries(model_args(state), load(state, args.data, valid[0], device=device).task)
-            told = hashlib.sha256(json.dumps([base.sum, {**settings, "data": None}]).encode()).hexdigest()
-            translations = None if args.no_bleu else folder / "work" / f"{told[:16]}.txt"
+            state = with_languages(load_checkpoint(base.path), languages).with_own_arguments()
+            if not has_fingerprints(state.model_args):  # the data are compared with the base, not with each swap
+                note_dictionaries(state.model_args, load(state, args.data, valid[0], device=device).task)
+            digest = hashlib.sha256(json.dumps([base.sum, {**settings, "data": None}]).encode()).hexdigest()
+            translations = None if args.no_bleu else folder / "work" / f"{digest[:16]}.txt"
             for way in missing:
                 points = add_point(folder, settings, measured(base, state, way, translations=translations, **how))
                 progress.update()
@@ -175,16 +169,16 @@ def run(args: Namespace) -> None:
         write_figure(draw(points), folder / "sweep.svg")
 
 
-def check_whole(state: State, data: str, valid: Iterable[str], *, bleu: bool) -> None:
+def check_whole(state: Checkpoint, data: str, valid: Iterable[str], *, bleu: bool) -> None:
     """Refuse validation and test sets with sentences that the model cannot take; ``bleu``: there is a test set."""
     dataset: Any
     for split in valid:
         _, dataset = load_data(state, data, split)
-        check_lengths([dataset.src_sizes, dataset.tgt_sizes], positions(state), where=f"{data}, split {split}")
+        check_lengths([dataset.src_sizes, dataset.tgt_sizes], state.max_positions, where=f"{data}, split {split}")
     if bleu:  # its targets are references alone
         task, dataset = load_data(state, data, "test")
         check_not_empty(dataset.src_sizes, where=f"{data}, split test")
-        check_lengths([dataset.src_sizes], positions(state), where=f"{data}, split test")
+        check_lengths([dataset.src_sizes], state.max_positions, where=f"{data}, split test")
         check_joined(references(task, dataset, "test"), "the references of the test set")
 
 
@@ -196,7 +190,7 @@ def sum_of_splits(data: Path, valid: Iterable[str]) -> str:
     return hashlib.sha256(json.dumps(sums).encode()).hexdigest()
 
 
-def most_tokens_of(state: State, data: str, splits: Iterable[str]) -> int:
+def most_tokens_of(state: Checkpoint, data: str, splits: Iterable[str]) -> int:
     """The tokens of the longest sentence of some splits, on either side."""
     loaded = [load_data(state, data, split)[1] for split in splits]
     sides = [sizes for dataset in loaded if dataset for sizes in (dataset.src_sizes, dataset.tgt_sizes)]
@@ -205,12 +199,12 @@ def most_tokens_of(state: State, data: str, splits: Iterable[str]) -> int:
 
 def ways_to_try(
     tries: Iterable[str] | None,
-    base: Base,
+    base: BaseCheckpoint,
     calibrations: Sequence[str],
     *,
     longest: int | None = None,
     tokens: int | None = None,
-) -> list[Way]:
+) -> list[AttentionSpec]:
     """The base itself, the ways of ``--try``, and what can be fitted once more, calibrated; all are known to work.
 
     Args:
@@ -238,7 +232,9 @@ def ways_to_try(
     return [*ways.values(), *(replace(way, calibrated_on=one) for one in calibrations for way in fitted)]
 
 
-def _swapped_ways(tries: Iterable[str] | None, state: State, sites: dict[str, Any]) -> Iterator[tuple[str, Way, State]]:
+def _swapped_ways(
+    tries: Iterable[str] | None, state: Checkpoint, sites: dict[str, Any]
+) -> Iterator[tuple[str, AttentionSpec, Checkpoint]]:
     """Each text of ``--try`` with each way that it names, and the checkpoint swapped so, as drawn."""
     for words in TRIES if tries is None else tries:
         for way in expand(words):
@@ -253,34 +249,34 @@ def _swapped_ways(tries: Iterable[str] | None, state: State, sites: dict[str, An
                 yield words, way, swapped
 
 
-def swap_as(base: State, way: Way) -> State:
+def swap_as(base: Checkpoint, way: AttentionSpec) -> Checkpoint:
     """A checkpoint with its attention swapped in one way, as drawn."""
     swapped = swap_as_drawn(base, attention=way.attention, **way.options)
     swapped.path = base.path  # what messages name
     return swapped
 
 
-def read_base(path: str) -> Base:
+def read_base(path: str) -> BaseCheckpoint:
     """A checkpoint, and what it says of its epochs: fairseq notes for going on where it stands.
 
     Raises:
         InputError: it cannot be read, or was trained with another attention than softmax.
     """
     state = load_checkpoint(path)
-    softmax = softmax_of_training(state)
+    softmax = state.softmax_of_training()
     if softmax is None:
-        raise InputError(f"{path} was {how_trained(state)}; give a base of {DEFAULT}, as it was before any swap")
+        raise InputError(f"{path} was {state.how_trained()}; give a base of {DEFAULT}, as it was before any swap")
     options = {name: value for name, value in softmax.items() if value is not None}
     try:
         position = state["extra_state"]["train_iterator"]
         epochs = position["epoch"] - 1 if position["iterations_in_epoch"] == 0 else 0
     except (KeyError, TypeError):  # it does not say, or something else
         epochs = 0
-    way = Way(attention=DEFAULT, options=options)
-    return Base(path, hashlib.sha256(Path(path).read_bytes()).hexdigest(), epochs or None, way)
+    way = AttentionSpec(attention=DEFAULT, options=options)
+    return BaseCheckpoint(path, hashlib.sha256(Path(path).read_bytes()).hexdigest(), epochs or None, way)
 
 
-def check_bases(bases: Iterable[Base]) -> None:
+def check_bases(bases: Iterable[BaseCheckpoint]) -> None:
     """Raise InputError unless different checkpoints have one softmax and different epochs, as those of one training.
 
     By its epoch the table tells a checkpoint apart.
@@ -302,9 +298,9 @@ def check_bases(bases: Iterable[Base]) -> None:
 
 
 def measured(
-    base: Base,
-    state: State,
-    way: Way,
+    base: BaseCheckpoint,
+    state: Checkpoint,
+    way: AttentionSpec,
     *,
     data: str,
     valid_subset: str,
@@ -313,7 +309,7 @@ def measured(
     fitting: dict[str, Any],
     device: torch.device,
     translations: Path | None,
-) -> Point:
+) -> SweepRow:
     """Swap, calibrate if asked, then BLEU and the loss; a file keeps the base's translations, None: no BLEU."""
     swapped, seconds, is_base = swap_as(state, way), None, way.key == base.way.key
     if way.calibrated_on != DRAWN:
@@ -342,7 +338,7 @@ def measured(
     if not math.isfinite(whole.mean):
         remedy = "give another checkpoint" if is_base else "leave this way out"
         raise InputError(f"{base.path} as {way.words}: the loss is {whole.mean}; {remedy}")
-    return Point(
+    return SweepRow(
         **vars(way),
         base=base.sum,
         epoch=base.epoch,

@@ -7,7 +7,7 @@ from fairseq_lot.evaluation.bleu import LEVEL
 from fairseq_lot.inspection.diagnose import BALANCE
 from fairseq_lot.inspection.per_head import MEASURES
 from fairseq_lot.output.tables import MISSING, Table
-from fairseq_lot.plug_and_play.points import CALIBRATIONS, DRAWN, PIECES, TEXT, Point
+from fairseq_lot.plug_and_play.points import CALIBRATIONS, DRAWN, PIECES, TEXT, SweepRow
 
 _CALIBRATED = {DRAWN: MISSING, PIECES: "without data", TEXT: "on text"}
 _NOTE = {DRAWN: "", PIECES: "(calibrated without data)", TEXT: "(calibrated)"}
@@ -20,10 +20,10 @@ _COST = (
     "fitted on: random ones, or, where it is calibrated on text, of that text."
 )
 # of one way, its points by the sums of their bases
-Line = dict[str, Point]
+Line = dict[str, SweepRow]
 
 
-def _lines(points: list[Point]) -> list[Line]:
+def _lines(points: list[SweepRow]) -> list[Line]:
     """The points of each way, by epoch: the base first, ways of a mechanism together, calibrated after as it stands."""
     lines: dict[tuple, Line] = {}
     for point in sorted(points, key=lambda point: point.epoch or 0):
@@ -39,12 +39,12 @@ def _lines(points: list[Point]) -> list[Line]:
     return [lines[key] for key in sorted(lines, key=order)]
 
 
-def _epochs(points: list[Point]) -> dict[str, int | None]:
+def _epochs(points: list[SweepRow]) -> dict[str, int | None]:
     """The epochs of the bases, in ascending order, by their sums."""
     return dict(sorted({point.base: point.epoch for point in points}.items(), key=lambda item: item[1] or 0))
 
 
-def render(points: list[Point]) -> str:
+def render(points: list[SweepRow]) -> str:
     """The points as a Markdown table; of several bases a column for each epoch: softmax's loss, what each swap adds."""
     lines, epochs = _lines(points), _epochs(points)
     softmax, several = lines[0], len(epochs) > 1
@@ -77,7 +77,7 @@ def render(points: list[Point]) -> str:
     return Table(head, rows, notes=_notes(points, several)).markdown()
 
 
-def render_balance(points: list[Point]) -> str:
+def render_balance(points: list[SweepRow]) -> str:
     """How balanced the plans are, and of one base where they lose, as a Markdown table; empty for older points."""
     if not any(point.balance or point.by_length for point in points):
         return ""
@@ -107,7 +107,7 @@ def render_balance(points: list[Point]) -> str:
     return Table(head, rows, notes=notes).markdown()
 
 
-def _balance_by_epoch(points: list[Point]) -> str:
+def _balance_by_epoch(points: list[SweepRow]) -> str:
     """Each measure of balance of each way, a column for each epoch of the base."""
     epochs, rows = _epochs(points), []
     for measure in BALANCE:
@@ -120,7 +120,7 @@ def _balance_by_epoch(points: list[Point]) -> str:
     return Table(head, rows, notes=[_AS_DIAGNOSE]).markdown()
 
 
-def _cells(point: Point | None, base: Point | None) -> list[str]:
+def _cells(point: SweepRow | None, base: SweepRow | None) -> list[str]:
     """Loss and what it is more than the base's, the cost of the swap, BLEU and what it is more."""
     if point is None:
         return [MISSING] * 5
@@ -133,7 +133,7 @@ def _cells(point: Point | None, base: Point | None) -> list[str]:
     return [f"{point.loss:.4f}", more_loss, cost, str(bleu or MISSING), more_bleu]
 
 
-def _notes(points: list[Point], several: bool) -> list[str]:
+def _notes(points: list[SweepRow], several: bool) -> list[str]:
     """How to read the table."""
 
     def all_of(name: str) -> str:
@@ -154,7 +154,7 @@ def _notes(points: list[Point], several: bool) -> list[str]:
     ]
 
 
-def _exact(points: list[Point]) -> list[str]:
+def _exact(points: list[SweepRow]) -> list[str]:
     """A line on the ways that are the base itself on sentences, if there are such."""
     exact = {point.options.get("near_far_exact_up_to") or 0 for point in points if point.attention == "near_far"} - {0}
     if not exact:
@@ -167,7 +167,7 @@ def _exact(points: list[Point]) -> list[str]:
     ]
 
 
-def draw(points: list[Point]) -> Figure:
+def draw(points: list[SweepRow]) -> Figure:
     """Softmax's loss, and what each swap adds to it, against the epochs of the bases."""
     lines, epochs = _lines(points), _epochs(points)
     softmax = lines[0]

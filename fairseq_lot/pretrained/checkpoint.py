@@ -30,7 +30,7 @@ from fairseq_lot.modules.flat_options import mechanism_options
 from fairseq_lot.modules.sites import UNKNOWN_SITES, attention_sites, named_sites, sites_in_words
 
 
-class State(dict):
+class Checkpoint(dict):
     """A checkpoint in memory: fairseq's own dictionary, whose ``repr`` is one line.
 
     A pickle of it holds a plain ordered dictionary, which torch's safe loader takes.
@@ -44,7 +44,7 @@ class State(dict):
         self.path = path
 
     def __repr__(self) -> str:
-        args = model_args(self)
+        args = self.model_args
         numbers = sum(weight.numel() for weight in self["model"].values())
         attention = getattr(args, "attention", None)
         ours = f"{attention} at {sites_in_words(args)}" if attention else "fairseq's own attention"
@@ -53,12 +53,110 @@ class State(dict):
     def __reduce__(self) -> tuple:
         return OrderedDict, (), None, None, iter(self.items())
 
+    def settings(self, kind: str) -> Any:
+        """What it says of its ``model``, ``task``, ``bpe`` or ``tokenizer``; fairseq 0.10 has all in ``args``."""
+        cfg = self.get("cfg")
+        return cfg.get(kind) if isinstance(cfg, dict) else self.get("args")
+
+    @property
+    def model_args(self) -> Namespace:
+        """The model's arguments, the same object, so that changes to it are kept."""
+        args = self.settings("model")
+        if isinstance(args, dict):
+            raise InputError(f"{self.path} was trained by fairseq-hydra-train; only models of fairseq-train are read")
+        if not isinstance(args, Namespace):
+            raise InputError(f"{self.path} is not a fairseq checkpoint of a Transformer: it holds no model arguments")
+        return args
+
+    @property
+    def max_positions(self) -> tuple[int, int]:
+        """Longest source and longest target that the model takes, in pieces with the end of sentence."""
+        source, target = (getattr(self.model_args, f"max_{side}_positions", None) for side in ("source", "target"))
+        return source or DEFAULT_MAX_SOURCE_POSITIONS, target or DEFAULT_MAX_TARGET_POSITIONS
+
+    def attention_of_training(self) -> tuple[str, str]:
+        """The attention that was trained, and where it stood: its own and there, unless a swap tells."""
+        args = self.model_args
+        if hasattr(args, "trained_attention"):  # of a swap; some old ones do not tell the sites
+            return args.trained_attention, getattr(args, "trained_sites", UNKNOWN_SITES)
+        attention = getattr(args, "attention", None) or DEFAULT
+        return describe(attention, mechanism_options(args, attention)), ",".join(attention_sites(args))
+
+    def how_trained(self) -> str:
+        """Words for messages."""
+        return "trained with {} attention at {}".format(*self.attention_of_training())
+
+    def softmax_of_training(self) -> dict[str, Any] | None:
+        """The options of the softmax that was trained where a swapped attention stands; None: it was something else.
+
+        Plain softmax has none. Softmax with a prior has the prior and the sites, all of self-attention with that prior.
+        """
+        attention, where = self.attention_of_training()
+        if attention == DEFAULT:
+            return {}
+        if attention != describe(DEFAULT, {"prior": "alibi"}) or where == UNKNOWN_SITES:
+            return None
+        swapped, with_prior = attention_sites(self.model_args), named_sites(where)
+        if not {"cross", *with_prior}.issuperset(swapped):
+            return None  # the model that was trained has plain softmax at one site and a prior at another
+        sites = ",".join(site for site in SITES if site in swapped or site in with_prior)
+        return {"attention_sites": sites, "softmax_prior": "alibi", "keep_softmax": None}
+
+    def task_options(self) -> dict[str, Any]:
+        """Options of the task that it was trained on."""
+        task = self.settings("task")
+        if not isinstance(task, (dict, Namespace)):
+            raise InputError(f"{self.path} cannot be loaded: it does not say which task it was trained on")
+        task = dict(task if isinstance(task, dict) else vars(task))
+        # early versions of fairseq saved several folders, and truth values as words
+        words = {"True": True, "False": False}
+        task = {name: words.get(value, value) if isinstance(value, str) else value for name, value in task.items()}
+        data = task.get("data")
+        if data:  # of several folders, the first has the dictionaries, and validation and test sets
+            task["data"] = data[0] if isinstance(data, list) else split_paths(data)[0]
+        return task
+
+    def encoders(self) -> dict[str, dict]:
+        """What the training was told about its text, for fairseq's encoders.
+
+        Returns:
+            For ``bpe`` and ``tokenizer`` the encoder's options by their names, its own name as ``_name``; empty if the
+            training was told nothing.
+        """
+        encoders = {}
+        for kind in ("bpe", "tokenizer"):
+            options = self.settings(kind)
+            if isinstance(options, Namespace):
+                options = vars(options) | {"_name": getattr(options, kind, None)}
+            encoders[kind] = options if isinstance(options, dict) and isinstance(options.get("_name"), str) else {}
+        return encoders
+
+    def with_own_arguments(self) -> "Checkpoint":
+        """The same checkpoint with arguments of its own, which may be changed; its weights are those of the other."""
+        return Checkpoint(self | {holder: copy.deepcopy(self.get(holder)) for holder in ("cfg", "args")}, self.path)
+
+    def drop_averages(self) -> None:
+        """Leave out the moving averages, which are of other weights.
+
+        With none, ``--store-ema`` begins at the loaded weights.
+        """
+        extra = self.get("extra_state")
+        if isinstance(extra, dict):
+            kept = {name: value for name, value in extra.items() if not name.startswith("ema")}
+            self["extra_state"] = {**kept, "ema": {}}
+
+    def serialised(self) -> memoryview:
+        """The bytes of its file; tensors are on the CPU there."""
+        buffer = io.BytesIO()
+        torch.save(apply_to_sample(lambda tensor: tensor.cpu(), self), buffer)
+        return buffer.getbuffer()
+
 
 # a checkpoint by its path, or in memory
-Checkpoint = str | Path | dict
+CheckpointLike = str | Path | dict
 
 
-def load_checkpoint(checkpoint: Checkpoint) -> State:
+def load_checkpoint(checkpoint: CheckpointLike) -> Checkpoint:
     """A fairseq checkpoint of a Transformer as fairseq's own dictionary: ``cfg`` or ``args``, ``model``, ...
 
     Raises:
@@ -77,14 +175,14 @@ def load_checkpoint(checkpoint: Checkpoint) -> State:
         raise InputError(f"{path} is not a fairseq checkpoint: it holds no model weights")
     if getattr(weights.get("encoder.embed_tokens.weight"), "ndim", 0) != 2:
         raise InputError(f"{path} is not a fairseq checkpoint of a Transformer: it has no embedding of the source")
-    state = State(state, path)
-    arch = getattr(model_args(state), "arch", None)
+    state = Checkpoint(state, path)
+    arch = getattr(state.model_args, "arch", None)
     model = ARCH_MODEL_REGISTRY.get(arch) if isinstance(arch, str) else None
     if model not in (TransformerModel, PluggableTransformerModel):
         raise InputError(
             f"{path} holds a model of architecture {arch!r}, neither of fairseq's model transformer nor ours"
         )
-    refuse_renamed(model_args(state), path)
+    refuse_renamed(state.model_args, path)
     return state
 
 
@@ -109,108 +207,3 @@ def _load(path: Path) -> Any:
         # torch's own text on a pickle advises to load it unsafely
         reason = "its pickle is damaged" if isinstance(error, UnpicklingError) else first_line(error)
         raise InputError(f"{path} is not a readable checkpoint, it may be truncated or foreign: {reason}") from error
-
-
-def settings(state: dict, kind: str) -> Any:
-    """What a checkpoint says of its ``model``, ``task``, ``bpe`` or ``tokenizer``; fairseq 0.10 has all in ``args``."""
-    cfg = state.get("cfg")
-    return cfg.get(kind) if isinstance(cfg, dict) else state.get("args")
-
-
-def model_args(state: State) -> Namespace:
-    """The model's arguments inside ``state``, the same object, so that changes to it are kept."""
-    args = settings(state, "model")
-    if isinstance(args, dict):
-        raise InputError(f"{state.path} was trained by fairseq-hydra-train; only models of fairseq-train are read")
-    if not isinstance(args, Namespace):
-        raise InputError(f"{state.path} is not a fairseq checkpoint of a Transformer: it holds no model arguments")
-    return args
-
-
-def positions(state: State) -> tuple[int, int]:
-    """Longest source and longest target that the model takes, in pieces with the end of sentence."""
-    args = model_args(state)
-    source, target = (getattr(args, f"max_{side}_positions", None) for side in ("source", "target"))
-    return source or DEFAULT_MAX_SOURCE_POSITIONS, target or DEFAULT_MAX_TARGET_POSITIONS
-
-
-def softmax_of_training(state: State) -> dict[str, Any] | None:
-    """The options of the softmax that was trained where a swapped attention stands; None: it was something else.
-
-    Plain softmax has none. Softmax with a prior has the prior and the sites, all of self-attention with that prior.
-    """
-    attention, where = trained(state)
-    if attention == DEFAULT:
-        return {}
-    if attention != describe(DEFAULT, {"prior": "alibi"}) or where == UNKNOWN_SITES:
-        return None
-    swapped, with_prior = attention_sites(model_args(state)), named_sites(where)
-    if not {"cross", *with_prior}.issuperset(swapped):
-        return None  # the model that was trained has plain softmax at one site and a prior at another
-    sites = ",".join(site for site in SITES if site in swapped or site in with_prior)
-    return {"attention_sites": sites, "softmax_prior": "alibi", "keep_softmax": None}
-
-
-def how_trained(state: State) -> str:
-    """Words for messages."""
-    return "trained with {} attention at {}".format(*trained(state))
-
-
-def trained(state: State) -> tuple[str, str]:
-    """The attention that a checkpoint was trained with, and where it stood: its own and there, unless a swap tells."""
-    args = model_args(state)
-    if hasattr(args, "trained_attention"):  # of a swap; some old ones do not tell the sites
-        return args.trained_attention, getattr(args, "trained_sites", UNKNOWN_SITES)
-    attention = getattr(args, "attention", None) or DEFAULT
-    return describe(attention, mechanism_options(args, attention)), ",".join(attention_sites(args))
-
-
-def with_own_arguments(state: State) -> State:
-    """The same checkpoint with arguments of its own, which may be changed; its weights are those of the other."""
-    return State(state | {holder: copy.deepcopy(state.get(holder)) for holder in ("cfg", "args")}, state.path)
-
-
-def drop_averages(state: State) -> None:
-    """Leave out the moving averages, which are of other weights; with none, --store-ema begins at the loaded ones."""
-    extra = state.get("extra_state")
-    if isinstance(extra, dict):
-        kept = {name: value for name, value in extra.items() if not name.startswith("ema")}
-        state["extra_state"] = {**kept, "ema": {}}
-
-
-def saved_task(state: State) -> dict:
-    """Options of the task that the checkpoint was trained on."""
-    task = settings(state, "task")
-    if not isinstance(task, (dict, Namespace)):
-        raise InputError(f"{state.path} cannot be loaded: it does not say which task it was trained on")
-    task = dict(task if isinstance(task, dict) else vars(task))
-    # early versions of fairseq saved several folders, and truth values as words
-    words = {"True": True, "False": False}
-    task = {name: words.get(value, value) if isinstance(value, str) else value for name, value in task.items()}
-    data = task.get("data")
-    if data:  # of several folders, the first has the dictionaries, and validation and test sets
-        task["data"] = data[0] if isinstance(data, list) else split_paths(data)[0]
-    return task
-
-
-def saved_encoders(state: dict) -> dict[str, dict]:
-    """What the training was told about its text, for fairseq's encoders.
-
-    Returns:
-        For ``bpe`` and ``tokenizer`` the encoder's options by their names, its own name as ``_name``; empty if the
-        training was told nothing.
-    """
-    encoders = {}
-    for kind in ("bpe", "tokenizer"):
-        options = settings(state, kind)
-        if isinstance(options, Namespace):
-            options = vars(options) | {"_name": getattr(options, kind, None)}
-        encoders[kind] = options if isinstance(options, dict) and isinstance(options.get("_name"), str) else {}
-    return encoders
-
-
-def serialised(state: dict) -> memoryview:
-    """A checkpoint as it stands in a file; its tensors are on the CPU there."""
-    buffer = io.BytesIO()
-    torch.save(apply_to_sample(lambda tensor: tensor.cpu(), state), buffer)
-    return buffer.getbuffer()

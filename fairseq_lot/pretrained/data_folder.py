@@ -15,7 +15,7 @@ from fairseq.tasks.translation import TranslationTask
 from fairseq_lot.errors import InputError
 from fairseq_lot.models.dictionaries import check_dictionaries, has_fingerprints
 from fairseq_lot.models.misfit import other_dictionary
-from fairseq_lot.pretrained.checkpoint import State, model_args, saved_task
+from fairseq_lot.pretrained.checkpoint import Checkpoint
 
 _WAY_OUT = "make it with fairseq-preprocess, see scripts/prepare_*.sh"
 
@@ -166,7 +166,7 @@ def read_dictionary(data: str | Path, lang: str) -> Dictionary:
         raise InputError(f"{file} is not a fairseq dictionary: {error}") from error
 
 
-def check_embeddings(task: TranslationTask, state: State) -> None:
+def check_embeddings(task: TranslationTask, state: Checkpoint) -> None:
     """Either embedding must have a row for each symbol, else fairseq fails deep inside; the symbols must be the same.
 
     They are compared with the fingerprints of the checkpoint, else with the dictionaries of its training if they are
@@ -179,8 +179,8 @@ def check_embeddings(task: TranslationTask, state: State) -> None:
         if embedding is not None and len(embedding) != len(symbols):
             dictionary = f"{task.cfg.data}/dict.{language}.txt"
             raise InputError(other_dictionary(state.path, len(embedding), dictionary, len(symbols)))
-    check_dictionaries(model_args(state), task, state.path)
-    if has_fingerprints(model_args(state)) or (trained_on := _folder_of_training(state, task)) is None:
+    check_dictionaries(state.model_args, task, state.path)
+    if has_fingerprints(state.model_args) or (trained_on := _folder_of_training(state, task)) is None:
         return
     for language in languages:
         before, now = (read_dictionary(data, language).symbols for data in (trained_on, task.cfg.data))
@@ -191,20 +191,20 @@ def check_embeddings(task: TranslationTask, state: State) -> None:
             )
 
 
-def are_compared(state: State, task: TranslationTask) -> bool:
+def are_compared(state: Checkpoint, task: TranslationTask) -> bool:
     """Whether the dictionaries are known to be those of the training, once :func:`check_embeddings` has passed."""
-    return has_fingerprints(model_args(state)) or _folder_of_training(state, task) is not None
+    return has_fingerprints(state.model_args) or _folder_of_training(state, task) is not None
 
 
-def is_of_training(state: State, task: TranslationTask) -> bool:
+def is_of_training(state: Checkpoint, task: TranslationTask) -> bool:
     """Whether this is the folder that the checkpoint says it was trained on, which may have been made again."""
-    trained_on = saved_task(state).get("data")
+    trained_on = state.task_options().get("data")
     return isinstance(trained_on, str) and Path(trained_on).resolve() == Path(task.cfg.data).resolve()
 
 
-def _folder_of_training(state: State, task: TranslationTask) -> str | None:
+def _folder_of_training(state: Checkpoint, task: TranslationTask) -> str | None:
     """Another folder than this one, on which the checkpoint was trained, if both dictionaries are still there."""
-    trained_on = saved_task(state).get("data")
+    trained_on = state.task_options().get("data")
     names = [f"dict.{language}.txt" for language in (task.cfg.source_lang, task.cfg.target_lang)]
     if is_of_training(state, task) or not isinstance(trained_on, str):
         return None

@@ -5,7 +5,7 @@ from argparse import ArgumentParser, Namespace, _ArgumentGroup
 from pathlib import Path
 
 from fairseq_lot.errors import InputError
-from fairseq_lot.pretrained.checkpoint import State, saved_task, settings, with_own_arguments
+from fairseq_lot.pretrained.checkpoint import Checkpoint
 from fairseq_lot.pretrained.multilingual import is_multilingual
 
 Pair = tuple[str, str]
@@ -28,7 +28,7 @@ def typed_pair(args: Namespace) -> Pair | None:
     return pair
 
 
-def with_languages(state: State, pair: Pair | None) -> State:
+def with_languages(state: Checkpoint, pair: Pair | None) -> Checkpoint:
     """A checkpoint whose task says these languages; the very same where none were typed.
 
     Raises:
@@ -36,14 +36,14 @@ def with_languages(state: State, pair: Pair | None) -> State:
     """
     if pair is None:
         return state
-    saved = saved_task(state)
+    saved = state.task_options()
     trained = saved.get("source_lang"), saved.get("target_lang")
     if trained == pair[::-1] != pair and not is_multilingual(saved):
         target, source = pair
         way_out = f"give --source-lang {source} --target-lang {target}"
         raise InputError(f"{state.path} translates {source} to {target}, not {target} to {source}; {way_out}")
-    state = with_own_arguments(state)
-    task = settings(state, "task")
+    state = state.with_own_arguments()
+    task = state.settings("task")
     (task if isinstance(task, dict) else vars(task)).update(source_lang=pair[0], target_lang=pair[1])
     return state
 

@@ -22,15 +22,7 @@ from fairseq.utils import apply_to_sample
 from fairseq_lot.attention.registry import DEFAULT
 from fairseq_lot.errors import InputError, first_line
 from fairseq_lot.pretrained import pairs
-from fairseq_lot.pretrained.checkpoint import (
-    Checkpoint,
-    State,
-    load_checkpoint,
-    model_args,
-    saved_encoders,
-    saved_task,
-    softmax_of_training,
-)
+from fairseq_lot.pretrained.checkpoint import Checkpoint, CheckpointLike, load_checkpoint
 from fairseq_lot.pretrained.data_folder import (
     are_compared,
     check_data,
@@ -169,7 +161,7 @@ def on_device(sample: dict, device: torch.device) -> dict:
     return apply_to_sample(lambda tensor: tensor.to(device), sample)
 
 
-def build(state: State, *, device: str | torch.device | None = "cpu", **overrides: Any) -> TransformerModel:
+def build(state: Checkpoint, *, device: str | torch.device | None = "cpu", **overrides: Any) -> TransformerModel:
     """The model of a checkpoint, in eval mode and without what only trainings need, such as checkpointed activations.
 
     No data is needed: its dictionaries hold numbers for symbols. ``overrides`` are arguments of the model that differ
@@ -178,7 +170,7 @@ def build(state: State, *, device: str | torch.device | None = "cpu", **override
     Raises:
         InputError: its weights do not fit its arguments, or are not finite.
     """
-    args = copy.deepcopy(model_args(state))
+    args = copy.deepcopy(state.model_args)
     for name, value in {**_WITHOUT_TRAINING, **overrides}.items():
         setattr(args, name, value)
     weights = state["model"]
@@ -208,7 +200,7 @@ def untrained(args: Namespace, source: int, target: int) -> TransformerModel:
 
 
 def load(
-    checkpoint: Checkpoint,
+    checkpoint: CheckpointLike,
     data: str | Path | None,
     split: str | None,
     *,
@@ -230,12 +222,12 @@ def load(
     """
     state = with_languages(load_checkpoint(checkpoint), pair)
     task, dataset = load_data(state, data, split, needs_target=needs_target)
-    loaded = Loaded(build(state, device=choose_device(device)), task, dataset, state.path, saved_encoders(state))
+    loaded = Loaded(build(state, device=choose_device(device)), task, dataset, state.path, state.encoders())
     check_pairs(state, loaded)
     return loaded
 
 
-def check_pairs(state: State, loaded: Loaded, as_trained: TransformerModel | None = None) -> None:
+def check_pairs(state: Checkpoint, loaded: Loaded, as_trained: TransformerModel | None = None) -> None:
     """Refuse data for which nothing tells the dictionaries of the training, where the loss on pairs shows others.
 
     A line on stderr says that nothing could be told.
@@ -282,23 +274,23 @@ def check_pairs(state: State, loaded: Loaded, as_trained: TransformerModel | Non
         )
 
 
-def _as_trained(state: State, loaded: Loaded) -> TransformerModel:
+def _as_trained(state: Checkpoint, loaded: Loaded) -> TransformerModel:
     """The model with the softmax of its training where that was swapped, which may cost any quality; else itself."""
-    softmax = softmax_of_training(state)
-    if softmax is None or not hasattr(model_args(state), "trained_attention"):
+    softmax = state.softmax_of_training()
+    if softmax is None or not hasattr(state.model_args, "trained_attention"):
         return loaded.model
     return build(state, device=loaded.device, **{"attention": DEFAULT, "softmax_prior": None, **softmax})
 
 
 def load_data(
-    state: State, data: str | Path | None, split: str | None, *, needs_target: bool = True
+    state: Checkpoint, data: str | Path | None, split: str | None, *, needs_target: bool = True
 ) -> tuple[TranslationTask, LanguagePairDataset | None]:
     """The task that a checkpoint was trained on, with a data folder and perhaps a split; arguments as for :func:`load`.
 
     Raises:
         InputError: the folder is missing or damaged, or does not fit the checkpoint.
     """
-    saved, path = saved_task(state), state.path
+    saved, path = state.task_options(), state.path
     if data is None:
         data = saved.get("data")
         if not isinstance(data, str) or not Path(data).is_dir():

@@ -153,15 +153,15 @@ class Text:
         if not tokenised:
             guess = _guess_tokenizer(names["bpe"], bool(saved["bpe"]) and bpe is None, task.source_dictionary)
             names["tokenizer"] = tokenizer or saved["tokenizer"].get("_name") or guess
-        told = {kind: saved[kind] if saved[kind].get("_name") == name else {} for kind, name in names.items()}
+        of_training = {kind: saved[kind] if saved[kind].get("_name") == name else {} for kind, name in names.items()}
         spelt = _symbols(task.source_dictionary) if names["bpe"] in _PARTS_OF_TEXT else []
         words, parts = None, None
         if names["bpe"] is not None or bpe_codes is not None:
-            guessed = bpe is None and not told["bpe"]
-            parts = _build_bpe(names["bpe"] or "", bpe_codes, told["bpe"], task, guessed=guessed)
+            guessed = bpe is None and not of_training["bpe"]
+            parts = _build_bpe(names["bpe"] or "", bpe_codes, of_training["bpe"], task, guessed=guessed)
         if names["tokenizer"] is not None:
             pair = {f"{side}_lang": rules_of(getattr(task.cfg, f"{side}_lang")) for side in ("source", "target")}
-            words = _build("tokenizer", names["tokenizer"], (told["tokenizer"] or _moses_options(spelt)) | pair)
+            words = _build("tokenizer", names["tokenizer"], (of_training["tokenizer"] or _moses_options(spelt)) | pair)
         lower = not tokenised and bool(spelt) and _is_lower_cased(task.source_dictionary)
         return cls(words, parts, lower, piece_kind(task.target_dictionary))
 
@@ -245,7 +245,7 @@ def _moses_options(spelt: list[str]) -> dict[str, bool]:
     }
 
 
-def _build_bpe(name: str, codes: str | Path | None, told: dict, task: TranslationTask, *, guessed: bool) -> Any:
+def _build_bpe(name: str, codes: str | Path | None, of_training: dict, task: TranslationTask, *, guessed: bool) -> Any:
     """The BPE of this name with its file, compared with the dictionary; ``guessed``: by the look of the pieces."""
     option, usual = _FILES.get(name, ("", ()))
     file = None if codes is None else Path(codes)
@@ -254,7 +254,7 @@ def _build_bpe(name: str, codes: str | Path | None, told: dict, task: Translatio
     if file is not None and not file.is_file():
         raise InputError(f"there is no --bpe-codes {file}")
     if file is None and option:
-        saved = [Path(told[option])] if isinstance(told.get(option), str) else []
+        saved = [Path(of_training[option])] if isinstance(of_training.get(option), str) else []
         beside = [Path(task.cfg.data) / name for name in (*(path.name for path in saved), *usual)]
         file = next((path for path in [*saved, *beside] if path.is_file()), None)
         if file is None and usual:
@@ -262,13 +262,13 @@ def _build_bpe(name: str, codes: str | Path | None, told: dict, task: Translatio
                 f"{task.cfg.data} has no {usual[0]} (nor {', '.join(usual[1:])}), with which {name} makes pieces of "
                 "sentences; copy there what encoded its text, or name it with --bpe-codes"
             )
-    told = told | {"sentencepiece_enable_sampling": False}  # that is for training
+    options = of_training | {"sentencepiece_enable_sampling": False}  # that is for training
     if file is not None:
-        told[option] = str(file)
+        options[option] = str(file)
         # codes of fastBPE have a count in each line, which subword-nmt's have not
         if guessed and name == "subword_nmt" and len(file.read_bytes().partition(b"\n")[0].split()) == 3:
             name = "fastbpe"
-    bpe = _build("bpe", name, told, file)
+    bpe = _build("bpe", name, options, file)
     _compare(bpe, file or f"--bpe {name}", task)
     return bpe
 

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from fairseq_lot.errors import InputError, flag
 from fairseq_lot.output.files import read_lines
-from fairseq_lot.pretrained.checkpoint import Checkpoint
+from fairseq_lot.pretrained.checkpoint import CheckpointLike
 from fairseq_lot.pretrained.data_folder import check_lengths, check_not_empty
 from fairseq_lot.pretrained.device import add_device_argument
 from fairseq_lot.pretrained.languages import Pair, add_language_arguments, typed_pair
@@ -45,7 +45,7 @@ class Translator:
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        checkpoint: CheckpointLike,
         data: str | Path | None = None,
         *,
         split: str | None = None,

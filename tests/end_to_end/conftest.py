@@ -18,7 +18,7 @@ from fairseq_cli.preprocess import cli_main as fairseq_preprocess
 from fairseq_cli.train import cli_main as fairseq_train
 
 from fairseq_lot import cli
-from fairseq_lot.pretrained.checkpoint import load_checkpoint
+from fairseq_lot.pretrained.checkpoint import Checkpoint, load_checkpoint
 from tests.conftest import ROOT
 
 # the sizes of transformer_tiny for architectures of ours
@@ -113,7 +113,7 @@ def differing(one, other):
 @contextlib.contextmanager
 def edited(checkpoint, out):
     """What is in a checkpoint, to be changed; then it is saved to ``out``."""
-    state = torch.load(checkpoint, weights_only=True)
+    state = Checkpoint(torch.load(checkpoint, weights_only=True))
     yield state
     torch.save(state, out)
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
+from fairseq_lot.pretrained.checkpoint import load_checkpoint
 from tests.end_to_end.conftest import fairseq_lot, fields, generate, hypotheses, swapped, train
 
 FAMILIES = {
@@ -27,7 +27,7 @@ def test_train_swap_generate_score(arch, data, tmp_path):
     shallow = () if arch.endswith("_small") else ("--encoder-layers", 1, "--decoder-layers", 1)
     sites = ("--attention-sites", "encoder,cross,decoder") if arch == "lot_transformer_small" else ()
     checkpoint = train(data / "bin", tmp_path, "--arch", arch, "--share-all-embeddings", *shallow, *sites, updates=3)
-    trained = model_args(load_checkpoint(checkpoint))
+    trained = load_checkpoint(checkpoint).model_args
     differential = family == "diff_transformer"
     assert trained.attention == ("softmax" if differential else family.removesuffix("_transformer"))
     assert trained.differential == differential

@@ -10,7 +10,7 @@ import fairseq_lot
 from fairseq_lot.errors import InputError
 from fairseq_lot.plug_and_play.cost import forget_cost
 from fairseq_lot.plug_and_play.swap import swap_as_drawn
-from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
+from fairseq_lot.pretrained.checkpoint import load_checkpoint
 from tests.end_to_end.conftest import (
     differing,
     edited,
@@ -45,7 +45,7 @@ def everywhere(stock_checkpoint, tmp_path_factory):
 
 def test_swap_says_what_it_costs(stock_checkpoint, data, tmp_path, capsys):
     state = swap(stock_checkpoint, tmp_path / "lot.pt", "--attention", "lot", *FIT, "--json", tmp_path / "cost.json")
-    said, numbers, args = capsys.readouterr().out, json.loads((tmp_path / "cost.json").read_text()), model_args(state)
+    said, numbers, args = capsys.readouterr().out, json.loads((tmp_path / "cost.json").read_text()), state.model_args
     found = re.search(
         r"predictions change by (\S+) nats a piece \(KL, on 16 random sentences of \d+ to \d+ pieces that were not "
         r"fitted on; relative squared error of the output: (\S+)\); the most expensive place: (encoder\.\d), (\S+)\n",
@@ -64,15 +64,15 @@ def test_a_fit_says_what_is_left(data, lot_checkpoint, tmp_path, capsys):
     words = ("calibrate", data / "bin", "--path", lot_checkpoint, "--out", tmp_path / "lot.pt", *FIT)
     command(*words, "--json", tmp_path / "cost.json")
     assert f"pieces from {data / 'bin'}, train, that were not fitted on" in capsys.readouterr().out
-    numbers, args = json.loads((tmp_path / "cost.json").read_text()), model_args(load_checkpoint(tmp_path / "lot.pt"))
+    numbers, args = json.loads((tmp_path / "cost.json").read_text()), load_checkpoint(tmp_path / "lot.pt").model_args
     assert args.swap_cost == numbers["nats"] and numbers["by_place"].keys() == {"encoder.0", "encoder.1"}
 
 
 def test_without_a_fit_the_cost_is_measured_too(stock_checkpoint, lot_checkpoint, tmp_path, capsys):
-    assert model_args(load_checkpoint(lot_checkpoint)).swap_cost > 0
+    assert load_checkpoint(lot_checkpoint).model_args.swap_cost > 0
     swap(stock_checkpoint, tmp_path / "same.pt", "--attention", "softmax")
     assert "predictions cannot change: every sentence that the model can read gets" in capsys.readouterr().out
-    args = model_args(load_checkpoint(tmp_path / "same.pt"))
+    args = load_checkpoint(tmp_path / "same.pt").model_args
     assert (args.swap_cost, args.swap_cost_by_place) == (0.0, {})
 
 
@@ -85,11 +85,11 @@ def test_near_far_that_is_exact_on_sentences_says_so(stock_checkpoint, tmp_path,
     assert 40 <= int(lengths[1]) < int(lengths[2]) <= 80
     state = swap(stock_checkpoint, tmp_path / "exact.pt", *words, "--near-far-exact-up-to", 1024)
     assert "predictions cannot change: every sentence that the model can read gets" in capsys.readouterr().out
-    assert model_args(state).swap_cost == 0 and model_args(state).near_far_exact_up_to == 1024
+    assert state.model_args.swap_cost == 0 and state.model_args.near_far_exact_up_to == 1024
 
 
 def test_a_second_swap_forgets_what_the_first_one_cost(lot_checkpoint):
-    args = model_args(swap_as_drawn(lot_checkpoint, attention="sinkhorn"))
+    args = swap_as_drawn(lot_checkpoint, attention="sinkhorn").model_args
     assert not any(name.startswith("swap_cost") for name in vars(args))
 
 
@@ -100,7 +100,7 @@ def test_places_that_do_not_fit_keep_softmax(everywhere, stock_checkpoint, data,
     assert set(alone) == {f"{site}.{layer}" for site in ("encoder", "cross", "decoder") for layer in (0, 1)}
     words = ("--attention", "lot", *SITES, *FIT, "--budget", alone[worst] * 0.999, "--json", tmp_path / "cost.json")
     state = swap(stock_checkpoint, tmp_path / "lot.pt", *words)
-    said, left, args = capsys.readouterr().out, json.loads((tmp_path / "cost.json").read_text()), model_args(state)
+    said, left, args = capsys.readouterr().out, json.loads((tmp_path / "cost.json").read_text()), state.model_args
     assert left["given_up"][0] == worst and left["nats"] <= alone[worst] * 0.999 < left["nats_of_all"]
     assert sorted(args.keep_softmax.split(",")) == sorted(left["given_up"])
     assert left["by_place"].keys() == alone.keys() - set(left["given_up"]) and args.swap_cost == left["nats"]
@@ -132,7 +132,7 @@ def test_what_keeps_softmax_keeps_its_projections(stock_checkpoint, tmp_path):
         name = f"encoder.layers.{layer}.self_attn.v_proj.weight"
         assert not torch.equal(every[name], base[name])
         assert torch.equal(some[name], (base if kept == f"encoder.{layer}" else every)[name])
-    assert model_args(load_checkpoint(tmp_path / "some.pt")).trained_attention.startswith("lot")
+    assert load_checkpoint(tmp_path / "some.pt").model_args.trained_attention.startswith("lot")
 
 
 def test_a_swap_that_nothing_fits_leaves_no_file(stock_checkpoint, tmp_path, capsys):
@@ -180,10 +180,10 @@ def test_python_does_what_the_command_does(stock_checkpoint, tmp_path, capsys):
     assert capsys.readouterr() == ("", ""), "a swap that fits says nothing"
     torch.save(state, tmp_path / "python.pt")
     assert not differing(tmp_path / "python.pt", tmp_path / "lot.pt")
-    ours, theirs = model_args(state), model_args(load_checkpoint(tmp_path / "lot.pt"))
+    ours, theirs = state.model_args, load_checkpoint(tmp_path / "lot.pt").model_args
     assert ours == theirs and ours.swap_cost == theirs.swap_cost
     cost = max(ours.swap_cost_by_place.values())
-    kept = model_args(fairseq_lot.swap(stock_checkpoint, attention="lot", budget=cost * 0.999, **fit)).keep_softmax
+    kept = fairseq_lot.swap(stock_checkpoint, attention="lot", budget=cost * 0.999, **fit).model_args.keep_softmax
     assert kept and f"softmax stays at {kept}" in capsys.readouterr().err
     with pytest.raises(InputError, match="budget must be a number of nats"):
         fairseq_lot.swap(stock_checkpoint, budget="much")
@@ -192,5 +192,5 @@ def test_python_does_what_the_command_does(stock_checkpoint, tmp_path, capsys):
     drawn = fairseq_lot.swap(stock_checkpoint, attention="lot", calibrate=False)
     bare = swap_as_drawn(stock_checkpoint, attention="lot")
     torch.testing.assert_close(dict(drawn["model"]), dict(bare["model"]), rtol=0, atol=0, equal_nan=True)
-    forget_cost(model_args(drawn))
-    assert model_args(drawn) == model_args(bare)
+    forget_cost(drawn.model_args)
+    assert drawn.model_args == bare.model_args

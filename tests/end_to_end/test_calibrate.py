@@ -19,7 +19,7 @@ from fairseq_lot.plug_and_play import distillation
 from fairseq_lot.plug_and_play.distillation import Distillation
 from fairseq_lot.plug_and_play.sentences import is_text_file
 from fairseq_lot.plug_and_play.swap import swap_as_drawn
-from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args, trained
+from fairseq_lot.pretrained.checkpoint import load_checkpoint
 from tests.end_to_end.conftest import (
     differing,
     edited,
@@ -38,7 +38,7 @@ FIT = ("--steps", 12, "--joint-steps", 4, "--held-out", 16, "--max-tokens", 300)
 
 def calibration_of(checkpoint):
     """How it was calibrated, as its arguments say."""
-    return model_args(load_checkpoint(checkpoint)).calibration
+    return load_checkpoint(checkpoint).model_args.calibration
 
 
 @pytest.fixture(scope="module")
@@ -101,10 +101,10 @@ def test_distillation_fits_the_projections_and_leaves_softmax_behind(
     told = re.search(rf"{measure}, in 12 more steps.*: ([\d.]+) → ([\d.]+)", capsys.readouterr().out)
     old, new = map(float, told.groups())
     assert new < old
-    assert model_args(after).calibration.endswith("projections included")
+    assert after.model_args.calibration.endswith("projections included")
     # softmax in its place would be another model now: not a teacher any more
-    assert model_args(after).trained_attention.startswith("lot")
-    assert model_args(after).trained_sites == model_args(after).attention_sites
+    assert after.model_args.trained_attention.startswith("lot")
+    assert after.model_args.trained_sites == after.model_args.attention_sites
     refuse(capsys, "calibrate", "--path", out, "--out", tmp_path / "again.pt", *FIT, naming=["was trained with lot"])
 
 
@@ -278,14 +278,14 @@ def test_the_table_has_gaps_where_an_attention_has_fewer_heads(data, tmp_path, c
 
 def test_a_checkpoint_without_optimiser_that_no_swap_wrote_was_trained_with_its_attention(lot_checkpoint):
     state = load_checkpoint(lot_checkpoint)
-    del model_args(state).trained_attention  # of fairseq-train, its optimiser taken out
-    assert trained(state)[0].startswith("lot")
+    del state.model_args.trained_attention  # of fairseq-train, its optimiser taken out
+    assert state.attention_of_training()[0].startswith("lot")
 
 
 def test_a_swap_without_an_entry_for_the_optimiser_was_trained_with_softmax(lot_checkpoint):
     state = load_checkpoint(lot_checkpoint)
     del state["last_optimizer_state"]  # as scripts do that publish a checkpoint
-    assert trained(state) == ("softmax", "encoder")
+    assert state.attention_of_training() == ("softmax", "encoder")
 
 
 def test_the_decoder_of_an_adaptive_softmax_is_not_distilled(data, tmp_path, capsys):
@@ -326,7 +326,7 @@ def test_softmax_with_a_prior_is_fitted_to_where_it_was_trained(stock_checkpoint
         errors.append(done[0].before.max().item())
     assert errors[0] < 1e-9 < 1e-3 < errors[1]
 
-    del model_args(once).trained_sites  # of a swap that did not note them
+    del once.model_args.trained_sites  # of a swap that did not note them
     with pytest.raises(InputError, match=r"softmax \(prior=alibi\) attention at unknown sites; calibration fits to"):
         calibration.calibrate(once)
 
@@ -363,7 +363,7 @@ def test_temperatures_of_sinkhorn_are_calibrated_by_the_swap_itself(data, stock_
     assert "calibrated on random pieces" in said and "sinkhorn attention at encoder" in said
     before, after = zip(*re.findall(r"([0-9.]+) → ([0-9.]+) +\|", said), strict=True)
     assert sum(map(float, after)) < 0.9 * sum(map(float, before))
-    args, drawn = model_args(load_checkpoint(paths[1])), load_checkpoint(paths[0])["model"]
+    args, drawn = load_checkpoint(paths[1]).model_args, load_checkpoint(paths[0])["model"]
     assert args.sinkhorn_epsilon == 0.3 and args.sinkhorn_learn_epsilon is True
     names = [f"encoder.layers.{layer}.self_attn.mechanism.log_epsilon" for layer in range(args.encoder_layers)]
     assert differing(*paths) == set(names)

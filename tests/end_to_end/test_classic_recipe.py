@@ -17,7 +17,7 @@ from fairseq_cli.preprocess import cli_main as fairseq_preprocess
 from sacrebleu.metrics import BLEU
 from sacremoses import MosesDetokenizer
 
-from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
+from fairseq_lot.pretrained.checkpoint import load_checkpoint
 from tests.end_to_end.conftest import contents, fairseq_lot, fields, generate, in_this_process, refuse, train
 
 pytest.importorskip("subword_nmt", reason="pip install subword-nmt")
@@ -94,10 +94,10 @@ def test_from_swap_to_translate(data, classic, base, tmp_path, capsys):
     folder, swapped, fitted = classic / "bin", tmp_path / "swapped.pt", tmp_path / "fitted.pt"
     before = contents(folder)
     fairseq_lot("swap", "--path", base, "--attention", "lot", "--lot-num-pivots", 4, *QUICK, "--out", swapped)
-    done = model_args(load_checkpoint(swapped)).calibration
+    done = load_checkpoint(swapped).model_args.calibration
     assert "by the dictionary's counts" in done, "its dictionaries are found, whoever names the languages"
     fairseq_lot("calibrate", folder, "--path", swapped, *QUICK, "--out", fitted)
-    assert "text of" in model_args(load_checkpoint(fitted)).calibration
+    assert "text of" in load_checkpoint(fitted).model_args.calibration
     fairseq_lot("check", folder, "--path", fitted)
     fairseq_lot("diagnose", folder, "--path", fitted, "--sentences", 4, "--json", tmp_path / "heads.json")
     assert {row["attention"] for row in json.loads((tmp_path / "heads.json").read_text())["rows"]} == {"lot", "softmax"}

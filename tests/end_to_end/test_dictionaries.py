@@ -16,7 +16,7 @@ from fairseq_lot.experiment import score
 from fairseq_lot.models.dictionaries import check_dictionaries, fingerprint
 from fairseq_lot.plug_and_play.swap import swap_as_drawn
 from fairseq_lot.pretrained import pairs
-from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args, settings
+from fairseq_lot.pretrained.checkpoint import load_checkpoint
 from tests.end_to_end.conftest import (
     command,
     contents,
@@ -61,7 +61,7 @@ def reordered(data, tmp_path_factory):
 def moved(checkpoint, out, *, fingerprints):
     """A checkpoint whose training was in a folder that is not here; without fingerprints it is of somebody else."""
     with edited(checkpoint, out) as state:
-        settings(state, "task")["data"] = "not/here"
+        state.settings("task")["data"] = "not/here"
         for name in () if fingerprints else NAMES:
             vars(state["cfg"]["model"]).pop(name, None)
     return out
@@ -228,7 +228,7 @@ def test_without_targets_a_line_says_that_nothing_was_compared(data, foreign, ca
 def test_the_folder_of_the_training_is_enough(data, reordered, foreign, tmp_path, capsys):
     """Compared with its dictionaries, a foreign model is not measured."""
     with edited(foreign, tmp_path / "known.pt") as state:
-        settings(state, "task")["data"] = str(data / "bin")
+        state.settings("task")["data"] = str(data / "bin")
     shutil.copytree(data / "bin", tmp_path / "copy")
     capsys.readouterr()
     fairseq_lot("check", tmp_path / "copy", "--path", tmp_path / "known.pt")
@@ -238,7 +238,7 @@ def test_the_folder_of_the_training_is_enough(data, reordered, foreign, tmp_path
 
 def prints(checkpoint):
     """Both fingerprints of a checkpoint."""
-    return tuple(getattr(model_args(load_checkpoint(checkpoint)), name, None) for name in NAMES)
+    return tuple(getattr(load_checkpoint(checkpoint).model_args, name, None) for name in NAMES)
 
 
 def test_every_checkpoint_of_ours_carries_fingerprints(data, stock_checkpoint, foreign, tmp_path):
@@ -254,7 +254,7 @@ def test_every_checkpoint_of_ours_carries_fingerprints(data, stock_checkpoint, f
     assert prints(plugged) == prints(fitted) == prints(tuned) == expected
     assert all(type(value) is str for value in prints(tuned)), "plain, so that fairseq alone reads the file"
     with edited(foreign, tmp_path / "found.pt") as state:
-        settings(state, "task")["data"] = str(data / "bin")
+        state.settings("task")["data"] = str(data / "bin")
     assert prints(foreign) == prints(swap_as_drawn(foreign, attention="lot")) == (None, None), (
         "nothing tells its dictionaries"
     )

@@ -13,7 +13,7 @@ from fairseq_lot.inspection.diagnose import diagnose
 from fairseq_lot.modules.sites import attentions
 from fairseq_lot.plug_and_play.points import expand
 from fairseq_lot.plug_and_play.swap import fine_tuning_command, swap_as_drawn
-from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
+from fairseq_lot.pretrained.checkpoint import load_checkpoint
 from fairseq_lot.pretrained.loading import load
 from tests.end_to_end.conftest import (
     TINY,
@@ -51,7 +51,7 @@ def standing(state, data):
 def alibi(stock_checkpoint, tmp_path):
     """A model that was trained with a prior in encoder and decoder."""
     with edited(stock_checkpoint, tmp_path / "alibi.pt") as state:
-        args = model_args(state)
+        args = state.model_args
         vars(args).update(ALIBI, differential=False, arch="softmax_transformer", _name="softmax_transformer")
     return tmp_path / "alibi.pt"
 
@@ -60,20 +60,20 @@ def test_a_kept_place_is_followed_by_everything(data, stock_checkpoint, tmp_path
     out = swapped(stock_checkpoint, tmp_path / "kept.pt", "lot", "--lot-num-pivots", 6, "--keep-softmax", "encoder.1")
     assert "lot attention at encoder, softmax kept at encoder.1, from" in capsys.readouterr().out
     state = load_checkpoint(out)
-    assert model_args(state).keep_softmax == "encoder.1" and "softmax kept at encoder.1" in repr(state)
+    assert state.model_args.keep_softmax == "encoder.1" and "softmax kept at encoder.1" in repr(state)
     assert with_parameters(out) == {"0"}
     assert standing(state, data) == {(0, "lot"), (1, "softmax")}
     assert state["model"].keys() == swap_as_drawn(stock_checkpoint, **LOT, keep_softmax=["encoder.1"])["model"].keys()
     # calibration: softmax in its stead is the teacher at every place, and nothing is fitted at a kept one
     fitted = calibrate(out, steps=2, joint_steps=1, held_out=4)
     assert [(match.site, match.layer) for match in fitted.matched] == [("encoder", 0)]
-    assert model_args(fitted.state).keep_softmax == "encoder.1"
+    assert fitted.state.model_args.keep_softmax == "encoder.1"
     # fine-tuning, a restart, and both again by the command line that was typed
     tuned = tmp_path / "tuned"
     flags = shlex.split(fine_tuning_command(state, out))[4:]
     for updates in (1, 2):
         last = train(data / "bin", tuned, *flags, updates=updates)
-        assert model_args(load_checkpoint(last)).keep_softmax == "encoder.1" and with_parameters(last) == {"0"}
+        assert load_checkpoint(last).model_args.keep_softmax == "encoder.1" and with_parameters(last) == {"0"}
     assert load_checkpoint(last)["optimizer_history"][-1]["num_updates"] == 2
     assert standing(last, data) == {(0, "lot"), (1, "softmax")}
     # an average of checkpoints as fairseq's script makes it, and an ensemble
@@ -91,12 +91,12 @@ def test_a_kept_place_is_followed_by_everything(data, stock_checkpoint, tmp_path
 def test_a_model_trained_with_kept_places_has_them(data, tmp_path):
     words = ("--arch", "lot_transformer", *TINY, "--keep-softmax", "encoder.1, encoder.1", "--softmax-prior", "alibi")
     last = train(data / "bin", tmp_path / "own", *words, updates=1)
-    args = model_args(load_checkpoint(last))
+    args = load_checkpoint(last).model_args
     assert (args.keep_softmax, args.softmax_prior) == ("encoder.1", "alibi")
     assert standing(last, data) == {(0, "lot"), (1, "softmax with alibi")}
     again = train(data / "bin", tmp_path / "own", "--arch", "lot_transformer", *TINY, updates=2)
     assert (
-        vars(model_args(load_checkpoint(again))).items()
+        vars(load_checkpoint(again).model_args).items()
         >= {"keep_softmax": "encoder.1", "softmax_prior": "alibi"}.items()
     )
     # swapped anew, what was trained there can stay
@@ -111,7 +111,7 @@ def test_a_fine_tuning_changes_places_where_that_is_typed(data, stock_checkpoint
     kept = save(swap_as_drawn(stock_checkpoint, **LOT, keep_softmax="encoder.0"), tmp_path / "kept.pt")
     start = ("--arch", "pluggable_transformer", "--finetune-from-model", kept)
     last = train(data / "bin", tmp_path / "none", *start, "--keep-softmax", "none", updates=1)
-    assert model_args(load_checkpoint(last)).keep_softmax is None and with_parameters(last) == {"0", "1"}
+    assert load_checkpoint(last).model_args.keep_softmax is None and with_parameters(last) == {"0", "1"}
     assert "--keep-softmax encoder.0 becomes None" in caplog.text and "are drawn" in caplog.text
     last = train(data / "bin", tmp_path / "other", *start, "--keep-softmax", "encoder.1", updates=1)
     assert with_parameters(last) == {"0"}
@@ -132,7 +132,7 @@ def test_layers_that_go_take_their_places_with_them(data, stock_checkpoint, tmp_
     )
     flags = ("--arch", "pluggable_transformer", "--finetune-from-model", kept, "--encoder-layers-to-keep", "1")
     last = train(data / "bin", tmp_path / "pruned", *flags, "--lr", 0, updates=1)
-    args = model_args(load_checkpoint(last))
+    args = load_checkpoint(last).model_args
     assert (args.encoder_layers, args.keep_softmax) == (1, "encoder.0")
     assert standing(last, data) == {(0, "softmax")}
     # fairseq-generate leaves out the same layer of the same model
@@ -143,7 +143,7 @@ def test_layers_that_go_take_their_places_with_them(data, stock_checkpoint, tmp_
 def test_the_prior_of_the_base_stays_at_kept_places(data, alibi, tmp_path):
     both = {"attention_sites": "encoder,decoder", "keep_softmax": "encoder.0,decoder.1"}
     state = swap_as_drawn(alibi, **LOT, **both)
-    assert model_args(state).softmax_prior == "alibi"
+    assert state.model_args.softmax_prior == "alibi"
     assert standing(state, data) == {(0, "softmax with alibi"), (1, "lot")}
     done = calibrate(state, steps=1, joint_steps=1, held_out=4)
     assert [(match.site, match.layer) for match in done.matched] == [("encoder", 1), ("decoder", 0)]
@@ -155,9 +155,9 @@ def test_the_prior_of_the_base_stays_at_kept_places(data, alibi, tmp_path):
         assert (1, "softmax with alibi") in standing(where, data)
     # cross-attention has no prior in any softmax
     at_cross = swap_as_drawn(alibi, **LOT, attention_sites="encoder,cross", keep_softmax="encoder.0,cross.0")
-    assert model_args(at_cross).keep_softmax == "encoder.0,cross.0,decoder.0,decoder.1"
+    assert at_cross.model_args.keep_softmax == "encoder.0,cross.0,decoder.0,decoder.1"
     with edited(alibi, tmp_path / "encoder.pt") as state:
-        model_args(state).attention_sites = "encoder"
+        state.model_args.attention_sites = "encoder"
     with pytest.raises(InputError, match="with different priors .alibi at encoder.0, none at decoder.0.; keep places"):
         swap_as_drawn(tmp_path / "encoder.pt", **both | LOT | {"keep_softmax": "encoder.0,decoder.0"})
     # a training from the base, or from a swap without kept places, brings it
@@ -244,7 +244,7 @@ def test_a_prior_other_than_the_base_s_is_refused(stock_checkpoint):
         swap_as_drawn(stock_checkpoint, **LOT, keep_softmax="encoder.0", softmax_prior="alibi")
     with pytest.raises(InputError, match="--keep-softmax does not belong to softmax"):
         swap_as_drawn(stock_checkpoint, attention="softmax", keep_softmax="encoder.0")
-    assert model_args(swap_as_drawn(stock_checkpoint, **LOT, keep_softmax=None)).keep_softmax is None
+    assert swap_as_drawn(stock_checkpoint, **LOT, keep_softmax=None).model_args.keep_softmax is None
 
 
 def test_a_sweep_tries_places(data, stock_checkpoint, tmp_path, capsys):

@@ -12,7 +12,7 @@ from fairseq_lot.attention.options import SITES
 from fairseq_lot.attention.registry import MECHANISMS
 from fairseq_lot.errors import InputError
 from fairseq_lot.inspection.capture import capture
-from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
+from fairseq_lot.pretrained.checkpoint import load_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def test_sites_may_be_a_list(sites, stock_checkpoint):
     swapped = fairseq_lot.swap(
         stock_checkpoint, attention="lot", calibrate=False, attention_sites=sites, lot_num_pivots=3
     )
-    assert model_args(swapped).attention_sites == "encoder,cross"
+    assert swapped.model_args.attention_sites == "encoder,cross"
 
 
 @pytest.mark.parametrize(

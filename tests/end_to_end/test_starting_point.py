@@ -14,7 +14,7 @@ from torch import nn
 from fairseq_lot.errors import InputError, flag
 from fairseq_lot.models.starting_point import starting_point, take_mark
 from fairseq_lot.plug_and_play.swap import fine_tuning_command, swap_as_drawn
-from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
+from fairseq_lot.pretrained.checkpoint import load_checkpoint
 from tests.end_to_end.conftest import TINY, edited, generate, hypotheses, swapped, train, weights_of
 from tests.plug_and_play import in_memory
 
@@ -35,7 +35,7 @@ def fine_tuned(data, tmp_path):
 
     def fine_tuned(*flags, save=tmp_path / "fine-tuned", updates=2):
         checkpoint = train(data / "bin", save, *flags, updates=updates)
-        return model_args(load_checkpoint(checkpoint)), weights_of(checkpoint)
+        return load_checkpoint(checkpoint).model_args, weights_of(checkpoint)
 
     return fine_tuned
 
@@ -138,7 +138,7 @@ def test_a_training_that_is_continued_once_starts_there(tmp_path):
 
 def test_embeddings_that_the_base_started_from_may_be_gone(stock_checkpoint, fine_tuned, tmp_path):
     with edited(stock_checkpoint, tmp_path / "base.pt") as state:
-        vars(model_args(state)).update(encoder_embed_path="/gone/vectors.txt", decoder_embed_path="/gone/vectors.txt")
+        vars(state.model_args).update(encoder_embed_path="/gone/vectors.txt", decoder_embed_path="/gone/vectors.txt")
     args, _ = fine_tuned("--arch", "pluggable_transformer", "--finetune-from-model", tmp_path / "base.pt", updates=1)
     assert args.encoder_embed_path is args.decoder_embed_path is None
 

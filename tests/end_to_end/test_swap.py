@@ -19,7 +19,7 @@ from fairseq_lot.plug_and_play.calibrate import calibrate
 from fairseq_lot.plug_and_play.distillation import Distillation
 from fairseq_lot.plug_and_play.sentences import in_batches
 from fairseq_lot.plug_and_play.swap import swap_as_drawn
-from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args, saved_task
+from fairseq_lot.pretrained.checkpoint import load_checkpoint
 from fairseq_lot.pretrained.loading import Loaded, build, load_data
 from tests.end_to_end.conftest import (
     TINY,
@@ -49,17 +49,17 @@ def test_softmax_for_softmax_is_the_identity_bit_for_bit(base, data, stock_check
 def test_swap_without_a_mechanism_is_near_far_at_the_encoder(stock_checkpoint, tmp_path):
     unnamed = tmp_path / "swapped.pt"
     fairseq_lot("swap", "--path", stock_checkpoint, "--no-calibrate", "--out", unnamed)
-    args = model_args(load_checkpoint(unnamed))
+    args = load_checkpoint(unnamed).model_args
     assert (args.attention, args.attention_sites, args.near_far_window) == ("near_far", "encoder", 8)
-    assert model_args(swap_as_drawn(stock_checkpoint)).attention == "near_far"
+    assert swap_as_drawn(stock_checkpoint).model_args.attention == "near_far"
     named = swapped(stock_checkpoint, tmp_path / "named.pt", "near_far")
-    assert model_args(load_checkpoint(named)) == args
+    assert load_checkpoint(named).model_args == args
     assert not differing(named, unnamed)
 
 
 def exact_up_to(checkpoint):
     """The option as a checkpoint has it; None: it has none."""
-    return getattr(model_args(load_checkpoint(checkpoint)), "near_far_exact_up_to", None)
+    return getattr(load_checkpoint(checkpoint).model_args, "near_far_exact_up_to", None)
 
 
 @pytest.mark.parametrize("sites", ["encoder", "encoder,decoder", "encoder,decoder,cross"])
@@ -82,22 +82,22 @@ def test_a_plain_swap_changes_no_translation_of_a_sentence(sites, data, stock_ch
 def test_what_was_trained_with_near_far_stays_as_exact_as_it_was(stock_checkpoint, tmp_path):
     for exact in (None, 0, 7):
         with edited(swapped(stock_checkpoint, tmp_path / "near_far.pt", "near_far"), tmp_path / "trained.pt") as state:
-            args = model_args(state)
+            args = state.model_args
             del args.trained_attention, args.trained_sites, args.near_far_exact_up_to  # of fairseq-train
             if exact is not None:
                 args.near_far_exact_up_to = exact
-        again = model_args(swap_as_drawn(tmp_path / "trained.pt", attention_sites="encoder,decoder"))
+        again = swap_as_drawn(tmp_path / "trained.pt", attention_sites="encoder,decoder").model_args
         assert (again.near_far_exact_up_to, again.trained_attention.split()[0]) == (exact or 0, "near_far")
-        assert model_args(swap_as_drawn(tmp_path / "trained.pt", near_far_exact_up_to=9)).near_far_exact_up_to == 9
+        assert swap_as_drawn(tmp_path / "trained.pt", near_far_exact_up_to=9).model_args.near_far_exact_up_to == 9
     with edited(tmp_path / "near_far.pt", tmp_path / "old.pt") as state:
-        del model_args(state).near_far_exact_up_to  # of an earlier version
+        del state.model_args.near_far_exact_up_to  # of an earlier version
     (layer, *_) = build(load_checkpoint(tmp_path / "old.pt")).encoder.layers
     assert layer.self_attn.mechanism.exact is None
 
 
 def test_a_swap_that_is_always_exact_is_not_fitted_and_says_so(stock_checkpoint, tmp_path, capsys):
     with edited(stock_checkpoint, tmp_path / "base.pt") as state:
-        model_args(state).max_source_positions = 512
+        state.model_args.max_source_positions = 512
     fairseq_lot("swap", "--path", tmp_path / "base.pt", "--out", tmp_path / "swapped.pt")
     said = "not calibrated: it is exact up to 512 tokens, and the model has positions for no more than 512"
     assert said in capsys.readouterr().out
@@ -128,11 +128,11 @@ def test_a_training_is_as_exact_as_its_checkpoint_or_not_at_all(data, stock_chec
 
 
 def test_near_far_has_tangents_where_it_replaces_softmax(data, stock_checkpoint, tmp_path):
-    assert model_args(swap_as_drawn(stock_checkpoint)).near_far_tangents
-    assert not model_args(swap_as_drawn(stock_checkpoint, near_far_tangents=False)).near_far_tangents
+    assert swap_as_drawn(stock_checkpoint).model_args.near_far_tangents
+    assert not swap_as_drawn(stock_checkpoint, near_far_tangents=False).model_args.near_far_tangents
     trained = train(data / "bin", tmp_path, "--arch", "near_far_transformer_small", updates=1)
-    assert not model_args(load_checkpoint(trained)).near_far_tangents
-    assert not model_args(swap_as_drawn(trained, near_far_window=2)).near_far_tangents
+    assert not load_checkpoint(trained).model_args.near_far_tangents
+    assert not swap_as_drawn(trained, near_far_window=2).model_args.near_far_tangents
 
 
 def test_a_checkpoint_from_before_tangents_computes_what_it_did(stock_checkpoint, tmp_path):
@@ -140,7 +140,7 @@ def test_a_checkpoint_from_before_tangents_computes_what_it_did(stock_checkpoint
         swapped(stock_checkpoint, tmp_path / "now.pt", "near_far", "--near-far-window", 0, "--near-far-exact-up-to", 0),
         tmp_path / "old.pt",
     ) as state:
-        del model_args(state).near_far_tangents
+        del state.model_args.near_far_tangents
     tokens = torch.tensor([[5, 6, 7, 8, 9, 2]])
     outputs = [
         build(load_checkpoint(path), **overrides).encoder(tokens, torch.tensor([6]))["encoder_out"][0]
@@ -174,7 +174,7 @@ def test_an_architecture_of_ones_own_becomes_ours(stock_checkpoint, tmp_path, mo
         monkeypatch.setitem(registry, "my_wide", registry["transformer"])
     with edited(stock_checkpoint, tmp_path / "mine.pt") as state:
         state["cfg"]["model"].arch = state["cfg"]["model"]._name = "my_wide"
-    args = model_args(swap_as_drawn(tmp_path / "mine.pt"))
+    args = swap_as_drawn(tmp_path / "mine.pt").model_args
     assert args.arch == args._name == "lot_transformer"
 
 
@@ -240,7 +240,7 @@ def test_a_second_swap_draws_anew(stock_checkpoint):
     again = swap_as_drawn(fitted, attention="lot", lot_num_pivots=6)
     key = "encoder.layers.0.self_attn.mechanism.pivots"
     assert torch.equal(again["model"][key], once["model"][key])
-    assert not hasattr(model_args(again), "calibration") and hasattr(model_args(fitted), "calibration")
+    assert not hasattr(again.model_args, "calibration") and hasattr(fitted.model_args, "calibration")
     other = swap_as_drawn(fitted, attention="lot", lot_num_pivots=6, lot_seed=7)
     assert not torch.equal(other["model"][key], once["model"][key])
 
@@ -274,7 +274,7 @@ def test_what_cannot_be_swapped_is_refused(data, stock_checkpoint, tmp_path, cap
 def test_of_several_folders_of_data_the_first_is_meant(data, stock_checkpoint):
     state = load_checkpoint(stock_checkpoint)
     state["cfg"]["task"]["data"] = f"{data / 'bin'}:elsewhere"
-    assert saved_task(state)["data"] == str(data / "bin")
+    assert state.task_options()["data"] == str(data / "bin")
 
 
 def test_a_misspelt_model_override_is_refused(data, stock_checkpoint):
@@ -336,14 +336,14 @@ def test_swap_keeps_learnt_parameters_of_the_same_mechanism_only(data, tmp_path)
     key = "encoder.layers.0.self_attn.mechanism.pivots"
     learnt = state["model"][key]
     same = swap_as_drawn(state, attention="lot", lot_epsilon=0.5)
-    assert torch.equal(same["model"][key], learnt) and model_args(same).lot_epsilon == 0.5
+    assert torch.equal(same["model"][key], learnt) and same.model_args.lot_epsilon == 0.5
     assert swap_as_drawn(state, attention="lot", lot_num_pivots=8)["model"][key].shape[1] == 8
     gone = swap_as_drawn(state, attention="sinkhorn")
     assert not any(name.endswith("pivots") for name in gone["model"])
     assert torch.equal(state["model"][key], learnt), "the argument was changed"
-    assert "lot_num_pivots" not in vars(model_args(gone))
+    assert "lot_num_pivots" not in vars(gone.model_args)
     del state["last_optimizer_state"]  # trained with --no-save-optimizer-state
-    assert model_args(swap_as_drawn(state, attention="near_far")).trained_attention == "lot"
+    assert swap_as_drawn(state, attention="near_far").model_args.trained_attention == "lot"
     for trained in (checkpoint, state, swap_as_drawn(state, attention="near_far")):
         with pytest.raises(InputError, match="was trained with lot attention at encoder; calibration fits to softmax"):
             calibrate(trained)
@@ -361,7 +361,7 @@ def test_parameters_stand_in_the_order_of_the_model(base, attention, request):
 
 def test_embeddings_that_a_training_started_from_may_be_gone(stock_checkpoint):
     state = load_checkpoint(stock_checkpoint)
-    args = model_args(state)
+    args = state.model_args
     args.encoder_embed_path = args.decoder_embed_path = "/gone/vectors.txt"
     assert len(swap_as_drawn(state)["model"]) > len(state["model"])
 
@@ -382,7 +382,7 @@ def test_old_checkpoints_with_fused_projections_can_be_swapped(stock_checkpoint,
 def test_a_file_that_the_first_version_swapped_translates(data, stock_checkpoint, lot_checkpoint, tmp_path):
     """The names of its arguments and parameters, written out, as the code that wrote them is gone."""
     with edited(stock_checkpoint, tmp_path / "old.pt") as state:
-        args = model_args(state)
+        args = state.model_args
         args.arch = args._name = "lot_transformer"
         args.attention, args.attention_sites, args.trained_attention = "lot", "encoder", "softmax"
         args.differential, args.lot_learn_pivots, args.lot_learn_masses = False, True, True
@@ -397,14 +397,25 @@ def test_a_file_that_the_first_version_swapped_translates(data, stock_checkpoint
     assert old == new and len(old) == 60 * 2
 
 
+ALIBI = {"attention": "softmax", "softmax_prior": "alibi"}
+
+
 @pytest.mark.parametrize(
-    ("name", "changes"), [("lot", {}), ("softmax", {"attention": "softmax", "softmax_prior": "alibi"})]
+    ("changes", "attention", "lost"),
+    [
+        ({"attention_sites": "encoder,cross"}, "sinkhorn", "lot attention at cross"),
+        ({"attention_sites": "encoder,cross"} | ALIBI, "sinkhorn", None),  # softmax has no prior at cross
+        ({"attention_sites": "encoder,cross,decoder"} | ALIBI, "sinkhorn", None),  # at decoder it stays
+        ({"attention_sites": "encoder,cross,decoder"} | ALIBI, "softmax", "softmax attention at decoder"),
+    ],
 )
-def test_a_site_that_goes_back_to_softmax_is_named(name, changes, lot_checkpoint, tmp_path, capsys):
-    with edited(lot_checkpoint, tmp_path / "both.pt") as state:
-        vars(model_args(state)).update({"attention_sites": "encoder,cross"} | changes)
-    words = ("swap", "--path", tmp_path / "both.pt", "--no-calibrate", "--out", tmp_path / "out.pt", "--attention")
-    fairseq_lot(*words, "sinkhorn")
-    assert f"both.pt has {name} attention at cross too, which becomes plain softmax" in capsys.readouterr().out
-    fairseq_lot(*words, "lot", "--attention-sites", "cross,encoder")
+def test_a_site_that_goes_back_to_plain_softmax_is_named(changes, attention, lost, lot_checkpoint, tmp_path, capsys):
+    with edited(lot_checkpoint, tmp_path / "base.pt") as state:
+        del state.model_args.trained_attention  # as if it had been trained so
+        vars(state.model_args).update(changes)
+    words = ("swap", "--path", tmp_path / "base.pt", "--no-calibrate", "--out", tmp_path / "out.pt", "--attention")
+    fairseq_lot(*words, attention)
+    said = capsys.readouterr().out
+    assert f"base.pt has {lost} too, which becomes plain softmax" in said if lost else "plain softmax" not in said
+    fairseq_lot(*words, "lot", "--attention-sites", "cross,encoder,decoder", "--lot-query-updates", 1)
     assert "plain softmax" not in capsys.readouterr().out

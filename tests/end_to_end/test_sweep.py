@@ -9,7 +9,6 @@ from fairseq_lot.attention.near_far import EXACT_UP_TO
 from fairseq_lot.plug_and_play import sweep
 from fairseq_lot.plug_and_play.points import read_points, spelt
 from fairseq_lot.plug_and_play.swap import options_of_swap
-from fairseq_lot.pretrained.checkpoint import model_args
 from tests.end_to_end.conftest import contents, edited, fairseq_lot, refuse
 from tests.plug_and_play.test_sweep import bleu
 from tests.plug_and_play.test_sweep import point as made_up
@@ -145,7 +144,7 @@ def test_without_a_way_the_usual_ones_are_tried_beside_the_base(data, stock_chec
 def test_of_the_usual_ways_those_that_cannot_stand_in_the_base_are_left_out(data, stock_checkpoint, tmp_path, capsys):
     with edited(stock_checkpoint, tmp_path / "alibi.pt") as state:
         own = {"attention": "softmax", "softmax_prior": "alibi", "attention_sites": "encoder,decoder"}
-        vars(model_args(state)).update(OURS | own)
+        vars(state.model_args).update(OURS | own)
     words = ("sweep", data / "bin", "--path", tmp_path / "alibi.pt", "--no-bleu", "--no-calibration", "--sentences", 9)
     fairseq_lot(*words)
     told = capsys.readouterr().err.splitlines()
@@ -167,7 +166,7 @@ def test_a_base_that_was_not_trained_with_softmax_is_refused(others, data, stock
     shutil.copy(stock_checkpoint, tmp_path / "stock.pt")
     others = [tmp_path / other for other in others]
     with edited(stock_checkpoint, tmp_path / "set.pt") as state:
-        vars(model_args(state)).update(OURS, attention="set")
+        vars(state.model_args).update(OURS, attention="set")
     words = ("sweep", data / "bin", "--path", *others, tmp_path / "set.pt", "--out", tmp_path / "out", "--try", "lot")
     refuse(capsys, *words, naming=["set.pt was trained with set", "before any swap"])
 
@@ -178,7 +177,7 @@ def test_a_base_with_a_prior_is_swapped_from_its_own_softmax(
     for epoch in (1, 2):
         with edited(epochs[epoch], tmp_path / f"alibi{epoch}.pt") as state:
             own = {"attention": "softmax", "softmax_prior": "alibi", "attention_sites": "decoder,encoder"}
-            vars(model_args(state)).update(OURS | own)
+            vars(state.model_args).update(OURS | own)
     out, drawn = tmp_path / "out", "--attention-sites encoder,decoder"
     words = ["sweep", data / "bin", "--out", out, "--sentences", 20, "--steps", 2, "--joint-steps", 1, "--held-out", 8]
     words += [
@@ -285,7 +284,7 @@ def test_half_a_set_has_no_point(data, stock_checkpoint, tmp_path, capsys, monke
 
     def refused(limits, *more, naming):
         with edited(stock_checkpoint, tmp_path / "short.pt") as state:
-            vars(model_args(state)).update(limits)
+            vars(state.model_args).update(limits)
         refuse(capsys, *words, *more, naming=naming)
         assert contents(tmp_path).keys() == {tmp_path / "short.pt"}
 

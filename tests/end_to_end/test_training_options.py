@@ -10,7 +10,7 @@ from fairseq.models.ema import EMA
 from fairseq_lot.attention.registry import MECHANISMS
 from fairseq_lot.errors import InputError
 from fairseq_lot.modules.multihead_attention import PluggableMultiheadAttention
-from fairseq_lot.pretrained.checkpoint import load_checkpoint, model_args
+from fairseq_lot.pretrained.checkpoint import load_checkpoint
 from tests.conftest import softmax_in_its_own_dtype
 from tests.end_to_end.conftest import contents, dtypes_of, fairseq_lot, generate, hypotheses, train, weights_of
 from tests.plug_and_play import in_memory
@@ -71,7 +71,7 @@ def test_a_base_that_was_trained_with_all_of_them_is_swapped_and_measured(data, 
     fit = ("--steps", 2, "--joint-steps", 2, "--distill-steps", 2, "--held-out", 4, "--lot-num-pivots", 4)
     fairseq_lot("swap", "--path", base, "--attention", "lot", *fit, "--out", out)
     fairseq_lot("diagnose", data / "bin", "--path", out, "--sentences", 4, "--json", tmp_path / "out.json")
-    args = model_args(load_checkpoint(out))
+    args = load_checkpoint(out).model_args
     assert args.checkpoint_activations and args.encoder_layerdrop == 0.2, "a training that goes on wants them again"
 
 

@@ -10,7 +10,7 @@ from fairseq_lot.errors import InputError
 from fairseq_lot.plug_and_play.calibrate import FitOptions, lengths_of_random
 from fairseq_lot.plug_and_play.sentences import SHORTEST, from_text, random_pieces
 from fairseq_lot.plug_and_play.sweep import total, validation_losses
-from fairseq_lot.pretrained.checkpoint import State
+from fairseq_lot.pretrained.checkpoint import Checkpoint
 from tests.plug_and_play.in_memory import LENGTHS, load
 
 
@@ -78,7 +78,7 @@ def test_counts_that_say_nothing_make_all_pieces_equally_likely():
 
 
 def test_the_default_length_is_cut_to_what_the_model_reads_and_a_typed_one_refused():
-    state = State({"args": Namespace(max_source_positions=60)}, "small.pt")
+    state = Checkpoint({"args": Namespace(max_source_positions=60)}, "small.pt")
     assert lengths_of_random(state, None) == (1, 59)
     with pytest.raises(InputError, match="small.pt has positions for 59 pieces, not --longest 81; give at most 59"):
         lengths_of_random(state, 81)
@@ -97,7 +97,7 @@ def test_the_default_length_is_cut_to_what_the_model_reads_and_a_typed_one_refus
 )
 def test_random_sentences_are_longer_than_what_is_computed_exactly(exact, positions, longest, lengths):
     args = Namespace(attention="near_far", near_far_exact_up_to=exact, max_source_positions=positions)
-    assert lengths_of_random(State({"args": args}, "model.pt"), longest) == lengths
+    assert lengths_of_random(Checkpoint({"args": args}, "model.pt"), longest) == lengths
     model = load(max_source_positions=positions).model
     some = random_pieces(model, shortest=lengths[0], longest=lengths[1], max_tokens=100, held_out=9, seed=1)
     for batch in (some.held_out, *islice(some.batches, 20)):
@@ -106,7 +106,7 @@ def test_random_sentences_are_longer_than_what_is_computed_exactly(exact, positi
 
 
 def test_a_length_up_to_which_near_far_is_exact_is_refused():
-    state = State({"args": Namespace(attention="near_far", near_far_exact_up_to=512)}, "model.pt")
+    state = Checkpoint({"args": Namespace(attention="near_far", near_far_exact_up_to=512)}, "model.pt")
     with pytest.raises(InputError, match="--longest 511 is too short .* exact up to 512 tokens; give at least 512"):
         lengths_of_random(state, 511)
 

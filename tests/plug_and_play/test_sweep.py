@@ -12,10 +12,19 @@ import pytest
 from fairseq_lot.errors import InputError
 from fairseq_lot.experiment.spec import MetricScore
 from fairseq_lot.output.figures import as_bytes
-from fairseq_lot.plug_and_play.points import LENGTHS, Loss, Point, Way, add_point, check_settings, expand, read_points
-from fairseq_lot.plug_and_play.sweep import Base, check_bases, read_base, sum_of_splits, swap_as
+from fairseq_lot.plug_and_play.points import (
+    LENGTHS,
+    AttentionSpec,
+    Loss,
+    SweepRow,
+    add_point,
+    check_settings,
+    expand,
+    read_points,
+)
+from fairseq_lot.plug_and_play.sweep import BaseCheckpoint, check_bases, read_base, sum_of_splits, swap_as
 from fairseq_lot.plug_and_play.sweep_table import draw, render, render_balance
-from fairseq_lot.pretrained.checkpoint import State
+from fairseq_lot.pretrained.checkpoint import Checkpoint
 
 
 def bleu(score, delta=None):
@@ -26,7 +35,7 @@ def bleu(score, delta=None):
 def point(attention, options=None, *, on="", loss=2.0, epoch=None, **others):
     fields = {"calibration_seconds": 7.4 if on else None, "tokens": 900, "bleu": None, "seed": 1}
     fields |= {"commit": "c0ffee", "threads": 1, "device": "CPU", "base": f"sum of {epoch}"} | others
-    return Point(attention=attention, options=options or {}, calibrated_on=on, loss=loss, epoch=epoch, **fields)
+    return SweepRow(attention=attention, options=options or {}, calibrated_on=on, loss=loss, epoch=epoch, **fields)
 
 
 def cells(text):
@@ -45,10 +54,10 @@ POINTS = [
 
 
 def test_slashes_stand_for_every_combination():
-    assert expand("lot") == [Way(attention="lot", options={})]
+    assert expand("lot") == [AttentionSpec(attention="lot", options={})]
     assert expand("lot --lot-num-pivots=8/16") == expand("lot --lot-num-pivots 8/16")
     assert expand("lot --lot-num-pivots 8/16 --attention-sites encoder/encoder,cross") == [
-        Way(attention="lot", options={"lot_num_pivots": r, "attention_sites": sites})
+        AttentionSpec(attention="lot", options={"lot_num_pivots": r, "attention_sites": sites})
         for r in (8, 16)
         for sites in ("encoder", "encoder,cross")
     ]
@@ -81,8 +90,10 @@ def test_options_are_shown_as_on_the_command_line_and_their_order_does_not_matte
 
 @pytest.mark.parametrize("one, other", [("decoder,encoder", "encoder, decoder"), ("encoder", None)])
 def test_sites_in_any_order_are_one_way(one, other):
-    ways = [Way(attention="lot", options={"attention_sites": sites} if sites else {}) for sites in (one, other)]
-    assert ways[0].key == ways[1].key != Way(attention="lot", options={"attention_sites": "cross"}).key
+    ways = [
+        AttentionSpec(attention="lot", options={"attention_sites": sites} if sites else {}) for sites in (one, other)
+    ]
+    assert ways[0].key == ways[1].key != AttentionSpec(attention="lot", options={"attention_sites": "cross"}).key
 
 
 def test_points_are_read_back_and_broken_lines_named(tmp_path):
@@ -200,24 +211,28 @@ def test_points_of_other_data_are_told_apart(tmp_path):
 )
 def test_epochs_are_those_that_are_finished(position, epoch, tmp_path, monkeypatch):
     (tmp_path / "x.pt").write_bytes(b"x")
-    state = {"args": Namespace(arch="transformer"), "extra_state": {"train_iterator": position}}
+    state = Checkpoint({"args": Namespace(arch="transformer"), "extra_state": {"train_iterator": position}})
     monkeypatch.setattr("fairseq_lot.plug_and_play.sweep.load_checkpoint", lambda path: state)
     assert read_base(str(tmp_path / "x.pt")).epoch == epoch
 
 
 def test_messages_name_the_file_that_was_swapped(monkeypatch):
-    monkeypatch.setattr("fairseq_lot.plug_and_play.sweep.swap_as_drawn", lambda base, **options: State({}))
-    assert swap_as(State({}, "base.pt"), Way(attention="lot", options={})).path == "base.pt"
+    monkeypatch.setattr("fairseq_lot.plug_and_play.sweep.swap_as_drawn", lambda base, **options: Checkpoint({}))
+    assert swap_as(Checkpoint({}, "base.pt"), AttentionSpec(attention="lot", options={})).path == "base.pt"
 
 
 def test_several_checkpoints_are_of_different_epochs():
-    one, two, again = Base("one.pt", "a", 1), Base("two.pt", "b", 2), Base("copy.pt", "a", 1)
-    check_bases([Base("alone.pt", "a", None)])
+    one, two, again = (
+        BaseCheckpoint("one.pt", "a", 1),
+        BaseCheckpoint("two.pt", "b", 2),
+        BaseCheckpoint("copy.pt", "a", 1),
+    )
+    check_bases([BaseCheckpoint("alone.pt", "a", None)])
     check_bases([one, two, again])
     with pytest.raises(InputError, match=r"one.pt \(epoch 1\), .*other.pt \(epoch 1\)"):
-        check_bases([one, two, Base("other.pt", "c", 1)])
+        check_bases([one, two, BaseCheckpoint("other.pt", "c", 1)])
     with pytest.raises(InputError, match=r"within.pt \(epoch unknown\)"):
-        check_bases([one, Base("within.pt", "c", None)])
+        check_bases([one, BaseCheckpoint("within.pt", "c", None)])
 
 
 def test_balance_and_lengths_have_a_table_where_they_were_measured():

@@ -5,7 +5,7 @@ from argparse import Namespace
 import pytest
 
 from fairseq_lot.errors import InputError
-from fairseq_lot.pretrained.checkpoint import State, saved_task
+from fairseq_lot.pretrained.checkpoint import Checkpoint
 from fairseq_lot.pretrained.languages import languages, pairs_in, typed_pair, with_languages
 
 
@@ -62,25 +62,25 @@ def test_typed_languages():
 @pytest.mark.parametrize("form", ["cfg", "args"])
 def test_typed_languages_win_and_the_checkpoint_is_not_changed(form):
     task = {"source_lang": "de", "target_lang": None, "data": "d"}
-    state = State({"cfg": {"task": task, "model": Namespace()}} if form == "cfg" else {"args": Namespace(**task)})
+    state = Checkpoint({"cfg": {"task": task, "model": Namespace()}} if form == "cfg" else {"args": Namespace(**task)})
     assert with_languages(state, None) is state
-    changed = saved_task(with_languages(state, ("fr", "en")))
+    changed = with_languages(state, ("fr", "en")).task_options()
     assert changed == task | {"source_lang": "fr", "target_lang": "en"}
-    assert saved_task(state) == task
+    assert state.task_options() == task
 
 
 def test_the_opposite_direction_is_refused_unless_the_model_has_both():
     task = {"source_lang": "de", "target_lang": "en", "data": "d"}
     with pytest.raises(InputError, match="translates de to en, not en to de; give --source-lang de --target-lang en"):
-        with_languages(State({"cfg": {"task": task}}), ("en", "de"))
+        with_languages(Checkpoint({"cfg": {"task": task}}), ("en", "de"))
     both = {"source_lang": "en", "target_lang": "en", "data": "d"}
-    assert saved_task(with_languages(State({"cfg": {"task": both}}), ("en", "en"))) == both
+    assert with_languages(Checkpoint({"cfg": {"task": both}}), ("en", "en")).task_options() == both
     for name in ("_name", "task"):  # of today's format and of an early one
-        many = State({"cfg": {"task": task | {name: "translation_multi_simple_epoch"}}})
-        assert saved_task(with_languages(many, ("en", "de")))["source_lang"] == "en"
+        many = Checkpoint({"cfg": {"task": task | {name: "translation_multi_simple_epoch"}}})
+        assert with_languages(many, ("en", "de")).task_options()["source_lang"] == "en"
 
 
 def test_early_versions_of_fairseq():
     args = Namespace(data=["data-bin/a"], left_pad_source="True", left_pad_target="False", source_lang="de")
     pads = {"left_pad_source": True, "left_pad_target": False}
-    assert saved_task(State({"args": args})) == {"data": "data-bin/a", "source_lang": "de"} | pads
+    assert Checkpoint({"args": args}).task_options() == {"data": "data-bin/a", "source_lang": "de"} | pads

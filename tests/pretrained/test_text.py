@@ -11,7 +11,7 @@ from sacremoses import MosesDetokenizer
 from fairseq_lot.corpus.encode import MODEL_NAME, encode_lines, learn_bpe
 from fairseq_lot.corpus.moses import tokenise_lines
 from fairseq_lot.errors import InputError
-from fairseq_lot.pretrained.checkpoint import saved_encoders
+from fairseq_lot.pretrained.checkpoint import Checkpoint
 from fairseq_lot.pretrained.text import Text, _is_raw, piece_kind
 
 RAW = [
@@ -229,11 +229,11 @@ def test_bad_encoders_are_refused_with_one_line(sentencepiece, subwords, tmp_pat
 
 def test_settings_of_a_training():
     bpe = {"_name": "subword_nmt", "bpe_codes": "code"}
-    assert saved_encoders({"cfg": {"bpe": bpe, "tokenizer": None}}) == {"bpe": bpe, "tokenizer": {}}
-    assert saved_encoders({"cfg": {"bpe": {"_name": None}}}) == {"bpe": {}, "tokenizer": {}}
-    early = {"args": Namespace(bpe="subword_nmt", bpe_codes="code")}
+    assert Checkpoint({"cfg": {"bpe": bpe, "tokenizer": None}}).encoders() == {"bpe": bpe, "tokenizer": {}}
+    assert Checkpoint({"cfg": {"bpe": {"_name": None}}}).encoders() == {"bpe": {}, "tokenizer": {}}
+    early = Checkpoint({"args": Namespace(bpe="subword_nmt", bpe_codes="code")})
     named = {"_name": "subword_nmt", "bpe": "subword_nmt", "bpe_codes": "code"}
-    assert saved_encoders(early) == {"bpe": named, "tokenizer": {}}
+    assert early.encoders() == {"bpe": named, "tokenizer": {}}
 
 
 @pytest.mark.parametrize("code", ["en", "eng", "en_XX"])

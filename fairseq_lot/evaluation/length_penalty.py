@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from fairseq_lot.evaluation.bleu import TOKENISED, corpus_score, sentence_statistics
 from fairseq_lot.evaluation.hypotheses import Hypothesis
 
-CHOSEN = "chosen"  # the value of --lenpen
 GRID = tuple(quarters / 4 for quarters in range(2, 13))  # 0.5 to 3; fairseq's default is 1
 
 

@@ -19,6 +19,7 @@ import yaml
 from fairseq import options
 
 from fairseq_lot.errors import InputError
+from fairseq_lot.experiment.score import read_generation_flags
 from fairseq_lot.experiment.spec import Calibration, Experiment, Flags, System, words
 from fairseq_lot.experiment.train import sum_of
 from fairseq_lot.models import pluggable_transformer  # noqa: F401 (registers the architectures)
@@ -153,9 +154,6 @@ def _check_models(experiment: Experiment) -> None:
             parser.error("inverse_sqrt begins with a warm-up; give warmup-updates of at least 1, or lr-scheduler fixed")
         return args
 
-    def translate(given: list[str]) -> Namespace:
-        return options.parse_args_and_arch(options.get_generation_parser(), ["DATA", "--path=CKPT", *given])
-
     for backbone, own in experiment.backbones.items():
         shape: Flags = {"arch": f"{'lot_' * (backbone == 'transformer')}{backbone}_{experiment.size}", **own}
         scheduler: Flags = {"lr-scheduler": "inverse_sqrt"}  # pretrain.sh's default
@@ -167,7 +165,10 @@ def _check_models(experiment: Experiment) -> None:
             if system.finetune:
                 args = _parse(f"systems.{name}.finetune", train, tuning | system.finetune)
             _check_model(f"systems.{name}", system, model, model if system.from_scratch else args)
-    _parse("generate", translate, experiment.generate)
+    try:
+        read_generation_flags(["DATA", "--path=CKPT", *words(experiment.generate)])
+    except InputError as error:
+        raise InputError(f"generate: {error}") from None
 
 
 def _check_model(place: str, system: System, model: Namespace, trained: Namespace) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from fairseq_lot.experiment.spec import (
     BASE,
+    CHOSEN,
     FINE_TUNED,
     PLAIN,
     PLUG_AND_PLAY,
@@ -106,11 +107,18 @@ class Plan:
         shared = self.experiment.pretrain or {}
         trainings = [own | shared for own in self.experiment.backbones.values()]
         skipped = any("skip-invalid-size-inputs-valid-test" in flags for flags in trainings)
-        if split == "train" or (split == "valid" and skipped):  # fairseq leaves out longer ones
+        generate = self.experiment.generate
+        is_translated = split.startswith("test") or (split == "valid" and generate.get("lenpen") == CHOSEN)
+        if split == "train" or (skipped and not is_translated):  # fairseq leaves out longer ones
             return []
-        calls = [*trainings, *[self.experiment.generate] * (split != "valid")]
+        calls = [*trainings, *[generate] * is_translated]
         limits = ("max-source-positions", "max-target-positions")
         return words({limit: min(int(flags.get(limit, 1024)) for flags in calls) for limit in limits})
+
+    @property
+    def training_threads(self) -> int:
+        """Threads of a training from the beginning: two where everything else waits for the only one."""
+        return 2 if len(self.every(self.own, self.pretrained)) == 1 else 1
 
     def job(self, seed: str, backbone: Backbone, system: str, stage: Stage = BASE, subset: str = "") -> "Job":
         """A job by its wildcards in the Snakefile."""

@@ -21,7 +21,7 @@ from fairseq_lot import cli
 from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation import length_penalty, score
 from fairseq_lot.evaluation.hypotheses import check_joined, read_nbest
-from fairseq_lot.evaluation.length_penalty import CHOSEN
+from fairseq_lot.experiment.spec import CHOSEN
 from fairseq_lot.output.files import atomic_write, locked
 from fairseq_lot.pretrained.checkpoint import Checkpoint, load_checkpoint
 from fairseq_lot.pretrained.data_folder import check_lengths

@@ -30,6 +30,7 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 BASE, FROM_SCRATCH, PLUG_AND_PLAY, FINE_TUNED = STAGES
 Backbone = Literal["transformer", "diff_transformer"]
 Precision = Literal["fp32", "fp16", "bf16"]
+CHOSEN = "chosen"  # the value of lenpen that stands for the best one on validation
 
 
 def _matches(pattern: str, fault: str) -> AfterValidator:
@@ -201,7 +202,7 @@ class Experiment(_Written):
         control: the system that the base is trained as; plain softmax where it is not said.
         pretrain: flags of fairseq-train; not needed with a base if nothing is from scratch.
         finetune: flags of fairseq-train; nothing is fine-tuned without them.
-        generate: flags of fairseq-generate.
+        generate: flags of fairseq-generate; ``lenpen: chosen`` takes the length penalty that is best on validation.
         systems: by their names in tables, folders and logs.
     """
 

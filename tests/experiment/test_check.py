@@ -34,7 +34,16 @@ WRONG = [
     ),
     ({"pretrain": {"warmup-updates": 0}}, "pretrain (transformer): inverse_sqrt begins with a warm-up"),
     ({"finetune": {"max-epoch": "x"}}, "finetune (transformer): argument --max-epoch"),
-    ({"generate": {"beams": 3}}, "generate: unrecognized arguments: --beams=3"),
+    ({"generate": {"beams": 3}}, "generate: fairseq-generate refuses its flags: unrecognized arguments: --beams=3"),
+    (
+        {"generate": {"lenpen": "best"}},
+        "generate: fairseq-generate refuses its flags: argument --lenpen: invalid float",
+    ),
+    (
+        {"generate": {"lenpen": "chosen", "beam": 1}},
+        "generate: --lenpen chosen: a beam of 1 has one translation of a sentence; give --beam 2 or more, or a number",
+    ),
+    ({"generate": {"lenpen": "chosen", "unnormalized": True}}, "generate: --lenpen chosen: with --unnormalized no"),
     ({"backbones": {"transformer": {"encoder-attention-heads": 3}}}, "systems.softmax: 3 attention heads do not"),
     ({"pretrain": {"share-all-embeddings": True, "decoder-embed-dim": 64}}, "systems.softmax: --share-all-emb"),
     ({"backbones": {"transformer": {"encoder-embed-path": "no.vec"}}}, "systems.softmax: [Errno 2] No such file"),
@@ -123,6 +132,10 @@ def test_what_would_fail_later_is_refused(tiny, changes, expected):
 
 def test_flags_of_the_task_are_those_of_translating_too(tiny):
     check_entries(tiny(generate={"max-source-positions": 2048}))
+
+
+def test_the_length_penalty_may_be_chosen(tiny):
+    check_entries(tiny(generate={"lenpen": "chosen"}))
 
 
 def test_a_system_is_not_fine_tuned_where_nothing_is(tiny):

@@ -188,6 +188,14 @@ def test_sentences_are_as_long_as_every_call_takes_that_reads_them(plan, split, 
     found = plan(backbones=backbones, pretrain=flags, generate={"max-source-positions": 200})
     limits = [f"--max-source-positions={most}", "--max-target-positions=1024"]
     assert found.limits(split) == (limits if most else [])
+    chosen = plan(backbones=backbones, pretrain=flags, generate={"max-source-positions": 200, "lenpen": "chosen"})
+    assert chosen.limits(split) == found.limits("test" if split == "valid" else split), "valid is translated, too"
+
+
+def test_a_base_that_everything_waits_for_trains_on_two_threads(plan):
+    plugged = {"softmax": {"attention": "softmax"}, "LOT": {"attention": "lot"}}
+    assert plan(systems=plugged).training_threads == 2
+    assert plan().training_threads == plan(systems=plugged, seeds=[1, 2]).training_threads == 1
 
 
 def test_the_report_has_every_training_and_the_swaps_of_the_first_seed(plan):

@@ -47,7 +47,8 @@ def test_a_wrong_experiment_is_one_line_and_nothing_is_made(tmp_path):
 
 
 def test_the_plan_has_each_stage_once_and_scores_every_test_set(tmp_path):
-    config = experiment(tmp_path, "data", seeds=[1, 2], tests={"test": "short", "test1": "long"})
+    generate = {"lenpen": "chosen"}
+    config = experiment(tmp_path, "data", seeds=[1, 2], tests={"test": "short", "test1": "long"}, generate=generate)
     code, shown, errors = snakemake(config, "--dry-run", "--printshellcmds")
     assert code == 0, errors
     plan = shown + errors
@@ -63,6 +64,7 @@ def test_the_plan_has_each_stage_once_and_scores_every_test_set(tmp_path):
     scores = [line for line in plan.splitlines() if "scripts/score.sh" in line]
     assert len(scores) == 20 and sum('"numbers, short"' in line for line in scores) == 10
     for line in scores:
+        assert line.endswith(" --lenpen=chosen")
         assert ("--gen-subset=test1" in line) == ('"numbers, long"' in line) == ("base.test1" in line)
         assert ("/finetuned/checkpoint_best.pt" in line) == ('"stage": "fine-tuned"' in line)
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation import bleu, results
-from fairseq_lot.experiment.spec import BASE, FINE_TUNED, STAGES
-from fairseq_lot.output.tables import Table
+from fairseq_lot.experiment.spec import BASE, FINE_TUNED, STAGES, Row
+from fairseq_lot.output.tables import MISSING, Table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,10 +32,10 @@ def run(args: argparse.Namespace) -> None:
     for part in results.tables(row for row in rows if row.key in statistics):
         own = {key: results.at_stage(of_system, args.stage) for key, of_system in results.by_system(part).items()}
         for backbone in dict.fromkeys(backbone for backbone, _ in own):
+            scored = {system: by_seed for (place, system), by_seed in own.items() if place == backbone and by_seed}
             systems = {
                 system: {seed: statistics[row.key] for seed, row in sorted(by_seed.items())}
-                for (place, system), by_seed in own.items()
-                if place == backbone and by_seed
+                for system, by_seed in scored.items()
             }
             lengths = [counts[:, 1] for by_seed in systems.values() for counts in by_seed.values()]
             if any(not np.array_equal(one, lengths[0]) for one in lengths):
@@ -43,7 +43,11 @@ def run(args: argparse.Namespace) -> None:
             if len(systems) > 1 and args.against in (None, *systems):
                 heading = f"**{part[0].dataset}**, {part[0].experiment}, {backbone}, {args.stage}"
                 signature = part[0].tokenised.signature
-                found.append(compare(systems, signature, heading=heading, against=args.against, **resampling))
+                more = _detokenised(scored)
+                table = compare(
+                    systems, signature, heading=heading, against=args.against, detokenised=more, **resampling
+                )
+                found.append(table)
     found = [table for table in found if table.rows]
     if not found:
         raise InputError(
@@ -54,6 +58,15 @@ def run(args: argparse.Namespace) -> None:
     if left_out:
         names = ", ".join(f"{row.system} (seed {row.seed})" for row in left_out)
         print(f"{file} lacks counts of {names}: left out", file=sys.stderr)
+
+
+def _detokenised(scored: dict[str, dict[int, Row]]) -> dict[str, dict[str, dict[int, float]]]:
+    """Scores of detokenised text by their names, of each system and seed; old rows have no chrF."""
+    found: dict[str, dict[str, dict[int, float]]] = {"sacreBLEU": {}, "chrF": {}}
+    for system, by_seed in scored.items():
+        found["sacreBLEU"][system] = {seed: row.sacrebleu.score for seed, row in by_seed.items()}
+        found["chrF"][system] = {seed: row.chrf for seed, row in by_seed.items() if row.chrf is not None}
+    return {name: by_system for name, by_system in found.items() if any(by_system.values())}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,18 +150,28 @@ def compare(
     seed: int,
     heading: str = "",
     against: str | None = None,
+    detokenised: dict[str, dict[str, dict[int, float]]] | None = None,
 ) -> Table:
-    """A row for each of ``differences``."""
+    """A row for each of ``differences``.
+
+    Args:
+        detokenised: for each score of detokenised text its value by system and seed; they get a column each.
+    """
+    detokenised = detokenised or {}
     seeds = {number for by_seed in systems.values() for number in by_seed}
     rows = []
     for found in differences(systems, samples=samples, seed=seed, against=against):
         lacking = "" if set(found.by_seed) == seeds else f" (seed {', '.join(map(str, found.by_seed))})"
         changes = ", ".join(f"{change:+.2f}" for change in found.by_seed.values())
         scores = (f"{score:.2f}" for score in found.scores)
-        rows.append([found.system, found.other, *scores, str(found), changes + lacking, f"{found.p:.4f}"])
+        others = [_mean_change(by_system[found.system], by_system[found.other]) for by_system in detokenised.values()]
+        rows.append([found.system, found.other, *scores, str(found), changes + lacking, f"{found.p:.4f}", *others])
     sentences = len(next(iter(next(iter(systems.values())).values())))
     return Table(
-        ["System", "Other", "BLEU", "of the other", "System minus other, mean of the seeds", "by seed", "p"],
+        [
+            *("System", "Other", "BLEU", "of the other", "System minus other, mean of the seeds", "by seed", "p"),
+            *(f"in {name}" for name in detokenised),
+        ],
         rows,
         heading=heading,
         notes=[
@@ -156,5 +179,12 @@ def compare(
             "[low, high]: 95 % interval, p: paired test, both by bootstrap of the sentences "
             f"({samples} resamples, seed {seed}); * where p < {bleu.LEVEL}; "
             f"pairs that are compared: {len(rows)}.",
+            *([f"In {' and '.join(detokenised)}: the mean difference, of detokenised text."] if detokenised else []),
         ],
     )
+
+
+def _mean_change(mine: dict[int, float], theirs: dict[int, float]) -> str:
+    """The mean difference over the seeds that both have."""
+    changes = [mine[seed] - theirs[seed] for seed in mine.keys() & theirs.keys()]
+    return f"{sum(changes) / len(changes):+.2f}" if changes else MISSING

@@ -86,8 +86,8 @@ def test_stored_counts_give_the_table_of_the_translations(scored, corpus, compar
     _, good, bad = corpus
     worse = ["no .", *bad[1:]]
     for seed, sentences in ((1, good), (2, bad)):
-        scored("LOT r=16", sentences, seed=seed)
-        scored("softmax", bad, seed=seed)
+        scored("LOT r=16", sentences, seed=seed, chrf=50.0 + seed)
+        scored("softmax", bad, seed=seed, chrf=50.25)
     results = scored("ESP", worse, seed=2)
     scored("ESP", worse, backbone="diff_transformer")
     scored("Sinkhorn", worse, stage="plug-and-play")
@@ -97,7 +97,13 @@ def test_stored_counts_give_the_table_of_the_translations(scored, corpus, compar
     assert "- Tokenised BLEU, 151 sentences, `tok:none`." in lines
     (pair,) = compared(samples=100, seed=12345, **{"softmax": [bad] * 2, "LOT r=16": [good, bad]}).rows
     first, second, third = (line.strip("| ").split(" | ") for line in lines[2:5])
-    assert (first[:2], second, third[:2]) == (["softmax", "ESP"], pair, ["ESP", "LOT r=16"])
+    assert (first[:2], second[:-2], third[:2]) == (["softmax", "ESP"], pair, ["ESP", "LOT r=16"])
+    assert second[-1] == "-1.25" and first[-1] == third[-1] == "–", "the mean of two seeds; no chrF in ESP's row"
+    scores = {(row.system, row.seed): row.sacrebleu.score for row in read_rows([results]) if row.stage == "fine-tuned"}
+    changes = [scores["softmax", seed] - scores["LOT r=16", seed] for seed in (1, 2)]
+    assert second[-2] == f"{sum(changes) / 2:+.2f}" and first[-2] == f"{scores['softmax', 2] - scores['ESP', 2]:+.2f}"
+    assert lines[0].endswith("| p | in sacreBLEU | in chrF |")
+    assert "- In sacreBLEU and chrF: the mean difference, of detokenised text." in lines
     assert first[5].endswith(" (seed 2)") and first[5].count(",") == 0
     assert main(["compare", str(results), "--bootstrap-samples=100", "--against=softmax"]) == 0
     assert [line for line in capfd.readouterr().out.splitlines() if line.startswith("| ")][2:] == lines[2:4]

@@ -1,1 +1,1 @@
-"""A trained model with its data: read safely, checked, translated with."""
+"""Trained models with their data: safe reading, checks, translation."""

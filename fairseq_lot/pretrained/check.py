@@ -1,4 +1,4 @@
-"""``fairseq-lot check``: find out in seconds what would stop a long run halfway."""
+"""``fairseq-lot check``: find errors in data and flags within seconds, before a long run stops at them."""
 
 from argparse import REMAINDER, ArgumentParser, Namespace
 from collections.abc import Sequence
@@ -34,29 +34,29 @@ _DEFAULTS = (DEFAULT_MAX_SOURCE_POSITIONS, DEFAULT_MAX_TARGET_POSITIONS)
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("data", metavar="DATA", help="folder made by fairseq-preprocess")
-    parser.add_argument("--path", metavar="CKPT.pt", help="checkpoint to translate or to train on it, in its direction")
-    text = "train, valid or test (default: test with --path, else all there are, and what a first training has to know)"
+    parser.add_argument("--path", metavar="CKPT.pt", help="does DATA fit this checkpoint?")
+    text = "train, valid or test (default: test with --path, else all splits, with advice for a first training)"
     parser.add_argument("--split", help=text)
     for side in _SIDES:
-        text = f"longest {side} that may be, in pieces with its end (default: the checkpoint's)"
+        text = f"longest {side} allowed, in pieces with the end of sentence (default: the checkpoint's)"
         parser.add_argument(f"--max-{side}-positions", type=int, metavar="N", help=text)
     add_language_arguments(parser)
     parser.add_argument(
         "--training",
         nargs=REMAINDER,
         metavar="FLAGS",
-        help="flags of fairseq-train, to the end of the line: would that training stop at a sentence of DATA, and "
-        "which ones would it leave out?",
+        help="all further words are flags of fairseq-train: would this training stop at a sentence of DATA, and which "
+        "sentences would it skip?",
     )
 
 
 def run(args: Namespace) -> None:
-    """Check; print one line a split when all is well."""
+    """Run ``fairseq-lot check``: print one line per split; InputError at the first problem."""
     if args.training is not None:
         others = ("path", "split", *_LIMITS, "source_lang", "target_lang")
         given = [flag(name) for name in others if getattr(args, name) is not None]
         if given:
-            raise InputError(f"{', '.join(given)}: what --training is about stands behind it; leave it out")
+            raise InputError(f"{', '.join(given)} cannot be used with --training; put flags of the training after it")
         _check_training(args.data, args.training)
         return
     check_least(args, max_source_positions=1, max_target_positions=1)
@@ -86,7 +86,7 @@ def run(args: Namespace) -> None:
 
 
 def _describe(split: str, sides: Sequence[Side]) -> str:
-    """How many sentences a split has, how long they are, and how many pieces its dictionaries lack."""
+    """A line about a split: number of sentences, their largest lengths, share of unknown pieces."""
     longest = " and ".join(
         f"{side.sizes.max() - 1} pieces ({name}, sentence {side.sizes.argmax() + 1})"
         for name, side in zip(_SIDES, sides, strict=True)
@@ -103,7 +103,13 @@ def _describe(split: str, sides: Sequence[Side]) -> str:
 def _advice(
     source: str, target: str, dictionaries: Sequence[Dictionary], splits: Sequence[Sequence[Side]]
 ) -> list[str]:
-    """What a first training and a first translation need to know about a folder."""
+    """Lines with the flags that training and translation need for a data folder.
+
+    Args:
+        source, target: the languages.
+        dictionaries: of the source and the target.
+        splits: both sides of each split.
+    """
     joined = dictionaries[0].symbols == dictionaries[1].symbols
     sizes = ", ".join(dict.fromkeys(f"{len(dictionary)} symbols" for dictionary in dictionaries))
     kinds = [piece_kind(dictionary) for dictionary in dictionaries]
@@ -125,25 +131,26 @@ def _advice(
         lines.append(f"fairseq-generate: {' '.join(translating)}")
     if needed:
         lines.append(
-            "without these positions fairseq-train leaves out longer pairs of train, and stops at those of valid"
+            "without these positions fairseq-train skips longer pairs of train, and stops at longer pairs of valid"
         )
     return lines
 
 
 def _check_training(data: str, flags: Sequence[str]) -> None:
-    """Refuse sentences at which a training would stop, and say which ones it would leave out.
+    """Print the sentences that a training would skip; refuse those at which it would stop.
 
     Args:
-        flags: of fairseq-train; sizes and languages also come from the checkpoint that they name.
+        data: the data folder.
+        flags: of fairseq-train. A checkpoint that they name also gives sizes and languages.
 
     Raises:
-        InputError: there is such a sentence, or data or flags are wrong.
+        InputError: the training would stop at a sentence, or data or flags are wrong.
     """
     if not any(word.partition("=")[0] in ("--arch", "-a") for word in flags):
-        raise InputError("--training needs the flags of a training, --arch among them")
+        raise InputError("--training needs the flags of fairseq-train, including --arch")
     args = read_flags(options.get_training_parser(), [data, *flags], "fairseq-train")
     if args.task != "translation":
-        print(f"{data}: not checked, because --task {args.task} makes its sentences itself")
+        print(f"{data}: not checked, because --task {args.task} makes its own sentences")
         return
     source, target = typed_pair(args) or languages({}, data, None)
     try:
@@ -153,10 +160,10 @@ def _check_training(data: str, flags: Sequence[str]) -> None:
     kind = piece_kind(read_dictionary(data, target))
     if args.eval_bleu and args.eval_bleu_remove_bpe and not joins(args.eval_bleu_remove_bpe, kind):
         raise InputError(
-            f"--eval-bleu-remove-bpe {args.eval_bleu_remove_bpe} does not join what is in {data}/dict.{target}.txt, "
+            f"--eval-bleu-remove-bpe {args.eval_bleu_remove_bpe} does not fit {data}/dict.{target}.txt, which has "
             f"{'words' if kind is None else f'pieces of {kind}'}; give {kind or 'none'}"
         )
-    # architectures do not say them unless they are typed
+    # architectures set these only if they are typed
     limits = [getattr(args, name, None) or default for name, default in zip(_LIMITS, _DEFAULTS, strict=True)]
 
     def sizes_of(split: str) -> list[np.ndarray]:
@@ -170,10 +177,10 @@ def _check_training(data: str, flags: Sequence[str]) -> None:
         left_out = np.flatnonzero(too_long(sizes, most))
         takes = f"{most[0]} pieces of the source or {most[1]} of the target"
         if len(left_out) == len(sizes[0]):
-            raise InputError(f"{data}: no pair of {split} fits the training, which takes {takes}")
+            raise InputError(f"{data}: all pairs of {split} are longer than {takes}, the limits of this training")
         if len(left_out):
             print(
-                f"{data}: of {len(sizes[0])} pairs of {split} fairseq-train leaves out {len(left_out)}, longer than "
+                f"{data}: fairseq-train skips {len(left_out)} of {len(sizes[0])} pairs of {split}, longer than "
                 f"{takes}: {numbers(left_out)}"
             )
     valid = [] if args.disable_validation else args.valid_subset.split(",")
@@ -182,7 +189,7 @@ def _check_training(data: str, flags: Sequence[str]) -> None:
         left_out = too_long(sizes, limits)
         if args.skip_invalid_size_inputs_valid_test and left_out.any():
             shown = numbers(np.flatnonzero(left_out))
-            print(f"{data}: of {len(left_out)} pairs of {split} fairseq-train leaves out {left_out.sum()}: {shown}")
+            print(f"{data}: fairseq-train skips {left_out.sum()} of {len(left_out)} pairs of {split}: {shown}")
             sizes = [np.where(left_out, 1, lengths) for lengths in sizes]
         check_lengths(sizes, limits, where=where)
         if args.max_tokens_valid is not None:
@@ -191,7 +198,7 @@ def _check_training(data: str, flags: Sequence[str]) -> None:
 
 
 def _parts(data: str, split: str, source: str, target: str, combine: bool | None) -> list[str]:
-    """The split itself, and if they are combined those that fairseq adds to it: valid1, valid2 and so on."""
+    """The split's name and, with ``combine``, the splits that fairseq adds to it: valid1, valid2, ..."""
     names, there = [split], splits_of(data, source, target) if combine and Path(data).is_dir() else []
     while (more := f"{split}{len(names)}") in there:
         names.append(more)

@@ -1,4 +1,4 @@
-"""Reading fairseq checkpoints, with torch's safe loader and one-line errors."""
+"""Read fairseq checkpoints by torch's safe loader, with one-line errors."""
 
 import copy
 import io
@@ -10,7 +10,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
-import fairseq  # noqa: F401 - its import tells torch's safe loader about the types in checkpoints
+import fairseq  # noqa: F401 - its import allows the types in checkpoints for torch's safe loader
 import torch
 from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.models.transformer import (
@@ -31,12 +31,12 @@ from fairseq_lot.modules.sites import UNKNOWN_SITES, attention_sites, named_site
 
 
 class Checkpoint(dict):
-    """A checkpoint in memory: fairseq's own dictionary, whose ``repr`` is one line.
+    """A checkpoint in memory: fairseq's own dictionary with a ``repr`` of one line.
 
-    A pickle of it holds a plain ordered dictionary, which torch's safe loader takes.
+    It is pickled as a plain ordered dictionary, which torch's safe loader accepts.
 
     Attributes:
-        path: what messages call it: the file that it was read from.
+        path: the file that it was read from; its name in messages.
     """
 
     def __init__(self, content: dict, path: str = "checkpoint") -> None:
@@ -54,42 +54,42 @@ class Checkpoint(dict):
         return OrderedDict, (), None, None, iter(self.items())
 
     def settings(self, kind: str) -> Any:
-        """What it says of its ``model``, ``task``, ``bpe`` or ``tokenizer``; fairseq 0.10 has all in ``args``."""
+        """The settings of ``model``, ``task``, ``bpe`` or ``tokenizer``; fairseq 0.10 has all of them in ``args``."""
         cfg = self.get("cfg")
         return cfg.get(kind) if isinstance(cfg, dict) else self.get("args")
 
     @property
     def model_args(self) -> Namespace:
-        """The model's arguments, the same object, so that changes to it are kept."""
+        """The model's arguments: the object itself, so changing it changes the checkpoint."""
         args = self.settings("model")
         if isinstance(args, dict):
             raise InputError(f"{self.path} was trained by fairseq-hydra-train; only models of fairseq-train are read")
         if not isinstance(args, Namespace):
-            raise InputError(f"{self.path} is not a fairseq checkpoint of a Transformer: it holds no model arguments")
+            raise InputError(f"{self.path} is not a fairseq checkpoint of a Transformer: it has no model arguments")
         return args
 
     @property
     def max_positions(self) -> tuple[int, int]:
-        """Longest source and longest target that the model takes, in pieces with the end of sentence."""
+        """Longest source and target that the model takes, in pieces with the end of sentence."""
         source, target = (getattr(self.model_args, f"max_{side}_positions", None) for side in ("source", "target"))
         return source or DEFAULT_MAX_SOURCE_POSITIONS, target or DEFAULT_MAX_TARGET_POSITIONS
 
     def attention_of_training(self) -> tuple[str, str]:
-        """The attention that was trained, and where it stood: its own and there, unless a swap tells."""
+        """The attention that was trained and its sites: as a swap noted them, else the checkpoint's own."""
         args = self.model_args
-        if hasattr(args, "trained_attention"):  # of a swap; some old ones do not tell the sites
+        if hasattr(args, "trained_attention"):  # written by a swap; some old ones lack the sites
             return args.trained_attention, getattr(args, "trained_sites", UNKNOWN_SITES)
         attention = getattr(args, "attention", None) or DEFAULT
         return describe(attention, mechanism_options(args, attention)), ",".join(attention_sites(args))
 
     def how_trained(self) -> str:
-        """Words for messages."""
+        """The trained attention and its sites, in words for messages."""
         return "trained with {} attention at {}".format(*self.attention_of_training())
 
     def softmax_of_training(self) -> dict[str, Any] | None:
-        """The options of the softmax that was trained where a swapped attention stands; None: it was something else.
+        """Options that give the swapped sites the softmax of their training; None if that is impossible.
 
-        Plain softmax has none. Softmax with a prior has the prior and the sites, all of self-attention with that prior.
+        Empty for plain softmax. For softmax with a prior they name the prior and all sites that have it.
         """
         attention, where = self.attention_of_training()
         if attention == DEFAULT:
@@ -98,30 +98,30 @@ class Checkpoint(dict):
             return None
         swapped, with_prior = attention_sites(self.model_args), named_sites(where)
         if not {"cross", *with_prior}.issuperset(swapped):
-            return None  # the model that was trained has plain softmax at one site and a prior at another
+            return None  # some swapped sites of self-attention were trained with the prior, others without
         sites = ",".join(site for site in SITES if site in swapped or site in with_prior)
         return {"attention_sites": sites, "softmax_prior": "alibi", "keep_softmax": None}
 
     def task_options(self) -> dict[str, Any]:
-        """Options of the task that it was trained on."""
+        """The options of the task that the checkpoint was trained on."""
         task = self.settings("task")
         if not isinstance(task, (dict, Namespace)):
-            raise InputError(f"{self.path} cannot be loaded: it does not say which task it was trained on")
+            raise InputError(f"{self.path} cannot be loaded: it does not say on which task it was trained")
         task = dict(task if isinstance(task, dict) else vars(task))
-        # early versions of fairseq saved several folders, and truth values as words
+        # early versions of fairseq saved several folders, and booleans as words
         words = {"True": True, "False": False}
         task = {name: words.get(value, value) if isinstance(value, str) else value for name, value in task.items()}
         data = task.get("data")
-        if data:  # of several folders, the first has the dictionaries, and validation and test sets
+        if data:  # with several folders, the first one has the dictionaries, valid and test
             task["data"] = data[0] if isinstance(data, list) else split_paths(data)[0]
         return task
 
     def encoders(self) -> dict[str, dict]:
-        """What the training was told about its text, for fairseq's encoders.
+        """The options of fairseq's text encoders that the training was given.
 
         Returns:
-            For ``bpe`` and ``tokenizer`` the encoder's options by their names, its own name as ``_name``; empty if the
-            training was told nothing.
+            For ``bpe`` and ``tokenizer`` the encoder's options by name, with the encoder's own name as ``_name``; empty
+            if the training was given none.
         """
         encoders = {}
         for kind in ("bpe", "tokenizer"):
@@ -132,35 +132,32 @@ class Checkpoint(dict):
         return encoders
 
     def with_own_arguments(self) -> "Checkpoint":
-        """The same checkpoint with arguments of its own, which may be changed; its weights are those of the other."""
+        """A copy with its own arguments, which may be changed; the weights are shared."""
         return Checkpoint(self | {holder: copy.deepcopy(self.get(holder)) for holder in ("cfg", "args")}, self.path)
 
     def drop_averages(self) -> None:
-        """Leave out the moving averages, which are of other weights.
-
-        With none, ``--store-ema`` begins at the loaded weights.
-        """
+        """Drop the moving averages, which do not fit changed weights: ``--store-ema`` starts at the loaded weights."""
         extra = self.get("extra_state")
         if isinstance(extra, dict):
             kept = {name: value for name, value in extra.items() if not name.startswith("ema")}
             self["extra_state"] = {**kept, "ema": {}}
 
     def serialised(self) -> memoryview:
-        """The bytes of its file; tensors are on the CPU there."""
+        """The bytes of the checkpoint's file, with its tensors on the CPU."""
         buffer = io.BytesIO()
         torch.save(apply_to_sample(lambda tensor: tensor.cpu(), self), buffer)
         return buffer.getbuffer()
 
 
-# a checkpoint by its path, or in memory
+# path of a checkpoint, or a checkpoint in memory
 CheckpointLike = str | Path | dict
 
 
 def load_checkpoint(checkpoint: CheckpointLike) -> Checkpoint:
-    """A fairseq checkpoint of a Transformer as fairseq's own dictionary: ``cfg`` or ``args``, ``model``, ...
+    """Load a fairseq checkpoint of a Transformer as fairseq's own dictionary: ``cfg`` or ``args``, ``model``, ...
 
     Raises:
-        InputError: missing, truncated, foreign, not a Transformer, or holding anything but data.
+        InputError: the file is missing, damaged or foreign, contains objects other than data, or is no Transformer.
     """
     if isinstance(checkpoint, dict):
         state, path = checkpoint, getattr(checkpoint, "path", "checkpoint")
@@ -168,42 +165,44 @@ def load_checkpoint(checkpoint: CheckpointLike) -> Checkpoint:
         state, path = _load(Path(checkpoint)), str(checkpoint)
     else:
         raise InputError(
-            f"a checkpoint is the path of a file, or what load_checkpoint or swap returned, not {checkpoint!r:.60}"
+            f"not a checkpoint: {checkpoint!r:.60}; give the path of a file, or the result of load_checkpoint or swap"
         )
     weights = state.get("model") if isinstance(state, dict) else None
     if not isinstance(weights, dict) or not all(type(k) is str and torch.is_tensor(v) for k, v in weights.items()):
-        raise InputError(f"{path} is not a fairseq checkpoint: it holds no model weights")
+        raise InputError(f"{path} is not a fairseq checkpoint: it has no model weights")
     if getattr(weights.get("encoder.embed_tokens.weight"), "ndim", 0) != 2:
-        raise InputError(f"{path} is not a fairseq checkpoint of a Transformer: it has no embedding of the source")
+        raise InputError(f"{path} is not a fairseq checkpoint of a Transformer: it has no source embedding")
     state = Checkpoint(state, path)
     arch = getattr(state.model_args, "arch", None)
     model = ARCH_MODEL_REGISTRY.get(arch) if isinstance(arch, str) else None
     if model not in (TransformerModel, PluggableTransformerModel):
         raise InputError(
-            f"{path} holds a model of architecture {arch!r}, neither of fairseq's model transformer nor ours"
+            f"{path} has the architecture {arch!r}; give a model of fairseq's transformer or of fairseq_lot"
         )
     refuse_renamed(state.model_args, path)
     return state
 
 
 def _load(path: Path) -> Any:
-    """What is in the file."""
+    """The contents of the file."""
     if path.is_dir():
-        raise InputError(f"{path} is a folder, not a checkpoint; name a file, such as {path / 'checkpoint_best.pt'}")
+        raise InputError(f"{path} is a folder, not a checkpoint; give a file, such as {path / 'checkpoint_best.pt'}")
     if not path.is_file():
         raise InputError(f"there is no checkpoint {path}")
     try:
-        if zipfile.is_zipfile(path):  # torch itself does not verify the checksums
+        if zipfile.is_zipfile(path):  # torch does not verify the checksums
             with zipfile.ZipFile(path) as archive:
                 damaged = archive.testzip()
             if damaged is not None:
                 raise ValueError(f"the checksum of {damaged} is wrong")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's notes on foreign pickles; the error below says enough
+            warnings.simplefilter("ignore")  # torch's notes on foreign pickles
             return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises whatever the damage leads to
+    except Exception as error:  # damage leads to errors of any type
         if "unsupported global" in str(error).lower():
-            raise InputError(f"{path} holds objects other than tensors and settings, so it was not loaded") from error
-        # torch's own text on a pickle advises to load it unsafely
+            raise InputError(
+                f"{path} contains objects other than tensors and settings, so it was not loaded"
+            ) from error
+        # torch's own text advises to load a pickle unsafely
         reason = "its pickle is damaged" if isinstance(error, UnpicklingError) else first_line(error)
         raise InputError(f"{path} is not a readable checkpoint, it may be truncated or foreign: {reason}") from error

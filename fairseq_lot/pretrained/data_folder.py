@@ -1,4 +1,4 @@
-"""A data folder of fairseq-preprocess: whether it is complete and readable, and fits a checkpoint."""
+"""Checks of a data folder of fairseq-preprocess: is it complete and readable, does it fit a checkpoint?"""
 
 import re
 import struct
@@ -25,8 +25,8 @@ class Side:
     """One language of a split.
 
     Attributes:
-        sizes: lengths of its sentences in pieces, the end of sentence included.
-        unknown: number of pieces that the dictionary lacks.
+        sizes: lengths of its sentences in pieces, including the end of sentence.
+        unknown: number of pieces that are not in the dictionary.
     """
 
     sizes: np.ndarray
@@ -34,7 +34,13 @@ class Side:
 
 
 def check_data(data: str | Path, *, split: str, source: str, target: str, needs_target: bool = True) -> dict[str, Side]:
-    """Check that a split is complete and readable, or its source side where it has no other and needs none.
+    """Check that a split is complete and readable.
+
+    Args:
+        data: the data folder.
+        split: name of the split.
+        source, target: the languages.
+        needs_target: if false, the split may lack its target side.
 
     Returns:
         The sides by language, source first.
@@ -45,7 +51,7 @@ def check_data(data: str | Path, *, split: str, source: str, target: str, needs_
     if not re.fullmatch(r"\w+", split):
         raise InputError(f"--split must name a split such as train, valid or test, not {split!r}")
     data = Path(data)
-    names = [f"{split}.{source}-{target}", f"{split}.{target}-{source}"]  # fairseq also translates the other way round
+    names = [f"{split}.{source}-{target}", f"{split}.{target}-{source}"]  # fairseq uses a folder in both directions
     name = next((name for name in names if (data / f"{name}.{source}.idx").exists()), names[0])
     sides: dict[str, Side] = {}
     for lang in (source, target):
@@ -58,7 +64,7 @@ def check_data(data: str | Path, *, split: str, source: str, target: str, needs_
                 raise InputError(f"{data} is not a complete data folder: {file.name} is missing; {_WAY_OUT}")
         try:
             sides[lang] = _read(prefix, dictionary)
-        except Exception as error:  # whatever reading garbage raises
+        except Exception as error:  # damage leads to errors of any type
             raise InputError(f"{prefix}.bin or .idx is damaged ({error}); make {data} again") from error
     n, m = (len(sides.get(lang, sides[source]).sizes) for lang in (source, target))
     if n != m:
@@ -69,10 +75,10 @@ def check_data(data: str | Path, *, split: str, source: str, target: str, needs_
 
 
 def splits_of(data: str | Path, source: str, target: str) -> list[str]:
-    """The splits of a language pair: train, valid and test first, then others such as test1.
+    """The names of the splits of a language pair: train, valid and test first, then others such as test1.
 
     Raises:
-        InputError: there is none.
+        InputError: there are none.
     """
     names = f"({source}-{target}|{target}-{source}).({source}|{target})"
     found = {file.name.partition(".")[0] for file in Path(data).iterdir() if re.search(rf"\.{names}\.idx$", file.name)}
@@ -83,12 +89,12 @@ def splits_of(data: str | Path, source: str, target: str) -> list[str]:
 
 
 def _read(prefix: Path, dictionary: Dictionary) -> Side:
-    """One side of a split; ValueError when a piece is not in the dictionary, or the two files disagree."""
+    """One side of a split; ValueError if a piece is not in the dictionary or the two files disagree."""
     if infer_dataset_impl(str(prefix)) != "mmap":
         dataset = load_indexed_dataset(str(prefix), dictionary)
         unknown = sum(int(dataset[i].eq(dictionary.unk()).sum()) for i in range(len(dataset)))
         return Side(np.asarray(dataset.sizes), unknown)
-    # read by hand: when fairseq's reader fails half-way, it prints a traceback at its end as well
+    # not by fairseq's reader: after an error it prints another traceback when it is deleted
     header = Path(f"{prefix}.idx").read_bytes()
     _, version, code, number = struct.unpack_from("<9sQBQ", header)
     sizes = np.frombuffer(header, np.int32, number, struct.calcsize("<9sQBQ"))
@@ -103,7 +109,12 @@ def _read(prefix: Path, dictionary: Dictionary) -> Side:
 
 
 def check_not_empty(sources: np.ndarray, *, where: str) -> None:
-    """Refuse empty sources."""
+    """Raise InputError if a source is empty.
+
+    Args:
+        sources: their lengths, including the end of sentence.
+        where: the data, for the message.
+    """
     empty = np.flatnonzero(sources <= 1)
     if len(empty):
         raise InputError(f"{where}: sentence {numbers(empty)} is empty; remove it from both sides")
@@ -117,13 +128,14 @@ def check_lengths(
     takes: str = "the model takes",
     way_out: str = "train with a larger {flags}",
 ) -> None:
-    """Refuse sentences that are longer than a limit, by their numbers and with two ways out.
+    """Raise InputError if sentences are longer than a limit; the message has their numbers and ways out.
 
     Args:
-        sizes: of the source, then of the target if that counts; the end of sentence included.
-        limits: one a side; None: there is no limit.
-        takes: what has the limits.
-        way_out: how to have larger ones; ``{flags}`` is replaced by the flags of the sides with such sentences.
+        sizes: lengths of the source and, if it counts, of the target, including the end of sentence.
+        limits: one per side; None: no limit.
+        where: the data, for the message.
+        takes: subject and verb for the limit, for the message.
+        way_out: how to raise the limit; ``{flags}`` stands for the flags of the sides with such sentences.
     """
     found, flags, several = [], [], False
     for side, lengths, limit in zip(("source", "target"), sizes, limits, strict=False):
@@ -142,13 +154,13 @@ def check_lengths(
 
 
 def too_long(sizes: Iterable[np.ndarray], limits: Iterable[int | None]) -> np.ndarray:
-    """For each sentence whether it is longer than the limit on any side."""
+    """Whether each sentence is longer than the limit of its side, on any side; None: no limit."""
     longer = [lengths > (np.inf if limit is None else limit) for lengths, limit in zip(sizes, limits, strict=False)]
     return np.any(longer, axis=0)
 
 
 def numbers(indices: Sequence[int] | np.ndarray, most: int = 10) -> str:
-    """Sentences as a person counts them, from 1: "29, 30", and how many more there are behind the first ones."""
+    """Numbers of sentences, counted from 1: "29, 30"; after ``most`` of them "and N more"."""
     shown, more = ", ".join(str(int(i) + 1) for i in indices[:most]), len(indices) - most
     return f"{shown} and {more} more" if more > 0 else shown
 
@@ -156,7 +168,7 @@ def numbers(indices: Sequence[int] | np.ndarray, most: int = 10) -> str:
 def read_dictionary(data: str | Path, lang: str) -> Dictionary:
     """The dictionary of a language; InputError if it is missing or damaged."""
     file = Path(data) / f"dict.{lang}.txt"
-    if not file.is_file():  # say which there are: the language may be the wrong one
+    if not file.is_file():  # list the others: the language may be wrong
         there = ", ".join(sorted(other.name for other in Path(data).glob("dict.*.txt")))
         there = f" (there is {there})" if there else ""
         raise InputError(f"{data} is not a complete data folder: {file.name} is missing{there}; {_WAY_OUT}")
@@ -167,10 +179,10 @@ def read_dictionary(data: str | Path, lang: str) -> Dictionary:
 
 
 def check_embeddings(task: TranslationTask, state: Checkpoint) -> None:
-    """Either embedding must have a row for each symbol, else fairseq fails deep inside; the symbols must be the same.
+    """Raise InputError unless the dictionaries are those of the training, as far as that is known.
 
-    They are compared with the fingerprints of the checkpoint, else with the dictionaries of its training if they are
-    still there.
+    Each embedding must have a row for each symbol. The symbols are compared with the fingerprints in the checkpoint,
+    else with the dictionaries of the training's data folder if it still exists.
     """
     sides = {"encoder": task.source_dictionary, "decoder": task.target_dictionary}
     languages = (task.cfg.source_lang, task.cfg.target_lang)
@@ -186,24 +198,24 @@ def check_embeddings(task: TranslationTask, state: Checkpoint) -> None:
         before, now = (read_dictionary(data, language).symbols for data in (trained_on, task.cfg.data))
         if before != now:
             raise InputError(
-                f"{task.cfg.data}/dict.{language}.txt has other pieces than that of {trained_on}, on which "
+                f"{task.cfg.data}/dict.{language}.txt has other pieces than the one in {trained_on}, on which "
                 f"{state.path} was trained; use that folder, or move it away if it was made again"
             )
 
 
 def are_compared(state: Checkpoint, task: TranslationTask) -> bool:
-    """Whether the dictionaries are known to be those of the training, once :func:`check_embeddings` has passed."""
+    """Whether :func:`check_embeddings` could compare the symbols with those of the training."""
     return has_fingerprints(state.model_args) or _folder_of_training(state, task) is not None
 
 
 def is_of_training(state: Checkpoint, task: TranslationTask) -> bool:
-    """Whether this is the folder that the checkpoint says it was trained on, which may have been made again."""
+    """Whether the data folder is the one in the checkpoint; it may have been made again since the training."""
     trained_on = state.task_options().get("data")
     return isinstance(trained_on, str) and Path(trained_on).resolve() == Path(task.cfg.data).resolve()
 
 
 def _folder_of_training(state: Checkpoint, task: TranslationTask) -> str | None:
-    """Another folder than this one, on which the checkpoint was trained, if both dictionaries are still there."""
+    """The data folder of the training, if it is another one and still has both dictionaries; else None."""
     trained_on = state.task_options().get("data")
     names = [f"dict.{language}.txt" for language in (task.cfg.source_lang, task.cfg.target_lang)]
     if is_of_training(state, task) or not isinstance(trained_on, str):

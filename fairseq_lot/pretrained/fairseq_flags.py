@@ -1,4 +1,4 @@
-"""Flags of fairseq's own commands, as these commands read them."""
+"""Parse command lines of fairseq's own commands."""
 
 import contextlib
 import io
@@ -13,10 +13,15 @@ from fairseq_lot.pretrained.logs import quiet
 
 
 def read_flags(parser: ArgumentParser, words: Sequence[str], command: str) -> Namespace:
-    """What a command makes of a command line.
+    """Parse a command line as fairseq's command does.
+
+    Args:
+        parser: of the command.
+        words: the command line.
+        command: its name, for the message.
 
     Raises:
-        InputError: the command would refuse it.
+        InputError: the command would refuse the line.
     """
     with contextlib.redirect_stderr(io.StringIO()) as printed, quiet("fairseq"), quiet("fairseq_lot"):
         try:
@@ -25,6 +30,6 @@ def read_flags(parser: ArgumentParser, words: Sequence[str], command: str) -> Na
             raise
         except SystemExit:
             reason = printed.getvalue().strip().partition("error: ")[2]
-        except Exception as error:  # of an architecture whose sizes do not fit, or of a checkpoint
+        except Exception as error:  # from an architecture or a checkpoint
             reason = first_line(error)
     raise InputError(f"{command} refuses its flags: {' '.join(reason.split())}")

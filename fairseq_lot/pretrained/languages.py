@@ -1,4 +1,4 @@
-"""The two languages of a model: as typed, else as its checkpoint says, else as the files of its data are named."""
+"""The two languages of a model: from the command line, else the checkpoint, else the names of the data's files."""
 
 import re
 from argparse import ArgumentParser, Namespace, _ArgumentGroup
@@ -14,12 +14,12 @@ Pair = tuple[str, str]
 def add_language_arguments(parser: ArgumentParser | _ArgumentGroup) -> None:
     """Add ``--source-lang`` and ``--target-lang``."""
     for side in ("source", "target"):
-        text = f"{side} language; default: the checkpoint's, else as the files of DATA are named (train.de-en.de.idx)"
+        text = f"{side} language; default: the checkpoint's, else from the file names of DATA (train.de-en.de.idx)"
         parser.add_argument(f"--{side}-lang", metavar="LANG", help=text)
 
 
 def typed_pair(args: Namespace) -> Pair | None:
-    """The languages of a command line, None if there are none; InputError for half a pair."""
+    """The languages on the command line, or None; InputError if only one is given."""
     pair = args.source_lang, args.target_lang
     if pair == (None, None):
         return None
@@ -29,10 +29,10 @@ def typed_pair(args: Namespace) -> Pair | None:
 
 
 def with_languages(state: Checkpoint, pair: Pair | None) -> Checkpoint:
-    """A checkpoint whose task says these languages; the very same where none were typed.
+    """The checkpoint with these languages in its task; unchanged without a pair.
 
     Raises:
-        InputError: they are the opposite of the direction that it was trained in.
+        InputError: the pair is the opposite of the trained direction.
     """
     if pair is None:
         return state
@@ -49,27 +49,32 @@ def with_languages(state: Checkpoint, pair: Pair | None) -> Checkpoint:
 
 
 def languages(saved: dict, data: str | Path, path: str | Path | None) -> Pair:
-    """Source and target language: those of the checkpoint's task, else those in the names of the data folder's files.
+    """Source and target language: from the checkpoint's task, else from the file names of the data folder.
+
+    Args:
+        saved: options of the checkpoint's task.
+        data: the data folder.
+        path: of the checkpoint, for messages.
 
     Raises:
-        InputError: neither says, or the folder holds several pairs; ``path`` is where the checkpoint came from.
+        InputError: neither has them, or the folder has several pairs.
     """
     source, target = saved.get("source_lang"), saved.get("target_lang")
     if isinstance(source, str) and isinstance(target, str):
         return source, target
     if not Path(data).is_dir():
-        raise InputError(f"there is no folder {data}; give one that fairseq-preprocess has made")
+        raise InputError(f"there is no folder {data}; give a folder made by fairseq-preprocess")
     pairs = pairs_in(data)
     if len(pairs) == 1:
         return pairs[0]
     if pairs:
-        found = f"{data} holds {' and '.join(map('-'.join, pairs))}"
+        found = f"{data} has {' and '.join(map('-'.join, pairs))}"
     else:
         found = f"no languages in {path or 'a checkpoint'} or the names of files in {data} (as train.de-en.de.idx)"
-    raise InputError(f"{found}; name the languages with --source-lang and --target-lang")
+    raise InputError(f"{found}; give the languages by --source-lang and --target-lang")
 
 
 def pairs_in(data: str | Path) -> list[Pair]:
-    """The language pairs of a data folder, by its ``SPLIT.SOURCE-TARGET.LANGUAGE.idx``."""
+    """The language pairs of a data folder, from the names ``SPLIT.SOURCE-TARGET.LANGUAGE.idx``."""
     names = (re.fullmatch(r"[^.]+\.([^.]+)-([^.]+)\.(?:\1|\2)\.idx", file.name) for file in Path(data).iterdir())
     return sorted({(name[1], name[2]) for name in names if name})

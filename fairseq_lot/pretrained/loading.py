@@ -1,4 +1,4 @@
-"""A trained model, alone or together with the sentences it is to run on."""
+"""Load a trained model, alone or with a split of its data."""
 
 import contextlib
 import copy
@@ -36,8 +36,8 @@ from fairseq_lot.pretrained.languages import Pair, languages, with_languages
 from fairseq_lot.pretrained.logs import quiet
 from fairseq_lot.pretrained.multilingual import is_multilingual, set_up, source_symbols
 
-# What saves memory or regularises in fairseq-train: it hinders a fit, and changes no measurement. Quantisation noise is
-# not here: its layer is a part of the model, and its noise is not made in eval mode.
+# Features of training, switched off: they would hinder a fit and do not change outputs. Quantisation noise is not here:
+# it is a layer of the model, inactive in eval mode.
 _WITHOUT_TRAINING = {
     "checkpoint_activations": False,
     "offload_activations": False,
@@ -50,11 +50,14 @@ _WITHOUT_TRAINING = {
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model in eval mode, its task, and one split of its data, or none.
+    """A loaded model with its task and data.
 
     Attributes:
-        sentences: the split, a ``LanguagePairDataset``.
-        encoders: what its training was told about ``bpe`` and ``tokenizer``, see
+        model: in eval mode.
+        task: fairseq's task, with the dictionaries.
+        sentences: a split of the data, a ``LanguagePairDataset``; or None.
+        path: of the checkpoint, for messages.
+        encoders: the training's options of ``bpe`` and ``tokenizer``, see
             :func:`~fairseq_lot.pretrained.checkpoint.saved_encoders`.
     """
 
@@ -66,51 +69,70 @@ class Loaded:
 
     @property
     def pad(self) -> int:
-        """The symbol of a pad."""
+        """The index of the padding symbol."""
         return self.task.source_dictionary.pad()
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The device of the model."""
         return next(self.model.parameters()).device
 
     def left_out(self) -> np.ndarray:
-        """Indices of the sentences that are longer than the model takes."""
+        """Indices of the sentences that are too long for the model."""
         everything = np.arange(len(self.sentences))
         return np.asarray(self.sentences.filter_indices_by_size(everything, self.model.max_positions())[1], int)
 
     def draw(self, sentences: int | None, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Indices of random sentences that the model has positions for (None: of all), and of the others.
+        """Draw random sentences among those that are not too long for the model.
 
-        The shortest are first in both.
+        Args:
+            sentences: how many; None: all.
+            seed: of the draw.
+
+        Returns:
+            Indices of the drawn sentences, and of the remaining ones; the shortest first in both.
+
+        Raises:
+            InputError: all sentences are too long.
         """
         left_out = self.left_out()
         fitting = np.setdiff1d(np.arange(len(self.sentences)), left_out)
         most = self.model.max_positions()
         if not len(fitting):
-            raise InputError(f"{self.path} takes no more than {most} pieces: no sentence fits")
+            raise InputError(f"{self.path} takes at most {most} pieces: no sentence fits; give shorter sentences")
         if len(left_out):
             left = f"{len(left_out)} of {len(self.sentences)} sentences are left out: {numbers(left_out)}"
-            print(f"{self.path} has positions for {most} pieces: {left}", file=sys.stderr)
+            print(f"{self.path} takes at most {most} pieces: {left}", file=sys.stderr)
         order = np.random.default_rng(seed).permutation(fitting)
         parts = np.split(order, [len(order) if sentences is None else sentences])
         drawn, others = (part[np.argsort(self.sentences.src_sizes[part], kind="stable")] for part in parts)
         return drawn, others
 
     def source(self, pieces: Sequence[str]) -> torch.Tensor:
-        """``(len,)``: what the encoder reads where a sentence has these pieces, end of sentence included."""
+        """The encoder's input for a sentence of these pieces, ``(len,)`` indices, with the end of sentence."""
         dictionary = self.task.source_dictionary
         return torch.tensor([*source_symbols(self.task), *map(dictionary.index, pieces), dictionary.eos()])
 
     def with_sources(self, sources: Sequence[torch.Tensor]) -> "Loaded":
-        """The same model with these sources as its sentences, and no target side."""
+        """The same model with these sources as its sentences, without targets."""
         lengths, dictionary = [len(source) for source in sources], self.task.source_dictionary
         dataset = LanguagePairDataset(sources, lengths, dictionary, tgt_dict=self.task.target_dictionary)
         return replace(self, sentences=dataset)
 
     @torch.no_grad()
     def translate(self, beam: int, batch: int = 128) -> Iterator[tuple[int, torch.Tensor]]:
-        """Each sentence and its best translation, with the end of sentence; so many at a time, the longest first."""
+        """Translate all sentences, the longest first; a note on stderr says how many reached the length limit.
+
+        Args:
+            beam: size of the beam.
+            batch: number of sentences at a time.
+
+        Yields:
+            The index of a sentence, and the indices of its best translation with the end of sentence.
+
+        Raises:
+            InputError: no score is finite.
+        """
         generator = self.task.build_generator([self.model], Namespace(beam=beam))
         cut, limit = 0, min(generator.max_len_b, generator.max_len - 1)
         by_length = self.sentences.src_sizes.argsort(kind="stable")[::-1]
@@ -129,13 +151,13 @@ class Loaded:
             )
 
     def batch(self, indices: Iterable[int]) -> dict:
-        """fairseq's sample of these sentences, on the model's device."""
+        """fairseq's batch of these sentences, on the model's device."""
         return on_device(self.sentences.collater([self.sentences[int(i)] for i in indices]), self.device)
 
 
 @contextlib.contextmanager
 def _weights_unread(model: TransformerModel) -> Iterator[None]:
-    """Let the decoder leave out the weights of its cross-attention, as ``fairseq-generate`` does."""
+    """Context manager: the decoder does not return weights of cross-attention, as in ``fairseq-generate``."""
     wanted = [(layer, layer.need_attn) for layer in model.decoder.layers]
     try:
         for layer, _ in wanted:
@@ -148,27 +170,31 @@ def _weights_unread(model: TransformerModel) -> Iterator[None]:
 
 @contextlib.contextmanager
 def refuse_overflow(name: str) -> Iterator[None]:
-    """Name the model in whose scores there is no number: fairseq's search then asserts that it has come to an end."""
+    """Context manager: InputError that names the model if no score is finite; fairseq's search only asserts then."""
     try:
         yield
     except AssertionError as error:
-        reason = "no score of a next piece is a finite number, so its weights overflow"
+        reason = "no score of a next piece is finite: its weights overflow"
         raise InputError(f"{name} cannot translate: {reason}; give an earlier checkpoint") from error
 
 
 def on_device(sample: dict, device: torch.device) -> dict:
-    """fairseq's sample with its tensors on a device."""
+    """fairseq's batch with its tensors on a device."""
     return apply_to_sample(lambda tensor: tensor.to(device), sample)
 
 
 def build(state: Checkpoint, *, device: str | torch.device | None = "cpu", **overrides: Any) -> TransformerModel:
-    """The model of a checkpoint, in eval mode and without what only trainings need, such as checkpointed activations.
+    """The model of a checkpoint, in eval mode, without features of training such as checkpointed activations.
 
-    No data is needed: its dictionaries hold numbers for symbols. ``overrides`` are arguments of the model that differ
-    from the saved ones.
+    It needs no data: its dictionaries have numbers as symbols.
+
+    Args:
+        state: the checkpoint.
+        device: of the model; None: it stays where it is.
+        overrides: model arguments that replace the saved ones.
 
     Raises:
-        InputError: its weights do not fit its arguments, or are not finite.
+        InputError: the weights do not fit the arguments, or are not finite.
     """
     args = copy.deepcopy(state.model_args)
     for name, value in {**_WITHOUT_TRAINING, **overrides}.items():
@@ -180,16 +206,21 @@ def build(state: Checkpoint, *, device: str | torch.device | None = "cpu", **ove
         model.load_state_dict(dict(weights))
     except InputError as error:
         raise InputError(f"{state.path}: {error}") from None
-    except Exception as error:  # whatever a checkpoint of other options or another time leads to
+    except Exception as error:  # a checkpoint of other options or versions leads to errors of any type
         raise InputError(f"{state.path} cannot be loaded: {first_line(error)}") from error
     for name, weight in model.named_parameters():
         if not weight.isfinite().all():
-            raise InputError(f"{state.path} has numbers in {name} that are not finite; give an earlier checkpoint")
+            raise InputError(f"{state.path}: {name} is not finite; give an earlier checkpoint")
     return model.eval().to(device)
 
 
 def untrained(args: Namespace, source: int, target: int) -> TransformerModel:
-    """A model of these arguments, with so many symbols in its dictionaries, of which numbers are the names."""
+    """A new model with these arguments.
+
+    Args:
+        args: of the model, with ``arch``.
+        source, target: numbers of symbols in the two dictionaries; the symbols are named by numbers.
+    """
     dictionaries = []
     for symbols in (source, target):
         dictionaries.append(dictionary := Dictionary())
@@ -211,14 +242,15 @@ def load(
     """Load a model and a split of its data.
 
     Args:
+        checkpoint: its path, or the checkpoint in memory.
         data: folder made by fairseq-preprocess; None: the one that the checkpoint was trained on.
-        split: train, valid or test; None: the dictionaries alone.
-        needs_target: refuse a split that has its source side alone.
-        device: None: a GPU when there is one.
-        pair: source and target language; None: those of the checkpoint, else those in the names of the data's files.
+        split: train, valid or test; None: only the dictionaries.
+        needs_target: refuse a split without target side.
+        device: of the model; None: a GPU if there is one.
+        pair: source and target language; None: the checkpoint's, else from the names of the data's files.
 
     Raises:
-        InputError: either is missing or damaged, or they do not fit each other.
+        InputError: a file is missing or damaged, or data and checkpoint do not fit each other.
     """
     state = with_languages(load_checkpoint(checkpoint), pair)
     task, dataset = load_data(state, data, split, needs_target=needs_target)
@@ -228,15 +260,17 @@ def load(
 
 
 def check_pairs(state: Checkpoint, loaded: Loaded, as_trained: TransformerModel | None = None) -> None:
-    """Refuse data for which nothing tells the dictionaries of the training, where the loss on pairs shows others.
+    """Refuse data whose dictionaries cannot be compared with the training's, if the loss shows that they differ.
 
-    A line on stderr says that nothing could be told.
+    If the loss is inconclusive, a line on stderr says so.
 
     Args:
-        as_trained: the model with the attention of its training; None: it is built.
+        state: the checkpoint.
+        loaded: the model with its data.
+        as_trained: the model with the attention that it was trained with; None: it is built here.
 
     Raises:
-        InputError: the model is sure of the wrong pieces.
+        InputError: the model is sure of wrong pieces.
     """
     task, dataset = loaded.task, loaded.sentences
     if are_compared(state, task):
@@ -244,38 +278,38 @@ def check_pairs(state: Checkpoint, loaded: Loaded, as_trained: TransformerModel 
     unknown = "there are no pairs of sentences to try it on"
     if dataset is not None and dataset.tgt is not None:
         model = as_trained or _as_trained(state, loaded)
-        is_joined = model.encoder.embed_tokens is model.decoder.embed_tokens  # of one dictionary the targets tell all
+        is_joined = model.encoder.embed_tokens is model.decoder.embed_tokens  # then the targets test both languages
         is_joined &= task.source_dictionary == task.target_dictionary
         losses = pairs.measure(model, dataset, loaded.batch, task.target_dictionary, other_sources=not is_joined)
         if losses is None:
-            return  # what is to be done with them refuses them
+            return  # the caller will refuse such pairs
         by_guess = f"{losses.model:.2f} nats a piece, where a guess has {losses.guess:.2f}"
         source, target = (f"dict.{language}.txt" for language in (task.cfg.source_lang, task.cfg.target_lang))
         if losses.shows_others:
             raise InputError(
-                f"{loaded.path} cannot predict the targets in {task.cfg.data}: {by_guess} and the model is sure of "
-                f"others (its entropy is {losses.entropy:.2f}); {source} or {target} has other pieces than that of its "
-                "training, or the same in another order, or this is another kind of text: use the data folder that it "
-                "was trained on, or encode the text with its dictionaries (fairseq-preprocess --srcdict, --tgtdict)"
+                f"{loaded.path} cannot predict the targets in {task.cfg.data}: {by_guess}, and the model is sure of "
+                f"others (its entropy is {losses.entropy:.2f}). {source} or {target} has other pieces than in its "
+                "training, or the same in another order, or the text is of another kind; use the data folder of the "
+                "training, or encode the text with its dictionaries (fairseq-preprocess --srcdict, --tgtdict)"
             )
         if losses.tells_nothing:
             unknown = f"its loss is {by_guess}"
         elif losses.ignores_sources:
             unknown = (
-                f"{target} fits, and of {source} the loss does not tell: {losses.model:.2f} nats a piece, with the "
+                f"{target} fits; for {source} the loss is inconclusive: {losses.model:.2f} nats a piece, with the "
                 f"sources of other sentences {losses.other_sources:.2f}"
             )
         else:
             return
     if not is_of_training(state, task):
         print(
-            f"{loaded.path}: whether {task.cfg.data} has the dictionaries of its training is not known; {unknown}",
+            f"{loaded.path}: it is not known whether {task.cfg.data} has the dictionaries of its training; {unknown}",
             file=sys.stderr,
         )
 
 
 def _as_trained(state: Checkpoint, loaded: Loaded) -> TransformerModel:
-    """The model with the softmax of its training where that was swapped, which may cost any quality; else itself."""
+    """The model with the softmax of its training at swapped sites: a swap may have cost much quality. Else itself."""
     softmax = state.softmax_of_training()
     if softmax is None or not hasattr(state.model_args, "trained_attention"):
         return loaded.model
@@ -285,7 +319,7 @@ def _as_trained(state: Checkpoint, loaded: Loaded) -> TransformerModel:
 def load_data(
     state: Checkpoint, data: str | Path | None, split: str | None, *, needs_target: bool = True
 ) -> tuple[TranslationTask, LanguagePairDataset | None]:
-    """The task that a checkpoint was trained on, with a data folder and perhaps a split; arguments as for :func:`load`.
+    """The checkpoint's task with a data folder, and the split's sentences or None; arguments as for :func:`load`.
 
     Raises:
         InputError: the folder is missing or damaged, or does not fit the checkpoint.
@@ -295,8 +329,8 @@ def load_data(
         data = saved.get("data")
         if not isinstance(data, str) or not Path(data).is_dir():
             raise InputError(
-                f"{path} was trained on {data}, which is not here; give its folder (translate and report: with --data, "
-                "swap and calibrate: in place of a text file)"
+                f"{path} was trained on {data}, which does not exist here; give its data folder (translate, report: "
+                "--data; swap, calibrate: instead of a text file)"
             )
     source, target = languages(saved, data, path)
     if split is not None:
@@ -306,9 +340,9 @@ def load_data(
             read_dictionary(data, language)
     known = {option.name for option in dataclasses.fields(TranslationConfig)}
     chosen: dict[str, Any] = {"data": str(data), "source_lang": source, "target_lang": target}
-    chosen |= {"dataset_impl": None, "num_batch_buckets": 0}  # the format is the folder's, buckets are of a training
+    chosen |= {"dataset_impl": None, "num_batch_buckets": 0}  # detect the format; buckets are for training only
     try:
-        with quiet("fairseq", logging.WARNING):  # its notes on every file that it reads
+        with quiet("fairseq", logging.WARNING):  # it logs each file that it reads
             if is_multilingual(saved):
                 task = set_up(copy.deepcopy(saved) | chosen)
             else:
@@ -318,8 +352,8 @@ def load_data(
                 task.load_dataset(split)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    except Exception as error:  # whatever a folder of other options or another time leads to
+    except Exception as error:  # a folder of other options or versions leads to errors of any type
         raise InputError(f"{path} cannot be loaded with the data in {data}: {first_line(error)}") from error
     check_embeddings(task, state)
     dataset = None if split is None else task.dataset(split)
-    return task, dataset.datasets[0] if isinstance(dataset, ConcatDataset) else dataset  # multilingual: of one pair
+    return task, dataset.datasets[0] if isinstance(dataset, ConcatDataset) else dataset  # multilingual: one pair

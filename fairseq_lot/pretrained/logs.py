@@ -1,4 +1,4 @@
-"""What other packages log while models and data are read."""
+"""Control of other packages' log messages."""
 
 import contextlib
 import logging
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def quiet(name: str, level: int = logging.ERROR) -> Iterator[None]:
-    """Leave out what a package logs below a level."""
+    """Context manager: drop a package's log messages below a level."""
     logger = logging.getLogger(name)
     before = logger.level
     logger.setLevel(level)

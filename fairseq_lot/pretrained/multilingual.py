@@ -1,7 +1,7 @@
-"""Models of fairseq's task ``translation_multi_simple_epoch``: symbols tell them which languages they read and write.
+"""Models of fairseq's task ``translation_multi_simple_epoch``: symbols tell them the languages to read and write.
 
-The dictionaries of such a task are those of the data folder with a symbol for every language. The source may begin with
-one (``--encoder-langtok``), and so may the target (``--decoder-langtok``).
+The dictionaries are those of the data folder plus a symbol for each language. The source may begin with such a symbol
+(``--encoder-langtok``), and so may the target (``--decoder-langtok``).
 """
 
 from argparse import Namespace
@@ -13,25 +13,25 @@ from fairseq_lot.errors import InputError
 
 
 def is_multilingual(saved: dict) -> bool:
-    """Whether this is the task, by its saved options."""
+    """Whether the saved options are of this task."""
     return saved.get("task", saved.get("_name")) == "translation_multi_simple_epoch"
 
 
 def set_up(options: dict) -> FairseqTask:
-    """The task with these options, as ``fairseq-generate`` sets it up for one pair of languages.
+    """The task with these options, set up for one pair of languages as by ``fairseq-generate``.
 
     Raises:
-        InputError: languages that the model does not know, or symbols in the place of the end of sentence.
+        InputError: the model does not know a language, or was trained with ``--lang-tok-replacing-bos-eos``.
     """
     if options.get("lang_tok_replacing_bos_eos"):
-        raise InputError("--lang-tok-replacing-bos-eos is known to fairseq's own commands alone; use fairseq-generate")
+        raise InputError("--lang-tok-replacing-bos-eos works only with fairseq's own commands; use fairseq-generate")
     task = TranslationMultiSimpleEpochTask.setup_task(Namespace(**options))
-    task.cfg = task.args  # where the task ``translation`` has its options
+    task.cfg = task.args  # the attribute of the task ``translation``
     return task
 
 
 def source_symbols(task: FairseqTask) -> list[int]:
-    """What every source begins with."""
+    """Indices of the symbols at the start of each source; empty or the symbol of a language."""
     if not isinstance(task, TranslationMultiSimpleEpochTask):
         return []
     spec, _ = task.args.langtoks["main"]
@@ -40,7 +40,7 @@ def source_symbols(task: FairseqTask) -> list[int]:
 
 
 def language_symbols(task: FairseqTask) -> set[int]:
-    """The symbols before sources and targets, which spell no word."""
+    """Indices of the language symbols at the start of sources and targets; they are not text."""
     if not isinstance(task, TranslationMultiSimpleEpochTask):
         return set()
     _, spec = task.args.langtoks["main"]

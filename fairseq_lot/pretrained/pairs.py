@@ -1,8 +1,8 @@
-"""Whether the loss of a model on a few pairs of sentences shows that it was trained with other dictionaries.
+"""Find out from a model's loss on a few pairs of sentences whether it was trained with other dictionaries.
 
-A dictionary in another order makes a trained model sure of the wrong pieces: its loss is above that of a guess, and far
-above its own entropy. A model that has learnt little has a loss near its entropy, with any dictionary, so it tells
-nothing. docs/training.md has the numbers behind the limits.
+With a dictionary in another order a trained model is sure of wrong pieces: its loss is above that of a guess, and far
+above its own entropy. A model that has learnt little has a loss near its entropy with any dictionary: that is
+inconclusive. docs/training.md has the numbers behind the limits.
 """
 
 import math
@@ -15,25 +15,25 @@ from fairseq.data import Dictionary, LanguagePairDataset
 from fairseq.models.transformer import TransformerModel
 
 _PAIRS = 64
-_PIECES = 4096  # in all pairs together, source and target, so that long documents take no longer
-_BATCH = 512  # pieces; log probabilities of the whole vocabulary are stored for each
-# nats by which a loss exceeds the entropy of the predictions: at most 1.4 in models of few updates, with any
-# dictionary, and at least 1.8 in trained ones with another order
+_PIECES = 4096  # largest number of pieces in all pairs, source and target, to bound the time for long documents
+_BATCH = 512  # pieces in a batch; each needs log probabilities of the whole vocabulary
+# A model is sure of wrong pieces if its loss exceeds the entropy of its predictions by more nats than this. Models of
+# few updates have at most 1.4, with any dictionary; trained models with another order have at least 1.8.
 _SURE = 1.5
-_SAME = 0.95  # share of the loss with other sources above which the sources count as unread: trained models have 0.85
+# Sources count as ignored if the loss is more than this share of the loss with other sources; trained models have 0.85.
+_SAME = 0.95
 
 
 @dataclass(frozen=True)
 class Losses:
-    """Means over the target pieces of some pairs without the end of sentence, in nats.
+    """Mean losses over the target pieces of some pairs, in nats; the end of sentence does not count.
 
     Attributes:
-        model: of the model, teacher-forced.
-        entropy: of its predictions, which is the loss that it expects.
-        counts: of a guess by the counts in the target dictionary.
-        uniform: of a guess among all pieces.
-        other_sources: of the model where each target stands beside the source of another pair; infinite where that
-            was not measured.
+        model: loss of the model, with teacher forcing.
+        entropy: entropy of its predictions: the loss that it expects.
+        counts: loss of a guess by the counts in the target dictionary.
+        uniform: loss of a uniform guess among all pieces.
+        other_sources: loss of the model when each target gets the source of another pair; infinite if not measured.
     """
 
     model: float
@@ -44,22 +44,22 @@ class Losses:
 
     @property
     def guess(self) -> float:
-        """The better guess of the two."""
+        """Loss of the better of the two guesses."""
         return min(self.counts, self.uniform)
 
     @property
     def shows_others(self) -> bool:
-        """Whether the model was trained with other dictionaries, or on quite another text."""
+        """Whether the model was trained with other dictionaries, or on another kind of text."""
         return self.model >= self.guess and self.model - self.entropy > _SURE
 
     @property
     def tells_nothing(self) -> bool:
-        """Whether the model predicts no better than a guess, and does not claim to."""
+        """Whether the model predicts no better than a guess but is not sure of its predictions either."""
         return self.model >= self.guess and not self.shows_others
 
     @property
     def ignores_sources(self) -> bool:
-        """Whether the sources of other pairs serve as well, so that nothing is known of the source dictionary."""
+        """Whether sources of other pairs serve as well: then nothing is known about the source dictionary."""
         return self.model > _SAME * self.other_sources
 
 
@@ -72,12 +72,17 @@ def measure(
     *,
     other_sources: bool,
 ) -> Losses | None:
-    """Measure up to 64 random pairs that the model has positions for; None: there are none, or no finite loss.
+    """Measure the losses on up to 64 random pairs that are not too long for the model.
 
     Args:
-        batch: makes fairseq's sample from indices of the dataset.
+        model: in eval mode.
+        dataset: the pairs.
+        batch: makes fairseq's batch from indices of the dataset.
         dictionary: of the targets.
-        other_sources: measure these, too.
+        other_sources: also measure the loss with sources of other pairs.
+
+    Returns:
+        The losses; None if no pair fits or a loss is not finite.
     """
     order, _ = dataset.filter_indices_by_size(np.random.default_rng(1).permutation(len(dataset)), model.max_positions())
     order = order[:_PAIRS]
@@ -114,5 +119,5 @@ def measure(
 
 
 def _at(log_probs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """The entries of the targets."""
+    """The log probability of each target piece."""
     return log_probs.gather(-1, target.unsqueeze(-1)).squeeze(-1)

@@ -1,12 +1,12 @@
-"""From a sentence as people write it to a model's pieces and back, through fairseq's own encoders.
+"""Convert raw sentences to a model's pieces and back, by fairseq's own text encoders.
 
-A sentence is split into tokens (fairseq's ``--tokenizer``), and those into pieces (``--bpe``). What did that with the
-text of a model is known from the options, else from the checkpoint if its training was told, else from the data folder:
+A tokenizer (fairseq's ``--tokenizer``) splits a sentence into tokens, a BPE (``--bpe``) splits tokens into pieces. Both
+are taken from the options, else from the checkpoint if it has them, else they are guessed from the data folder:
 
-- Sentencepiece's pieces begin with ``\u2581``, those of subword-nmt and fastBPE end with ``@@``, others are words.
-  The file that made them is looked for under its usual names. The tokenizer is then Moses, but for sentencepiece where
-  commas and full stops go on the words before them.
-- Text without capitals was lower-cased, text with quotation marks was not escaped (``&quot;``), text with ``@-@`` was
+- Pieces of sentencepiece begin with ``\u2581``; pieces of subword-nmt and fastBPE end with ``@@``; others are words.
+- The file of the BPE is sought under its usual names.
+- The tokenizer is Moses. With sentencepiece there is none if commas and full stops follow words without a space.
+- Text without capitals was lower-cased. Text with quotation marks was not escaped (``&quot;``). Text with ``@-@`` was
   split at dashes.
 """
 
@@ -30,7 +30,7 @@ from fairseq_lot.pretrained.loading import Loaded
 
 _BUILDERS = {"bpe": build_bpe, "tokenizer": build_tokenizer}
 _MODELS, _CODES = (MODEL_NAME, "sentencepiece.model", "spm.model"), ("code", "codes", "bpecodes", "bpe.codes")
-# of each BPE: the option of fairseq that names its file, and the names that the file usually has in a data folder
+# for each BPE: fairseq's option for its file, and the file's usual names in a data folder
 _FILES = {
     "bert": ("bpe_vocab_file", ()),
     "byte_bpe": ("sentencepiece_model_path", _MODELS),
@@ -38,53 +38,53 @@ _FILES = {
     "sentencepiece": ("sentencepiece_model", _MODELS),
     "subword_nmt": ("bpe_codes", _CODES),
 }
-_PARTS_OF_TEXT = ("characters", "fastbpe", "sentencepiece", "subword_nmt", None)  # BPEs whose pieces spell it
-_RARE = 1e-3  # share of the text up to which a look does not count
-_PROBES = 500  # symbols by which a BPE and a dictionary are compared, at most
+_PARTS_OF_TEXT = ("characters", "fastbpe", "sentencepiece", "subword_nmt", None)  # BPEs whose pieces are parts of text
+_RARE = 1e-3  # a feature with at most this share of the text does not count in a guess
+_PROBES = 500  # largest number of symbols by which a BPE is compared with a dictionary
 
 
 def add_text_arguments(parser: ArgumentParser | _ArgumentGroup) -> None:
-    """Add the options that say how sentences become pieces."""
+    """Add the options for the tokenizer and the BPE."""
     add = parser.add_argument
     add(
         "--bpe",
         choices=sorted(BPE_REGISTRY),
-        help="fairseq's encoder of pieces; default: the checkpoint's, else by the look of the pieces in the dictionary",
+        help="fairseq's BPE; default: the checkpoint's, else guessed from the pieces in the dictionary",
     )
     add(
         "--bpe-codes",
         metavar="FILE",
-        help="its codes or model; default: the checkpoint's, else one of the usual names in the data folder: "
+        help="file with the BPE's codes or model; default: the checkpoint's, else one of these in the data folder: "
         f"{', '.join(_MODELS + _CODES)}",
     )
     add(
         "--tokenizer",
         choices=sorted(TOKENIZER_REGISTRY),
-        help="fairseq's encoder of tokens; default: the checkpoint's; else moses, but none where sentencepiece's "
-        "pieces show commas on words; space leaves sentences as they are",
+        help="fairseq's tokenizer; default: the checkpoint's; else moses, or none if sentencepiece's pieces show "
+        "commas without a space before them; space leaves sentences as they are",
     )
     add(
         "--tokenised",
         action="store_true",
-        help="sentences are tokens already, lower-cased if the model's text was, and translations stay tokens",
+        help="sentences are tokens, lower-cased if the model's text was; translations are tokens",
     )
     add(
         "--pieces",
         action="store_true",
-        help="sentences are in pieces already, as fairseq-preprocess took them; no tokenizer and no BPE is used, and "
-        "translations are tokens",
+        help="sentences are pieces, as in the input of fairseq-preprocess; translations are tokens; no tokenizer and "
+        "no BPE is used",
     )
 
 
 def text_options(args: Namespace) -> dict:
-    """What :meth:`Text.of` takes, from a command line."""
+    """The options of :meth:`Text.of` from a command line."""
     return {name: getattr(args, name, None) for name in ("bpe", "bpe_codes", "tokenizer", "tokenised", "pieces")}
 
 
 def piece_kind(dictionary: Dictionary) -> str | None:
-    """How a dictionary's pieces join to words: ``sentencepiece``, ``subword_nmt``, or None where they are words.
+    """How a dictionary's pieces join to words: ``sentencepiece``, ``subword_nmt``, or None if they are words.
 
-    The names are fairseq's, as :meth:`Dictionary.string` takes them.
+    The names are fairseq's, as for :meth:`Dictionary.string`.
     """
     shares = {
         "sentencepiece": _share(dictionary, lambda symbol: symbol.startswith(SPACE)),
@@ -95,21 +95,21 @@ def piece_kind(dictionary: Dictionary) -> str | None:
 
 
 def joins(name: str, kind: str | None) -> bool:
-    """Whether fairseq's ``--remove-bpe NAME`` makes words of pieces of this kind, see :func:`piece_kind`."""
+    """Whether fairseq's ``--remove-bpe NAME`` joins pieces of this kind to words, see :func:`piece_kind`."""
     name = "subword_nmt" if name in ("@@ ", "@@") else name
     return name == kind or (kind is None and name in ("subword_nmt", "none"))
 
 
 @dataclass(frozen=True)
 class Text:
-    """How the text of a model was encoded, and how its translations are decoded.
+    """The text encoding of a model.
 
     Attributes:
-        tokenizer: fairseq's; None: sentences come as tokens already, and translations stay such tokens.
-        bpe: fairseq's; None: tokens are the pieces.
+        tokenizer: fairseq's; None: sentences and translations are tokens.
+        bpe: fairseq's; None: tokens are pieces.
         lower: sentences are lower-cased.
-        joined: how pieces of a translation join to words where there is no ``bpe``, see :func:`piece_kind`.
-        known: dictionary that has to know most pieces of a sentence, which come from outside; None: no look is taken.
+        joined: how pieces of a translation join to words if ``bpe`` is None, see :func:`piece_kind`.
+        known: a dictionary that must have at least half of each sentence's pieces; None: no check.
     """
 
     tokenizer: Any
@@ -129,24 +129,25 @@ class Text:
         tokenised: bool = False,
         pieces: bool = False,
     ) -> "Text":
-        """The encoding of a model's text; what is None is found as this module says.
+        """The encoding of a model's text; arguments that are None are found as this module says.
 
         Args:
+            loaded: the model with its data.
             bpe, tokenizer: names of fairseq's encoders.
-            bpe_codes: codes or model of the BPE.
-            tokenised: sentences are tokens already.
-            pieces: sentences are in pieces already.
+            bpe_codes: file with the codes or the model of the BPE.
+            tokenised: sentences are tokens.
+            pieces: sentences are pieces.
 
         Raises:
             InputError: an encoder is unknown, lacks its file or package, makes pieces that the model does not know, or
-                is named although there are pieces already.
+                is given together with ``pieces``.
         """
         task = loaded.task
         if pieces:
             others = {"bpe": bpe, "bpe_codes": bpe_codes, "tokenizer": tokenizer, "tokenised": tokenised}
             given = ", ".join(flag(name) for name, value in others.items() if value)
             if given:
-                raise InputError(f"{given}: with --pieces the sentences are in pieces already; leave out one of both")
+                raise InputError(f"{given} cannot be used with --pieces; leave out one of both")
             return cls.of_pieces(task, known=task.source_dictionary)
         saved = {kind: loaded.encoders.get(kind, {}) for kind in _BUILDERS}
         names = {"bpe": bpe or saved["bpe"].get("_name") or piece_kind(task.source_dictionary), "tokenizer": None}
@@ -167,14 +168,18 @@ class Text:
 
     @classmethod
     def of_pieces(cls, task: TranslationTask, known: Dictionary | None = None) -> "Text":
-        """Sentences that are in pieces already; translations become tokens."""
+        """The encoding for sentences that are pieces; translations are tokens."""
         return cls(None, None, False, piece_kind(task.target_dictionary), known)
 
     def encode(self, sentences: Sequence[str], first_line: int = 1) -> list[list[str]]:
-        """The pieces of each sentence, without an end of sentence; none for a blank one.
+        """The pieces of each sentence, without the end of sentence; empty for a blank one.
+
+        Args:
+            sentences: the sentences.
+            first_line: number of the first sentence, for messages.
 
         Raises:
-            InputError: most of what should be a sentence's pieces are none; ``first_line`` numbers the first sentence.
+            InputError: with ``known``, most pieces of a sentence are not in that dictionary.
         """
         encoded = [self._encode(sentence).split() for sentence in sentences]
         if self.known is not None:
@@ -183,7 +188,7 @@ class Text:
                 if 2 * len(unknown) > len(pieces):
                     raise InputError(
                         f"line {line}: {len(unknown)} of {len(pieces)} pieces are not in the dictionary, such as "
-                        f"{unknown[0]!r:.60}; --pieces is for sentences as fairseq-preprocess took them"
+                        f"{unknown[0]!r:.60}; --pieces needs sentences as in the input of fairseq-preprocess"
                     )
         return encoded
 
@@ -195,50 +200,51 @@ class Text:
         return line if self.bpe is None else self.bpe.encode(line)
 
     def decode(self, pieces: str) -> str:
-        """The sentence that these pieces, separated by spaces, spell."""
+        """The sentence for these pieces, which are separated by spaces."""
         tokens = post_process(pieces, self.joined) if self.bpe is None else self.bpe.decode(pieces)
         return tokens if self.tokenizer is None else self.tokenizer.decode(tokens)
 
 
 def _symbols(dictionary: Dictionary) -> list[str]:
-    """Without those that every dictionary has."""
+    """The symbols of a dictionary, without fairseq's special ones."""
     return dictionary.symbols[dictionary.nspecial :]
 
 
 def _share(dictionary: Dictionary, condition: Callable[[str], bool]) -> float:
-    """How much of the text these symbols were, by the dictionary's counts."""
+    """Share of the text in symbols that meet the condition, by the dictionary's counts."""
     symbols = zip(_symbols(dictionary), dictionary.count[dictionary.nspecial :], strict=True)
     counts = {symbol: max(count, 1) for symbol, count in symbols}
     return sum(count for symbol, count in counts.items() if condition(symbol)) / max(sum(counts.values()), 1)
 
 
 def _guess_tokenizer(bpe: str | None, is_saved: bool, dictionary: Dictionary) -> str | None:
-    """The tokenizer of a training that names none: Moses, unless something shows that there was none.
+    """The tokenizer if neither options nor checkpoint name one: Moses, or None if the text shows that there was none.
 
     Args:
         bpe: the name of the BPE.
-        is_saved: the checkpoint names the BPE; its training was told of that and of no tokenizer, so it had none.
+        is_saved: the checkpoint names the BPE but no tokenizer: then there was none.
+        dictionary: of the source.
     """
     reads_raw_text = bpe == "sentencepiece" and _is_raw(dictionary)
     return None if is_saved or reads_raw_text else "moses"
 
 
 def _is_lower_cased(dictionary: Dictionary) -> bool:
-    """Whether the text was lower-cased: capitals are rare."""
+    """Whether the text was lower-cased: symbols with capitals are rare."""
     return _share(dictionary, lambda symbol: symbol != symbol.lower()) <= _RARE
 
 
 def _is_raw(dictionary: Dictionary) -> bool:
-    """Whether sentencepiece has seen sentences as people write them: no space stands before commas and full stops.
+    """Whether sentencepiece was trained on untokenised text: commas and full stops have no space before them.
 
-    False where the dictionary does not say: its counts are all the same, or such marks are rare.
+    False if unknown: all counts of the dictionary are equal, or these marks are rare.
     """
     inside, apart = (_share(dictionary, symbols.__contains__) for symbols in (",.", (SPACE, f"{SPACE},", f"{SPACE}.")))
     return len(set(dictionary.count[dictionary.nspecial :])) > 1 and inside > max(apart, _RARE)
 
 
 def _moses_options(spelt: list[str]) -> dict[str, bool]:
-    """How Moses was called, as far as the symbols show it."""
+    """The options of Moses that the symbols show."""
     return {
         "moses_no_dash_splits": not any("@-@" in symbol for symbol in spelt),
         "moses_no_escape": any(mark in symbol for symbol in spelt for mark in "'\""),
@@ -246,26 +252,34 @@ def _moses_options(spelt: list[str]) -> dict[str, bool]:
 
 
 def _build_bpe(name: str, codes: str | Path | None, of_training: dict, task: TranslationTask, *, guessed: bool) -> Any:
-    """The BPE of this name with its file, compared with the dictionary; ``guessed``: by the look of the pieces."""
+    """Build a BPE and compare it with the dictionary.
+
+    Args:
+        name: of fairseq's encoder.
+        codes: its file; None: the one of the training, else one in the data folder.
+        of_training: the encoder's options in the checkpoint.
+        task: with the data folder and the dictionary.
+        guessed: the name was guessed from the pieces, so subword_nmt may also be fastbpe.
+    """
     option, usual = _FILES.get(name, ("", ()))
     file = None if codes is None else Path(codes)
     if file is not None and not option:
-        raise InputError(f"--bpe-codes belongs to one of {', '.join(sorted(_FILES))}; name it with --bpe")
+        raise InputError(f"--bpe-codes needs --bpe; give one of {', '.join(sorted(_FILES))}")
     if file is not None and not file.is_file():
-        raise InputError(f"there is no --bpe-codes {file}")
+        raise InputError(f"--bpe-codes {file} does not exist; give an existing file")
     if file is None and option:
         saved = [Path(of_training[option])] if isinstance(of_training.get(option), str) else []
         beside = [Path(task.cfg.data) / name for name in (*(path.name for path in saved), *usual)]
         file = next((path for path in [*saved, *beside] if path.is_file()), None)
         if file is None and usual:
             raise InputError(
-                f"{task.cfg.data} has no {usual[0]} (nor {', '.join(usual[1:])}), with which {name} makes pieces of "
-                "sentences; copy there what encoded its text, or name it with --bpe-codes"
+                f"{task.cfg.data} has no {usual[0]} (nor {', '.join(usual[1:])}), which {name} needs to encode "
+                "sentences; copy there the file that encoded its text, or give it by --bpe-codes"
             )
-    options = of_training | {"sentencepiece_enable_sampling": False}  # that is for training
+    options = of_training | {"sentencepiece_enable_sampling": False}  # sampling is for training
     if file is not None:
         options[option] = str(file)
-        # codes of fastBPE have a count in each line, which subword-nmt's have not
+        # lines of fastBPE's codes have a count as third word, subword-nmt's do not
         if guessed and name == "subword_nmt" and len(file.read_bytes().partition(b"\n")[0].split()) == 3:
             name = "fastbpe"
     bpe = _build("bpe", name, options, file)
@@ -274,29 +288,39 @@ def _build_bpe(name: str, codes: str | Path | None, of_training: dict, task: Tra
 
 
 def _build(kind: str, name: str, options: dict, file: str | Path | None = None) -> Any:
-    """One of fairseq's encoders."""
+    """Build one of fairseq's encoders.
+
+    Args:
+        kind: ``bpe`` or ``tokenizer``.
+        name: of the encoder.
+        options: of the encoder.
+        file: its file, for the message.
+    """
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
             return _BUILDERS[kind](Namespace(**{**options, kind: name}))
-    except (Exception, SystemExit) as error:  # whatever reading garbage raises; subword-nmt exits
+    except (Exception, SystemExit) as error:  # a bad file leads to errors of any type; subword-nmt exits
         reason = said.getvalue().strip().splitlines()[0] if said.getvalue().strip() else first_line(error)
         what = f"--{kind} {name}" if file is None else f"{file}, --{kind} {name}"
         raise InputError(f"{what} cannot be used: {reason}") from error
 
 
 def _compare(bpe: Any, file: str | Path, task: TranslationTask) -> None:
-    """Refuse a BPE if the dictionary lacks most of what it makes of the words that the longest symbols spell."""
+    """Raise InputError if a BPE does not fit the dictionary.
+
+    The text of the longest symbols is encoded again; the dictionary must have at least half of the resulting pieces.
+    """
     dictionary = task.source_dictionary
     try:
         spelt = [bpe.decode(symbol) for symbol in _symbols(dictionary) if not symbol.startswith("madeupword")]
         longest = sorted(spelt, key=len, reverse=True)[: min(_PROBES, 1 + len(spelt) // 4)]
         pieces = [piece for text in longest for piece in bpe.encode(text).split()]
-    except Exception as error:  # an encoder of numbers meets words
+    except Exception as error:  # e.g. an encoder of numbers gets words
         raise InputError(f"{file} does not fit {task.cfg.data}: {first_line(error)}") from error
     unknown = sum(dictionary.index(piece) == dictionary.unk() for piece in pieces)
     if 2 * unknown > len(pieces):
         raise InputError(
-            f"{file} does not fit {task.cfg.data}: {unknown} of {len(pieces)} pieces that it makes are not in "
-            f"dict.{task.cfg.source_lang}.txt; give the one that encoded its text"
+            f"{file} does not fit {task.cfg.data}: {unknown} of {len(pieces)} of its pieces are not in "
+            f"dict.{task.cfg.source_lang}.txt; give the file that encoded its text"
         )

@@ -1,4 +1,4 @@
-"""``fairseq-lot translate``: sentences in, translations out, of one model or of two side by side."""
+"""``fairseq-lot translate``: translate sentences by one model, or by two side by side."""
 
 import re
 import sys
@@ -27,20 +27,20 @@ _BATCH = 32  # sentences at a time
 
 
 class Translator:
-    """A trained model that takes sentences as people write them.
+    """A trained model that translates raw sentences.
 
     Args:
-        checkpoint: its path, or what ``swap`` or ``calibrate`` returned.
-        data: its data folder; None: the one it was trained on.
-        split: split of the data to load with it, whose sentences are in pieces; None: the dictionaries alone.
+        checkpoint: its path, or the result of ``swap`` or ``calibrate``.
+        data: its data folder; None: the one that it was trained on.
+        split: load this split of the data, whose sentences are pieces; None: only the dictionaries.
         beam: size of the beam.
-        device: to run on; None: a GPU when there is one.
-        languages: source and target; None: those of the checkpoint, else as the files in ``data`` are named.
-        **text: how sentences become pieces, where it is not to be found out: the options ``bpe``, ``bpe_codes``,
-            ``tokenizer``, ``tokenised`` and ``pieces`` of :meth:`fairseq_lot.pretrained.text.Text.of`.
+        device: of the model; None: a GPU if there is one.
+        languages: source and target; None: the checkpoint's, else from the file names in ``data``.
+        **text: the options ``bpe``, ``bpe_codes``, ``tokenizer``, ``tokenised`` and ``pieces`` of
+            :meth:`fairseq_lot.pretrained.text.Text.of`; by default the encoding is found automatically.
 
     Raises:
-        InputError: a file is missing or damaged, or they do not fit each other.
+        InputError: a file is missing or damaged, or the files do not fit each other.
     """
 
     def __init__(
@@ -58,16 +58,20 @@ class Translator:
             raise InputError(f"--beam must be at least 1, got {beam!r}")
         told = [flag(name) for name, value in text.items() if value]
         if split is not None and told:
-            raise InputError(f"{', '.join(told)}: the sentences of a split are in pieces already; leave it out")
+            raise InputError(f"{', '.join(told)} cannot be used with a split, whose sentences are pieces; leave it out")
         self.loaded = load(checkpoint, data, split, needs_target=False, device=device, pair=languages)
         if split is None:
             self.text = Text.of(self.loaded, **text)
-        else:  # in pieces already; translations are tokens
+        else:
             self.text = Text.of_pieces(self.loaded.task)
         self._beam = beam
 
     def symbols(self, pieces: Sequence[str], where: str) -> torch.Tensor:
-        """``(len,)``: what the encoder reads, end of sentence included; refused if it is too long."""
+        """The encoder's input for a sentence of these pieces, ``(len,)`` indices, with the end of sentence.
+
+        Raises:
+            InputError: the sentence, which the message calls ``where``, is too long for the model.
+        """
         symbols = self.loaded.source(pieces)
         limit, length = self.loaded.model.max_positions()[0], len(symbols)
         if length > limit:
@@ -75,12 +79,12 @@ class Translator:
         return symbols
 
     def search(self, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The best hypothesis for each source, both as symbols with the end of sentence."""
+        """The best translation of each source; both are indices with the end of sentence."""
         found = dict(self.loaded.with_sources(sources).translate(self._beam, _BATCH))
         return [found[i] for i in range(len(sources))]
 
     def spell(self, target: torch.Tensor) -> str:
-        """The sentence that :meth:`search` has found."""
+        """The sentence for a translation of :meth:`search`."""
         return self.text.decode(_string(self.loaded.task, target))
 
     @overload
@@ -90,14 +94,20 @@ class Translator:
     def translate(self, sentences: list[str], first_line: int = 1) -> list[str]: ...
 
     def translate(self, sentences: str | list[str], first_line: int = 1) -> str | list[str]:
-        """The translation of one sentence, or a list with one per sentence; a blank one stays blank.
+        """Translate one sentence, or a list of sentences; a blank one stays blank.
+
+        Args:
+            sentences: one sentence or a list.
+            first_line: number of the first sentence, for messages.
+
+        Returns:
+            The translation, or a list with one per sentence.
 
         Raises:
-            InputError: not a string or a list of strings, or a sentence is no text or longer than the model's
-                positions (``first_line`` numbers the first one); or a split was loaded.
+            InputError: wrong types, invalid text, a sentence that is too long for the model, or a split was loaded.
         """
         if self.loaded.sentences is not None:
-            raise InputError("a Translator of a split takes its sentences in pieces; make one without split for text")
+            raise InputError("a Translator with a split cannot translate text; make one without split")
         if isinstance(sentences, str):
             return self.translate([sentences], first_line)[0]
         if not isinstance(sentences, list):
@@ -118,15 +128,15 @@ class Translator:
 
 
 def _string(task: TranslationTask, target: torch.Tensor, joined: str | None = None, **how: bool) -> str:
-    """The words of a target, without the symbol of its language."""
+    """The words of a target, without language symbols; arguments as for ``Dictionary.string``."""
     return task.target_dictionary.string(target, joined, extra_symbols_to_ignore=language_symbols(task), **how)
 
 
 def translate_split(loaded: Loaded, *, beam: int) -> list[str]:
-    """The translation of every sentence of a split, pieces joined to words, in the order of the corpus.
+    """Translate each sentence of the loaded split; pieces are joined to words.
 
     Raises:
-        InputError: a sentence is longer than the model's positions.
+        InputError: a sentence is empty or too long for the model.
     """
     task, dataset = loaded.task, loaded.sentences
     check_not_empty(dataset.src_sizes, where=str(task.cfg.data))
@@ -138,30 +148,30 @@ def translate_split(loaded: Loaded, *, beam: int) -> list[str]:
 
 
 def references(task: TranslationTask, dataset: LanguagePairDataset, split: str) -> list[str]:
-    """Lines that the translations of a split are compared with: tokens, in the order of the corpus.
+    """The references of a split, as lines of tokens.
 
-    They come from :func:`text_of`; without such a file they are the target side of the split, pieces joined to words.
-    There ``<<unk>>``, which no translation says, stands for what the dictionary lacks.
+    They come from the file :func:`text_of`. Without it they are the split's target side, with pieces joined to words;
+    a piece that is not in the dictionary is ``<<unk>>`` there, which no translation contains.
 
     Raises:
-        InputError: the file is of another length than the split, or there is neither a file nor a target side.
+        InputError: the file and the split differ in length, or there is neither a file nor a target side.
     """
     file = text_of(task, split)
     if file is None:
         if dataset.tgt is None:
             raise InputError(
-                f"{task.cfg.data}: {split} has no target side and no text/{split}.{task.cfg.target_lang}; give either"
+                f"{task.cfg.data}: {split} has no target side and no text/{split}.{task.cfg.target_lang}; add either"
             )
         joined = piece_kind(task.target_dictionary)
         return [_string(task, dataset.tgt[i], joined, escape_unk=True) for i in range(len(dataset))]
     lines = read_lines(file)
     if len(lines) != len(dataset):
-        raise InputError(f"{file} has {len(lines)} lines, the split {len(dataset)} sentences; mend or remove the file")
+        raise InputError(f"{file} has {len(lines)} lines, the split {len(dataset)} sentences; correct or remove it")
     return lines
 
 
 def text_of(task: TranslationTask, split: str) -> Path | None:
-    """The file of a split's references, ``text/SPLIT.LANGUAGE`` in the data folder; None: there is none."""
+    """The file of a split's references, ``text/SPLIT.LANGUAGE`` in the data folder; None if it does not exist."""
     file = Path(task.cfg.data) / "text" / f"{split}.{task.cfg.target_lang}"
     return file if file.exists() else None
 
@@ -169,10 +179,10 @@ def text_of(task: TranslationTask, split: str) -> Path | None:
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of the command."""
     add = parser.add_argument
-    add("sentences", nargs="*", metavar="SENTENCE", help="what to translate; default: the lines of standard input")
+    add("sentences", nargs="*", metavar="SENTENCE", help="source sentences; default: the lines of standard input")
     add("--path", required=True, metavar="CKPT.pt", help="checkpoint: ours or fairseq's transformer*")
-    add("--compare", metavar="OTHER.pt", help="print its translations as well, after a tab")
-    add("--data", metavar="DATA", help="data folder; default: that of the training")
+    add("--compare", metavar="OTHER.pt", help="also print this checkpoint's translations, after a tab")
+    add("--data", metavar="DATA", help="data folder; default: the one of the training")
     add("--beam", type=int, default=5, metavar="N", help="default: %(default)s")
     add_device_argument(parser)
     add_language_arguments(parser)
@@ -180,14 +190,14 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    """Translate line by line on a terminal, in batches elsewhere; with ``--compare`` a header says which is which."""
+    """Run ``fairseq-lot translate``: line by line on a terminal, else in batches; ``--compare`` prints a header."""
     paths = list(filter(None, (args.path, args.compare)))
     shared = {"beam": args.beam, "device": args.device, "languages": typed_pair(args)}
     models = [Translator(path, args.data, **shared, **text_options(args)) for path in paths]
     if args.compare is not None:
         print(*paths, sep="\t")
     typed = not args.sentences and sys.stdin.isatty()
-    # bytes that are not UTF-8 become surrogates, which are refused with the number of the line
+    # bytes that are not UTF-8 become surrogates; translate refuses these with the line's number
     lines = args.sentences or (
         raw.decode("utf-8", "surrogateescape").removeprefix("\ufeff").rstrip("\r\n") for raw in sys.stdin.buffer
     )
@@ -198,7 +208,7 @@ def run(args: Namespace) -> None:
         except InputError as error:
             if not typed:
                 raise
-            print(error, file=sys.stderr)  # a person who types may try again
+            print(error, file=sys.stderr)  # on a terminal the user may try again
             columns = []
         for translations in zip(*columns, strict=True):
             print(*translations, sep="\t", flush=True)

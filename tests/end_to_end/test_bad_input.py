@@ -117,7 +117,7 @@ def test_check_says_what_a_first_training_needs_to_know(data, long, capsys):
     positions = "--max-source-positions 1101 --max-target-positions 1101"
     assert f"--share-decoder-input-output-embed {positions}, and a batch of at least 1101 --max-tokens" in training
     assert translating == f"fairseq-generate: --remove-bpe sentencepiece {positions}"
-    assert last.startswith("without these positions fairseq-train leaves out longer pairs of train")
+    assert last.startswith("without these positions fairseq-train skips longer pairs of train")
 
 
 @pytest.fixture(scope="module")
@@ -155,27 +155,25 @@ def test_check_knows_where_a_training_would_stop(long, stock_checkpoint, tmp_pat
         capsys.readouterr()
         fairseq_lot(*training, *more)
         said = capsys.readouterr().out.splitlines()
-        of_train = (
-            "of 60 pairs of train fairseq-train leaves out 1, longer than 1024 pieces of the source or 1024 of the"
-        )
+        of_train = "fairseq-train skips 1 of 60 pairs of train, longer than 1024 pieces of the source or 1024 of the"
         assert [of_train in line and line.endswith(": 3") for line in said[:1]] == [True] * left_out
     for more, naming in (
         ((*tuning, "--max-tokens", 1000), ["a batch has 1000", "give a larger --max-tokens-valid"]),
-        ((*flags, "--max-tokens", 2), ["no pair of train fits the training"]),
-        ((*flags, "--eval-bleu", "--eval-bleu-remove-bpe", "subword_nmt"), ["does not join", "give sentencepiece"]),
+        ((*flags, "--max-tokens", 2), ["all pairs of train are longer than"]),
+        ((*flags, "--eval-bleu", "--eval-bleu-remove-bpe", "subword_nmt"), ["does not fit", "give sentencepiece"]),
         ((*flags, "--magic"), ["fairseq-train refuses its flags: unrecognized arguments: --magic"]),
         (("--lr", 1), ["--training needs", "--arch"]),
         ((*flags, "-s", "fr", "-t", "en"), ["has no sentences of fr and en"]),
     ):
         refuse(capsys, *training, *more, naming=naming)
-    refuse(capsys, "check", long, "--split", "train", *training[2:], *flags, naming=["--split: "])
+    refuse(capsys, "check", long, "--split", "train", *training[2:], *flags, naming=["--split cannot be used with"])
     fairseq_lot(*training, *flags, "--task", "translation_multi_simple_epoch")
     assert "not checked, because --task translation_multi" in capsys.readouterr().out
 
 
 def test_pretraining_ends_in_one_line_before_it_begins(long, tmp_path):
     said = finish(start("bash", "scripts/pretrain.sh", long, tmp_path / "out"), 2).splitlines()
-    assert len(said) == 2 and "of train fairseq-train leaves out 1" in said[0] and "split valid: source 1" in said[1]
+    assert len(said) == 2 and "skips 1 of 60 pairs of train" in said[0] and "split valid: source 1" in said[1]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -190,7 +188,11 @@ FOLDERS = {
     "no-source-dictionary": (lambda folder: (folder / "dict.de.txt").unlink(), (), "dict.de.txt is missing"),
     "no-target-dictionary": (lambda folder: (folder / "dict.en.txt").unlink(), (), "dict.en.txt is missing"),
     "longer-dictionary": (lambda folder: (folder / "dict.en.txt").open("a").write("more 1\n"), (), "dict.en.txt has"),
-    "other-pieces": (lambda folder: reverse(folder / "dict.en.txt"), (), "dict.en.txt has other pieces than that of"),
+    "other-pieces": (
+        lambda folder: reverse(folder / "dict.en.txt"),
+        (),
+        "dict.en.txt has other pieces than",
+    ),
     "other-language": (lambda folder: None, FRENCH, "dict.fr.txt is missing (there is dict.de.txt, dict.en.txt)"),
     "half-a-pair": (lambda folder: None, FRENCH[2:], "--source-lang and --target-lang go together"),
 }

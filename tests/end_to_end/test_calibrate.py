@@ -158,7 +158,7 @@ def test_random_sentences_for_which_the_model_has_no_positions_are_refused(
     path = lot_checkpoint if command == "calibrate" else stock_checkpoint
     words = [command, "--path", path, "--out", tmp_path / "out", "--longest", 1024]
     words += [data / "bin", "--try", "lot"] if command == "sweep" else []
-    refuse_and_keep(capsys, tmp_path, *words, naming=[f"{path} has positions for 1023 pieces, not --longest 1024"])
+    refuse_and_keep(capsys, tmp_path, *words, naming=[f"{path} takes at most 1023 pieces, not --longest 1024"])
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_languages_that_neither_checkpoint_nor_folder_tells_can_be_typed(data, s
     (tmp_path / "bin" / "train.de-fr.de.idx").touch()
     words = "swap", "--path", tmp_path / "classic.pt", "--attention", "lot", "--calibrate", tmp_path / "bin", *FIT
     out = tmp_path / "lot.pt"
-    refuse(capsys, *words, "--out", out, naming=["holds de-en and de-fr; name the languages with --source-lang"])
+    refuse(capsys, *words, "--out", out, naming=["has de-en and de-fr; give the languages by --source-lang"])
     assert not out.exists()
     fairseq_lot(*words, "--out", out, "--source-lang", "de", "--target-lang", "en")
     assert "calibrated on" in calibration_of(out)
@@ -417,8 +417,8 @@ def test_how_a_plain_text_file_is_encoded_can_be_typed(data, stock_checkpoint, l
             state["cfg"]["task"].update(data=str(folder))
     for command, given in (("calibrate", []), ("swap", ["--attention", "lot", "--calibrate"])):
         words = [command, "--path", paths[command], "--out", tmp_path / "out.pt", *FIT, *given]
-        refuse(capsys, *words, data / "raw" / "train.de", naming=["name it with --bpe-codes"])
-        refuse(capsys, *words, folder, "--tokenizer", "space", naming=["--tokenizer: of a plain text file"])
+        refuse(capsys, *words, data / "raw" / "train.de", naming=["give it by --bpe-codes"])
+        refuse(capsys, *words, folder, "--tokenizer", "space", naming=["--tokenizer: needs a plain text file"])
         fairseq_lot(*words, data / "text" / "train.de", "--bpe-codes", codes, "--tokenised")
         assert "calibrated on text of" in calibration_of(tmp_path / "out.pt")
 
@@ -445,7 +445,7 @@ def test_a_plain_text_file_is_fitted_to_in_the_pieces_of_the_model(data, stock_c
         few.write_text(text, encoding="utf-8")
         refuse(capsys, *words, few, "--out", refused, naming=[few, message])
     (tmp_path / "incomplete").mkdir()
-    for name, way_out in (("gone", "calibrate: in place of a text file"), ("incomplete", "make it with fairseq-")):
+    for name, way_out in (("gone", "calibrate: instead of a text file"), ("incomplete", "make it with fairseq-")):
         with edited(stock_checkpoint, tmp_path / "moved.pt") as state:
             state["cfg"]["task"]["data"] = str(tmp_path / name)
         moved = ("swap", "--path", tmp_path / "moved.pt", "--calibrate", raw, "--out", refused)

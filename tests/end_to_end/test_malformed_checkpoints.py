@@ -205,6 +205,6 @@ def test_code_is_refused_and_not_run(name, place, form, data, stock_checkpoint, 
     else:
         torch.save(state, path, _use_new_zipfile_serialization=form == "zip")
     command = COMMANDS[list(PLACES).index(place) % len(COMMANDS)]
-    naming = [path] if form == "pickle" else [f"{path} holds objects other than tensors and settings"]
+    naming = [path] if form == "pickle" else [f"{path} contains objects other than tensors and settings"]
     refuse_file(capsys, command, data, path, naming=naming)
     assert not os.path.exists("executed")

@@ -68,7 +68,7 @@ def test_references_are_text_where_there_is_some_else_the_targets(tmp_path):
     file.write_text("\n".join(["a word", *others]) + "\n")
     assert references(*how) == ["a word", *others]
     file.write_text("a word\n")
-    with pytest.raises(InputError, match="test.en has 1 lines, the split 6 sentences; mend or remove the file"):
+    with pytest.raises(InputError, match="test.en has 1 lines, the split 6 sentences; correct or remove it"):
         references(*how)
     file.unlink()
     loaded.sentences.tgt = None

@@ -1,1 +1,1 @@
-"""Another attention in a trained model: swapped, calibrated, swept."""
+"""Put another attention into a trained model: swap, calibration, sweep."""

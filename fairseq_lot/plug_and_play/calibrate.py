@@ -1,4 +1,4 @@
-"""``fairseq-lot calibrate``: fit a swapped attention to the softmax attention that it replaced, without labels."""
+"""``fairseq-lot calibrate``: fit a swapped attention to the softmax attention that it replaces, without labels."""
 
 import dataclasses
 from argparse import ArgumentParser, Namespace
@@ -34,45 +34,48 @@ from fairseq_lot.pretrained.languages import add_language_arguments, typed_pair,
 from fairseq_lot.pretrained.loading import Loaded, build, check_pairs, load_data
 from fairseq_lot.pretrained.text import add_text_arguments, text_options
 
-# Pieces of the longest random sentence, unless the attention is exact up to more, or more were asked for.
+# default for the pieces in the longest random sentence
 LONGEST = 80
 
 
 @dataclass(frozen=True)
 class FitOptions(Options):
-    """How a calibration fits; docs/swap.md says in which order."""
+    """The options of a fit; docs/swap.md describes its steps."""
 
-    steps: int = option(800, "updates that fit the heads one by one", minimum=1)
-    joint_steps: int = option(400, "updates that then fit the output of all together", minimum=0)
+    steps: int = option(800, "updates that fit each head alone", minimum=1)
+    joint_steps: int = option(400, "updates that then fit all heads together, to the output", minimum=0)
     learning_rate: float = option(
         0.2,
-        "Adam's for the heads at the start, a quarter of it where all are fitted together; it falls to 0",
+        "Adam's first learning rate for --steps, a quarter of it for --joint-steps; it falls to 0",
         above=0,
         maximum=1e30,
     )
     distill_steps: int = option(
         0,
-        "updates that at last fit the swapped attentions whole, their trained projections included: those of the "
-        "encoder to its output, with others among them all to what the softmax model predicts for the next piece",
+        "updates that finally also fit the projections of the swapped attentions: to the encoder's output if all are "
+        "in the encoder, else to the softmax model's predictions",
         minimum=0,
     )
     distill_rate: float = option(
-        5e-4, "Adam's for the projections in these; ten times that for what is new", above=0, maximum=1e30
+        5e-4,
+        "Adam's first learning rate for the projections in --distill-steps, ten times it for new parameters",
+        above=0,
+        maximum=1e30,
     )
     longest: int | None = option(
         None,
-        "pieces of the longest random sentence, for documents as many as theirs; default: "
+        "pieces in the longest random sentence; for documents give their length; default: "
         f"{LONGEST}, with near_far twice --near-far-exact-up-to if that is more",
         minimum=1,
     )
-    max_tokens: int = option(512, "source pieces in a batch; a longer sentence is alone in one", minimum=1)
+    max_tokens: int = option(512, "source pieces in a batch; a longer sentence is a batch of its own", minimum=1)
     held_out: int = option(64, "sentences to measure the errors on, in one batch", minimum=1)
-    split: str = option("train", "split of DATA, where DATA is given")
-    seed: int = option(1, "seed of the sentences drawn", minimum=0)
+    split: str = option("train", "split of DATA to fit on")
+    seed: int = option(1, "seed of the random sentences", minimum=0)
 
     @classmethod
     def of(cls, args: Namespace) -> "FitOptions":
-        """The options of a command line; InputError names the flag whose value has no meaning."""
+        """The options on a command line; InputError names the flag of an invalid value."""
         try:
             return cls(**{field.name: getattr(args, field.name) for field in dataclasses.fields(cls)})
         except InputError as error:
@@ -82,24 +85,26 @@ class FitOptions(Options):
 def how_to_fit(
     args: Namespace, data: str | None, *, without: str | None = None, pieces: bool = False
 ) -> dict[str, Any]:
-    """What :func:`calibrate` takes besides checkpoint and data, from a command line.
+    """The arguments of :func:`calibrate` besides checkpoint and data, from a command line.
 
     Args:
-        without: the flag by which nothing is fitted; an option of the fit is then refused.
-        pieces: fits are made on random pieces, too, where there are data.
+        args: the command line.
+        data: the text to fit on; None: random pieces.
+        without: the flag that switches the fit off; options of a fit are then refused.
+        pieces: the command also fits on random pieces, even if there is text.
     """
     for field in dataclasses.fields(FitOptions) if without else ():
         if getattr(args, field.name) != field.default:
-            raise InputError(f"is of a calibration; leave it out, or {without}", field.name).on_command_line()
+            raise InputError(f"is for a calibration; leave it out, or {without}", field.name).on_command_line()
     if args.longest != FitOptions.longest and data is not None and not pieces:
-        raise InputError(f"--longest {args.longest} is of random sentences, and there is text; leave out one of both")
+        raise InputError(f"--longest {args.longest} is for random sentences, but text is given; leave out one of both")
     if args.split != FitOptions.split and (data is None or is_text_file(data)):
         way_out = "leave it out, or give one (swap: with --calibrate, sweep: with --text)"
-        raise InputError(f"--split {args.split} is of a data folder to calibrate on, and there is none; {way_out}")
+        raise InputError(f"--split {args.split} needs a data folder to calibrate on; {way_out}")
     text = {name: value for name, value in text_options(args).items() if value}
     if text and (data is None or not is_text_file(data)):
         flags = ", ".join(map(flag, text))
-        raise InputError(f"{flags}: of a plain text file to calibrate on, and there is none; leave it out, or give one")
+        raise InputError(f"{flags}: needs a plain text file to calibrate on; leave it out, or give one")
     fitting = dataclasses.asdict(FitOptions.of(args)) | ({"text": text} if text else {})
     return {"device": choose_device(args.device), "languages": typed_pair(args), **fitting}
 
@@ -111,9 +116,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "data",
         nargs="?",
         metavar="DATA",
-        help="folder made by fairseq-preprocess, to calibrate on its text; encoder sites need no more than its source "
-        "side and both dictionaries. Or a plain text file in the source language, a sentence a line. Default: random "
-        "pieces, for which no data is needed",
+        help="text to calibrate on: a folder made by fairseq-preprocess (encoder sites need only its source side and "
+        "both dictionaries), or a plain text file in the source language, a sentence per line. Default: random pieces",
     )
     add("--path", required=True, metavar="SWAPPED.pt", help="checkpoint whose attention was swapped")
     add("--out", required=True, metavar="CALIBRATED.pt", help="the new checkpoint; never half-written")
@@ -121,14 +125,14 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_device_argument(parser)
     add_language_arguments(parser)
     add_options(parser, FitOptions)
-    add_text_arguments(parser.add_argument_group("from sentences to pieces", "Where DATA is a plain text file."))
+    add_text_arguments(parser.add_argument_group("from sentences to pieces", "If DATA is a plain text file."))
 
 
 def run(args: Namespace) -> None:
-    """Calibrate, print the errors and the cost, write the checkpoint."""
+    """Run ``fairseq-lot calibrate``: write the fitted checkpoint, print the errors and the cost."""
     how = how_to_fit(args, args.data)
     refuse_same({"--path": args.path, "DATA": args.data, "--out": args.out, "--json": args.json})
-    # both are opened first: an unwritable path fails at once
+    # opened first: an unwritable path fails at once
     with atomic_write(args.out, "wb") as file, json_file(args.json) as numbers:
         done = calibrate(args.path, args.data, **how)
         file.write(done.state.serialised())
@@ -140,17 +144,16 @@ def run(args: Namespace) -> None:
 
 @dataclass(frozen=True)
 class Calibrated:
-    """What a calibration gave.
+    """The result of a calibration.
 
     Attributes:
         state: the calibrated checkpoint.
-        description: what was done, as it stands in the checkpoint.
-        matched: the attentions that were fitted.
-        before, after: relative squared error of every head on held-out sentences, ``(attentions, most heads)``.
-        fits: on the heads, on the output of the encoder (or of the decoder), and if asked once more with the
-            projections (of the encoder: to its output; of the decoder: to what is predicted).
-        cost: how much the predictions differ from softmax's on the held-out sentences.
-        comparison: the calibrated model beside softmax, on these.
+        description: the fit in words, as written into the checkpoint.
+        matched: the fitted attentions.
+        before, after: relative squared error of each head on held-out sentences, ``(attentions, most heads)``.
+        fits: the fit of the heads, the fit of the output, and with ``distill_steps`` the fit with the projections.
+        cost: the change of the predictions against softmax, on the held-out sentences.
+        comparison: the calibrated model and the softmax model on these sentences.
     """
 
     state: Checkpoint
@@ -163,7 +166,7 @@ class Calibrated:
     comparison: Comparison = dataclasses.field(repr=False)
 
 
-@torch.inference_mode(False)  # wherever it is called
+@torch.inference_mode(False)  # also if called in inference mode
 @torch.enable_grad()
 def calibrate(
     checkpoint: CheckpointLike,
@@ -174,29 +177,30 @@ def calibrate(
     text: dict[str, Any] | None = None,
     **options: Any,
 ) -> Calibrated:
-    """Fit the parameters that a mechanism has added; the teacher is the same model with the softmax of its training.
+    """Fit the parameters that a swap added. The teacher is the same model with the softmax of its training.
 
-    First every attention by itself, on the teacher's own queries, keys and values, to the outputs of the heads; then
-    all together, each on what the ones before it give, to the output of the stack; with ``distill_steps`` then also
-    the projections around them, to the output of the encoder, or where attentions of the decoder are fitted to the
-    teacher's predictions: distillation without labels. A model fitted so has left softmax behind, and is not
-    calibrated again. A near_far that is exact up to E tokens is fitted with E = 0, on random sentences longer than E.
+    1. Each attention alone gets the teacher's queries, keys and values, and is fitted to the outputs of its heads.
+    2. All attentions together are fitted to the output of the encoder, or of the decoder if some are there.
+    3. With ``distill_steps`` their projections are fitted as well: to the output of the encoder, or to the teacher's
+       predictions if some are in the decoder. The result counts as trained with the new attention, so it cannot be
+       calibrated again.
+
+    A near_far that is exact up to E tokens is fitted with E = 0, on random sentences longer than E.
 
     Args:
-        checkpoint: with swapped attention: its path, or what ``swap`` returned, which is not changed.
-        data: folder made by fairseq-preprocess, whose sentences to use; targets are read for decoder sites only, and if
-            there are any. Or a plain text file in the source language, whose pieces are made as those of the model's
-            text were; for that the folder that it was trained on must be there. None: random pieces, drawn by the
-            counts of the dictionary that the model was trained with if it is still there, else all equally likely.
-            Where there are no targets, the decoder reads the teacher's translations.
-        device: to run on; None: a GPU when there is one.
-        languages: source and target, where neither checkpoint nor data folder tells.
-        text: how the lines of a plain text file become pieces, as :meth:`Text.of` takes it.
+        checkpoint: with swapped attention: its path, or the result of ``swap``; it is not changed.
+        data: a folder made by fairseq-preprocess; its targets are used only for decoder sites. Or a plain text file in
+            the source language, encoded as the model's text was; the data folder of the training must then exist.
+            None: random pieces, drawn by the counts of the training's dictionary if it exists, else uniformly.
+            Without targets the decoder reads the teacher's translations.
+        device: of the models; None: a GPU if there is one.
+        languages: source and target, if neither checkpoint nor data folder has them.
+        text: options of :meth:`Text.of`, for a plain text file.
         **options: of :class:`FitOptions`.
 
     Raises:
-        InputError: nothing to fit, a model that was trained with something else than softmax, or with ALiBi at other
-            sites than the swapped ones, or a checkpoint or data folder that cannot be used.
+        InputError: there is nothing to fit, the checkpoint or the data folder cannot be used, or the model was not
+            trained with softmax, or with ALiBi at other sites of self-attention than the swapped ones.
     """
     fitting = FitOptions(**options)
     device = choose_device(device)
@@ -210,8 +214,8 @@ def calibrate(
     distillation = Distillation(student, teacher)
     if fitting.distill_steps and not distillation.in_encoder and teacher.decoder.adaptive_softmax is not None:
         raise InputError(
-            "--distill-steps fits the decoder to predictions, and fairseq cannot differentiate those of an adaptive "
-            "softmax; leave it out, or swap in the encoder alone"
+            "--distill-steps fits the decoder to predictions, but fairseq cannot differentiate those of an adaptive "
+            "softmax; leave it out, or swap only in the encoder"
         )
     sentences = _sentences(with_languages(state, languages), data, fitting, teacher, text or {})
     part = _part(data)
@@ -226,7 +230,7 @@ def calibrate(
         rows=distillation.rows,
     )
     apart = copies(distillation.added)
-    slow = [(distillation.added, fitting.learning_rate / 4)]  # faster, near_far gets no better than its heads alone
+    slow = [(distillation.added, fitting.learning_rate / 4)]  # a larger rate does not improve near_far
     together = run(slow, distillation.output_error, steps=fitting.joint_steps, title="error of the output")
     fits = [heads, undo_harm(distillation, held_out, apart, heads, together)]
     with torch.no_grad():
@@ -257,11 +261,12 @@ def compare(
     text: dict[str, Any] | None = None,
     **options: Any,
 ) -> Comparison:
-    """A swapped checkpoint that is not fitted, beside the model that was trained, on what a fit would hold out.
+    """Compare a swapped checkpoint without a fit with the trained model, on the sentences that a fit would hold out.
 
     Args:
         state: the swapped checkpoint.
-        base: what was swapped; predictions are compared with its own where it was not trained with softmax.
+        base: the checkpoint before the swap. The comparison is with it if it was not trained with softmax, else with
+            the softmax of its training.
         data, device, languages, text, **options: see :func:`calibrate`.
     """
     fitting, device, softmax = FitOptions(**options), choose_device(device), state.softmax_of_training()
@@ -272,55 +277,61 @@ def compare(
 
 
 def _linear(state: Checkpoint) -> dict[str, Any]:
-    """Arguments by which a near_far that is exact on sentences is linear on all of them."""
+    """Model arguments that make near_far linear on sentences of any length; empty for other attention."""
     return {"near_far_exact_up_to": 0} if exact_up_to(state) else {}
 
 
 def _beside(
     base: TransformerModel, swapped: TransformerModel, state: Checkpoint, sentences: Sentences, part: int | None
 ) -> Comparison:
-    """A swapped model beside its base, on the held-out sentences.
+    """The comparison of a swapped model with its base, on the held-out sentences.
 
     Args:
-        swapped: the model of ``state``, linear on all sentences.
+        base: the softmax model.
+        swapped: the model of ``state``, linear on sentences of any length.
+        state: the swapped checkpoint.
+        sentences: with the held-out ones.
+        part: see :func:`_part`.
     """
     exact = exact_up_to(state)
-    if exact >= most_tokens(state, *attention_sites(state.model_args)):  # of all sentences that it can read
+    if exact >= most_tokens(state, *attention_sites(state.model_args)):  # exact on all that it can read
         swapped = base
     return Comparison(swapped, base, sentences.held_out, part=part, text=sentences.text, exact_up_to=exact)
 
 
 def _part(data: str | Path | None) -> int | None:
-    """The most pieces that are translated as one: random sequences, however long, in parts of a sentence's length."""
+    """Largest number of source pieces to translate at once: random sequences are cut, text (None) is not."""
     return LONGEST if data is None else None
 
 
 def exact_up_to(state: Checkpoint) -> int:
-    """The number of keys up to which near_far computes what softmax does; 0: it never does, or it is not near_far."""
+    """The number of keys up to which near_far equals softmax; 0 if it never does, and for other attention."""
     args = state.model_args
     return (getattr(args, "near_far_exact_up_to", None) or 0) if getattr(args, "attention", None) == "near_far" else 0
 
 
 def most_tokens(state: Checkpoint, *sites: str) -> int:
-    """The tokens of the longest sentence, its end among them, that a model has positions for at these sites."""
+    """Tokens in the longest sentence that the model takes at these sites, including the end of sentence."""
     source, target = state.max_positions
     return max(target if site == "decoder" else source for site in sites)
 
 
 def lengths_of_random(state: Checkpoint, longest: int | None) -> tuple[int, int]:
-    """Pieces of the shortest and of the longest random sentence: of all sentences none is computed exactly.
+    """Pieces in the shortest and in the longest random sentence, so that near_far is exact on none of them.
 
-    The default is cut to what the model has positions for.
+    Args:
+        state: the swapped checkpoint.
+        longest: pieces in the longest one; None: the default, at most what the model takes.
 
     Raises:
-        InputError: a given length is more than that, or no more than the attention is exact up to.
+        InputError: the given length is too long for the model, or so short that near_far is exact on it.
     """
     exact, most = exact_up_to(state), most_tokens(state, "encoder") - 1
     if longest is None:
         longest = min(max(LONGEST, 2 * exact), most)
     if longest > most:
-        raise InputError(f"{state.path} has positions for {most} pieces, not --longest {longest}; give at most {most}")
-    if longest < min(exact, most):  # with the end of the sentence still exact
+        raise InputError(f"{state.path} takes at most {most} pieces, not --longest {longest}; give at most {most}")
+    if longest < min(exact, most):  # with the end of sentence at most ``exact`` tokens
         raise InputError(
             f"--longest {longest} is too short to fit near_far, which is exact up to {exact} tokens; "
             f"give at least {exact}"
@@ -331,13 +342,13 @@ def lengths_of_random(state: Checkpoint, longest: int | None) -> tuple[int, int]
 def _sentences(
     state: Checkpoint, data: str | Path | None, fitting: FitOptions, teacher: TransformerModel, text: dict[str, Any]
 ) -> Sentences:
-    """What to run on."""
+    """The sentences to fit on; arguments as for :func:`calibrate`."""
     shared = {"max_tokens": fitting.max_tokens, "held_out": fitting.held_out, "seed": fitting.seed}
     if data is None:
         shortest, longest = lengths_of_random(state, fitting.longest)
-        if fitting.longest is None and longest > LONGEST:  # as many pieces as in sentences of the usual length
+        if fitting.longest is None and longest > LONGEST:  # hold out as many pieces as usual, in fewer sentences
             shared["held_out"] = max(1, fitting.held_out * LONGEST // longest)
-        task = task_of_training(state)  # where there is none, all pieces are equally likely
+        task = task_of_training(state)  # without it all pieces are equally likely
         counted = None if task is None else task.source_dictionary
         return random_pieces(teacher, counted, shortest=shortest, longest=longest, **shared)
     if is_text_file(data):
@@ -349,8 +360,12 @@ def _sentences(
 
 
 def _write_back(state: Checkpoint, student: TransformerModel, description: str, *, distilled: bool) -> Checkpoint:
-    """A checkpoint like ``state`` with what was fitted in the student, which says what was done."""
-    state = Checkpoint(state.with_own_arguments())  # no longer what its file holds
+    """A copy of ``state`` with the student's fitted parameters and the description of the fit.
+
+    Args:
+        distilled: the projections were fitted, too.
+    """
+    state = Checkpoint(state.with_own_arguments())  # drops the path: it differs from its file now
     state["model"] = dict(state["model"])
     for name, parameter in student.named_parameters():
         if parameter.requires_grad:
@@ -359,14 +374,14 @@ def _write_back(state: Checkpoint, student: TransformerModel, description: str, 
     note_training(state)
     args = state.model_args
     args.calibration = description
-    if distilled:  # softmax in its place would no longer be the model that was trained
+    if distilled:  # the projections no longer fit the softmax of the training
         args.trained_attention = describe(args.attention, mechanism_options(args, args.attention))
         args.trained_sites = ",".join(attention_sites(args))
     return state
 
 
 def render(done: Calibrated) -> str:
-    """The errors as a table: a line for each attention, a column for each head, before → after."""
+    """The errors as a table: a row for each attention, a column for each head, before → after."""
     num_heads, (apart, together, *distilled) = done.before.size(1), done.fits
     notes = [
         f"of the output, after {apart.steps} steps on the heads and {together.steps} on the output: "

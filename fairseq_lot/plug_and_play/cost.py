@@ -1,4 +1,4 @@
-"""The cost of a swap: how much it changes the model's predictions, place by place and in all."""
+"""The cost of a swap: the change of the model's predictions, for each place and in total."""
 
 import contextlib
 import json
@@ -19,29 +19,28 @@ from fairseq_lot.modules.sites import ATTENTION_AT, attention_blocks, attentions
 from fairseq_lot.output.files import atomic_write
 from fairseq_lot.plug_and_play.distillation import translate_greedily
 
-# source pieces to measure on, and how many of them are in a batch: the predictions of a batch are in memory
+# source pieces to measure on, in total and per batch; all predictions of a batch are in memory
 _PIECES, _BATCH = 8192, 2048
-#: what a fitted swap may cost unless told otherwise: nats a piece, and relative squared error of the output;
-#: docs/swap.md shows which swaps they let through
+#: default budget of a fitted swap: nats a piece, relative squared error of the output; docs/swap.md shows its effect
 DEFAULT_NATS, DEFAULT_ERROR = 0.2, 0.2
-#: words for a budget: that of before, and any cost
+#: values of --budget for the default budget and for no limit
 USUAL, NO_BUDGET = "default", "none"
-REMEDY = f"choose another mechanism or other options, or swap all the same with --budget {NO_BUDGET}"
+REMEDY = f"choose another mechanism or other options, or give --budget {NO_BUDGET} to swap anyway"
 
 
 @dataclass(frozen=True)
 class Cost:
-    """How much a swap changes what a model computes.
+    """The change that a swap makes to a model's predictions.
 
     Attributes:
-        nats: mean of KL(base ‖ swapped) of the next piece, over the pieces of the base's own translations.
-        error: relative squared error of what leaves the encoder, or the last layer of the decoder: the larger one of
-            those that have swapped places.
-        by_place: the nats where one place alone is swapped, as ``{"encoder.0": 0.001}``; empty where no attention
-            differs from the base's.
-        error_by_place: the error, likewise.
+        nats: mean KL(base ‖ swapped) of the next piece, over the pieces of the base's own translations.
+        error: relative squared error of the output of the encoder or of the decoder's last layer, if they have swapped
+            places; the larger one of both.
+        by_place: the nats if only this place is swapped, as ``{"encoder.0": 0.001}``; empty if no attention differs
+            from the base's.
+        error_by_place: the error if only this place is swapped.
         measured_on: the sentences in words.
-        exact_up_to: up to so many tokens a sentence gets the base's own attention, at no cost.
+        exact_up_to: sentences of up to so many tokens get the base's own attention, at no cost.
     """
 
     nats: float
@@ -53,7 +52,7 @@ class Cost:
 
     def __str__(self) -> str:
         if not self.by_place:
-            return "predictions cannot change: every sentence that the model can read gets the base's own attention"
+            return "predictions cannot change: all sentences that the model can read get the base's own attention"
         worst = max(self.by_place, key=lambda place: self.by_place[place])
         subject = "predictions"
         if self.exact_up_to:
@@ -66,31 +65,34 @@ class Cost:
         )
 
     def note(self, args: Namespace) -> None:
-        """Write it into the arguments of a checkpoint, as plain numbers and words."""
+        """Write the cost into the arguments of a checkpoint."""
         args.swap_cost, args.swap_cost_by_place = self.nats, self.by_place
         args.swap_cost_error, args.swap_cost_measured_on = self.error, self.measured_on
 
 
 def forget_cost(args: Namespace) -> None:
-    """Take out of a checkpoint's arguments what :meth:`Cost.note` has written there."""
+    """Remove the entries of :meth:`Cost.note` from a checkpoint's arguments."""
     for name in ("swap_cost", "swap_cost_by_place", "swap_cost_error", "swap_cost_measured_on"):
         vars(args).pop(name, None)
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What a swap may cost: nats a piece, and a relative squared error of the output."""
+    """Limits for the cost of a swap: nats a piece, and relative squared error of the output."""
 
     nats: float = math.inf
     error: float = math.inf
 
     @classmethod
     def read(cls, given: float | str | None, *, fitted: bool) -> "Budget":
-        """What was asked for.
+        """The budget for a value of ``--budget``.
 
         Args:
             given: a number of nats, or its text; None or ``none``: no limit; ``default``: the default budget.
-            fitted: whether anything may have been fitted; else the default is no limit.
+            fitted: the swap is fitted; if not, the default is no limit.
+
+        Raises:
+            InputError: another value.
         """
         if given == USUAL:
             return DEFAULT_BUDGET if fitted else cls()
@@ -105,7 +107,7 @@ class Budget:
         return cls(nats=nats)
 
     def use(self, nats: float, error: float) -> float:
-        """The share of the budget that a cost takes, of the limit that is nearer; more than 1: it does not fit."""
+        """The cost divided by its limit, the larger of both ratios; above 1 the cost exceeds the budget."""
         shares = [0.0]
         for found, limit in ((nats, self.nats), (error, self.error)):
             if found and limit < math.inf:
@@ -121,14 +123,14 @@ DEFAULT_BUDGET = Budget(DEFAULT_NATS, DEFAULT_ERROR)
 
 
 def add_json_argument(parser: ArgumentParser | _ArgumentGroup) -> None:
-    """Add --json."""
-    what = "write the cost of the swap here, for scripts: nats a piece in all and by place; never half-written"
+    """Add ``--json``."""
+    what = "write the cost of the swap here, for scripts: nats a piece in total and by place; never half-written"
     parser.add_argument("--json", metavar="FILE", help=what)
 
 
 @contextlib.contextmanager
 def json_file(path: str | None) -> Iterator[dict[str, Any]]:
-    """What is put into the dictionary goes to a file, if there is one, when the block ends without an error."""
+    """Context manager: a dictionary that is written to the file, if given, when the block ends without an error."""
     content: dict[str, Any] = {}
     with contextlib.nullcontext() if path is None else atomic_write(path) as file:
         yield content
@@ -138,29 +140,29 @@ def json_file(path: str | None) -> Iterator[dict[str, Any]]:
 
 
 def _without_infinity(value: Any) -> Any:
-    """The same with null for infinite numbers, which JSON lacks."""
+    """The value with None for infinite numbers, which JSON lacks."""
     if isinstance(value, dict):
         return {name: _without_infinity(inner) for name, inner in value.items()}
     return None if value == math.inf else value
 
 
 def shown(nats: float) -> str:
-    """A number of nats for people."""
+    """A number of nats as text."""
     return "less than 0.0001" if 0 < nats < 1e-4 else f"{nats:.4f}"
 
 
 class Comparison:
-    """A swapped model beside its base, on sentences that the base has translated.
+    """The comparison of a swapped model with its base, on the base's own translations.
 
     Args:
-        swapped, base: models of one shape, which differ in their attention.
-        sample: fairseq's, of sentences that nothing was fitted on; as many as have 8,192 source pieces are used.
+        swapped, base: models of equal shape that differ in their attention.
+        sample: fairseq's batch of sentences that were not fitted on; about 8,192 of their source pieces are used.
         part: see :func:`~fairseq_lot.plug_and_play.distillation.translate_greedily`.
-        text: which text the sentences are from; None: they are random.
-        exact_up_to: see :class:`Cost`; here the swapped model is linear on all sentences.
+        text: name of the text that the sentences come from; None: they are random.
+        exact_up_to: see :class:`Cost`; the swapped model here is linear on sentences of any length.
 
     Attributes:
-        places: where the attention differs, as ``encoder.0``: a site, and the layer from 0.
+        places: the places whose attention differs, as ``encoder.0``.
     """
 
     def __init__(
@@ -174,7 +176,7 @@ class Comparison:
         exact_up_to: int = 0,
     ) -> None:
         self.base, self._pad, self._exact_up_to = base, base.encoder.padding_idx, exact_up_to
-        # a block, the name of its attention, and that of the swapped model and of the base
+        # for each place: the layer, the name of its attention, the attention of the swapped model and of the base
         self._blocks: dict[str, tuple[nn.Module, str, nn.Module, nn.Module]] = {}
         ours = attentions(swapped)
         for (site, layer, block), (_, _, own) in zip(attention_blocks(base), ours, strict=True):
@@ -193,7 +195,7 @@ class Comparison:
             self._pairs = self._translated(sources, part)
 
     def cost(self) -> Cost:
-        """Of all places together, and of each alone."""
+        """The cost of all places together and of each alone."""
         if not self.places:
             return Cost(0.0, exact_up_to=self._exact_up_to)
         (nats, error), *alone = self.measured([self.places, *([place] for place in self.places)])
@@ -202,12 +204,12 @@ class Comparison:
 
     @torch.no_grad()
     def measured(self, ways: Sequence[Collection[str]]) -> list[tuple[float, float]]:
-        """Nats and error, see :class:`Cost`, where these places are swapped; infinite where they are no numbers.
+        """Nats and error, see :class:`Cost`, for several sets of swapped places; infinite if they are not finite.
 
         Args:
-            ways: the places that are swapped, for each pair of numbers.
+            ways: the sets of swapped places.
         """
-        # of each way: sum of divergences, squared differences of the encoder and of the decoder; of the base squares
+        # sums for each set: divergence, squared differences of encoder and decoder; squares: of the base's outputs
         sums, squares = torch.zeros(len(ways), 3, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
         pieces = 0
         for sources, targets in self._pairs:
@@ -231,7 +233,7 @@ class Comparison:
         return found
 
     def _run(self, sources: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probabilities of the next pieces, and the outputs of encoder and decoder, each without pads."""
+        """The log probabilities of the next piece, the encoder's output and the decoder's, each without pads."""
         decoder = self.base.decoder
         no_pad, real = sources.ne(self._pad), targets.ne(decoder.padding_idx)
         read = self.base.encoder(sources, src_lengths=no_pad.sum(1))
@@ -240,14 +242,15 @@ class Comparison:
         return predicted[real], read["encoder_out"][0].transpose(0, 1)[no_pad], output[real]
 
     def within(self, cost: Cost, budget: Budget) -> tuple[Cost, dict[str, tuple[float, float]]]:
-        """What is left where the most expensive places are given up, one after the other, until the rest fits.
+        """Give up the most expensive places, one after another, until the others together fit the budget.
 
         Args:
             cost: of all places.
+            budget: the limits.
 
         Returns:
-            The cost of the rest, and for each place that is given up the nats and the error of all that were left with
-            it.
+            The cost of the remaining places; for each place given up the nats and the error of it and all that
+            remained then.
 
         Raises:
             InputError: no place fits.
@@ -271,7 +274,7 @@ class Comparison:
 
     @contextlib.contextmanager
     def _swapped(self, places: Collection[str]) -> Iterator[None]:
-        """The base with the swapped attention at some places, its projections included."""
+        """Context manager: the base with the swapped attention, including projections, at some places."""
         chosen = [self._blocks[place] for place in places]
         try:
             for block, name, ours, _ in chosen:
@@ -282,7 +285,7 @@ class Comparison:
                 setattr(block, name, theirs)
 
     def _translated(self, sources: list[Tensor], part: int | None) -> list[tuple[Tensor, Tensor]]:
-        """Batches of sources and of what the decoder reads, sentences of like length together."""
+        """Batches of sources and decoder inputs, the base's translations; sentences of similar length together."""
         batches: list[list[int]] = [[]]
         everything = collate_tokens(sources, self._pad, left_pad=True)
         lengths = everything.ne(self._pad).sum(1)
@@ -302,12 +305,12 @@ class Comparison:
 
 
 def _finite(number: Tensor) -> float:
-    """As a float; infinite where it is no number."""
+    """The number as a float; infinite if it is not finite."""
     return number.item() if number.isfinite() else math.inf
 
 
 def _plan_of(attention: nn.Module) -> tuple | None:
-    """What makes the plans of an attention the same as another's; None: plain softmax, ours or fairseq's."""
+    """A key that is equal for attentions with equal plans: type and options; None for plain softmax."""
     mechanism = unwrapped(getattr(attention, "mechanism", None))
     if mechanism is None or mechanism.traits.is_stock:
         return None
@@ -315,7 +318,7 @@ def _plan_of(attention: nn.Module) -> tuple | None:
 
 
 def _some(tokens: Tensor, pad: int) -> list[Tensor]:
-    """The sentences without their pads: all of them, or some of every length if they have too many pieces."""
+    """The sentences without pads: all of them, or evenly spread ones if they have more than ``_PIECES`` pieces."""
     sentences = [row[row.ne(pad)] for row in tokens]
     pieces = sum(map(len, sentences))
     number = max(1, min(len(sentences), len(sentences) * _PIECES // pieces))

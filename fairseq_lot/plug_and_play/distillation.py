@@ -1,4 +1,4 @@
-"""Fitting what a swapped attention has added to what softmax attention does in its stead, without labels."""
+"""Fit the new parameters of a swapped attention to the softmax attention that it replaces, without labels."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,7 @@ from fairseq_lot.pretrained.loading import refuse_overflow
 
 @dataclass(frozen=True)
 class AttentionPair:
-    """One attention of the student beside the teacher's: what is fitted, and what to."""
+    """An attention of the student and the teacher's attention at the same place, to which it is fitted."""
 
     site: str
     layer: int
@@ -29,20 +29,20 @@ class AttentionPair:
 
 
 class Distillation:
-    """A model with swapped attention beside the same model with softmax, and what they differ by on a sample.
+    """A model with swapped attention, the student, and the same model with softmax, the teacher.
 
-    Samples are fairseq's. Where attentions of the decoder are fitted, it reads the targets of the sample; where there
-    are none, see :meth:`readable`.
+    The methods measure their difference on a sample, fairseq's batch. If attentions of the decoder are fitted, the
+    sample needs targets; :meth:`readable` adds them.
 
     Attributes:
-        matched: the attentions that have added parameters.
-        added: the parameters that they have added.
-        rows: for each of these its attention, as an index of ``matched``.
-        projections: the parameters that project to and from them; these have been trained, with softmax.
-        in_encoder: no attention of the decoder is among them, so it need not run.
+        matched: the attentions with new parameters.
+        added: the new parameters.
+        rows: for each new parameter the index of its attention in ``matched``.
+        projections: the trained projections of these attentions.
+        in_encoder: all of them are in the encoder, so the decoder need not run.
 
     Raises:
-        InputError: no attention has added parameters.
+        InputError: no attention has new parameters.
     """
 
     def __init__(self, student: TransformerModel, teacher: TransformerModel) -> None:
@@ -50,7 +50,7 @@ class Distillation:
         self.matched: list[AttentionPair] = []
         self.projections: list[nn.Parameter] = []
         for (site, layer, ours), (_, _, theirs) in zip(attentions(student), attentions(teacher), strict=True):
-            # of a differential attention, its plans are fitted; λ and the norm have been trained
+            # in differential attention only the plans are fitted; λ and the norm were trained
             fitted, teaching = (unwrapped(getattr(attention, "mechanism", None)) for attention in (ours, theirs))
             if fitted is not None and teaching is not None and fitted.fittable():
                 self.matched.append(AttentionPair(site, layer, fitted, teaching))
@@ -66,9 +66,11 @@ class Distillation:
         self.in_encoder = all(match.site == "encoder" for match in self.matched)
 
     def readable(self, sample: dict, part: int | None = None) -> dict:
-        """The sample with something for the decoder to read: where there is no target, the teacher's translation.
+        """The sample with a decoder input if it needs one: without targets, the teacher's translation.
 
-        ``part``: see :func:`translate_greedily`.
+        Args:
+            sample: fairseq's batch.
+            part: see :func:`translate_greedily`.
         """
         if self.in_encoder or "prev_output_tokens" in sample["net_input"]:
             return sample
@@ -76,9 +78,9 @@ class Distillation:
         return {**sample, "net_input": {**sample["net_input"], "prev_output_tokens": translations}}
 
     def head_errors(self, sample: dict) -> torch.Tensor:
-        """``‖student - teacher‖² / ‖teacher‖²`` of every head, ``(number of attentions, most heads)``; 0: no such head.
+        """``‖student - teacher‖² / ‖teacher‖²`` of each head's output, ``(attentions, most heads)``.
 
-        Each mechanism of the student repeats what the teacher's is called with: the teacher's own q, k and v.
+        0 where an attention has fewer heads. Each of the student's mechanisms gets the teacher's q, k and v.
         """
         student_of = {match.teacher: match for match in self.matched}
         errors: dict[Mechanism, torch.Tensor] = {}
@@ -100,7 +102,7 @@ class Distillation:
         return nn.utils.rnn.pad_sequence([errors[match.teacher] for match in self.matched], batch_first=True)
 
     def output_error(self, sample: dict) -> torch.Tensor:
-        """``‖student - teacher‖² / ‖teacher‖²`` of what leaves the encoder, or the decoder's last layer, a scalar."""
+        """``‖student - teacher‖² / ‖teacher‖²`` of the encoder's output, or of the decoder's last layer, a scalar."""
         with torch.no_grad():
             expected = self._output(self.teacher, sample)
         difference = self._output(self.student, sample) - expected
@@ -108,7 +110,7 @@ class Distillation:
         return (difference * real).square().sum() / (expected * real).square().sum()
 
     def output_divergence(self, sample: dict) -> torch.Tensor:
-        """``KL(teacher ‖ student)`` of what they predict for the next piece, in nats per piece, a scalar."""
+        """Mean ``KL(teacher ‖ student)`` of the predicted next piece, in nats per piece, a scalar."""
 
         def predicted(model: TransformerModel) -> torch.Tensor:
             return model.get_normalized_probs(model(**sample["net_input"]), log_probs=True)
@@ -122,7 +124,7 @@ class Distillation:
         return sample["net_input"]["src_tokens" if self.in_encoder else "prev_output_tokens"]
 
     def _output(self, model: TransformerModel, sample: dict) -> torch.Tensor:
-        """What leaves the encoder, or where the decoder is needed its last layer, ``(bsz, len, embed_dim)``."""
+        """The output of the encoder, or of the decoder's last layer if it must run, ``(bsz, len, embed_dim)``."""
         source = sample["net_input"]
         if self.in_encoder:
             output = model.encoder(source["src_tokens"], src_lengths=source["src_lengths"])
@@ -135,8 +137,10 @@ def translate_greedily(teacher: TransformerModel, sample: dict, part: int | None
     """The decoder's input for the teacher's own greedy translations, ``(bsz, tgt_len)``.
 
     Args:
-        part: the most source pieces that are translated as one, for sources without order; the translations are joined.
-            As a whole long ones take long, and perhaps the teacher has learnt sentences only. None: no parts.
+        teacher: the model.
+        sample: fairseq's batch of sources.
+        part: cut sources into parts of at most so many pieces, translate each and join the translations. For random
+            pieces: long sources take long, and the teacher may only know sentences. None: do not cut.
     """
     dictionary, sources = teacher.decoder.dictionary, sample["net_input"]["src_tokens"]
     most, eos = teacher.max_positions()[1] - 1, sources.new_tensor([dictionary.eos()])
@@ -155,7 +159,13 @@ def translate_greedily(teacher: TransformerModel, sample: dict, part: int | None
 
 @dataclass(frozen=True)
 class Fit:
-    """What the errors of this title were on held-out sentences, before so many steps and after them."""
+    """The result of a fit: errors on held-out sentences, before and after it.
+
+    Attributes:
+        title: name of the errors.
+        before, after: the errors.
+        steps: number of updates.
+    """
 
     title: str
     before: torch.Tensor
@@ -173,16 +183,20 @@ def fit(
     title: str = "error",
     rows: list[int] | None = None,
 ) -> Fit:
-    """Minimise errors by Adam, the rate falling to 0 along a cosine; keep the parameters with the least held-out ones.
+    """Minimise errors by Adam with a cosine schedule; keep the parameters with the least held-out errors.
 
     Args:
-        fitted: parameters, each list with its rate of the first step, in their own units; from here on they need
-            gradients.
-        errors: of a sample; their sum is what counts.
-        samples: what is fitted to, one a step.
-        held_out: what is not fitted to; measured some 20 times.
-        rows: where errors are ``(attentions, heads)``, the attention of each parameter, whose first axis is the heads:
-            each head then keeps its own best parameters. None: the least sum of all errors decides.
+        fitted: lists of parameters, each with its first learning rate. They need gradients from here on.
+        errors: a function of a sample; the sum of its result is minimised.
+        samples: one for each step.
+        held_out: a sample that is not fitted; measured about 20 times.
+        steps: number of updates.
+        title: name of the errors, for the progress bar and messages.
+        rows: if the errors are ``(attentions, heads)``: the attention of each parameter, whose first axis is the heads.
+            Each head then keeps its own best parameters. None: the parameters with the least sum are kept.
+
+    Raises:
+        InputError: the errors are not finite at the start.
     """
     parameters = [parameter.requires_grad_(True) for some, _ in fitted for parameter in some]
 
@@ -192,7 +206,7 @@ def fit(
 
     before = best = measured()
     if not before.isfinite().all():
-        raise InputError(f"the {title} is not a finite number: a weight of the model is NaN or overflows; give another")
+        raise InputError(f"the {title} is not finite: a weight of the model is NaN or overflows; give another model")
     kept = copies(parameters)
     optimizer = torch.optim.Adam([{"params": some, "lr": rate} for some, rate in fitted])
     schedule = CosineAnnealingLR(optimizer, max(1, steps))
@@ -218,7 +232,7 @@ def fit(
 
 
 def copies(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Their values as they are now."""
+    """Copies of the parameters' values."""
     return [parameter.detach().clone() for parameter in parameters]
 
 
@@ -239,18 +253,20 @@ def copy_heads(
 
 
 def undo_harm(pair: Distillation, held_out: dict, apart: list[torch.Tensor], heads: Fit, together: Fit) -> Fit:
-    """Undo what a fit of all attentions together has done to heads that it left worse than they were at first.
+    """Reset heads that the joint fit made worse than they were before any fit.
 
-    These heads get the values that the fit of the heads gave them. Where the output is then worse than before the fit
-    of all together, all heads do.
+    They get their parameters after the fit of the heads. If the error of the output is then larger than before the
+    joint fit, all heads do.
 
     Args:
+        pair: the two models.
+        held_out: the sample for the errors.
         apart: the values of ``pair.added`` after the fit of the heads.
         heads: the fit of the heads.
-        together: the fit of all attentions together.
+        together: the joint fit.
 
     Returns:
-        The second fit with the error of the output as it is now.
+        ``together`` with the present error of the output.
     """
     with torch.no_grad():
         worse = pair.head_errors(held_out) > heads.before

@@ -1,4 +1,4 @@
-"""What a sweep keeps: ways to swap, and what each gave with each base, a line of a file."""
+"""The results of a sweep: ways to swap, and a line of a file for each way and base."""
 
 import itertools
 import json
@@ -19,17 +19,22 @@ from fairseq_lot.modules.places import listed, named_places
 from fairseq_lot.modules.sites import attention_sites
 from fairseq_lot.output.files import atomic_write, locked
 
-# what the parameters of a swapped attention were fitted on; empty: they are as drawn
+# data of the calibration: none (new parameters as drawn), random pieces, text
 DRAWN, PIECES, TEXT = CALIBRATIONS = ("", "pieces", "text")
-# the most source pieces of a sentence in each range that losses are told apart by
+# ranges of sentence lengths for the losses, by their largest number of source pieces
 LENGTHS = (10, 20, 40, 80, 512, 1024, 2048, 4096, "more")
-# settings that a folder of an earlier version does not name, as they were then
+# values of settings that folders of earlier versions lack
 _EARLIER = {"longest": 80, "valid_subset": "valid"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loss:
-    """Nats of the target tokens of some sentences, teacher-forced."""
+    """The loss of some sentences, with teacher forcing.
+
+    Attributes:
+        nats: sum over their target tokens.
+        tokens: number of target tokens.
+    """
 
     nats: float
     tokens: int
@@ -55,7 +60,7 @@ class AttentionSpec:
 
     @property
     def key(self) -> tuple:
-        """What makes two ways the same; sites and places in any order are."""
+        """A key that is equal for equal ways; the order of sites and places does not count."""
         options = self.options | {"attention_sites": attention_sites(Namespace(**self.options))}
         if kept := listed(named_places(options.pop("keep_softmax", None))):
             options["keep_softmax"] = kept
@@ -74,19 +79,19 @@ class AttentionSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepRow(AttentionSpec):
-    """What one way to swap gave: a line of sweep.jsonl.
+    """The result of one way to swap: a line of sweep.jsonl.
 
     Attributes:
         base: sha256 of the checkpoint that was swapped.
-        epoch: the epochs it was trained for; None where it does not say.
-        calibration_seconds: None where nothing was fitted.
-        loss: nats per target token on the validation set, teacher-forced; of ``tokens`` tokens.
-        bleu: tokenised BLEU on the test set with interval, signature and comparison with the base; None if not asked.
-        balance: Δ(A), marginal error and mean shift over the encoder's heads; None in older files.
-        by_length: the loss by ``LENGTHS``; None in older files, and with fewer ranges.
+        epoch: number of epochs of its training; None if unknown.
+        calibration_seconds: None if nothing was fitted.
+        loss: nats per target token on the validation set, over ``tokens`` tokens, with teacher forcing.
+        bleu: tokenised BLEU on the test set with interval, signature and comparison with the base; None with --no-bleu.
+        balance: Δ(A), marginal error and mean shift, averaged over the encoder's heads; None in older files.
+        by_length: the loss by ``LENGTHS``; older files have fewer ranges or None.
         seed: of the calibration.
-        cost: how much the swap changes the predictions, nats a piece; None in older files.
-        cost_by_place: the same where one place alone is swapped.
+        cost: change of the predictions in nats a piece; None in older files.
+        cost_by_place: the cost if only this place is swapped.
     """
 
     base: str
@@ -106,7 +111,7 @@ class SweepRow(AttentionSpec):
 
 
 def spelt(options: dict[str, bool | int | float | str]) -> str:
-    """Flat options as on a command line."""
+    """Options as on a command line."""
     words = []
     for name, value in options.items():
         if isinstance(value, float):
@@ -116,13 +121,21 @@ def spelt(options: dict[str, bool | int | float | str]) -> str:
 
 
 def expand(text: str, given: str = "--try") -> list[AttentionSpec]:
-    """``"lot --lot-num-pivots 16/32"`` as two ways, with 16 and with 32 pivots; ``given`` names the option."""
+    """Parse a value of ``--try``: ``"lot --lot-num-pivots 16/32"`` gives two ways, with 16 and with 32 pivots.
+
+    Args:
+        text: the value.
+        given: name of the option, for messages.
+
+    Raises:
+        InputError: an unknown mechanism or option.
+    """
     try:
         words = shlex.split(text)
     except ValueError as error:
         raise InputError(f"{given} {text!r}: {error}") from None
     if not words:
-        raise InputError(f"{given} {text!r} names no mechanism; choose one of {', '.join(MECHANISMS)}")
+        raise InputError(f"{given} {text!r} has no mechanism; choose one of {', '.join(MECHANISMS)}")
 
     class Parser(ArgumentParser):
         def error(self, message: str) -> NoReturn:
@@ -137,39 +150,39 @@ def expand(text: str, given: str = "--try") -> list[AttentionSpec]:
         options = typed_options(parser.parse_args(way))
         if "attention" in options:
             raise InputError(
-                f"{given} {text!r} begins with the mechanism; leave out --attention {options['attention']}"
+                f"{given} {text!r} starts with the mechanism; leave out --attention {options['attention']}"
             )
         ways.append(AttentionSpec(attention=words[0], options=options))
     return ways
 
 
 def read_points(file: Path) -> list[SweepRow]:
-    """The points of a file, none if there is none; InputError when a line is broken."""
+    """The points in a file; empty if it does not exist, InputError if a line is invalid."""
     return [point for _, point in read_lines_as(SweepRow, file, "point")] if file.exists() else []
 
 
 def check_settings(folder: Path, settings: dict) -> None:
-    """Raise InputError where the points of a folder were made with other settings than these, as JSON has them."""
+    """Raise InputError if the points of a folder were made with other settings than these."""
     file = folder / "settings.json"
     try:
         before = _EARLIER | dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else settings
     except (ValueError, TypeError) as error:
         raise InputError(f"{file} cannot be read ({error}); remove it if the points are of this base") from error
-    # what is in a folder of data is told by its sum
+    # the checksum of the data replaces the folder's name
     compared = {name: value for name, value in settings.items() if name != "data" or "sum of data" not in before}
     others = [name for name, value in compared.items() if before.get(name, value) != value]
     if others:
         different = " and ".join(f"{name} {before.get(name)}, not {settings[name]}" for name in others)
-        raise InputError(f"{folder} holds points with {different}; give another --out")
+        raise InputError(f"{folder} has points with {different}; give another --out")
 
 
 def add_point(folder: Path, settings: dict, point: SweepRow) -> list[SweepRow]:
-    """Add a point to those that are in a folder by now, perhaps of another sweep; returns all of them.
+    """Add a point to a folder; it replaces a point of the same base and way. Returns all points of the folder.
 
-    It takes the place of one of the same base and way.
+    Another sweep may write to the folder at the same time.
 
     Raises:
-        InputError: the folder got points with other settings, or cannot be written.
+        InputError: the folder has points with other settings, or cannot be written.
     """
     check_settings(folder, settings)
     with atomic_write(folder / "settings.json") as file:

@@ -1,4 +1,4 @@
-"""What a calibration runs on: random pieces, the sentences of a data folder, or those of a plain text file."""
+"""Sentences for a calibration: random pieces, a data folder, or a plain text file."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,19 +20,19 @@ from fairseq_lot.pretrained.checkpoint import Checkpoint
 from fairseq_lot.pretrained.loading import Loaded, load_data, on_device
 from fairseq_lot.pretrained.text import Text
 
-# pieces of a random sentence; the end of sentence comes to them
+# least number of pieces in a random sentence, without the end of sentence
 SHORTEST = 4
 
 
 @dataclass(frozen=True)
 class Sentences:
-    """Samples of fairseq's to fit to, and some sentences that are in none of them.
+    """Sentences to fit on, as fairseq's batches.
 
     Attributes:
-        description: what they are, in words that follow "calibrated on".
-        text: where the text is from; None: they are random.
-        held_out: the sentences to measure errors on.
-        batches: in random order, over and over.
+        description: the sentences in words that follow "calibrated on".
+        text: name of the text; None: the sentences are random.
+        held_out: a batch to measure errors on; its sentences are in no other batch.
+        batches: in random order, endless.
     """
 
     description: str
@@ -42,20 +42,23 @@ class Sentences:
 
 
 def from_text(loaded: Loaded, name: str, *, max_tokens: int, held_out: int, seed: int) -> Sentences:
-    """Sentences of one split of a data folder, or of a file, that the model has positions for.
+    """The loaded sentences that are not too long for the model.
 
     Args:
-        max_tokens: source pieces in a batch; a sentence that has more is a batch.
-        held_out: how many sentences to measure errors on.
+        loaded: the model with a split of a data folder, or with a file's sentences.
+        name: of the text, for messages and the description.
+        max_tokens: source pieces in a batch; a longer sentence is a batch of its own.
+        held_out: number of sentences to measure errors on.
+        seed: of the order.
 
     Raises:
-        InputError: there are fewer than twice ``held_out``.
+        InputError: there are fewer than twice ``held_out`` sentences.
     """
     if not len(loaded.sentences):
         raise InputError(f"{name} has no sentence; give text that has some")
     held, others = loaded.draw(held_out, seed)
     if len(others) < held_out:
-        raise InputError(f"{name} has {len(held) + len(others)} sentences; --held-out takes half of them at most")
+        raise InputError(f"{name} has {len(held) + len(others)} sentences; give a --held-out of at most half of them")
     batches = in_batches(loaded, others, max_tokens)
 
     def endless() -> Iterator[dict]:
@@ -67,21 +70,21 @@ def from_text(loaded: Loaded, name: str, *, max_tokens: int, held_out: int, seed
 
 
 def in_batches(loaded: Loaded, indices: np.ndarray, max_tokens: int) -> list[Sequence[int]]:
-    """The sentences in batches of at most so many pieces; a sentence that has more is alone in one."""
+    """The sentences in batches of at most so many pieces; a longer sentence is a batch of its own."""
     short, long = loaded.sentences.filter_indices_by_size(indices, (max_tokens, max_tokens))
     return [*loaded.sentences.batch_by_size(short, max_tokens=max_tokens), *([index] for index in long)]
 
 
 def is_text_file(data: str | Path) -> bool:
-    """Whether this is no folder, but text itself, perhaps through a pipe."""
+    """Whether this is a text file or a pipe, not a folder."""
     return Path(data).is_file() or Path(data).is_fifo()
 
 
 def encoded(state: Checkpoint, file: str | Path, model: TransformerModel, **text: Any) -> Loaded:
-    """A model with the sentences of a plain text file, in pieces as they are made for it; blank lines are left out.
+    """A model with the sentences of a plain text file, encoded as the model's text was; blank lines are skipped.
 
     Raises:
-        InputError: the file cannot be read, or what made the pieces of the model's text is not here.
+        InputError: the file cannot be read, or the model's text encoding is not found.
     """
     lines = read_lines(file)
     task, _ = load_data(state, None, None)
@@ -100,17 +103,18 @@ def random_pieces(
     held_out: int,
     seed: int,
 ) -> Sentences:
-    """Sequences of random pieces, as they stand in no text: the checkpoint alone is enough.
+    """Sequences of independent random pieces; they need no data. They have no targets.
 
-    A batch holds sequences of nearly one length, which is drawn uniformly between ``SHORTEST``, or ``shortest`` if that
-    is more, and ``longest``, or what the model has positions for; pieces are independent of each other. There is no
-    target side.
+    A batch has sequences of similar length, drawn uniformly between ``shortest``, at least ``SHORTEST``, and
+    ``longest``, at most what the model takes.
 
     Args:
-        counted: dictionary to draw by its counts; None: every piece is equally likely.
-        shortest, longest: pieces of the shortest and of the longest sequence, without the end of sentence.
+        model: for its dictionary, its positions and its device.
+        counted: dictionary whose counts give the probabilities; None: all pieces are equally likely.
+        shortest, longest: pieces in the shortest and in the longest sequence, without the end of sentence.
         max_tokens: source pieces in a batch.
-        held_out: how many sequences to measure errors on.
+        held_out: number of sequences to measure errors on.
+        seed: of the pieces and lengths.
     """
     symbols, device = model.encoder.dictionary, next(model.parameters()).device
     likely = np.ones(len(symbols)) if counted is None else np.asarray(counted.count, float).clip(min=0)
@@ -122,7 +126,7 @@ def random_pieces(
     least = min(max(SHORTEST, shortest), most)
 
     def sample(lengths: np.ndarray, random: np.random.Generator) -> dict:
-        """Sequences of these lengths, each with its end of sentence."""
+        """A batch of sequences of these lengths, each with an end of sentence."""
         drawn = np.split(random.choice(len(likely), int(lengths.sum()), p=likely), np.cumsum(lengths)[:-1])
         sequences = [torch.from_numpy(np.append(pieces, symbols.eos())) for pieces in drawn]
         tokens = collate_tokens(sequences, symbols.pad(), left_pad=True)
@@ -143,15 +147,15 @@ def random_pieces(
 
 
 def task_of_training(state: Checkpoint) -> TranslationTask | None:
-    """The task with the dictionaries of a checkpoint's training; None unless they are there, of the same size."""
+    """The task with the dictionaries of a checkpoint's training; None if they no longer exist or do not fit."""
     try:
         return load_data(state, None, None)[0]
-    except InputError:  # there is none, or none that can be read
+    except InputError:
         return None
 
 
 def note_training(state: Checkpoint) -> None:
-    """Write the fingerprints of the dictionaries of the training into the arguments, where they can be found."""
+    """Write the fingerprints of the training's dictionaries into the arguments, if the dictionaries still exist."""
     task = None if has_fingerprints(state.model_args) else task_of_training(state)
     if task is not None:
         note_dictionaries(state.model_args, task)

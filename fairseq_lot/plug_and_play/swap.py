@@ -1,4 +1,4 @@
-"""``fairseq-lot swap``: plug another attention into a pretrained model."""
+"""``fairseq-lot swap``: put another attention into a trained model."""
 
 import shlex
 import sys
@@ -72,22 +72,22 @@ from fairseq_lot.pretrained.text import add_text_arguments
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument(
-        "--path", required=True, metavar="BASE.pt", help="pretrained checkpoint: ours or fairseq's transformer*"
+        "--path", required=True, metavar="BASE.pt", help="trained checkpoint: ours or fairseq's transformer*"
     )
     parser.add_argument("--out", required=True, metavar="SWAPPED.pt", help="the new checkpoint; never half-written")
     parser.add_argument(
         "--budget",
         default=USUAL,
         metavar="NATS",
-        help="what the swap may change of the predictions, in nats a piece; places that do not fit keep softmax "
-        f"(default: {DEFAULT_BUDGET} of the output; with --no-calibrate {NO_BUDGET}). {NO_BUDGET}: all are swapped",
+        help="largest change of the predictions, in nats a piece; the most expensive places keep softmax until the "
+        f"others fit (default: {DEFAULT_BUDGET} of the output; with --no-calibrate {NO_BUDGET}). {NO_BUDGET}: no limit",
     )
     add_json_argument(parser)
     add_device_argument(parser)
     add_attention_args(parser.add_argument_group("attention"), differential=False, default=DEFAULT_SWAP)
     group = parser.add_argument_group(
         "calibration",
-        "What the new attention adds is fitted to softmax's outputs, on random pieces unless text is given; "
+        "The new parameters are fitted to softmax's outputs, on random pieces unless text is given; "
         "fairseq-lot calibrate does the same with a swapped checkpoint.",
     )
     choice = group.add_mutually_exclusive_group()
@@ -96,14 +96,14 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="DATA",
         help="fit on the text of a folder made by fairseq-preprocess, or of a plain text file in the source language",
     )
-    choice.add_argument("--no-calibrate", action="store_true", help="leave the new parameters as they were drawn")
+    choice.add_argument("--no-calibrate", action="store_true", help="do not fit: the new parameters stay random")
     add_language_arguments(group)
     add_options(group, FitOptions)
     add_text_arguments(parser.add_argument_group("from sentences to pieces", "With --calibrate and a plain text file."))
 
 
 def run(args: Namespace) -> None:
-    """Swap, calibrate unless told not to, and say what was done and what it costs."""
+    """Run ``fairseq-lot swap``: write the swapped checkpoint, print the cost."""
     refuse_same({"--path": args.path, "--calibrate": args.calibrate, "--out": args.out, "--json": args.json})
     how = how_to_fit(args, args.calibrate, without="--no-calibrate" if args.no_calibrate else None)
     try:
@@ -113,7 +113,7 @@ def run(args: Namespace) -> None:
     base = load_checkpoint(args.path)
     with_languages(base, how["languages"])  # refuses the opposite ones
     options = {"attention": DEFAULT_SWAP, **typed_options(args)}
-    # both are opened first: an unwritable path fails at once
+    # opened first: an unwritable path fails at once
     with atomic_write(args.out, "wb") as file, json_file(args.json) as numbers:
         done = plug_in(base, args.calibrate, fitted=not args.no_calibrate, budget=budget, how=how, **options)
         file.write(done.state.serialised())
@@ -122,7 +122,7 @@ def run(args: Namespace) -> None:
         print(render(done.calibrated))
     before, swapped = base.model_args, done.state.model_args
     if lost := _sites_that_become_softmax(before, swapped):
-        print(f"{args.path} has {before.attention} attention at {','.join(lost)} too, which becomes plain softmax")
+        print(f"{args.path} also has {before.attention} attention at {','.join(lost)}; it becomes plain softmax")
     where = f"{swapped.attention} attention at {sites_in_words(swapped)}"
     print(f"{args.out}: {where}, from {args.path}; {done.description}")
     print(*done.notes(), sep="\n")
@@ -139,7 +139,7 @@ def _sites_that_become_softmax(before: Namespace, swapped: Namespace) -> list[st
 
 
 def fine_tuning_command(state: Checkpoint, path: str | Path) -> str:
-    """The fairseq-train of a swapped checkpoint, with which its attention and its sizes come."""
+    """The fairseq-train command that fine-tunes a swapped checkpoint; attention and sizes come from the checkpoint."""
     task = state.settings("task")
     options = state.task_options() if isinstance(task, (dict, Namespace)) else {}
     data, pair = options.get("data"), (options.get("source_lang"), options.get("target_lang"))
@@ -154,28 +154,28 @@ def fine_tuning_command(state: Checkpoint, path: str | Path) -> str:
 
 
 def why_not_calibrated(state: Checkpoint) -> str | None:
-    """Why a swapped checkpoint is left as it is when nobody asked for a calibration; None: it is to be calibrated."""
+    """The reason not to calibrate a swapped checkpoint by default; None: calibrate it."""
     if not can_be_fitted(build(state)):
         return "not calibrated: this attention has no parameters that a fit could change"
     exact, most = exact_up_to(state), most_tokens(state, *attention_sites(state.model_args))
     if exact >= most:
-        return f"not calibrated: it is exact up to {exact} tokens, and the model has positions for no more than {most}"
+        return f"not calibrated: it is exact up to {exact} tokens, and the model takes at most {most}"
     return None if state.softmax_of_training() is not None else f"not calibrated: the model was {state.how_trained()}"
 
 
 @dataclass(frozen=True)
 class Swapped:
-    """What a swap gave.
+    """The result of a swap.
 
     Attributes:
         state: the swapped checkpoint.
         description: how its new parameters were fitted, or why not.
-        cost: how much its predictions differ from those of the trained model.
-        calibrated: the fit; None: there was none.
-        budget: what it was allowed to cost.
-        cost_of_all: the cost with no place given up.
-        given_up: places that keep softmax because they did not fit; with each the nats and the error of all that were
-            left with it.
+        cost: the change of its predictions against the trained model.
+        calibrated: the fit; None if there was none.
+        budget: the limits for the cost.
+        cost_of_all: the cost with all places swapped.
+        given_up: places that keep softmax because of the budget; for each the nats and the error of it together with
+            all places that remained then.
     """
 
     state: Checkpoint
@@ -187,15 +187,15 @@ class Swapped:
     given_up: dict[str, tuple[float, float]]
 
     def notes(self) -> list[str]:
-        """The cost, which places keep softmax for it, and why; and whether it is more than a fit should leave."""
+        """Lines about the cost, the places that keep softmax, and whether the cost exceeds the default budget."""
         lines = [str(self.cost)]
         if self.given_up:
             lines += [
-                f"softmax stays at {', '.join(self.given_up)}: together with them it costs too much",
+                f"softmax stays at {', '.join(self.given_up)}: with these places the swap would exceed the budget",
                 self.table(),
             ]
         if self.is_expensive():
-            lines.append(f"that is much: the default budget of a fitted swap is {DEFAULT_BUDGET}")
+            lines.append(f"this is expensive: the default budget of a fitted swap is {DEFAULT_BUDGET}")
         return lines
 
     def as_json(self) -> dict[str, Any]:
@@ -208,14 +208,14 @@ class Swapped:
         return DEFAULT_BUDGET.use(self.cost.nats, self.cost.error) > 1
 
     def table(self) -> str:
-        """Which places keep softmax, and why."""
+        """A table of the places: cost alone, swapped or not, and why."""
         rows = []
         for place, nats in self.cost_of_all.by_place.items():
             error = self.cost_of_all.error_by_place[place]
             left = self.given_up.get(place)
             why = "swapped" if left is None else f"softmax: with it nats {left[0]:.4f}, error {left[1]:.4f}"
             rows.append([place, f"{nats:.4f}", f"{error:.4f}", why])
-        head = ["place", "nats alone", "error alone", "what stands there"]
+        head = ["place", "nats alone", "error alone", "attention"]
         return Table(head, rows, heading=f"the budget: {self.budget}").markdown(padded=True)
 
 
@@ -230,32 +230,35 @@ def swap(
     text: dict[str, Any] | None = None,
     **options: Any,
 ) -> Checkpoint:
-    """Return a checkpoint whose attention is another one, fitted to the one that was there; as ``fairseq-lot swap``.
+    """Replace the attention of a trained model and fit the new one to the old one, as ``fairseq-lot swap`` does.
 
     Args:
-        checkpoint: its path, or what :func:`~fairseq_lot.pretrained.checkpoint.load_checkpoint` returned, which is not
+        checkpoint: its path, or the result of :func:`~fairseq_lot.pretrained.checkpoint.load_checkpoint`; it is not
             changed.
-        attention: the new mechanism: {mechanisms}. The default keeps a model's quality.
-        calibrate: whether the new parameters are fitted, on random pieces; a folder made by fairseq-preprocess, or a
-            plain text file in the source language: on its text. False: they stay as they were drawn.
-        budget: what the swap may change of the predictions, in nats a piece; places that do not fit keep softmax. None:
-            all are swapped. By default {budget} of the output, and None where ``calibrate`` is False.
-        device: to run on; None: a GPU when there is one.
-        languages: source and target, where neither checkpoint nor data folder tells.
-        text: how the lines of a plain text file become pieces, as :meth:`Text.of` takes it.
-        **options: ``attention_sites``, where it stands, a list of {sites} (default: encoder), ``keep_softmax``, a list
-            of places at these sites where softmax stays as it was trained, such as ``encoder.0``, the mechanism's own
-            options, such as ``lot_num_pivots``, and those of :class:`FitOptions`, such as ``steps``.
-            ``fairseq-lot swap --help`` lists them all, with dashes for underscores.
+        attention: the new mechanism: {mechanisms}. The default preserves a model's quality.
+        calibrate: True: fit the new parameters on random pieces. A folder made by fairseq-preprocess, or a plain text
+            file in the source language: fit on its text. False: leave them random.
+        budget: largest change of the predictions, in nats a piece; the most expensive places keep softmax until the
+            others fit. None: no limit. Default: {budget} of the output, and no limit if ``calibrate`` is False.
+        device: of the models; None: a GPU if there is one.
+        languages: source and target, if neither checkpoint nor data folder has them.
+        text: options of :meth:`Text.of`, for a plain text file.
+        **options: ``attention_sites``: the sites to swap, of {sites} (default: encoder); ``keep_softmax``: places at
+            these sites that keep the trained softmax, such as ``encoder.0``; the mechanism's own options, such as
+            ``lot_num_pivots``; those of :class:`FitOptions`, such as ``steps``. ``fairseq-lot swap --help`` lists them
+            all, with dashes for underscores.
+
+    Returns:
+        The new checkpoint.
 
     Raises:
-        InputError: an unknown mechanism or option, a site where the mechanism cannot stand, or that the model lacks, or
-            a budget that no place fits.
+        InputError: an unknown mechanism or option, a site that the mechanism does not support or the model lacks, or a
+            budget that no place fits.
     """
     names = {field.name for field in fields(FitOptions)}
     fitting = {name: options.pop(name) for name in names & options.keys()}
     if calibrate is False and fitting:
-        raise InputError("is of a calibration; leave it out, or calibrate=False", min(fitting))
+        raise InputError("is for a calibration; leave it out, or calibrate=False", min(fitting))
     how = {"device": device, "languages": languages, "text": text, **fitting}
     data = None if isinstance(calibrate, bool) else calibrate
     fitted = calibrate is not False
@@ -266,7 +269,7 @@ def swap(
     return done.state
 
 
-@torch.inference_mode(False)  # wherever it is called
+@torch.inference_mode(False)  # also if called in inference mode
 def plug_in(
     checkpoint: CheckpointLike,
     data: str | Path | None,
@@ -276,19 +279,23 @@ def plug_in(
     how: dict[str, Any],
     **options: Any,
 ) -> Swapped:
-    """Swap, fit, and measure the cost.
+    """Swap, fit, measure the cost, and keep softmax at places that exceed the budget.
 
     Args:
-        data: to fit on, see :func:`~fairseq_lot.plug_and_play.calibrate.calibrate`; None: random pieces, for what can
-            be fitted to softmax.
-        fitted: whether anything is fitted.
-        budget: see :func:`swap`.
-        how: what else ``calibrate`` takes.
-        **options: see :func:`swap_as_drawn`.
+        checkpoint: the base.
+        data: text to fit on, see :func:`~fairseq_lot.plug_and_play.calibrate.calibrate`; None: random pieces, if there
+            is anything to fit.
+        fitted: fit the new parameters.
+        budget: limits for the cost.
+        how: further arguments of ``calibrate``.
+        **options: of :func:`swap_as_drawn`.
+
+    Raises:
+        InputError: see :func:`swap`.
     """
     base = load_checkpoint(checkpoint)
     state = swap_as_drawn(base, **options)
-    state.path = base.path  # what messages name
+    state.path = base.path  # for messages
     description = why_not_calibrated(state) if fitted else "not calibrated: as drawn"
     done = None
     if fitted and (data is not None or description is None):
@@ -309,13 +316,16 @@ def plug_in(
 
 
 def with_softmax_at(state: Checkpoint, base: Checkpoint, places: list[str], **options: Any) -> Checkpoint:
-    """A swapped checkpoint in which some places are as they were in its base, projections included.
+    """A swapped checkpoint with the base's attention, including projections, at some places.
 
     Args:
-        **options: with which it was swapped, see :func:`swap_as_drawn`.
+        state: the swapped checkpoint.
+        base: the checkpoint before the swap.
+        places: that get the base's softmax back.
+        **options: of the swap, see :func:`swap_as_drawn`.
 
     Raises:
-        InputError: something else than softmax was trained there.
+        InputError: the base was not trained with softmax there.
     """
     kept = [*map(str, named_places(options.pop("keep_softmax", None))), *places]
     mixed = swap_as_drawn(base, keep_softmax=kept, **options)
@@ -331,34 +341,34 @@ def with_softmax_at(state: Checkpoint, base: Checkpoint, places: list[str], **op
 
 
 def swap_as_drawn(checkpoint: CheckpointLike, *, attention: str = DEFAULT_SWAP, **flat_options: Any) -> Checkpoint:
-    """Return a checkpoint whose attention is another one; everything that both share is kept bit for bit.
+    """Replace the attention of a trained model without a fit; all weights that both models share stay bit for bit.
 
     Args:
-        checkpoint: its path, or what :func:`~fairseq_lot.pretrained.checkpoint.load_checkpoint` returned, which is not
+        checkpoint: its path, or the result of :func:`~fairseq_lot.pretrained.checkpoint.load_checkpoint`; it is not
             changed.
-        attention: the new mechanism: {mechanisms}. The default keeps a model's quality, once it is calibrated.
-        **flat_options: ``attention_sites``, where it stands, a list of {sites} (default: encoder),
-            ``keep_softmax``, a list of places at these sites where softmax stays as it was trained, such as
-            ``encoder.0``, and the mechanism's own options, such as ``lot_num_pivots``. ``fairseq-lot swap --help``
-            lists them all, with dashes for underscores. In a model that was trained with softmax, near_far has tangents
-            and is exact up to {exact_up_to} tokens, unless ``near_far_tangents`` or ``near_far_exact_up_to`` is given.
-            Where softmax was trained with a prior, it stays at self-attention that is not swapped.
+        attention: the new mechanism: {mechanisms}. The default preserves a model's quality once it is calibrated.
+        **flat_options: ``attention_sites``: the sites to swap, of {sites} (default: encoder); ``keep_softmax``: places
+            at these sites that keep the trained softmax, such as ``encoder.0``; the mechanism's own options, such as
+            ``lot_num_pivots``. ``fairseq-lot swap --help`` lists them all, with dashes for underscores. In a model
+            trained with softmax, near_far by default has tangents (``near_far_tangents``) and is exact up to
+            {exact_up_to} tokens (``near_far_exact_up_to``). Softmax that was trained with a prior keeps it at
+            self-attention that is not swapped.
 
     Returns:
-        A checkpoint without optimiser state, whose arguments say with which attention it was trained. The
-        differential backbone stays; parameters that were trained with the same mechanism keep their values when the
-        shapes agree, others start as a new model's would.
+        A checkpoint without optimiser state; its arguments name the attention of the training. The differential form
+        stays. Parameters that were trained with the same mechanism keep their values if shapes agree; other new
+        parameters are initialised as in a new model.
 
     Raises:
-        InputError: an unknown mechanism or option, a site where the mechanism cannot stand, a site or a place that the
-            model lacks, or a place to keep softmax at where something else was trained.
+        InputError: an unknown mechanism or option, a site that the mechanism does not support, a site or place that the
+            model lacks, or a place in ``keep_softmax`` that was not trained with softmax.
     """
     if any(name.startswith("differential") for name in flat_options):
-        raise InputError("swap keeps the differential form as it is; leave out its options")
+        raise InputError("swap does not change the differential form; leave out its options")
     state = load_checkpoint(checkpoint).with_own_arguments()
     of_training = state.attention_of_training()
     args, weights = state.model_args, state["model"]
-    # old checkpoints may lack arguments that have a default today
+    # sets arguments that old checkpoints lack
     base_architecture(args)
     flat_options |= _softmax_elsewhere(state, attention, flat_options)
     previous = getattr(args, "attention", None) or DEFAULT
@@ -371,21 +381,21 @@ def swap_as_drawn(checkpoint: CheckpointLike, *, attention: str = DEFAULT_SWAP, 
     vars(args).pop("calibration", None)
     forget_cost(args)
     implied = options_of_swap(attention)
-    if of_training[0].split()[0] != DEFAULT:  # then softmax is not what the model was trained with
+    if of_training[0].split()[0] != DEFAULT:  # the model was not trained with softmax
         implied = {name: getattr(args, name) for name in implied if previous == attention and hasattr(args, name)}
     write_attention_args(args, attention, **implied | flat_options)
     if kept_places(args) and flat_options.get("softmax_prior") not in (None, softmax.get("softmax_prior")):
-        raise InputError(f"{state.path} was trained with another softmax at the places to keep; leave out its prior")
+        raise InputError(f"{state.path} was trained with another prior at the places to keep; leave out softmax_prior")
     vars(args).update(softmax)
     state["model"] = {name: value for name, value in weights.items() if ".mechanism." not in name}
     model = build(state)
     drawn = model.state_dict()
     lacking = set(attention_sites(args)) - {site for site, _, _ in attentions(model)}
     if lacking:
-        raise InputError(f"{state.path} has no attention at {', '.join(sorted(lacking))}; name other sites")
+        raise InputError(f"{state.path} has no attention at {', '.join(sorted(lacking))}; give other sites")
 
     def is_kept(name: str) -> bool:
-        """λ and the norm of the differential form stay; what is a mechanism's own stays with the same mechanism."""
+        """Whether a weight stays: λ and the norm of the differential form do, a mechanism's own if it is the same."""
         if name not in weights:
             return False
         of_mechanism = (".mechanism.inner." if args.differential else ".mechanism.") in name
@@ -395,7 +405,7 @@ def swap_as_drawn(checkpoint: CheckpointLike, *, attention: str = DEFAULT_SWAP, 
     state["model"] = {name: weights[name] if is_kept(name) else drawn[name] for name in drawn}
     state["last_optimizer_state"] = None
     state.drop_averages()
-    return Checkpoint(state)  # no longer what its file holds
+    return Checkpoint(state)  # drops the path: it differs from its file now
 
 
 _WORDS = {
@@ -409,7 +419,7 @@ for function in (swap, swap_as_drawn):
 
 
 def _softmax_elsewhere(state: Checkpoint, attention: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The options that keep softmax with a prior at self-attention that is not swapped; empty where there is none."""
+    """The options that keep a trained softmax with a prior at self-attention that is not swapped; empty without one."""
     softmax = state.softmax_of_training()
     if not softmax or attention == DEFAULT:
         return {}
@@ -423,19 +433,19 @@ def _softmax_elsewhere(state: Checkpoint, attention: str, options: dict[str, Any
 
 
 def options_of_swap(attention: str) -> dict[str, Any]:
-    """The options that a mechanism has in place of its defaults where it replaces the softmax of a trained model."""
+    """Options that differ from a mechanism's defaults when it replaces the softmax of a trained model."""
     return {"near_far_exact_up_to": EXACT_UP_TO, "near_far_tangents": True} if attention == "near_far" else {}
 
 
 def write_attention_args(args: Namespace, attention: str, **flat_options: Any) -> None:
-    """Write a mechanism with all its options into a model's arguments, and ours as its architecture.
+    """Write a mechanism with all its options into a model's arguments; the architecture becomes ours.
 
     Raises:
-        InputError: an unknown mechanism or option, or a value that it cannot have.
+        InputError: an unknown mechanism or option, or an invalid value.
     """
     foreign = [name for name in flat_options if name not in option_names()]
     if foreign:
-        raise InputError(f"unknown option {foreign[0]!r}")
+        raise InputError(f"unknown option {foreign[0]!r}; fairseq-lot swap --help lists the options")
     keeps_softmax = bool(named_places(flat_options.get("keep_softmax")))
     used = [name for name, value in flat_options.items() if name != "keep_softmax" or value is not None]
     check_used(used, attention, differential=True, keeps_softmax=keeps_softmax)

@@ -1,4 +1,4 @@
-"""``fairseq-lot sweep``: swap the attention of one model, or of several, in many ways, and compare."""
+"""``fairseq-lot sweep``: compare many ways to swap the attention of a model, or of several."""
 
 import hashlib
 import json
@@ -56,49 +56,49 @@ from fairseq_lot.pretrained.languages import add_language_arguments, with_langua
 from fairseq_lot.pretrained.loading import Loaded, load, load_data
 from fairseq_lot.pretrained.translate import references, translate_split
 
-# what is tried where no --try is given
+# default of --try
 TRIES = ("sinkhorn", "sinkhorn --sinkhorn-epsilon 1 --sinkhorn-num-updates 3", "esp", "lot", "near_far")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of the command."""
     add = parser.add_argument
-    add("data", metavar="DATA", help="folder made by fairseq-preprocess; translations are compared with its "
-        "text/test.LANG, else with the target side of its test split")  # fmt: skip
+    add("data", metavar="DATA", help="folder made by fairseq-preprocess; references are its text/test.LANG, else the "
+        "target side of its test split")  # fmt: skip
     add(
         "--path",
         dest="paths",
         nargs="+",
         required=True,
         metavar="BASE.pt",
-        help="pretrained checkpoint with softmax attention, plain or with a prior; or several of one training, each "
-        "saved at the end of an epoch: what swaps cost against the epochs",
+        help="trained checkpoint with softmax attention, plain or with a prior; or several of one training, each saved "
+        "at the end of an epoch, to compare swaps by epoch",
     )
     add(
         "--out",
         metavar="FOLDER",
-        help="sweep.jsonl, sweep.md, balance.md, with several bases sweep.svg, and settings.json, which says what all "
-        "calls must share; call again to go on (default: BASE.sweep beside the first BASE.pt)",
+        help="folder for sweep.jsonl, sweep.md, balance.md, with several bases sweep.svg, and settings.json; a second "
+        "call with the same settings goes on (default: BASE.sweep beside the first BASE.pt)",
     )
     add(
         "--try",
         dest="tries",
         action="append",
         metavar="WAY",
-        help="a mechanism and its flat options in quotes, as in 'lot --lot-num-pivots 16/32 --attention-sites cross'; "
-        "all values between slashes are tried. Without sites it stands at the encoder, or where the base has a prior. "
-        "May be given several times; the base, softmax, is always there. Default: " + "; ".join(TRIES),
+        help="a mechanism and its options in quotes, as in 'lot --lot-num-pivots 16/32 --attention-sites cross'; all "
+        "values between slashes are tried. Default sites: the encoder, or those where the base has a prior. May be "
+        "given several times; the base is always included. Default: " + "; ".join(TRIES),
     )
     of_fit = parser.add_mutually_exclusive_group().add_argument
-    as_drawn = "only as they stand; else what has parameters is also calibrated"
+    as_drawn = "only swaps as drawn; by default all that have new parameters are also calibrated"
     of_fit("--no-calibration", action="store_true", help=as_drawn)
-    of_fit("--text", action="store_true", help="calibrate on the text of DATA, too, not on random pieces alone")
-    add("--valid-subset", default="valid", metavar="SPLITS", help="splits to measure the loss on, with commas between "
+    of_fit("--text", action="store_true", help="calibrate on random pieces and also on the text of DATA")
+    add("--valid-subset", default="valid", metavar="SPLITS", help="splits to measure the loss on, separated by commas "
         "(default: %(default)s)")  # fmt: skip
-    only = "of each of these splits, the same random ones each time (default: all)"
+    only = "random sentences of each of these splits, the same ones each time (default: all)"
     add("--sentences", type=int, metavar="N", help=only)
-    add("--no-bleu", action="store_true", help="only the loss on the validation set, which takes seconds")
-    add("--beam", type=int, default=5, help="for BLEU on the test set (default: %(default)s)")
+    add("--no-bleu", action="store_true", help="measure only the validation loss, which takes seconds")
+    add("--beam", type=int, default=5, help="beam size for BLEU on the test set (default: %(default)s)")
     add_device_argument(parser)
     add_language_arguments(parser)
     add_options(parser.add_argument_group("calibration"), FitOptions)
@@ -109,9 +109,10 @@ class BaseCheckpoint:
     """A checkpoint whose attention is swapped.
 
     Attributes:
-        path, sum: where it is, and its sha256.
-        epoch: the epochs it was trained for, if it says.
-        way: the softmax that it was trained with.
+        path: of the checkpoint.
+        sum: its sha256.
+        epoch: number of epochs of its training; None if unknown.
+        way: the softmax of its training.
     """
 
     path: str
@@ -121,7 +122,7 @@ class BaseCheckpoint:
 
 
 def run(args: Namespace) -> None:
-    """Measure what is missing, then write the tables, and of several bases the figure."""
+    """Run ``fairseq-lot sweep``: measure the missing points, write the tables and, for several bases, the figure."""
     check_least(args, sentences=1, beam=1)
     folder = Path(args.out or f"{Path(args.paths[0]).with_suffix('')}.sweep")
     fitting = how_to_fit(args, args.data if args.text else None, pieces=True)
@@ -129,13 +130,13 @@ def run(args: Namespace) -> None:
     test = {name: getattr(args, name) for name in ("data", "valid_subset", "sentences", "beam")}
     valid = args.valid_subset.split(",")
     settings = {**test, "languages": languages and list(languages), **fitting}
-    settings["longest"] = args.longest or LONGEST  # each way has a default of its own
+    settings["longest"] = args.longest or LONGEST  # each way has its own default
     settings["sum of data"] = sum_of_splits(Path(args.data), valid)
     how: dict[str, Any] = {**test, "fitting": fitting, "device": device}
     bases = sorted(dict.fromkeys(map(read_base, args.paths)), key=lambda base: base.epoch or 0)
     points = read_points(folder / "sweep.jsonl")
     check_settings(folder, settings)
-    # the first point of a folder is of a base itself
+    # the first point of a folder is the base's own
     check_bases(
         [*(BaseCheckpoint(f"a point in {folder}", point.base, point.epoch, points[0]) for point in points), *bases]
     )
@@ -153,7 +154,7 @@ def run(args: Namespace) -> None:
             if not missing:
                 continue
             state = with_languages(load_checkpoint(base.path), languages).with_own_arguments()
-            if not has_fingerprints(state.model_args):  # the data are compared with the base, not with each swap
+            if not has_fingerprints(state.model_args):  # check the data once, with the base
                 note_dictionaries(state.model_args, load(state, args.data, valid[0], device=device).task)
             digest = hashlib.sha256(json.dumps([base.sum, {**settings, "data": None}]).encode()).hexdigest()
             translations = None if args.no_bleu else folder / "work" / f"{digest[:16]}.txt"
@@ -170,12 +171,12 @@ def run(args: Namespace) -> None:
 
 
 def check_whole(state: Checkpoint, data: str, valid: Iterable[str], *, bleu: bool) -> None:
-    """Refuse validation and test sets with sentences that the model cannot take; ``bleu``: there is a test set."""
+    """Raise InputError if a validation set or, with ``bleu``, the test set has sentences that the model cannot take."""
     dataset: Any
     for split in valid:
         _, dataset = load_data(state, data, split)
         check_lengths([dataset.src_sizes, dataset.tgt_sizes], state.max_positions, where=f"{data}, split {split}")
-    if bleu:  # its targets are references alone
+    if bleu:  # the model does not read the targets
         task, dataset = load_data(state, data, "test")
         check_not_empty(dataset.src_sizes, where=f"{data}, split test")
         check_lengths([dataset.src_sizes], state.max_positions, where=f"{data}, split test")
@@ -183,7 +184,7 @@ def check_whole(state: Checkpoint, data: str, valid: Iterable[str], *, bleu: boo
 
 
 def sum_of_splits(data: Path, valid: Iterable[str]) -> str:
-    """A sum of what a sweep reads of a data folder; of the training set the lengths stand for the text."""
+    """A checksum of the files that a sweep reads in a data folder; for train only of the index files."""
     kinds = ("dict.*", "*.idx", "test.*", "text/test.*", *(f"{split}.*" for split in valid))
     files = {file for kind in kinds for file in data.glob(kind)}
     sums = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(files) if file.is_file()}
@@ -191,7 +192,7 @@ def sum_of_splits(data: Path, valid: Iterable[str]) -> str:
 
 
 def most_tokens_of(state: Checkpoint, data: str, splits: Iterable[str]) -> int:
-    """The tokens of the longest sentence of some splits, on either side."""
+    """The largest number of tokens in a sentence of some splits, over both sides."""
     loaded = [load_data(state, data, split)[1] for split in splits]
     sides = [sizes for dataset in loaded if dataset for sizes in (dataset.src_sizes, dataset.tgt_sizes)]
     return max(int(sizes.max(initial=0)) for sizes in sides)
@@ -205,16 +206,17 @@ def ways_to_try(
     longest: int | None = None,
     tokens: int | None = None,
 ) -> list[AttentionSpec]:
-    """The base itself, the ways of ``--try``, and what can be fitted once more, calibrated; all are known to work.
+    """The ways to measure: the base itself, the ways of ``--try``, and calibrated versions of those that can be fitted.
 
     Args:
-        tries: None: ``TRIES``, without those that cannot stand in the base.
-        calibrations: some of ``CALIBRATIONS``; empty: nothing is calibrated.
-        longest: pieces of the longest random sentence of a calibration; None: the default.
-        tokens: of the longest sentence to measure on; what is exact on all is not calibrated. None: of any length.
+        tries: values of ``--try``; None: ``TRIES``, without those that do not work with the base.
+        base: the base.
+        calibrations: some of ``CALIBRATIONS``; empty: calibrate nothing.
+        longest: pieces in the longest random sentence of a calibration; None: the default.
+        tokens: in the longest sentence to measure on; attention that is exact on all is not calibrated. None: unknown.
 
     Raises:
-        InputError: a way is wrong, or cannot be fitted on such sentences.
+        InputError: a way is invalid, or cannot be fitted on sentences of this length.
     """
     sites = {name: value for name, value in base.way.options.items() if name == "attention_sites"}
     state, ways, fitted = load_checkpoint(base.path), {base.way.key: base.way}, []
@@ -235,7 +237,7 @@ def ways_to_try(
 def _swapped_ways(
     tries: Iterable[str] | None, state: Checkpoint, sites: dict[str, Any]
 ) -> Iterator[tuple[str, AttentionSpec, Checkpoint]]:
-    """Each text of ``--try`` with each way that it names, and the checkpoint swapped so, as drawn."""
+    """For each way in the values of ``--try``: the value, the way, and the swapped checkpoint, as drawn."""
     for words in TRIES if tries is None else tries:
         for way in expand(words):
             way = replace(way, options={**sites, **options_of_swap(way.attention), **way.options})
@@ -250,49 +252,49 @@ def _swapped_ways(
 
 
 def swap_as(base: Checkpoint, way: AttentionSpec) -> Checkpoint:
-    """A checkpoint with its attention swapped in one way, as drawn."""
+    """The base swapped in one way, as drawn."""
     swapped = swap_as_drawn(base, attention=way.attention, **way.options)
-    swapped.path = base.path  # what messages name
+    swapped.path = base.path  # for messages
     return swapped
 
 
 def read_base(path: str) -> BaseCheckpoint:
-    """A checkpoint, and what it says of its epochs: fairseq notes for going on where it stands.
+    """Read a base: its checksum, its softmax, and the number of epochs from fairseq's notes for resuming.
 
     Raises:
-        InputError: it cannot be read, or was trained with another attention than softmax.
+        InputError: it cannot be read, or was not trained with softmax.
     """
     state = load_checkpoint(path)
     softmax = state.softmax_of_training()
     if softmax is None:
-        raise InputError(f"{path} was {state.how_trained()}; give a base of {DEFAULT}, as it was before any swap")
+        raise InputError(f"{path} was {state.how_trained()}; give a base trained with {DEFAULT}, before any swap")
     options = {name: value for name, value in softmax.items() if value is not None}
     try:
         position = state["extra_state"]["train_iterator"]
         epochs = position["epoch"] - 1 if position["iterations_in_epoch"] == 0 else 0
-    except (KeyError, TypeError):  # it does not say, or something else
+    except (KeyError, TypeError):  # no such notes, or in another form
         epochs = 0
     way = AttentionSpec(attention=DEFAULT, options=options)
     return BaseCheckpoint(path, hashlib.sha256(Path(path).read_bytes()).hexdigest(), epochs or None, way)
 
 
 def check_bases(bases: Iterable[BaseCheckpoint]) -> None:
-    """Raise InputError unless different checkpoints have one softmax and different epochs, as those of one training.
+    """Raise InputError unless all bases have the same softmax and different epochs, as in one training.
 
-    By its epoch the table tells a checkpoint apart.
+    Tables label checkpoints by epoch, so epochs must be unique.
     """
     different = {base.sum: base for base in bases}.values()
     if len({base.way.key for base in different}) > 1:
         found = ", ".join(f"{base.path} ({base.way.flags or 'plain'})" for base in different)
         raise InputError(
-            f"several checkpoints must have one softmax, unlike {found}; give checkpoints of one training, or another "
-            "--out"
+            f"several checkpoints must have the same softmax, unlike {found}; give checkpoints of one training, or "
+            "another --out"
         )
     epochs = {base.epoch for base in different}
     if len(different) > 1 and (None in epochs or len(epochs) < len(different)):
         found = ", ".join(f"{base.path} (epoch {base.epoch or 'unknown'})" for base in different)
         raise InputError(
-            f"several checkpoints must each be saved at the end of another epoch, unlike {found}; give checkpoints of "
+            f"several checkpoints must be saved at the end of different epochs, unlike {found}; give checkpoints of "
             "one training, or another --out"
         )
 
@@ -310,7 +312,18 @@ def measured(
     device: torch.device,
     translations: Path | None,
 ) -> SweepRow:
-    """Swap, calibrate if asked, then BLEU and the loss; a file keeps the base's translations, None: no BLEU."""
+    """Measure one way with one base: swap, calibrate if the way says so, then BLEU and loss.
+
+    Args:
+        base, state: the base and its checkpoint.
+        way: to swap.
+        data, valid_subset, sentences, beam, device: see the command's options.
+        fitting: arguments of :func:`calibrate`.
+        translations: file for the base's translations, written if it does not exist; None: no BLEU.
+
+    Raises:
+        InputError: the loss is not finite.
+    """
     swapped, seconds, is_base = swap_as(state, way), None, way.key == base.way.key
     if way.calibrated_on != DRAWN:
         started = time.perf_counter()
@@ -359,9 +372,15 @@ def measured(
 
 @torch.no_grad()
 def validation_losses(loaded: Loaded, sentences: int | None = None, max_tokens: int = 4096) -> dict[str, Loss]:
-    """Teacher-forced, over so many random sentences, or all that fit: those of each range of lengths.
+    """The loss with teacher forcing, for each range of source lengths.
 
-    The keys are the most source pieces that a sentence has; the last one has no limit.
+    Args:
+        loaded: the model with a split.
+        sentences: number of random sentences; None: all that are not too long.
+        max_tokens: in a batch.
+
+    Returns:
+        The losses by the largest number of source pieces, as in ``LENGTHS``.
     """
     limits = torch.tensor(LENGTHS[:-1], device=loaded.device)
     nats = torch.zeros(len(LENGTHS), dtype=torch.float64, device=loaded.device)
@@ -382,6 +401,6 @@ def validation_losses(loaded: Loaded, sentences: int | None = None, max_tokens: 
 
 
 def total(losses: Iterable[Loss]) -> Loss:
-    """The loss over the sentences of several."""
+    """The loss over all sentences of several losses."""
     parts = list(losses)
     return Loss(nats=sum(part.nats for part in parts), tokens=sum(part.tokens for part in parts))

@@ -1,4 +1,4 @@
-"""What ``fairseq-lot sweep`` shows: a table of one base, or a table and a figure against the epochs of several."""
+"""Tables and the figure of ``fairseq-lot sweep``."""
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
@@ -19,12 +19,12 @@ _COST = (
     "Cost: mean KL(base ‖ swap) of the next piece in nats, on the base's own translations of sentences that were not "
     "fitted on: random ones, or, where it is calibrated on text, of that text."
 )
-# of one way, its points by the sums of their bases
+# the points of one way, by the checksums of their bases
 Line = dict[str, SweepRow]
 
 
 def _lines(points: list[SweepRow]) -> list[Line]:
-    """The points of each way, by epoch: the base first, ways of a mechanism together, calibrated after as it stands."""
+    """The points of each way, by epoch. The base comes first; ways of a mechanism stand together, as drawn first."""
     lines: dict[tuple, Line] = {}
     for point in sorted(points, key=lambda point: point.epoch or 0):
         lines.setdefault(point.key, {})[point.base] = point
@@ -40,12 +40,12 @@ def _lines(points: list[SweepRow]) -> list[Line]:
 
 
 def _epochs(points: list[SweepRow]) -> dict[str, int | None]:
-    """The epochs of the bases, in ascending order, by their sums."""
+    """The epochs of the bases by checksum, in ascending order."""
     return dict(sorted({point.base: point.epoch for point in points}.items(), key=lambda item: item[1] or 0))
 
 
 def render(points: list[SweepRow]) -> str:
-    """The points as a Markdown table; of several bases a column for each epoch: softmax's loss, what each swap adds."""
+    """The points as a Markdown table; with several bases a column for each epoch: softmax's loss, then differences."""
     lines, epochs = _lines(points), _epochs(points)
     softmax, several = lines[0], len(epochs) > 1
     head, with_cost = ["Mechanism", "Options", "Calibrated"], any(point.cost is not None for point in points)
@@ -65,7 +65,7 @@ def render(points: list[SweepRow]) -> str:
             seconds = f"{point.calibration_seconds:.0f} s"
             calibrated = f"{calibrated}, {seconds}" if both or point.calibrated_on == PIECES else seconds
         cells = [_cells(line.get(base), softmax.get(base)) for base in epochs]
-        if several:  # of the base itself the figure, of swaps what they add
+        if several:  # the base's row has its figures, other rows have differences
             losses = [loss if added == MISSING else added for loss, added, *_ in cells]
             costs = [cost for _, _, cost, *_ in cells]
             scores = [score if added == MISSING else added for *_, score, added in cells]
@@ -78,7 +78,7 @@ def render(points: list[SweepRow]) -> str:
 
 
 def render_balance(points: list[SweepRow]) -> str:
-    """How balanced the plans are, and of one base where they lose, as a Markdown table; empty for older points."""
+    """The balance of the plans as a Markdown table, with one base also the loss by length; empty for older points."""
     if not any(point.balance or point.by_length for point in points):
         return ""
     if len(_epochs(points)) > 1:
@@ -108,7 +108,7 @@ def render_balance(points: list[SweepRow]) -> str:
 
 
 def _balance_by_epoch(points: list[SweepRow]) -> str:
-    """Each measure of balance of each way, a column for each epoch of the base."""
+    """The balance of the plans as a Markdown table, with a column for each epoch."""
     epochs, rows = _epochs(points), []
     for measure in BALANCE:
         name, form = MEASURES[measure][:2]
@@ -121,7 +121,7 @@ def _balance_by_epoch(points: list[SweepRow]) -> str:
 
 
 def _cells(point: SweepRow | None, base: SweepRow | None) -> list[str]:
-    """Loss and what it is more than the base's, the cost of the swap, BLEU and what it is more."""
+    """Loss, its difference to the base's, cost of the swap, BLEU, its difference to the base's."""
     if point is None:
         return [MISSING] * 5
     bleu, more_loss, more_bleu = point.bleu, MISSING, MISSING
@@ -134,7 +134,7 @@ def _cells(point: SweepRow | None, base: SweepRow | None) -> list[str]:
 
 
 def _notes(points: list[SweepRow], several: bool) -> list[str]:
-    """How to read the table."""
+    """Notes below the table: definitions, signature, device, commit."""
 
     def all_of(name: str) -> str:
         return ", ".join(dict.fromkeys(str(getattr(point, name)) for point in points))
@@ -155,7 +155,7 @@ def _notes(points: list[SweepRow], several: bool) -> list[str]:
 
 
 def _exact(points: list[SweepRow]) -> list[str]:
-    """A line on the ways that are the base itself on sentences, if there are such."""
+    """A note about near_far that is exact on short sentences, if there is any."""
     exact = {point.options.get("near_far_exact_up_to") or 0 for point in points if point.attention == "near_far"} - {0}
     if not exact:
         return []
@@ -168,13 +168,13 @@ def _exact(points: list[SweepRow]) -> list[str]:
 
 
 def draw(points: list[SweepRow]) -> Figure:
-    """Softmax's loss, and what each swap adds to it, against the epochs of the bases."""
+    """The figure: softmax's loss, and the differences of the swaps, against the epochs of the bases."""
     lines, epochs = _lines(points), _epochs(points)
     softmax = lines[0]
     figure = Figure(figsize=(13, 4.5), layout="constrained")
     of_base, of_swaps = figure.subplots(1, 2)
     of_base.set_ylabel("validation loss of softmax (nats per token)")
-    of_swaps.set_ylabel("what the swap adds (nats per token)")
+    of_swaps.set_ylabel("loss of the swap minus softmax's (nats per token)")
     of_swaps.axhline(0, color="0.7", linewidth=0.8)
     for number, line in enumerate(lines):
         way = next(iter(line.values()))

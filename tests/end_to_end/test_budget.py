@@ -71,7 +71,7 @@ def test_a_fit_says_what_is_left(data, lot_checkpoint, tmp_path, capsys):
 def test_without_a_fit_the_cost_is_measured_too(stock_checkpoint, lot_checkpoint, tmp_path, capsys):
     assert load_checkpoint(lot_checkpoint).model_args.swap_cost > 0
     swap(stock_checkpoint, tmp_path / "same.pt", "--attention", "softmax")
-    assert "predictions cannot change: every sentence that the model can read gets" in capsys.readouterr().out
+    assert "predictions cannot change: all sentences that the model can read get" in capsys.readouterr().out
     args = load_checkpoint(tmp_path / "same.pt").model_args
     assert (args.swap_cost, args.swap_cost_by_place) == (0.0, {})
 
@@ -84,7 +84,7 @@ def test_near_far_that_is_exact_on_sentences_says_so(stock_checkpoint, tmp_path,
     lengths = re.search(begin + r"0\.\d+ nats a piece \(KL, on 64 random sentences of (\d+) to (\d+) pieces", said)
     assert 40 <= int(lengths[1]) < int(lengths[2]) <= 80
     state = swap(stock_checkpoint, tmp_path / "exact.pt", *words, "--near-far-exact-up-to", 1024)
-    assert "predictions cannot change: every sentence that the model can read gets" in capsys.readouterr().out
+    assert "predictions cannot change: all sentences that the model can read get" in capsys.readouterr().out
     assert state.model_args.swap_cost == 0 and state.model_args.near_far_exact_up_to == 1024
 
 
@@ -154,9 +154,9 @@ def test_a_swap_of_any_cost_warns_in_one_line(words, stock_checkpoint, tmp_path,
             if re.match(r"encoder\.layers\.\d\.self_attn\.(q_proj|out_proj)\.weight", name):
                 state["model"][name] *= 8
     swap(tmp_path / "sharp.pt", tmp_path / "cold.pt", *COLD, *words)
-    lines = [line for line in capsys.readouterr().out.splitlines() if "that is much" in line]
+    lines = [line for line in capsys.readouterr().out.splitlines() if "this is expensive" in line]
     assert lines == [
-        "that is much: the default budget of a fitted swap is 0.2 nats a piece and 0.2 of relative squared error"
+        "this is expensive: the default budget of a fitted swap is 0.2 nats a piece and 0.2 of relative squared error"
     ]
 
 
@@ -187,7 +187,7 @@ def test_python_does_what_the_command_does(stock_checkpoint, tmp_path, capsys):
     assert kept and f"softmax stays at {kept}" in capsys.readouterr().err
     with pytest.raises(InputError, match="budget must be a number of nats"):
         fairseq_lot.swap(stock_checkpoint, budget="much")
-    with pytest.raises(InputError, match="^steps is of a calibration; leave it out, or calibrate=False$"):
+    with pytest.raises(InputError, match="^steps is for a calibration; leave it out, or calibrate=False$"):
         fairseq_lot.swap(stock_checkpoint, calibrate=False, steps=3)
     drawn = fairseq_lot.swap(stock_checkpoint, attention="lot", calibrate=False)
     bare = swap_as_drawn(stock_checkpoint, attention="lot")

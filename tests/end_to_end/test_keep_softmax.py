@@ -240,7 +240,7 @@ def test_places_that_cannot_be_kept_are_one_line(places, naming, data, stock_che
 
 
 def test_a_prior_other_than_the_base_s_is_refused(stock_checkpoint):
-    with pytest.raises(InputError, match="trained with another softmax at the places to keep"):
+    with pytest.raises(InputError, match="trained with another prior at the places to keep"):
         swap_as_drawn(stock_checkpoint, **LOT, keep_softmax="encoder.0", softmax_prior="alibi")
     with pytest.raises(InputError, match="--keep-softmax does not belong to softmax"):
         swap_as_drawn(stock_checkpoint, attention="softmax", keep_softmax="encoder.0")

@@ -99,7 +99,7 @@ def test_a_swap_that_is_always_exact_is_not_fitted_and_says_so(stock_checkpoint,
     with edited(stock_checkpoint, tmp_path / "base.pt") as state:
         state.model_args.max_source_positions = 512
     fairseq_lot("swap", "--path", tmp_path / "base.pt", "--out", tmp_path / "swapped.pt")
-    said = "not calibrated: it is exact up to 512 tokens, and the model has positions for no more than 512"
+    said = "not calibrated: it is exact up to 512 tokens, and the model takes at most 512"
     assert said in capsys.readouterr().out
     drawn = swapped(tmp_path / "base.pt", tmp_path / "drawn.pt", "near_far")
     assert not differing(tmp_path / "swapped.pt", drawn)
@@ -255,14 +255,14 @@ def test_averages_of_the_base_s_weights_are_not_taken_along(stock_checkpoint):
 def test_what_cannot_be_swapped_is_refused(data, stock_checkpoint, tmp_path, capsys):
     words = ("--no-cross-attention", "--cross-self-attention", "--arch", "transformer_tiny", "--lr", 0)
     without_cross = train(data / "bin", tmp_path, *words, updates=1)
-    with pytest.raises(InputError, match="has no attention at cross; name other sites"):
+    with pytest.raises(InputError, match="has no attention at cross; give other sites"):
         swap_as_drawn(without_cross, attention="lot", attention_sites="encoder,cross")
-    with pytest.raises(InputError, match="keeps the differential form"):
+    with pytest.raises(InputError, match="does not change the differential form"):
         swap_as_drawn(stock_checkpoint, attention="lot", differential=True)
     to = ("--path", stock_checkpoint, "--out", tmp_path / "o.pt")
     unused = ("--no-calibrate", "--distill-steps", 5)
     refuse(
-        capsys, "swap", *to, *unused, naming=["--distill-steps is of a calibration; leave it out, or --no-calibrate"]
+        capsys, "swap", *to, *unused, naming=["--distill-steps is for a calibration; leave it out, or --no-calibrate"]
     )
     text = tmp_path / "text"
     text.write_text("ein Satz\n")

@@ -82,9 +82,9 @@ def test_sweep_measures_resumes_and_extends(data, stock_checkpoint, diff_checkpo
 
     kept = contents(out)
     for more in (("--steps", 4), ("--beam", 2), ("--sentences", 9), ("--valid-subset", "test")):
-        refuse(capsys, *words, *more, naming=["holds points with ", ", not ", "give another --out"])
+        refuse(capsys, *words, *more, naming=["has points with ", ", not ", "give another --out"])
     refuse(capsys, *words, "--path", diff_checkpoint, naming=["(epoch unknown)", "or another --out"])
-    refuse(capsys, *words, "--split", "valid", naming=["--split valid is of a data folder", "sweep: with --text"])
+    refuse(capsys, *words, "--split", "valid", naming=["--split valid needs a data folder", "sweep: with --text"])
     assert contents(out) == kept
 
 

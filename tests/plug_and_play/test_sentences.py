@@ -37,7 +37,7 @@ def test_sentences_that_are_left_out_are_counted_once(capsys):
 def test_half_of_the_sentences_may_be_held_out_and_no_more():
     loaded = load()
     assert len(from_text(loaded, "text", max_tokens=8, held_out=3, seed=1).held_out["id"]) == len(LENGTHS) // 2 == 3
-    with pytest.raises(InputError, match="text has 6 sentences; --held-out takes half of them at most"):
+    with pytest.raises(InputError, match="text has 6 sentences; give a --held-out of at most half of them"):
         from_text(loaded, "text", max_tokens=8, held_out=4, seed=1)
 
 
@@ -80,7 +80,7 @@ def test_counts_that_say_nothing_make_all_pieces_equally_likely():
 def test_the_default_length_is_cut_to_what_the_model_reads_and_a_typed_one_refused():
     state = Checkpoint({"args": Namespace(max_source_positions=60)}, "small.pt")
     assert lengths_of_random(state, None) == (1, 59)
-    with pytest.raises(InputError, match="small.pt has positions for 59 pieces, not --longest 81; give at most 59"):
+    with pytest.raises(InputError, match="small.pt takes at most 59 pieces, not --longest 81; give at most 59"):
         lengths_of_random(state, 81)
 
 

@@ -70,9 +70,9 @@ def test_options_are_read_as_on_the_command_line():
         ("lot --lot-num-pivots many", "'lot "),
         ("lot --lot-pivots 8", "'lot "),
         ("lot 8", "'lot "),
-        ("", "names no mechanism"),
+        ("", "has no mechanism"),
         ("lot --attention-sites 'cross", "--try .*: No closing quotation"),
-        ("lot --attention sinkhorn", "begins with the mechanism; leave out --attention sinkhorn"),
+        ("lot --attention sinkhorn", "starts with the mechanism; leave out --attention sinkhorn"),
     ):
         with pytest.raises(InputError, match=message):
             expand(words)
@@ -117,7 +117,7 @@ def test_points_of_two_sweeps_with_one_folder_all_stay(tmp_path):
     assert sorted(found, key=str) == sorted(added, key=str)
     assert add_point(folder, settings, replace(found[3], loss=1.5))[3].loss == 1.5
     assert len(read_points(folder / "sweep.jsonl")) == len(added)
-    with pytest.raises(InputError, match="holds points with seed 1, not 2"):
+    with pytest.raises(InputError, match="has points with seed 1, not 2"):
         add_point(folder, {"seed": 2}, added[0])
 
 
@@ -184,17 +184,17 @@ def test_points_of_other_data_are_told_apart(tmp_path):
     assert sum_of_splits(tmp_path, ["valid"]) == found[-1] != sum_of_splits(tmp_path, ["valid", "test4"])
     (tmp_path / "settings.json").write_text(json.dumps({"beam": 5}))
     check_settings(tmp_path, {"beam": 5, "sum of data": found[0], "longest": 80})  # of an earlier version
-    with pytest.raises(InputError, match="holds points with longest 80, not 512"):
+    with pytest.raises(InputError, match="has points with longest 80, not 512"):
         check_settings(tmp_path, {"beam": 5, "longest": 512})
     check_settings(tmp_path, {"beam": 5, "valid_subset": "valid"})
-    with pytest.raises(InputError, match="holds points with valid_subset valid, not test1"):
+    with pytest.raises(InputError, match="has points with valid_subset valid, not test1"):
         check_settings(tmp_path, {"beam": 5, "valid_subset": "test1"})
     (tmp_path / "settings.json").write_text(json.dumps({"beam": 5, "data": "bin"}))  # of one without sums
-    with pytest.raises(InputError, match="holds points with data bin, not other"):
+    with pytest.raises(InputError, match="has points with data bin, not other"):
         check_settings(tmp_path, {"beam": 5, "sum of data": found[0], "data": "other"})
     (tmp_path / "settings.json").write_text(json.dumps({"beam": 5, "sum of data": found[1], "data": "bin"}))
     check_settings(tmp_path, {"beam": 5, "sum of data": found[1], "data": "moved/bin/"})
-    with pytest.raises(InputError, match="holds points with sum of data "):
+    with pytest.raises(InputError, match="has points with sum of data "):
         check_settings(tmp_path, {"beam": 5, "sum of data": found[0]})
 
 

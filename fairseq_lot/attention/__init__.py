@@ -1,1 +1,1 @@
-"""Attention mechanisms, one a file, that see q, k, v and masks and nothing of fairseq."""
+"""Attention mechanisms, one per file; they get q, k, v and masks and do not depend on fairseq."""

@@ -1,4 +1,4 @@
-"""The contract that every attention mechanism fulfils."""
+"""The interface of all attention mechanisms."""
 
 import contextlib
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ from fairseq_lot.transport.exporting import is_exporting
 from fairseq_lot.transport.marginals import Pads
 from fairseq_lot.transport.pivots import Coupling, PivotProblem
 
-#: what a mechanism keeps while it decodes: tensors by name, batch first, so that a beam is followed by their rows
+#: the cache of a mechanism during decoding: tensors by name, batch first, so that beam search can reorder their rows
 DecodeCache: TypeAlias = dict[str, Tensor]
 
 
 class Masks(NamedTuple):
-    """What does not count in an attention.
+    """The masks of an attention.
 
     Attributes:
-        query_pads: ``(bsz, tgt_len)`` bool, True = pad; None: there are none.
-        key_pads: ``(bsz, src_len)``, likewise; in self-attention the same object.
-        causal: query i sees keys 0 .. i + src_len - tgt_len only.
+        query_pads: ``(bsz, tgt_len)`` bool, True = pad; None: no pads.
+        key_pads: ``(bsz, src_len)`` bool, True = pad; None: no pads. In self-attention the same object as query_pads.
+        causal: query i sees only the keys 0 .. i + src_len - tgt_len.
     """
 
     query_pads: Pads
@@ -32,30 +32,29 @@ class Masks(NamedTuple):
 
 
 class AttentionOutput(NamedTuple):
-    """What a mechanism returns.
+    """The output of a mechanism.
 
     Attributes:
         values: ``(bsz, num_heads, tgt_len, head_dim)``; zero at padded queries.
-        weights: ``A = n·plan``, ``(bsz, num_heads, tgt_len, src_len)``, when it was asked for; zero rows at
-            padded queries and zero columns at padded keys, unless all are pads. A differential form has one A for two
-            heads.
+        weights: ``A = n·plan``, ``(bsz, num_heads, tgt_len, src_len)``, if requested; zero rows at padded queries and
+            zero columns at padded keys, unless all keys are pads. Differential attention has one A per two heads.
     """
 
     values: Tensor
     weights: Tensor | None = None
 
     def to(self, dtype: torch.dtype) -> "AttentionOutput":
-        """The same in another dtype."""
+        """The output in another dtype."""
         return AttentionOutput(self.values.to(dtype), None if self.weights is None else self.weights.to(dtype))
 
 
 def without_pads(x: Tensor, padding_mask: Pads) -> Tensor:
-    """``x``, ``(bsz, num_heads, len, c)``, with zeros in the padded slots, whatever stood there."""
+    """``x``, ``(bsz, num_heads, len, c)``, with zeros in the padded slots."""
     return x if padding_mask is None else x.masked_fill(padding_mask[:, None, :, None], 0.0)
 
 
 def joined_pads(cache: DecodeCache, key_padding_mask: Pads, k: Tensor) -> Pads:
-    """The mask of the keys that a cache holds and of new ones, ``(bsz, number of both)``; None: neither has pads."""
+    """The padding mask of the cached and the new keys together, ``(bsz, number of both)``; None: no pads."""
     masks = (cache.get("key_padding_mask"), cache["key"].size(2)), (key_padding_mask, k.size(2))
     if all(mask is None for mask, _ in masks):
         return None
@@ -64,35 +63,35 @@ def joined_pads(cache: DecodeCache, key_padding_mask: Pads, k: Tensor) -> Pads:
 
 
 def draw_normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Standard normal numbers of a generator on the CPU, on torch's default device: the same ones on any."""
+    """Standard normal numbers on torch's default device, drawn by a generator on the CPU: equal on all devices."""
     return torch.randn(shape, generator=generator, device="cpu").to(torch.get_default_device())
 
 
 def _outside_of_autocast(device_type):
-    """No autocast; torch.export records this context, and torch may not load what was saved with it."""
+    """A context without autocast; none during export if autocast is off: torch may fail to load a recorded context."""
     needless = is_exporting() and not torch.is_autocast_enabled(device_type)
     return contextlib.nullcontext() if needless else torch.autocast(device_type, enabled=False)
 
 
 def refuse_scripting(module: nn.Module) -> NoReturn:
-    """Say in one line what torch.jit.script, which calls this first, would say on a page."""
+    """Raise an InputError of one line; torch.jit.script calls this first and would fail with a long message."""
     raise InputError("torch.jit.script cannot compile modules of fairseq_lot; use torch.export.export")
 
 
 @dataclass(frozen=True)
 class Traits:
-    """What others need to know of a mechanism with its options; a wrapper passes them on.
+    """Properties of a mechanism with its options, for the code around it.
 
     Attributes:
-        couples_queries: row i of A depends on the other queries, so the mechanism cannot decode step by step.
-        uncoupling_options: ``(name, value)`` of the options with which it does not, if there are such options.
+        couples_queries: row i of A depends on other queries, so the mechanism cannot decode step by step.
+        uncoupling_options: ``(name, value)`` of options that make couples_queries false; empty if there are none.
         positional: A depends on the positions of queries and keys, so both must be tokens of one sentence.
         tied_tokens: queries and keys are the same tokens, so their numbers must agree.
-        mixes_values: values of neighbouring tokens, later ones included, are mixed before they are attended to.
-        counts_slots: A depends on the slots that tokens stand in, so pads may stand at the ends of a sentence only.
-        is_causal: :meth:`Mechanism.attend` honours ``causal=True`` (query i sees no later key).
-        can_be_causal: it does with some options.
-        is_stock: it is fairseq's own attention.
+        mixes_values: values of neighbouring tokens, later ones included, are mixed before the attention.
+        counts_slots: A depends on the slots of tokens, so pads are allowed only at the ends of a sentence.
+        is_causal: :meth:`Mechanism.attend` supports ``causal=True`` (query i sees no later key).
+        can_be_causal: is_causal is true with some options.
+        is_stock: the mechanism equals fairseq's own attention.
         heads_per_plan: number of heads that share one A.
         signed: A is a difference of plans and has negative entries.
     """
@@ -111,22 +110,22 @@ class Traits:
 
 
 class Mechanism(nn.Module):
-    """An attention mechanism on separate batch and head axes.
+    """Base class of attention mechanisms; batch and heads are separate axes.
 
-    Subclasses set ``options_class``, and in their constructor ``traits``. They implement :meth:`attend`, which gets
-    inputs whose padded slots are already zero.
+    A subclass sets ``options_class``, sets ``traits`` in its constructor, and implements :meth:`attend`, whose inputs
+    are zero at padded slots.
 
     Args:
         num_heads: number of heads.
         head_dim: width of a query and of a key in one head.
         options: an instance of ``options_class``.
-        layer: 0-based index of the layer in its stack; seeds initial values, so that layers differ.
-        dropout: probability of dropping an entry of A (lot, set: of its query side; esp, near_far: a column) during
-            training, and where ``retain_dropout`` is set.
+        layer: 0-based index of the layer in its stack; part of the seed of initial values, so that layers differ.
+        dropout: probability of dropping an entry of A (lot, set: of its query-side plan; esp, near_far: a column) in
+            training, and also in evaluation if ``retain_dropout`` is set.
     """
 
     options_class: ClassVar[type[Options]] = Options
-    # what torch.jit.trace would try to compile, before it comes to the line that refuses it
+    # torch.jit.trace would try to compile these before it reaches the line that refuses it
     __jit_ignored_attributes__ = ("options", "traits")
     __prepare_scriptable__ = refuse_scripting
 
@@ -143,41 +142,44 @@ class Mechanism(nn.Module):
         self.retain_dropout = False
 
     def register(self, name: str, value: Tensor, *, learn: bool) -> None:
-        """Store a parameter, or a buffer of the same name in checkpoints."""
+        """Register a tensor as a parameter if ``learn``, else as a buffer; the name in checkpoints is the same."""
         if learn:
             self.register_parameter(name, nn.Parameter(value))
         else:
             self.register_buffer(name, value)
 
     def drawn(self, number: int, seed: int, std: float | None = None) -> Tensor:
-        """``(num_heads, number, head_dim)`` normal numbers, of standard deviation ``head_dim^(1/4)`` if None is given.
+        """Normal random numbers, ``(num_heads, number, head_dim)``; they depend on the seed and the layer alone.
 
-        Seed and layer decide them, by a generator of their own: a swap draws the same ones wherever the model is built.
+        Args:
+            number: of vectors per head.
+            seed: of the own generator, so that a swap always draws the same numbers.
+            std: standard deviation; None: ``head_dim^(1/4)``.
         """
         generator = torch.Generator("cpu").manual_seed(seed * 1_000 + self.layer)
         std = self.head_dim**0.25 if std is None else std
         return std * draw_normal((self.num_heads, number, self.head_dim), generator)
 
     def _title(self) -> str:
-        """The mechanism's name in messages."""
+        """The mechanism's name, for messages."""
         return type(self).__name__.lower()
 
     def fittable(self) -> list[nn.Parameter]:
-        """The parameters that the gradient of a model in eval mode reaches, by which it is fitted to another."""
+        """The parameters that a calibration fits: those with a gradient in eval mode."""
         return list(self.parameters())
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, masks: Masks, need_weights: bool) -> AttentionOutput:
-        """Compute ``A v`` (and A when ``need_weights``); see :meth:`forward` for the shapes."""
+        """Compute ``A v``, and A if ``need_weights``; shapes as in :meth:`forward`, inputs are zero at pads."""
         raise NotImplementedError
 
     def probes(self, like: Tensor) -> Tensor | None:
-        """``(num_heads, r, head_dim)``: all that is needed of q and k are their products with these; None: more is.
+        """Vectors z, ``(num_heads, r, head_dim)``, such that only q·z and k·z are needed; None if q and k are.
 
-        Who makes q and k by a projection may then make the products by a narrower one, for :meth:`forward_scored`; the
-        mechanism has a method ``attend_scored`` of the products.
+        The caller may then compute the products by one narrow projection and call :meth:`forward_scored`. A mechanism
+        with probes has a method ``attend_scored`` that gets the products.
 
         Args:
-            like: has the dtype and the device that q and k would have.
+            like: a tensor with the dtype and the device of q and k.
         """
         return None
 
@@ -199,16 +201,16 @@ class Mechanism(nn.Module):
             q: ``(bsz, num_heads, tgt_len, head_dim)``, not yet scaled.
             k: ``(bsz, num_heads, src_len, head_dim)``.
             v: ``(bsz, num_heads, src_len, value_dim)``.
-            query_padding_mask: ``(bsz, tgt_len)`` bool, True = pad; padded slots may hold anything, NaN included.
+            query_padding_mask: ``(bsz, tgt_len)`` bool, True = pad; padded slots may contain anything, NaN included.
                 In self-attention pass the same object as ``key_padding_mask``.
             key_padding_mask: ``(bsz, src_len)`` bool, True = pad.
             need_weights: also return A.
-            causal: query i sees keys 0 .. i + src_len - tgt_len only.
-            pads_are_zero: the padded slots of q, k and v hold zeros already.
+            causal: query i sees only the keys 0 .. i + src_len - tgt_len.
+            pads_are_zero: the padded slots of q, k and v are already zero.
 
         Raises:
             InputError: tensors of other shapes; ``causal`` with a mechanism that does not support it or with more
-                queries than keys, or queries that are not the keys' tokens with a mechanism that ties them.
+                queries than keys; numbers of queries and keys that differ with a mechanism that ties them.
         """
         one_batch = q.ndim == k.ndim == v.ndim == 4 and q.shape[:2] == k.shape[:2] and k.shape[:3] == v.shape[:3]
         if not (one_batch and q.size(1) == self.num_heads and q.size(3) == k.size(3) == self.head_dim):
@@ -226,16 +228,15 @@ class Mechanism(nn.Module):
     def forward_scored(
         self, query_scores: Tensor, key_scores: Tensor, v: Tensor, masks: Masks, need_weights: bool
     ) -> AttentionOutput:
-        """:meth:`forward` on the products of q and k with :meth:`probes`, ``(bsz, num_heads, len, r)``."""
+        """:meth:`forward` for the products of q and k with :meth:`probes`, ``(bsz, num_heads, len, r)``."""
         return self._attend_without_pads(self.attend_scored, query_scores, key_scores, v, masks, need_weights)
 
     def _attend_without_pads(self, attend, q, k, v, masks, need_weights, *, pads_are_zero=False):
-        """Attend with zeros in the padded slots of what goes in (unless ``pads_are_zero``) and of what comes out."""
+        """Check the arguments, zero the padded slots of inputs (unless ``pads_are_zero``) and outputs, and attend."""
         name = self._title()
         if torch.jit.is_tracing():
             raise InputError(
-                "torch.jit.trace would fix for all sentences what the attention decides by their lengths and "
-                "scores; use torch.export.export"
+                "torch.jit.trace would record decisions that depend on lengths and scores; use torch.export.export"
             )
         if self.traits.tied_tokens and q.size(-2) != k.size(-2):
             raise InputError(f"{name} attention ties queries to keys; got {q.size(-2)} queries and {k.size(-2)} keys")
@@ -257,54 +258,54 @@ class Mechanism(nn.Module):
     def coupling(
         self, q: Tensor, k: Tensor, query_padding_mask: Pads = None, key_padding_mask: Pads = None
     ) -> Coupling | None:
-        """``p(pivot | query)`` and ``p(key | pivot)``, whose product is A; None where there are no pivots.
+        """The coupling through pivots, whose factors multiply to A; None for mechanisms without pivots.
 
-        Arguments as for :meth:`forward`, pads zero.
+        Arguments as for :meth:`forward`, zero at pads.
         """
         return None
 
     def pivot_problem(self, q: Tensor, k: Tensor) -> PivotProblem | None:
-        """The arguments from which :meth:`coupling` makes its plans; None where these do not define it."""
+        """The arguments of :func:`pivot_coupling` that give :meth:`coupling`; None if there are none."""
         return None
 
     def epsilon(self) -> float | Tensor:
-        """The entropic regularisation, or one of every head, ``(num_heads, 1, 1)``; 1 (softmax's) if there is none."""
+        """The entropic regularisation: a number, or one per head, ``(num_heads, 1, 1)``; 1, as softmax's, if none."""
         return getattr(self.options, "epsilon", 1.0)
 
     def combine_heads(self, x: Tensor) -> Tensor:
-        """One tensor for the heads that share an A: ``(bsz, num_heads, ...) -> (bsz, heads, ...)``."""
+        """Combine the heads that share one A: ``(bsz, num_heads, ...) -> (bsz, heads, ...)``; here unchanged."""
         return x
 
     def summarise(self, k: Tensor, v: Tensor, key_padding_mask: Pads = None, need_weights: bool = False) -> DecodeCache:
-        """All that :meth:`attend_summary` needs of the keys, computed once; for mechanisms that couple no queries.
+        """Precompute from the keys all that :meth:`attend_summary` needs; for mechanisms that do not couple queries.
 
         Args:
             k, v, key_padding_mask: as for :meth:`forward`.
-            need_weights: A will be asked for.
+            need_weights: A will be requested.
         """
         k, v = (without_pads(x, key_padding_mask).contiguous() for x in (k, v))
         return self._cache_of(k, v, key_padding_mask)
 
     @staticmethod
     def _cache_of(k, v, key_padding_mask):
-        """Keys and values themselves, zero at pads, by name."""
+        """A cache of the keys and values, which are zero at pads."""
         kept = {"key": k, "value": v}
         return kept if key_padding_mask is None else {**kept, "key_padding_mask": key_padding_mask}
 
     def attend_summary(self, q: Tensor, summary: DecodeCache, need_weights: bool = False) -> AttentionOutput:
-        """:meth:`forward` on summarised keys; no weights if the summary was made without."""
+        """:meth:`forward` for summarised keys; no weights if the summary was made without them."""
         mask = summary.get("key_padding_mask")
         return self(q, summary["key"], summary["value"], None, mask, need_weights, pads_are_zero=True)
 
     def causal_step(
         self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Pads, cache: DecodeCache, need_weights: bool
     ) -> tuple[AttentionOutput, DecodeCache]:
-        """Causal :meth:`forward` for the next tokens.
+        """Causal :meth:`forward` for the next tokens in decoding.
 
         Args:
-            q, k, v, key_padding_mask: as for :meth:`forward`, of the new tokens alone.
-            cache: what the previous step returned; empty at the start.
-            need_weights: also return A over all keys so far; ask from the first step on, or never.
+            q, k, v, key_padding_mask: as for :meth:`forward`, of the new tokens only.
+            cache: the one that the previous step returned; empty at the start.
+            need_weights: also return A over all keys so far; request it from the first step on, or never.
 
         Returns:
             The output for the new queries, and the next cache.
@@ -317,22 +318,22 @@ class Mechanism(nn.Module):
         return output, self._cache_of(k, v, key_padding_mask)
 
     def drop(self, weights: Tensor) -> Tensor:
-        """Attention dropout, where it :attr:`drops`."""
+        """Attention dropout of single entries, if :attr:`drops`."""
         return nn.functional.dropout(weights, self.dropout) if self.drops else weights
 
     def drop_keys(self, v: Tensor) -> Tensor:
-        """Dropout of whole columns of A: what a key would give to all queries."""
+        """Dropout of whole columns of A, if :attr:`drops`: it drops keys for all queries."""
         return v * self.drop(v.new_ones(v.shape[:3])).unsqueeze(-1) if self.drops else v
 
     @property
     def drops(self) -> bool:
-        """Whether dropout is active: in training, and after that where it is retained."""
+        """Whether dropout is active: in training, and with ``retain_dropout`` also in evaluation."""
         return self.dropout > 0 and (self.training or self.retain_dropout)
 
     def set_epoch(self, epoch: int) -> None:
-        """Called when an epoch of training begins, counted from 1; for mechanisms that change during training.
+        """Called at the start of a training epoch, counted from 1; for mechanisms that change during training.
 
-        State that they need to translate as they were trained belongs in a buffer.
+        They keep their state in a buffer, so that a checkpoint translates as it was trained.
         """
 
     def extra_repr(self) -> str:

@@ -1,4 +1,4 @@
-"""Two ways to attend in one batch: one for short sentences, or for the first rows, and another one for the rest."""
+"""Attend in one batch by two methods: exactly for short sentences or first rows, linearly for the rest."""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeAlias
@@ -20,7 +20,7 @@ class Split(NamedTuple):
 
     Attributes:
         short, long: their indices in the batch.
-        slots: the slots between which all real keys of the short sentences stand.
+        slots: the smallest range of slots that has all real keys of the short sentences.
     """
 
     short: Tensor
@@ -29,9 +29,10 @@ class Split(NamedTuple):
 
 
 def split_by_length(key_pads: Pads, limit: int) -> Split | None:
-    """The sentences with at most ``limit`` real keys, and the others; None: none is short, as without pads.
+    """Split a batch into the sentences with at most ``limit`` real keys and the others; None if none is short.
 
-    The host looks at the mask, so it waits for a GPU. It need not be asked where there are no more slots than that.
+    Without pads no sentence is short: call it only with more than ``limit`` slots. It reads the mask, so the host waits
+    for a GPU.
     """
     if key_pads is None:
         return None
@@ -58,10 +59,16 @@ def attend_by_length(
 ) -> AttentionOutput:
     """``exact`` for the sentences with at most ``limit`` real keys, ``linear`` for the others.
 
-    The short sentences are cut to the slots that they use: their keys, and where one mask for both says that these are
-    the same tokens their queries. ``positional``: ``exact`` compares the slots of both, so keys are not cut alone.
+    Short sentences are cut to the slots that they use. In self-attention, with one mask for both, queries and keys are
+    cut, else only the keys.
+
+    Args:
+        limit: number of keys.
+        exact, linear: the two methods.
+        q, k, v, masks, need_weights: as for :meth:`Mechanism.attend`.
+        positional: ``exact`` compares slots of queries and keys, so keys must not be cut alone.
     """
-    if masks.key_pads is not None and is_exporting():  # both for all of them
+    if masks.key_pads is not None and is_exporting():  # compute both for all sentences
         is_short = (masks.key_pads.logical_not().sum(-1) <= limit)[:, None, None, None]
         short, long = (attend(q, k, v, masks, need_weights).to(v.dtype) for attend in (exact, linear))
         weights = None
@@ -76,7 +83,7 @@ def attend_by_length(
     columns = split.slots if is_self or not positional else slice(0, k.size(2))
 
     def some(sentences: Tensor, rows: slice, columns: slice) -> tuple[Tensor, Tensor, Tensor, Masks, bool]:
-        """What a part of the batch is attended to with."""
+        """The arguments of a method for a part of the batch."""
         of_all = len(sentences) == len(q)
 
         def chosen(x, slots, axis):
@@ -102,7 +109,7 @@ def attend_by_length(
 
 
 def _uncut(output, rows, columns, tgt_len, src_len):
-    """The output with zeros in the rows and the columns that were cut away."""
+    """The output with zeros in the rows and columns that were cut off."""
     values, weights = output
     of_rows, of_columns = (rows.start, tgt_len - rows.stop), (columns.start, src_len - columns.stop)
     return AttentionOutput(
@@ -111,27 +118,27 @@ def _uncut(output, rows, columns, tgt_len, src_len):
 
 
 def leading_pads(key_pads: Tensor) -> Tensor:
-    """How many pads stand before the first token, ``(bsz, n) -> (bsz,)``; all n of a sentence of pads."""
+    """Number of pads before the first real token, ``(bsz, n) -> (bsz,)``; n for a sentence of pads."""
     return key_pads.logical_not().cumsum(-1).eq(0).sum(-1)
 
 
 def attend_by_row(
     limit: int, exact: Attend, linear: Attend, q: Tensor, k: Tensor, v: Tensor, masks: Masks, need_weights: bool
 ) -> AttentionOutput:
-    """Causal: ``exact`` for the first ``limit`` tokens of a sentence, ``linear`` for the later ones.
+    """Causal attention: ``exact`` for the first ``limit`` tokens of a sentence, ``linear`` for the later ones.
 
-    They are counted from the first real token; only where there are pads the host looks. Queries are the last tokens of
-    the keys' sentence.
+    Tokens are counted from the first real one. The queries are the last tokens of the keys' sentence. With pads the
+    host reads the mask, so it waits for a GPU.
     """
     tgt_len, src_len = q.size(2), k.size(2)
     early = src_len - tgt_len  # keys before the first query
     leading, least, most = None, 0, 0
     if masks.key_pads is not None:
-        leading = leading_pads(masks.key_pads) % src_len  # a sentence of pads counts as one without
+        leading = leading_pads(masks.key_pads) % src_len  # 0 for a sentence of pads
         least, most = (0, src_len - 1) if is_exporting() else torch.stack(leading.aminmax()).tolist()
-    # slots before ``stop`` are exact in some sentence, slots from ``start`` on linear in some
+    # slots before ``stop`` are exact in some sentence, slots from ``start`` on are linear in some
     start, stop = min(least + limit, src_len), min(most + limit, src_len)
-    first, last = max(start - early, 0), max(stop - early, 0)  # the same in rows
+    first, last = max(start - early, 0), max(stop - early, 0)  # start and stop as rows
     outputs = []
     if last:
         pads = None if masks.key_pads is None else masks.key_pads[:, :stop]
@@ -161,7 +168,7 @@ def attend_by_row(
 
 
 class _ZeroGradients(torch.autograd.Function):
-    """The values as they are; parameters that have no part in them get zeros."""
+    """Identity on the values; the parameters get zero gradients."""
 
     @staticmethod
     def forward(ctx, values, *parameters):
@@ -174,6 +181,6 @@ class _ZeroGradients(torch.autograd.Function):
 
 
 def with_zero_gradients(values: Tensor, parameters: Iterable[nn.Parameter]) -> Tensor:
-    """The values, whose gradient also reaches the parameters, as zeros: data parallelism stops where there is none."""
+    """The values unchanged; the parameters get zero gradients, because data parallelism fails without a gradient."""
     learnt = [parameter for parameter in parameters if parameter.requires_grad] if torch.is_grad_enabled() else []
     return _ZeroGradients.apply(values, *learnt) if learnt else values

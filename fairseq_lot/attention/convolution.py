@@ -8,10 +8,10 @@ from fairseq_lot.numerics.devices import ways
 
 
 class TokenConvolution(nn.Module):
-    """``out_i = Σ_o w_o v_{i + o - kernel // 2}``, with weights of its own for every channel of every head.
+    """``out_i = Σ_o w_o v_{i + o - kernel // 2}``, with separate weights for each channel of each head.
 
-    It starts as the identity, exactly. What lies before and after the sentence counts as zero, so padding changes
-    nothing as long as pads hold zeros and stand at the ends.
+    It is initialised as the identity. Values outside of the sentence count as zero, so padding changes nothing as long
+    as pads are zero and at the ends.
 
     Args:
         num_heads: number of heads.
@@ -32,11 +32,14 @@ class TokenConvolution(nn.Module):
         """Convolve over tokens.
 
         Args:
-            v: ``(bsz, num_heads, n, width)``, zero at pads; the width is head_dim or, as in differential
-                attention, a multiple of it, whose parts share their weights.
+            v: ``(bsz, num_heads, n, width)``, zero at pads; the width is a multiple of head_dim, and its parts share
+                the weights (differential attention has two parts).
 
         Returns:
             ``(bsz, num_heads, n, width)``.
+
+        Raises:
+            InputError: another width.
         """
         num_heads, head_dim, kernel = self.weight.shape
         width = v.size(-1)

@@ -1,4 +1,4 @@
-"""Differential attention: the difference of two plans, around any mechanism."""
+"""Differential attention: the difference of two plans of any mechanism."""
 
 import math
 import sys
@@ -19,20 +19,20 @@ def scheduled_lambda_init(layer: int) -> float:
 
 
 def side_by_side(v: Tensor) -> Tensor:
-    """``[v_2h, v_2h+1]`` for every pair of heads, ``(bsz, num_heads / 2, src_len, 2 value_dim)``."""
+    """``[v_2h, v_2h+1]`` for each pair of heads, ``(bsz, num_heads / 2, src_len, 2 value_dim)``."""
     return v.unflatten(1, (-1, 2)).transpose(2, 3).flatten(3)
 
 
 class Differential(Mechanism):
-    """``A = A1 - λ A2``, where A1 and A2 are plans of the same mechanism on two halves of q and k [DiffTransformer].
+    """``A = A1 - λ A2``, where A1 and A2 are plans of one mechanism on two halves of q and k [DiffTransformer].
 
-    Heads 2h and 2h+1 of q and k are the halves; the values of both heads, side by side, are what the pair
-    attends to, so inputs and outputs have the shapes of a plain mechanism with ``num_heads`` heads. The
-    result of a pair is RMS-normalised and multiplied by ``1 - λ_init``.
+    Heads 2h and 2h+1 form a pair: they give A1 and A2, and A multiplies their concatenated values. The result is
+    RMS-normalised and multiplied by ``1 - λ_init``. Inputs and outputs have the shapes of a plain mechanism with
+    ``num_heads`` heads.
 
     Args:
-        inner: the mechanism that makes A1 and A2, with all ``num_heads`` heads.
-        lambda_init: constant, or None for :func:`scheduled_lambda_init` of the layer.
+        inner: the mechanism of A1 and A2, with all ``num_heads`` heads.
+        lambda_init: λ_init; None: :func:`scheduled_lambda_init` of the layer.
 
     Attributes:
         lambda_q1, lambda_k1, lambda_q2, lambda_k2: ``(head_dim,)``, learnt;
@@ -42,7 +42,7 @@ class Differential(Mechanism):
     def __init__(self, inner: Mechanism, *, lambda_init: float | None = None):
         super().__init__(num_heads=inner.num_heads, head_dim=inner.head_dim, options=Options(), layer=inner.layer)
         if inner.num_heads % 2:
-            raise InputError(f"differential attention pairs heads, so their number must be even, got {inner.num_heads}")
+            raise InputError(f"differential attention pairs heads; their number must be even, got {inner.num_heads}")
         is_number = isinstance(lambda_init, (int, float)) and abs(lambda_init) <= sys.float_info.max
         if lambda_init is not None and not is_number:
             raise InputError(f"differential_lambda_init must be a finite number, got {lambda_init!r}")
@@ -92,6 +92,6 @@ class Differential(Mechanism):
         return AttentionOutput(values, None if output.weights is None else self.combine_heads(output.weights))
 
     def combine_heads(self, x: Tensor) -> Tensor:
-        """``x_2h - λ x_2h+1`` for every pair of heads, ``(bsz, num_heads, ...) -> (bsz, num_heads / 2, ...)``."""
+        """``x_2h - λ x_2h+1`` for each pair of heads, ``(bsz, num_heads, ...) -> (bsz, num_heads / 2, ...)``."""
         first, second = at_least_float32(x).unflatten(1, (-1, 2)).unbind(2)
         return first - self.difference_weight() * second

@@ -1,4 +1,4 @@
-"""ESP attention: an expectation of sliced transport plans."""
+"""ESP attention: a weighted mean of sliced transport plans."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -17,23 +17,23 @@ from fairseq_lot.transport.sliced_soft import soft_sliced_apply, staircase
 
 @dataclass(frozen=True)
 class EspOptions(Options):
-    """Defaults are Table 12's values, for translation, in the units of the released modules [ESPFormer].
+    """Options of ESP. Defaults are Table 12's values for translation, in the units of the released modules [ESPFormer].
 
-    docs/mechanisms.md has the other readings of the paper, and with which options they are had.
+    docs/mechanisms.md has other readings of the paper, with their options.
     """
 
     sort_temperature: float = option(1e-3, "temperature t of the soft sort", minimum=1e-30)
     anneal: float = option(1.0, "t is multiplied by this after every epoch; the paper has 0.8", above=0, maximum=1)
     min_sort_temperature: float = option(
-        1e-8, "annealing stops here: in float32 the gradients of colder sorts are rounding errors", minimum=1e-30
+        1e-8, "annealing stops at this t: below it gradients in float32 are rounding errors", minimum=1e-30
     )
     slice_inverse_temperature: float = option(
         10.0, "τ: how strongly cheaper slices are preferred; 0 is the mean of all slices", minimum=0, maximum=1e30
     )
     hard: bool = option(
-        False, "sort exactly: doubly stochastic, O(n log n); gradients through v and the slice weights, none to slices"
+        False, "sort exactly: doubly stochastic, O(n log n); gradients go to v and the slice weights, not to slices"
     )
-    hard_inference: bool = option(False, "sort softly in training and exactly outside of it")
+    hard_inference: bool = option(False, "sort softly in training, exactly in evaluation")
     slicer: str = option(
         "axis", "directions: coordinate axes, frozen random or learnable", choices=("axis", "frozen", "learnable")
     )
@@ -42,21 +42,22 @@ class EspOptions(Options):
 
 
 class Esp(Mechanism):
-    """``A = n·Σ_l σ_l U_l``: the 1-D plans U_l of L slices, cheaper ones weighted more ([ESPFormer], Alg. 1).
+    """``A = n·Σ_l σ_l U_l``: a mean of the 1-D plans U_l of L slices, with larger σ_l for cheaper ones.
 
-    The mean of lifted 1-D plans is the expected sliced transport plan of [ESP]. ``U_l = A_lᵀ I B_l``, where A_l and B_l
-    sort, softly [SoftSort] or exactly, and I is the exact plan between two sorted uniform measures ([ESPFormer], §3.1).
+    [ESPFormer], Alg. 1; such a mean is the expected sliced transport plan of [ESP]. ``U_l = A_lᵀ I B_l``, where A_l and
+    B_l sort, softly [SoftSort] or exactly, and I is the exact plan between two sorted uniform measures ([ESPFormer],
+    §3.1).
 
     q and k are scaled by ``head_dim^-1/2`` before they are projected and compared. With ``hard`` A is doubly
-    stochastic when queries and keys are equally many; otherwise both marginals are approximate.
+    stochastic if queries and keys are equally many; otherwise both marginals are approximate.
 
     ``esp_plan`` of ``tests/reference.py`` computes the same in plain loops.
 
     Attributes:
-        slices: ``(num_heads, L, head_dim)`` for frozen (buffer) and learnable (parameter) slices, normalised
-            when used; None for axes.
-        epoch: the epoch of the training, a buffer, for annealed sorting only. The epoch is kept rather than t, because
-            a small t underflows in half precision.
+        slices: ``(num_heads, L, head_dim)``, frozen (buffer) or learnable (parameter), normalised when used; None for
+            axes.
+        epoch: the epoch of the training, a buffer, for annealing only. It is stored instead of t, because a small t
+            underflows in half precision.
     """
 
     options_class = EspOptions
@@ -81,7 +82,7 @@ class Esp(Mechanism):
         self.register("slices", self.drawn(self.num_slices, options.seed, 1.0), learn=options.slicer == "learnable")
 
     def fittable(self) -> list[nn.Parameter]:
-        """None where an exact sort stands, which has no gradient to the slices."""
+        """The slices; empty with exact sorts, which have no gradient to them."""
         return [] if self.options.hard or self.options.hard_inference else super().fittable()
 
     def directions(self, like: Tensor) -> Tensor:
@@ -96,10 +97,12 @@ class Esp(Mechanism):
             self.epoch.fill_(epoch)
 
     def sort_temperature(self, like: Tensor) -> float | Tensor:
-        """t of this epoch: ``t(1) = sort_temperature``, ``t(e) = anneal·t(e-1)``, never below ``min_sort_temperature``.
+        """t in this epoch: ``t(1) = sort_temperature``, ``t(e) = anneal·t(e-1)``, not below ``min_sort_temperature``.
 
-        A number, or with annealing a scalar tensor in the dtype and on the device of ``like``. A
-        ``sort_temperature`` below the minimum stays what it is.
+        A ``sort_temperature`` below the minimum is not changed.
+
+        Returns:
+            A number; with annealing a scalar tensor in the dtype and on the device of ``like``.
         """
         t = self.options.sort_temperature
         if self.options.anneal == 1:

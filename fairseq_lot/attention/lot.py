@@ -1,8 +1,8 @@
 """LOT attention: a coupling through learnable pivots, linear in the sentence length.
 
 :meth:`Lot.attend_scored` is the mechanism: scores with the pivots, the coupling, the values. ``attend`` and ``probes``
-are faster ways to it, ``summarise`` and ``attend_summary`` the same for a decoder that looks at the source again and
-again, ``causal_step`` for its own tokens.
+compute it faster. ``summarise`` and ``attend_summary`` compute it for cross-attention in decoding, ``causal_step`` for
+self-attention in decoding.
 """
 
 from dataclasses import dataclass, replace
@@ -25,14 +25,14 @@ from fairseq_lot.transport.pivots_causal import PrefixState, absorb, empty_prefi
 
 @dataclass(frozen=True)
 class LotOptions(PivotOptions):
-    """A second number of updates, for the queries; what of the pivots is learnt; a convolution of the values."""
+    """Options of LOT: those of pivots, updates of the query side, learnt parts, a convolution of the values."""
 
     query_updates: int | None = option(
         None,
         "half-updates of the query-side plan; 1 uncouples the queries; default: num_updates, at cross and decoder 1",
         minimum=1,
     )
-    learn_pivots: bool = option(True, "learn the pivots; false: they stay as they were drawn")
+    learn_pivots: bool = option(True, "learn the pivots; false: they keep their random initial values")
     learn_masses: bool = option(True, "learn the masses of the pivots; false: they stay equal")
     conv_kernel: int | None = option(
         None, "odd width of a depthwise convolution of V over tokens, encoder only; default: none", minimum=1
@@ -47,30 +47,30 @@ class LotOptions(PivotOptions):
         if site == "encoder":
             return self
         query_updates = 1 if self.query_updates is None else self.query_updates
-        # the causal form has no masses: a parameter without a gradient would stop torch's data parallelism
+        # the causal form has no masses, and torch's data parallelism fails if a parameter has no gradient
         return replace(self, query_updates=query_updates, learn_masses=self.learn_masses and site != "decoder")
 
 
 class Lot(Mechanism):
-    """``A = n·Γ1 diag(1/σ) Γ2ᵀ``: queries and keys meet in r pivots of masses σ [LOTFormer].
+    """``A = n·Γ1 diag(1/σ) Γ2ᵀ``: queries and keys are coupled through r pivots with masses σ [LOTFormer].
 
-    Rows of A sum to 1 for any number of updates; columns converge to n/m.
+    Rows of A sum to 1 after any number of updates; columns converge to n/m.
 
-    The default initialisation makes ``E_z[exp(z·x) exp(z·y)] = exp(‖x + y‖²/2)``, whose factors in x alone and in
-    y alone the marginals absorb: LOT starts as a positive-feature estimate of Sinkhorn attention.
+    With the default initialisation ``E_z[exp(z·x) exp(z·y)] = exp(‖x + y‖²/2)``. The marginals absorb its factors that
+    depend on x or y alone, so LOT starts as a positive-feature estimate of Sinkhorn attention.
 
-    Read as soft clustering, ``A_ij = Σ_t p(t|i) p(j|t)``: query i chooses pivot t, and t chooses key j.
+    As soft clustering: ``A_ij = Σ_t p(t|i) p(j|t)``, query i chooses pivot t, and t chooses key j.
 
-    With ``query_updates=1`` row i depends on query i alone. The causal form is then the one-marginal relative,
-    ``A_ij = Σ_t softmax(s·q_i·z/ε)_t exp(s·k_j·z_t/ε) / Σ_{j' ≤ i} exp(s·k_j'·z_t/ε)`` for j ≤ i: exact double
-    stochasticity and causality together force the identity ([CETA], §8). Masses and num_updates play no part in it.
+    With ``query_updates=1`` row i depends on query i alone. The causal form has one marginal:
+    ``A_ij = Σ_t softmax(s·q_i·z/ε)_t exp(s·k_j·z_t/ε) / Σ_{j' ≤ i} exp(s·k_j'·z_t/ε)`` for j ≤ i. A causal and exactly
+    doubly stochastic A would be the identity ([CETA], §8). The causal form does not use masses and num_updates.
 
     ``lot_plan`` of ``tests/reference.py`` computes the same in plain loops.
 
     Attributes:
-        pivots: ``(num_heads, r, head_dim)``, learnt (else a buffer), in the space of q and k.
-        mass_logits: ``(num_heads, r)``, log σ up to a constant, learnt (else, or where they play no part, a buffer).
-        convolution: what V goes through before it is attended to, or None.
+        pivots: ``(num_heads, r, head_dim)``, in the space of q and k; a parameter if learnt, else a buffer.
+        mass_logits: ``(num_heads, r)``, log σ up to a constant; a parameter if learnt and used, else a buffer.
+        convolution: applied to V first; or None.
     """
 
     options_class = LotOptions
@@ -104,7 +104,7 @@ class Lot(Mechanism):
         return torch.log_softmax(at_least_float32(self.mass_logits), -1)
 
     def scores(self, x: Tensor) -> Tensor:
-        """``s·x·z/ε`` of queries or keys with every pivot, ``(bsz, num_heads, len, r)``, at least float32."""
+        """``s·x·z/ε`` of queries or keys x with each pivot z, ``(bsz, num_heads, len, r)``, at least float32."""
         return pivot_scores(at_least_float32(x), self._scaled_pivots())
 
     def _scaled_pivots(self) -> Tensor:
@@ -133,7 +133,7 @@ class Lot(Mechanism):
     def attend_scored(
         self, query_scores: Tensor, key_scores: Tensor, v: Tensor, masks: Masks, need_weights: bool
     ) -> AttentionOutput:
-        """The values go to the pivots, and from there to the queries."""
+        """:meth:`attend` for given scores: move the values to the pivots, then to the queries."""
         if masks.causal:
             scores = query_scores, key_scores
             return self._attend_prefix(*scores, v, masks.key_pads, {}, need_weights, with_state=False)[0]
@@ -143,11 +143,11 @@ class Lot(Mechanism):
         return AttentionOutput(self.drop(from_queries) @ at_pivots, coupling.conditional if need_weights else None)
 
     def _mixed(self, v: Tensor) -> Tensor:
-        """The values that the pivots carry."""
+        """The values after the convolution, if there is one."""
         return v if self.convolution is None else self.convolution(at_least_float32(v))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, masks: Masks, need_weights: bool) -> AttentionOutput:
-        """:meth:`attend_scored` of the scores, or on a GPU the same in one kernel."""
+        """:meth:`attend_scored`, on a GPU by one fused kernel."""
         if not masks.causal and not need_weights and kernels.wanted(q):
             options, dropout = self.options, self.dropout if self.drops else 0.0
             settings = LotSettings(self.scaling / options.epsilon, self.query_updates, options.num_updates, dropout)
@@ -158,12 +158,12 @@ class Lot(Mechanism):
         return self.attend_scored(self.scores(q), self.scores(k), v, masks, need_weights)
 
     def probes(self, like: Tensor) -> Tensor | None:
-        """On the CPU, where products are what takes time; elsewhere q and k are what the kernels want."""
+        """The scaled pivots on a CPU, where products take the time; None elsewhere: the kernels need q and k."""
         probes = self._scaled_pivots()
         return probes if ways(like).projects_probes and like.dtype == probes.dtype else None
 
     def summarise(self, k: Tensor, v: Tensor, key_padding_mask: Pads = None, need_weights: bool = False) -> DecodeCache:
-        """``Γ2ᵀV/σ``, ``(bsz, num_heads, r, value_dim)``, and for weights ``Γ2ᵀ/σ``."""
+        """``Γ2ᵀV/σ``, ``(bsz, num_heads, r, value_dim)``, and with ``need_weights`` ``Γ2ᵀ/σ``."""
         k, v = without_pads(k, key_padding_mask), without_pads(v, key_padding_mask)
         scores = self.scores(k)
         log_b = uniform_log_mass(key_padding_mask, scores).unsqueeze(-2)
@@ -180,7 +180,7 @@ class Lot(Mechanism):
     def causal_step(
         self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Pads, cache: DecodeCache, need_weights: bool
     ) -> tuple[AttentionOutput, DecodeCache]:
-        """Carries a :class:`PrefixState`, of constant size, and for weights the scores of all keys so far."""
+        """The cache is a :class:`PrefixState`, of constant size, and with ``need_weights`` the scores of all keys."""
         if q.size(2) == k.size(2) == 1 and not need_weights:
             return self._next_token(q, k, v, key_padding_mask, cache)
         k, v = without_pads(k, key_padding_mask), without_pads(v, key_padding_mask)
@@ -189,7 +189,7 @@ class Lot(Mechanism):
         return output.to(q.dtype), cache
 
     def _next_token(self, q, k, v, key_padding_mask, cache):
-        """:meth:`causal_step` for one token, without weights: a step of decoding is as slow as its kernels are many."""
+        """:meth:`causal_step` for one token, without weights, in few kernels: their number decides a step's time."""
         both = torch.cat([x.permute(1, 2, 0, 3) for x in (q, k)], 1)  # (num_heads, 2, bsz, head_dim)
         scores = self._scores_by_head(both).permute(2, 0, 1, 3)  # (bsz, num_heads, 2, r)
         v = v.squeeze(2).to(scores.dtype, copy=key_padding_mask is not None)
@@ -198,17 +198,18 @@ class Lot(Mechanism):
             scores[:, :, 1].masked_fill_(pads, -torch.inf)
             v.masked_fill_(pads, 0.0)
         after = absorb(_prefix(cache) or empty_prefix(scores, v), scores[:, :, 1], v)
-        to_pivots = torch.softmax(scores, -1)[:, :, :1]  # that of the key, unused, costs less than a kernel of its own
+        # softmax of both rows, of which the query's is used: slicing first would cost a kernel
+        to_pivots = torch.softmax(scores, -1)[:, :, :1]
         return AttentionOutput(self.drop(to_pivots) @ after.means).to(q.dtype), vars(after)
 
     def _scores_by_head(self, x):
-        """What :meth:`scores` gives of ``(num_heads, i, j, head_dim)``, in one kernel: best where tokens are few."""
+        """:meth:`scores` of ``(num_heads, i, j, head_dim)``, in one kernel: faster for few tokens."""
         x, pivots, scale = at_least_float32(x), at_least_float32(self.pivots), self.scaling / self.options.epsilon
         scores = torch.baddbmm(x.new_empty(()), x.flatten(1, 2), pivots.transpose(-1, -2), beta=0, alpha=scale)
         return scores.unflatten(1, x.shape[1:3])
 
     def _attend_prefix(self, query_scores, key_scores, v, key_pads, cache, need_weights, *, with_state=True):
-        """Causal attention, and what is kept of the keys."""
+        """The output of causal attention, and the next cache (empty without ``with_state``)."""
         to_pivots = torch.softmax(query_scores, -1)
         if key_pads is not None:
             key_scores = key_scores.masked_fill(key_pads[:, None, :, None], -torch.inf)

@@ -1,4 +1,4 @@
-"""near_far attention: a kernel that is exact near the diagonal and of low rank elsewhere."""
+"""near_far attention: softmax's kernel, exact for near tokens and of low rank for far ones."""
 
 import functools
 from dataclasses import dataclass, fields, replace
@@ -32,44 +32,44 @@ from fairseq_lot.transport.near_far import near_far
 from fairseq_lot.transport.pivots_causal import PrefixState, absorb, empty_prefix, prefix_apply
 from fairseq_lot.transport.positions import alibi_slopes
 
-# The value of exact_up_to that a swap writes. Up to about this length softmax is the faster kernel on a CPU, and it is
-# exact: `python -m benchmarks --mechanism softmax --mechanism near_far --lengths 256 384 512 640 768 --threads 1 --out
-# FOLDER` has the crossing between 384 and 640 tokens, forward and backward, with heads of 32 and of 64.
+# The value of exact_up_to that a swap writes. Up to about this length softmax is faster on a CPU: `python -m benchmarks
+# --mechanism softmax --mechanism near_far --lengths 256 384 512 640 768 --threads 1 --out FOLDER` shows the crossing
+# between 384 and 640 tokens, forward and backward, with heads of 32 and of 64.
 EXACT_UP_TO = 512
-# What the names of the cache begin with that short sentences of a mixed batch have at cross.
+# Prefix of cache names at cross: keys and values of the short sentences in a mixed batch.
 _SHORT = "short_"
-# A row may be exp of this below what its powers are taken relative to: what it then loses is below a rounding.
+# A row's own score may be this far below the row's reference exponent; the row then loses less than a rounding.
 _LARGEST_GAP = 60.0
 
 
 @dataclass(frozen=True)
 class NearFarOptions(Options):
-    """Defaults were chosen on validation data: results/log/near_far.md."""
+    """Options of near_far. Defaults were chosen on validation data: results/log/near_far.md."""
 
-    num_features: int = option(32, "features per head, r: the rank of the far part; 0: the band alone", minimum=0)
+    num_features: int = option(32, "features per head, r: the rank of the far part; 0: only the band", minimum=0)
     window: int = option(8, "W: scores of keys at most so many tokens away are exact", minimum=0)
     num_updates: int = option(
-        1, "half-updates, rows last: 1 is softmax with this kernel; with more, columns near their marginal", minimum=1
+        1, "half-updates, rows last: 1 is softmax with this kernel; more bring columns near their marginal", minimum=1
     )
     band: str = option(
         "diagonal",
-        "where the exact keys of a query stand: diagonal, beside its own position, or expected, beside the position "
-        "that the features expect; at cross always expected",
+        "centre of a query's exact keys: diagonal, its own position, or expected, the position that the features "
+        "expect; at cross always expected",
         choices=("diagonal", "expected"),
     )
     prior: str | None = prior_option()
     exact_up_to: int = option(
         0,
-        "E: sentences of at most so many keys, and in the decoder the first so many tokens, get the exact kernel, "
-        f"softmax with one update; longer ones the linear form; swap writes {EXACT_UP_TO} unless told otherwise",
+        "E: sentences of at most so many keys, and in the decoder the first so many tokens, get the exact kernel "
+        f"(softmax with one update), longer ones the linear form; default of swap: {EXACT_UP_TO}",
         minimum=0,
     )
     tangents: bool = option(
         False,
-        "the far part is made of tangents of log Σ exp(scores), which no norm of q and k takes out of range; not in "
-        "the decoder's own attention; swap writes true unless told otherwise",
+        "the far part uses tangents of log Σ exp(scores), which stay in range for any norm of q and k; not in the "
+        "decoder's self-attention; default of swap: true",
     )
-    learn_features: bool = option(True, "learn the features; false: they stay as they were drawn")
+    learn_features: bool = option(True, "learn the features; false: they keep their random initial values")
     seed: int = option(0, "seed of the initial features", minimum=0)
 
     def __post_init__(self):
@@ -79,7 +79,7 @@ class NearFarOptions(Options):
         if self.band == "expected" and self.num_updates > 1:
             raise InputError(f"num_updates must be 1 with band expected, got {self.num_updates}")
         if self.band == "expected" and self.prior is not None:
-            raise InputError(f"there is no prior with band expected, got {self.prior}")
+            raise InputError(f"band expected has no prior, got {self.prior}; leave out one of both")
 
     def at_site(self, site: str) -> "NearFarOptions":
         if site != "cross" or self.num_updates > 1:
@@ -95,35 +95,35 @@ class NearFar(Mechanism):
         φ_t(q) = exp(s·q·z_t - s‖q‖²/2 + c_t) / r
         ψ_t(k) = exp(s·k·z_t - s‖k‖²/2)
 
-    With ``tangents``, and outside of the causal form,
+    With ``tangents``, except in the causal form,
 
         φ_t(q) = exp(s·(q - z_t)·k̄_t + c_t) / r
         ψ_t(k) = exp(s·k·z_t),                   k̄_t the mean of the keys by ψ_t
 
-    Then ``Σ_j φ_t(q) ψ_t(k_j)`` is ``exp(c_t) / r`` times a tangent's power: that of log Σ exp(s·q·k_j) at q = z_t. It
-    is exact there, and nowhere above the sum that it stands for, whatever the norms of q and k are.
+    Then ``Σ_j φ_t(q) ψ_t(k_j)`` is ``exp(c_t) / r`` times the exponential of a tangent: of log Σ_j exp(s·q·k_j) at
+    q = z_t. The tangent is exact at z_t and a lower bound elsewhere, for any norms of q and k.
 
-    With the prior ``alibi`` both are times ``exp(-slope·|i - j|)``, with one slope per head [ALiBi].
+    The prior ``alibi`` multiplies both by ``exp(-slope·|i - j|)``, with one slope per head [ALiBi].
 
-    As drawn, z ~ N(0, √d) and c = 0, φ·ψ is an unbiased estimate of exp(s·q·k): the positive features of [FAVOR]. A
-    kernel that is sparse and exact here and of low rank there is [Scatterbrain]'s, and with Sinkhorn's updates
-    [LocallyCorrectedNystrom]'s; entropic plans by positive features are [PositiveSinkhorn]'s. Time and memory are
+    With initial values, z ~ N(0, √d) and c = 0, φ·ψ is an unbiased estimate of exp(s·q·k): the positive features of
+    [FAVOR]. Sparse exact plus low rank is from [Scatterbrain], the same with Sinkhorn's updates from
+    [LocallyCorrectedNystrom], entropic plans by positive features from [PositiveSinkhorn]. Time and memory are
     O(n (r + W) d) for any T.
 
-    With T = 1 row i depends on query i alone: it may stand in the decoder, where the keys that left the window are
-    summed up and the cache has a constant size, and with ``band="expected"`` at cross. With T ≥ 3 columns come near
-    their marginal; rows are exact for any T.
+    With T = 1 row i depends on query i alone. Such attention works in the decoder, with a cache of constant size: sums
+    over the keys that left the window. With ``band="expected"`` it works at cross. With T ≥ 3 columns get near their
+    marginal; rows are exact for any T.
 
     Sentences of at most E = ``exact_up_to`` real keys have the exact kernel everywhere: with T = 1 that is
     :class:`Softmax`, with more updates :class:`Sinkhorn` at ε = 1. In the decoder the first E rows are exact, counted
-    from the first real token. No other sentence of the batch, nor any pad, changes which form a sentence gets.
+    from the first real token. Neither other sentences of the batch nor pads change the form that a sentence gets.
 
     ``near_far_plan`` of ``tests/reference.py`` computes the same in plain loops.
 
     Attributes:
-        exact: the mechanism of short sentences; None where E is 0.
-        features: z, ``(num_heads, r, head_dim)``, learnt (else a buffer), in the space of q and k.
-        feature_bias: c, ``(num_heads, r)``, likewise; zero at the start.
+        exact: the mechanism for short sentences; None if E is 0.
+        features: z, ``(num_heads, r, head_dim)``, in the space of q and k; a parameter if learnt, else a buffer.
+        feature_bias: c, ``(num_heads, r)``, initially zero; a parameter if learnt, else a buffer.
     """
 
     options_class = NearFarOptions
@@ -155,17 +155,17 @@ class NearFar(Mechanism):
             self.register("feature_bias", torch.zeros(features.shape[:2]), learn=options.learn_features)
 
     def _slopes(self, like: Tensor) -> Tensor | None:
-        """``(num_heads,)``; None without a prior."""
+        """The slopes of the prior, ``(num_heads,)``; None without a prior."""
         if self.options.prior is None:
             return None
         return alibi_slopes(self.num_heads, dtype=like.dtype, device=like.device)
 
     def _logs(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """``s·x·z_t - s‖x‖²/2 - (log r)/2``, ``(bsz, num_heads, len, r)``: ``log ψ``, and ``log φ`` but for c."""
+        """``s·x·z_t - s‖x‖²/2 - (log r)/2``, ``(bsz, num_heads, len, r)``: log ψ or log φ, up to c and factors of r."""
         return feature_logs(x, self.features, scale=self.scaling, dtype=dtype)
 
     def _side_logs(self, tokens, sides, masks):
-        """``log φ`` of the queries, but for c, and ``log ψ`` of the keys; None and None without features."""
+        """log φ of the queries, without c, and log ψ of the keys; None and None without features."""
         q, k = sides
         if not self.options.num_features:
             return None, None
@@ -178,7 +178,7 @@ class NearFar(Mechanism):
         return tangent_logs(q, *found, scale=self.scaling), key_logs
 
     def _tangent_key_logs(self, k):
-        """``s·k·z_t``."""
+        """``s·k·z_t``, log ψ of the keys with tangents, ``(bsz, num_heads, src_len, r)``."""
         return (k * self.scaling) @ self.features.to(k.dtype).transpose(-1, -2)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, masks: Masks, need_weights: bool) -> AttentionOutput:
@@ -195,7 +195,7 @@ class NearFar(Mechanism):
         return AttentionOutput(with_zero_gradients(values, self.parameters()), weights)
 
     def _attend_linearly(self, q, k, v, masks, need_weights):
-        """The linear form, whatever the length; on a GPU by a kernel where there is one."""
+        """The linear form for any length, on a GPU by a fused kernel if it supports the case."""
         values = None if need_weights else self._by_kernel(q, k, v, masks)
         if values is not None:
             return AttentionOutput(values)
@@ -206,7 +206,7 @@ class NearFar(Mechanism):
         early = k.size(2) - q.size(2) if masks.causal else 0  # keys before the first query
         if early:
             q = nn.functional.pad(q, (0, 0, early, 0))
-        tokens = at_least_float32(torch.cat([q, k], 2))  # one kernel each for both
+        tokens = at_least_float32(torch.cat([q, k], 2))  # q and k together: half as many kernels
         sides = tokens.split((q.size(2), k.size(2)), 2)
         logs = self._side_logs(tokens, sides, masks)
         if masks.causal and not self._rows_are_kept(sides, logs):
@@ -223,7 +223,7 @@ class NearFar(Mechanism):
         return None if self.options.prior is None else _kept_slopes(self.num_heads, device)
 
     def _by_kernel(self, q, k, v, masks):
-        """Values by a kernel that makes no features; None where there is none, or it is not used."""
+        """Values by a fused kernel that stores no features; None if it does not support the case or is not wanted."""
         options = self.options
         if options.band == "expected" or options.num_updates > 1 or not options.num_features or not kernels.wanted(q):
             return None
@@ -236,9 +236,9 @@ class NearFar(Mechanism):
 
     @torch.no_grad()
     def _rows_are_kept(self, sides, logs):
-        """Whether causal rows keep their precision relative to all keys, those after them included.
+        """Whether causal rows keep their precision if they are computed relative to all keys, later ones included.
 
-        Each row has at least the score of its own key. Seen only where looking costs nothing.
+        Each row has at least the score of its own key. False where reading the scores would make the host wait.
         """
         (q, k), (query_logs, key_logs) = sides, logs
         if query_logs is None:
@@ -249,13 +249,13 @@ class NearFar(Mechanism):
         return (largest - self.scaling * (q * k).sum(-1)).max().item() < _LARGEST_GAP
 
     def _products(self, sides, v, logs, log_mass, **kind):
-        """:func:`near_far` of two sides and the logs of their features; without logs the band alone."""
+        """:func:`near_far` for two sides and the logs of their features; without logs only the band."""
         bias = None if logs[0] is None else self.feature_bias
         settings = {"window": self.options.window, "scale": self.scaling, **kind}
         return near_far(sides[0], sides[1], v, logs[0], logs[1], log_mass, bias, self._slopes(sides[0]), **settings)
 
     def _log_masses(self, sides, logs, masks):
-        """log w after all half-updates but the last, which is that of the rows; None: all keys alike."""
+        """log w after all half-updates but the last one, of the rows; None: equal for all keys."""
         g = None if masks.key_pads is None else pad_log_mass(masks.key_pads, sides[1])
         if self.options.num_updates > 1:
             f = None if masks.query_pads is None else pad_log_mass(masks.query_pads, sides[0])
@@ -267,7 +267,7 @@ class NearFar(Mechanism):
         return g
 
     def _update(self, sides, logs, log_mass, pads):
-        """A half-update: minus the log of the sums of the rows, -inf at pads and where a row has no mass."""
+        """A half-update: minus the log of the row sums; -inf at pads and in rows without mass."""
         nothing = sides[1].new_empty(*sides[1].shape[:3], 0)
         _, sums = self._products(sides, nothing, logs, log_mass, with_log_sums=True)
         empty = sums == torch.finfo(sums.dtype).min
@@ -288,7 +288,7 @@ class NearFar(Mechanism):
             query_logs, key_logs = query_logs - falls, key_logs + falls
         if key_pads is not None:
             key_logs = key_logs.masked_fill(key_pads[:, None, :, None], NO_MASS)
-        # a key counts from the query on whose window it has left
+        # shift: query i sums over the keys up to i - W - 1, which have left its window
         n, late = v.size(2), min(self.options.window + 1, v.size(2))
         key_logs = nn.functional.pad(key_logs[:, :, : n - late], (0, 0, late, 0), value=NO_MASS)
         v = nn.functional.pad(v[:, :, : n - late], (0, 0, late, 0))
@@ -308,7 +308,7 @@ class NearFar(Mechanism):
         return summary | {"key_means": key_means, "constants": constants}
 
     def _expected_by_kernel(self, q, summary):
-        """Values at cross by one kernel; None where there is none, or it is not used."""
+        """Values at cross by one fused kernel; None if it does not support the case or is not wanted."""
         if not kernels.wanted(q):
             return None
         names = ("key", "value", "shares", "log_sums", "positions", "means")
@@ -340,9 +340,9 @@ class NearFar(Mechanism):
         return AttentionOutput(values, weights)
 
     def summarise(self, k: Tensor, v: Tensor, key_padding_mask: Pads = None, need_weights: bool = False) -> DecodeCache:
-        """Keys, values and their features, and what all of these sum up to; of short sentences keys and values alone.
+        """With band expected: keys, values, features and their sums; else, or if all are short, keys and values.
 
-        In a batch of both, the short ones have their own keys beside what the linear form needs of all.
+        In a batch of short and long sentences it also has the keys and values of the short ones.
         """
         limit = self.options.exact_up_to
         if self.options.band == "diagonal" or k.size(2) <= limit:
@@ -353,7 +353,7 @@ class NearFar(Mechanism):
         split = split_by_length(key_padding_mask, limit) if limit else None
         if key_padding_mask is None or split is None:
             return summary
-        # where weights are asked for they are of all slots
+        # weights have all slots
         slots = slice(None) if need_weights else split.slots
         k, v = (x[:, :, slots].contiguous() for x in (k, v))
         short = self._cache_of(k, v, key_padding_mask[:, slots])
@@ -376,15 +376,15 @@ class NearFar(Mechanism):
     def causal_step(
         self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Pads, cache: DecodeCache, need_weights: bool
     ) -> tuple[AttentionOutput, DecodeCache]:
-        """Keeps all keys and values of the first E tokens; from there on the last W + 1, and the sums of those before.
+        """The cache has all keys and values up to E tokens, then the last W + 1 and sums over the earlier ones.
 
-        So what is kept after E tokens is of constant size.
+        After E tokens its size is constant.
         """
         values = []
         if "recent_key" in cache:
             window: _Window | None = _Window.of(cache)
         else:
-            exact = k.size(2)  # so many of the new keys come while all are kept
+            exact = k.size(2)  # number of new keys that come while the cache has all keys
             if self.options.num_features and not need_weights:
                 exact = self._number_within_exact(k, key_padding_mask, cache)
             if exact == k.size(2):
@@ -398,7 +398,7 @@ class NearFar(Mechanism):
                 q, k, v = q[:, :, rows:], k[:, :, exact:], v[:, :, exact:]
                 key_padding_mask = None if key_padding_mask is None else key_padding_mask[:, exact:]
             window = self._folded(cache) if cache else None
-        early = k.size(2) - q.size(2)  # keys before the first query, as of a source in --cross-self-attention
+        early = k.size(2) - q.size(2)  # keys before the first query: the source in --cross-self-attention
         if early:
             q = nn.functional.pad(q, (0, 0, early, 0))
         for i in range(q.size(2)):
@@ -414,7 +414,7 @@ class NearFar(Mechanism):
         return AttentionOutput(values[0] if len(values) == 1 else torch.cat(values, 2)), window.as_cache()
 
     def _step_by_kernel(self, q, k, v, pads, window):
-        """The values of one token and the next window by one kernel; None where there is none, or it is not used."""
+        """The values of one token and the next window by one fused kernel; None if it does not support the case."""
         if self.drops or not self.options.num_features or not kernels.wanted(q):
             return None
         if window is None:
@@ -440,7 +440,7 @@ class NearFar(Mechanism):
         return values, _Window(keys, kept, log_mass, sums)
 
     def _number_within_exact(self, k, key_padding_mask, cache):
-        """How many of the new keys are among the first E tokens of some sentence; all before its first token are."""
+        """Number of new keys among the first E tokens of some sentence; leading pads do not count as tokens."""
         if self.exact is None:
             return 0
         before = cache["key"].size(2) if cache else 0
@@ -451,7 +451,7 @@ class NearFar(Mechanism):
         return min(max(within - before, 0), k.size(2))
 
     def _folded(self, cache):
-        """The window of a cache that holds all keys."""
+        """The window made from a cache that has all keys."""
         k, v = at_least_float32(cache["key"]), self.drop_keys(at_least_float32(cache["value"]))
         n, late = k.size(2), min(self.options.window + 1, k.size(2))
         log_mass, pads = None, cache.get("key_padding_mask")
@@ -472,7 +472,7 @@ class NearFar(Mechanism):
         return _Window(k[:, :, n - late :].contiguous(), v[:, :, n - late :].contiguous(), log_mass, far)
 
     def _appended(self, window, k, v, pads):
-        """The window with one more key, in at least float32: what is put beside it gets its precision."""
+        """The window with one more key, at least float32."""
         k, v = without_pads(k, pads), self.drop_keys(without_pads(v, pads))
         if window is None:
             k, v, log_mass, far = at_least_float32(k), at_least_float32(v), None, None
@@ -487,7 +487,7 @@ class NearFar(Mechanism):
         return _Window(k, v, log_mass, far)
 
     def _without_first(self, window, key_logs, slopes):
-        """The window after its first key, with these logs of features, has moved into the sums."""
+        """The window after its first key, which has these feature logs, was moved into the sums."""
         k, v, log_mass, far = window
         if log_mass is not None:
             key_logs, log_mass = key_logs + log_mass[:, :, :1, None], log_mass[:, :, 1:]
@@ -499,7 +499,7 @@ class NearFar(Mechanism):
         return _Window(k[:, :, 1:], v[:, :, 1:], log_mass, absorb(far, key_logs.squeeze(2), v[:, :, 0]))
 
     def _attend_window(self, q, window):
-        """The values of the last token, and its window, without the key that is W + 1 tokens before it."""
+        """The values of the last token; its window after the key W + 1 tokens before it was moved into the sums."""
         is_full, slopes = window.keys.size(2) > self.options.window + 1, self._slopes(window.keys)
         if is_full:
             tokens = torch.cat([q, window.keys[:, :, :1]], 2)
@@ -524,18 +524,18 @@ class NearFar(Mechanism):
 
 @functools.lru_cache(16)
 def _kept_slopes(num_heads: int, device: torch.device) -> Tensor:
-    """The slopes of ALiBi for the kernels, made once: a step of decoding would launch more for them than for itself."""
+    """The slopes of ALiBi for the kernels; cached, because a decoding step would launch more kernels for them alone."""
     with torch.inference_mode(False):
         return alibi_slopes(num_heads, dtype=torch.float32, device=device)
 
 
 class _Window(NamedTuple):
-    """What a decoder keeps after its exact tokens: the last W + 1 keys, and sums over all keys before them.
+    """The decoding cache after the exact tokens: the last W + 1 keys and sums over all earlier keys.
 
     Attributes:
         keys, values: ``(bsz, num_heads, at most W + 1, head_dim)``, at least float32.
-        log_mass: ``(bsz, 1, at most W + 1)``, 0, and NO_MASS at pads; None: no pads so far.
-        far: the sums; None: no key has left the window.
+        log_mass: ``(bsz, 1, at most W + 1)``, 0 for tokens, NO_MASS at pads; None: no pads so far.
+        far: the sums; None: no key has left the window yet.
     """
 
     keys: Tensor
@@ -550,7 +550,7 @@ class _Window(NamedTuple):
         return cls(cache["recent_key"], cache["recent_value"], cache.get("log_mass"), far)
 
     def as_cache(self) -> DecodeCache:
-        """Tensors by name, as fairseq reorders them."""
+        """The window as a cache: tensors by name, which beam search reorders."""
         cache = {"recent_key": self.keys, "recent_value": self.values}
         if self.log_mass is not None:
             cache["log_mass"] = self.log_mass

@@ -1,4 +1,4 @@
-"""Options of a mechanism: fields with a default, a ``--help`` text and an allowed range, checked when they are set."""
+"""Options of mechanisms: dataclass fields with a default, a ``--help`` text and a range that is checked."""
 
 import dataclasses
 import sys
@@ -8,7 +8,7 @@ from typing import Any
 
 from fairseq_lot.errors import COUNTABLE, InputError
 
-# where a mechanism may stand: encoder self-attention, attention of the decoder to the encoder, decoder self-attention
+# encoder self-attention, cross-attention (decoder to encoder), decoder self-attention
 SITES = ("encoder", "cross", "decoder")
 
 
@@ -21,7 +21,15 @@ def option(
     maximum: float | None = None,
     choices: tuple[str, ...] | None = None,
 ) -> Any:
-    """A field of an options dataclass: its default, its ``--help`` text and its allowed range."""
+    """A field of an options dataclass.
+
+    Args:
+        default: its default; None: not set.
+        help: its ``--help`` text.
+        minimum, maximum: bounds, inclusive.
+        above: lower bound, exclusive; infinity is then refused.
+        choices: allowed values.
+    """
     return dataclasses.field(
         default=default,
         metadata={"help": help, "minimum": minimum, "above": above, "maximum": maximum, "choices": choices},
@@ -29,17 +37,14 @@ def option(
 
 
 def prior_option() -> Any:
-    """The field ``prior`` of a mechanism that may favour near tokens."""
-    what = (
-        "alibi: nearer keys are likelier before any score is seen, in self-attention; cross-attention, whose positions "
-        "are of two sentences, has none; default: all alike"
-    )
+    """The field ``prior`` of a mechanism that can favour near tokens."""
+    what = "alibi: favour near keys, with one slope per head; self-attention only; default: no prior"
     return option(None, what, choices=("alibi",))
 
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a mechanism; subclasses declare fields with :func:`option`, values are checked here."""
+    """Base class of a mechanism's options. Subclasses declare fields by :func:`option`; InputError if invalid."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -61,11 +66,11 @@ class Options:
 
     @classmethod
     def completed(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """What was given, with the values that it implies for options that were not."""
+        """The given options, plus options that these imply."""
         return given
 
     def at_site(self, site: str) -> "Options":
-        """These options as they apply at one of ``SITES``: no prior at cross."""
+        """The options for one of ``SITES``; here the prior is dropped at cross."""
         has_prior = site == "cross" and getattr(self, "prior", None) is not None
         return dataclasses.replace(self, **{"prior": None} if has_prior else {})
 
@@ -87,12 +92,12 @@ class PivotOptions(Options):
 
 
 def kind_of(field: dataclasses.Field) -> Any:
-    """What the values of a field are, perhaps beside None: ``int`` of ``int | None``."""
+    """The field's type, ignoring None: ``int`` for ``int | None``."""
     return next(kind for kind in typing.get_args(field.type) or (field.type,) if kind is not type(None))
 
 
 def _check_kind(field: dataclasses.Field, value: Any) -> None:
-    """Refuse a value that is not of the annotated type; whole numbers count as float."""
+    """Raise InputError if a value is not of the annotated type; whole numbers count as float."""
     kind, is_bool, number = kind_of(field), isinstance(value, bool), isinstance(value, (int, float))
     if kind is bool and not is_bool:
         raise InputError(f"must be true or false, got {value!r}", field.name)

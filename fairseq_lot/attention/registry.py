@@ -1,4 +1,4 @@
-"""The mechanisms by name, and how one is built from plain options."""
+"""The registry of mechanisms."""
 
 import dataclasses
 from typing import Any
@@ -22,22 +22,22 @@ MECHANISMS: dict[str, type[Mechanism]] = {
     "softmax": Softmax,
 }
 
-# the mechanism of every site for which no other is asked
+# the default mechanism of a model
 DEFAULT = "softmax"
 
-# what a trained model is given in its place where no other is asked: it keeps the model's quality
+# the default mechanism of a swap: it preserves the model's quality
 DEFAULT_SWAP = "near_far"
 
 
 def mechanism_class(name: str) -> type[Mechanism]:
-    """The mechanism registered under ``name``; InputError when there is none."""
+    """The mechanism registered under ``name``; InputError if there is none."""
     if name not in MECHANISMS:
         raise InputError(f"unknown attention mechanism {name!r}; choose one of {', '.join(MECHANISMS)}")
     return MECHANISMS[name]
 
 
 def build_options(name: str, **options: Any) -> Options:
-    """Check plain options against the dataclass of a mechanism.
+    """The options dataclass of a mechanism, from plain values.
 
     Raises:
         InputError: unknown mechanism, unknown option, or a value outside its range.
@@ -61,7 +61,7 @@ def build_mechanism(
     Args:
         name: a key of ``MECHANISMS``.
         num_heads, head_dim, layer, dropout: see :class:`~fairseq_lot.attention.base.Mechanism`.
-        **options: the mechanism's own options, by the names of its options dataclass.
+        **options: the mechanism's own options: the fields of its options dataclass.
 
     Raises:
         InputError (a ValueError): unknown mechanism, unknown option, or a value outside its range.
@@ -79,7 +79,7 @@ def build_mechanism(
 
 
 def describe(name: str, options: dict[str, Any]) -> str:
-    """The mechanism with those of its options that differ from their defaults: ``softmax (prior=alibi)``."""
+    """The mechanism's name with the options that differ from their defaults: ``softmax (prior=alibi)``."""
     defaults = dataclasses.asdict(build_options(name))
     changed = [f"{key}={value}" for key, value in options.items() if value != defaults[key]]
     return f"{name} ({', '.join(changed)})" if changed else name

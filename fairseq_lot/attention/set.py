@@ -1,4 +1,4 @@
-"""Attention in the manner of SeTformer: tied tokens that meet in pivots through a Gaussian kernel."""
+"""SeT attention, after SeTformer: tied tokens, coupled through pivots by a Gaussian kernel."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +14,11 @@ from fairseq_lot.transport.positions import linear_log_factor
 
 @dataclass(frozen=True)
 class SetOptions(PivotOptions):
-    """The position factor is off unless its temperature is given [SeTformer]."""
+    """Options of SeT: those of pivots, and a position factor, off by default [SeTformer]."""
 
     positional_temperature: float | None = option(
         None,
-        "τ: tokens prefer pivots at the same fraction, exp(-(i/n - t/r)²/τ²); default: no such factor",
+        "τ of the position factor exp(-(i/n - t/r)²/τ²) for token i of n and pivot t of r; default: no factor",
         above=1e-15,
     )
 
@@ -26,13 +26,12 @@ class SetOptions(PivotOptions):
 class Set(Mechanism):
     """``A = n·Γ1 diag(r) Γ2ᵀ``: the tokens x of a sentence are transported to r equal pivots and back [SeTformer].
 
-    Scores are ``-s·‖x_i - z_t‖²/2``. Queries and keys are tied: both are ``x = (q + k)/2``, which is the projection
-    itself when q = k, and leaves no projection without a gradient when they differ. So A is an attention of a
-    sentence to itself.
+    Scores are ``-s·‖x_i - z_t‖²/2``. Queries and keys are tied: both are ``x = (q + k)/2``, so both projections get a
+    gradient. A is self-attention.
 
     The plan to the pivots is exact on the tokens, the plan back on the pivots. With ``positional_temperature`` τ both
-    plans are multiplied by ``exp(-(i/n - t/r)²/τ²)``, i and t counted from 1 over real tokens and over pivots, and
-    their rows are normalised again: rows of A sum to 1, its columns are no longer exact in the limit.
+    plans are multiplied by ``exp(-(i/n - t/r)²/τ²)``, with i and t counted from 1 over real tokens and pivots, and
+    their rows are normalised again. Rows of A then sum to 1, but its columns no longer converge to n/m.
 
     ``set_plan`` of ``tests/reference.py`` computes the same in plain loops.
 
@@ -52,7 +51,7 @@ class Set(Mechanism):
     def coupling(
         self, q: Tensor, k: Tensor, query_padding_mask: Pads = None, key_padding_mask: Pads = None
     ) -> Coupling:
-        """The coupling of the tokens with themselves."""
+        """The coupling of the tokens with themselves; arguments as for :meth:`forward`."""
         pads = query_padding_mask if key_padding_mask is None else key_padding_mask
         x = without_pads((at_least_float32(q) + at_least_float32(k)) / 2, pads)
         pivots, options = at_least_float32(self.pivots), self.options

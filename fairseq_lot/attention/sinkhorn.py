@@ -1,4 +1,4 @@
-"""Sinkhorn attention: the entropic plan with both marginals."""
+"""Sinkhorn attention: the entropic plan with both marginals fixed."""
 
 import math
 from dataclasses import dataclass
@@ -18,18 +18,18 @@ from fairseq_lot.transport.sinkhorn import sinkhorn
 
 @dataclass(frozen=True)
 class SinkhornOptions(Options):
-    """Defaults are those of ESPFormer's translation experiment (its Table 12) [ESPFormer]."""
+    """Options of Sinkhorn. Defaults are those of ESPFormer's translation experiment (its Table 12) [ESPFormer]."""
 
     epsilon: float = option(
-        0.1, "entropic regularisation, in the unit of the scores; if learnt, 1 (softmax's) unless given", above=1e-30
+        0.1, "entropic regularisation, in the unit of the scores; with learn_epsilon the default is 1", above=1e-30
     )
     num_updates: int = option(15, "half-updates, S in the papers; 1 is softmax of the scores / epsilon", minimum=1)
     tolerance: float | None = option(
         None,
-        "stop once the marginal error is at most this (a GPU is waited for); num_updates stays the bound",
+        "stop early at this marginal error (on a GPU the host waits); at most num_updates half-updates",
         above=1e-30,
     )
-    learn_epsilon: bool = option(False, "learn a temperature for every head, which starts at epsilon")
+    learn_epsilon: bool = option(False, "learn an epsilon for each head, initially epsilon")
     prior: str | None = prior_option()
 
     @classmethod
@@ -38,15 +38,15 @@ class SinkhornOptions(Options):
 
 
 class Sinkhorn(Mechanism):
-    """``A = n·P`` with P in U(1/n, 1/m) maximising ``⟨P, s·q·k⟩ + ε H(P)`` [Sinkformer, Cuturi13]; rows exact.
+    """``A = n·P``, where P in U(1/n, 1/m) maximises ``⟨P, s·q·k⟩ + ε H(P)`` [Sinkformer, Cuturi13]; rows are exact.
 
-    With ``learn_epsilon`` every head has an ε of its own ([CETA], §7). With a prior π, that of softmax attention,
-    ``-ε KL(P‖π)`` stands in the place of ``ε H(P)`` [AttentionOT].
+    With ``learn_epsilon`` each head learns its own ε ([CETA], §7). With a prior π, as for softmax attention,
+    ``-ε KL(P‖π)`` replaces ``ε H(P)`` [AttentionOT].
 
     ``sinkhorn_plan`` of ``tests/reference.py`` computes the same in plain loops.
 
     Attributes:
-        log_epsilon: ``(num_heads,)``, learnt; None where ε is fixed.
+        log_epsilon: ``(num_heads,)``, learnt; None if ε is fixed.
     """
 
     options_class = SinkhornOptions
@@ -65,7 +65,7 @@ class Sinkhorn(Mechanism):
             self.log_epsilon = nn.Parameter(torch.full((self.num_heads,), math.log(self.options.epsilon)))
 
     def epsilon(self) -> float | Tensor:
-        """ε: a number, or one for every head, ``(num_heads, 1, 1)``, at least float32."""
+        """ε: a number, or one for each head, ``(num_heads, 1, 1)``, at least float32."""
         if self.log_epsilon is None:
             return self.options.epsilon
         return at_least_float32(self.log_epsilon).exp()[:, None, None]
@@ -90,7 +90,7 @@ class Sinkhorn(Mechanism):
         return AttentionOutput(values, solution.conditional if need_weights else None)
 
     def _fused(self, q: Tensor, k: Tensor, v: Tensor, masks: Masks) -> Tensor | None:
-        """The values by a kernel that writes no matrix of queries and keys; None where it is not used."""
+        """The values by a fused kernel that stores no n × m matrix; None if the kernel is not used."""
         factors = slopes = where = None
         if self.log_epsilon is not None:
             factors = (-at_least_float32(self.log_epsilon)).exp()

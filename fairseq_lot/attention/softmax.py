@@ -1,4 +1,4 @@
-"""Softmax attention: the entropic plan with one marginal, perhaps relative to a prior."""
+"""Softmax attention, optionally with a prior: the entropic plan with one marginal fixed."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,13 +16,13 @@ from fairseq_lot.transport.positions import alibi_log_prior
 
 @dataclass(frozen=True)
 class SoftmaxOptions(Options):
-    """Without options this is fairseq's own attention."""
+    """Options of softmax; with the defaults it is fairseq's own attention."""
 
     prior: str | None = prior_option()
 
 
 class Softmax(Mechanism):
-    """``A = softmax(s·q·k + log π)``: each query spends mass 1, keys receive what they get [Transformer].
+    """``A = softmax(s·q·k + log π)``: rows sum to 1, columns are free [Transformer].
 
     A maximises ``⟨A, s·q·k⟩ - KL(A‖π)`` over the matrices whose rows sum to 1 [AttentionOT]. The prior π is uniform, or
     ``alibi``: ``π_ij ∝ exp(-slope·|i - j|)`` with one slope per head [ALiBi], symmetric unless causal.
@@ -41,7 +41,7 @@ class Softmax(Mechanism):
         )
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, masks: Masks, need_weights: bool) -> AttentionOutput:
-        # the flash kernel of a GPU knows no other mask than this
+        # a GPU's flash kernel supports no other mask
         is_triangle = masks.key_pads is None and self.options.prior is None and q.size(-2) == k.size(-2)
         is_causal = masks.causal and is_triangle and not need_weights
         bias = _additive_mask(q, k, masks.key_pads, masks.causal and not is_causal)
@@ -57,22 +57,22 @@ class Softmax(Mechanism):
         if bias is None:
             weights = torch.softmax(scores, -1)
         else:
-            nothing = bias.isneginf().all(-1, keepdim=True)  # a row of zeros, as the kernel above gives it
+            nothing = bias.isneginf().all(-1, keepdim=True)  # rows of zeros, as from the kernel above
             weights = torch.softmax(scores + bias.masked_fill(nothing, 0.0), -1).masked_fill(nothing, 0.0)
         return AttentionOutput(self.drop(weights) @ v.to(weights.dtype), weights if need_weights else None)
 
 
 def _is_step(q, k):
-    """Whether two products take less time than torch's kernel: about half of it on a CPU, where there is one query.
+    """Whether two matrix products are faster than torch's kernel: with one query on a CPU they take half the time.
 
-    Smaller products than this torch does not leave to its library for matrices, and takes longer.
+    torch computes smaller products without its matrix library, more slowly.
     """
     wide = ways(q).steps_by_products and q.dtype in (torch.float32, torch.float64)
     return wide and q.size(-2) == 1 and q.size(-1) * k.size(-2) >= 400
 
 
 def _additive_mask(q, k, key_padding_mask, causal):
-    """``(bsz or 1, 1, tgt_len or 1, src_len)``: -inf where a query may not look, or None."""
+    """``(bsz or 1, 1, tgt_len or 1, src_len)``: -inf where a query may not attend, else 0; None: it may everywhere."""
     tgt_len, src_len = q.size(-2), k.size(-2)
     bias = None
     if key_padding_mask is not None:

@@ -213,7 +213,7 @@ def test_a_tolerance_waits_and_says_so(foreign):
         with pytest.raises(DataDependentOutputException):
             build(case)(*draw(case))
     (option,) = (field for field in fields(SinkhornOptions) if field.name == "tolerance")
-    assert "waited for" in option.metadata["help"] and "one host sync" in sinkhorn.__doc__
+    assert "host waits" in option.metadata["help"] and "one host sync" in sinkhorn.__doc__
 
 
 def test_a_mixture_and_a_wait_would_be_noticed(foreign):

@@ -146,7 +146,7 @@ def test_the_length_of_random_sentences_beside_text_is_refused(
 ):
     words = ("--out", tmp_path / "out.pt", "--longest", 90)
     for text in (data / "bin", data / "raw" / "train.de"):
-        refuse(capsys, "calibrate", text, "--path", lot_checkpoint, *words, naming=["--longest 90", "there is text"])
+        refuse(capsys, "calibrate", text, "--path", lot_checkpoint, *words, naming=["--longest 90", "text is given"])
         refuse(capsys, "swap", "--path", stock_checkpoint, "--calibrate", text, *words, naming=["--longest 90"])
     assert list(tmp_path.iterdir()) == []
 

@@ -225,7 +225,7 @@ def test_overrides_keep_softmax_where_it_was_trained(data, stock_checkpoint, ali
         ("middle.0", "'middle.0' is not a place"),
         ("encoder", "'encoder' is not a place"),
         ("encoder.2", "the model has no encoder.2; it has encoder.0,encoder.1"),
-        ("cross.0", "lot attention stands at encoder alone"),
+        ("cross.0", "lot attention is only at encoder"),
         ("encoder.0,encoder.1", "nothing is left for lot attention"),
     ],
 )

@@ -143,7 +143,16 @@ def test_wrong_options_are_refused(data, stock_checkpoint, report, tmp_path, cap
     refuse(capsys, "report", *out, *lines, naming=["--path"])
     refuse(capsys, "report", *out, "--sites", "cross", "--bpe", "fastbpe", naming=["--sites, --bpe cannot", "--path"])
     refuse(capsys, "report", *out, *model, naming=["--sentences"])
-    refuse(capsys, "report", *out, *model, "--split", "valid", "--tokenised", naming=["--tokenised", "in pieces"])
+    refuse(
+        capsys,
+        "report",
+        *out,
+        *model,
+        "--split",
+        "valid",
+        "--tokenised",
+        naming=["--tokenised", "sentences are pieces"],
+    )
     refuse(capsys, "report", *out, *model, *lines, "--pieces", naming=["--pieces needs sentences as in"])
     refuse(capsys, "report", *out, *model, *lines, "--sites", "middle", naming=["middle"])
     refuse(capsys, "report", *out, *model, "--sentences", tmp_path / "blank.de", naming=["sentence 2"])

@@ -72,7 +72,7 @@ def test_references_are_text_where_there_is_some_else_the_targets(tmp_path):
         references(*how)
     file.unlink()
     loaded.sentences.tgt = None
-    with pytest.raises(InputError, match="test has no target side and no text/test.en; give either"):
+    with pytest.raises(InputError, match="test has no target side and no text/test.en; add either"):
         references(*how)
 
 

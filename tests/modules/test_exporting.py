@@ -71,5 +71,5 @@ def test_what_export_records_is_kept_nowhere():
 @pytest.mark.parametrize("attention", MECHANISMS)
 def test_a_trace_is_refused_in_one_line(attention):
     loaded = in_memory.load(attention=attention)
-    with pytest.raises(InputError, match="^torch.jit.trace would fix for all .*; use torch.export.export$"):
+    with pytest.raises(InputError, match="^torch.jit.trace would record .*; use torch.export.export$"):
         torch.jit.trace(Scores(loaded.model), inputs(loaded, [1, 2]))

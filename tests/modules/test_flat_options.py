@@ -228,7 +228,7 @@ def test_the_band_of_near_far_at_cross_stands_where_it_is_expected():
 
 
 def test_a_band_that_is_expected_has_no_prior():
-    with pytest.raises(InputError, match="there is no prior with band expected, got alibi"):
+    with pytest.raises(InputError, match="band expected has no prior, got alibi"):
         build(*NEAR_FAR_ALIBI.split(), "--near-far-band", "expected")
 
 

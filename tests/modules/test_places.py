@@ -103,7 +103,7 @@ def test_with_few_places_left_a_model_computes_what_its_parts_do(differential):
     ("options", "message"),
     [
         ({"keep_softmax": "encoder.2"}, "--keep-softmax encoder.2: the model has no encoder.2; it has encoder.0,enc"),
-        ({"keep_softmax": "decoder.0"}, "lot attention stands at encoder alone, so decoder.0 has softmax anyway"),
+        ({"keep_softmax": "decoder.0"}, "lot attention is only at encoder, so decoder.0 has softmax anyway"),
         ({"keep_softmax": "encoder.0,encoder.1"}, "nothing is left for lot attention; keep fewer places"),
         (
             {"keep_softmax": "cross.0", "attention_sites": "decoder,cross", "no_cross_attention": True},

@@ -1,12 +1,12 @@
-"""Lets the unmodified fairseq 0.12.2 run on current Python, hydra, omegaconf, numpy and torch.
+"""Patches that let the unmodified fairseq 0.12.2 run on current Python, hydra, omegaconf, numpy and torch.
 
-``fairseq_lot_compat.pth`` imports this module at interpreter start; all that happens then is that one
-finder goes onto ``sys.meta_path``. When somebody imports ``fairseq``, the finder lets the normal loaders do
-their work and patches eleven modules before, while or after they execute. No file of fairseq is edited.
-What makes fairseq work is patched in every program; what is a convenience acts in fairseq's own commands and
-in fairseq-lot alone (:func:`in_command`). docs/fairseq.md lists every patch with its reason.
+``fairseq_lot_compat.pth`` imports this module at interpreter start. It then only puts one finder onto
+``sys.meta_path``. When ``fairseq`` is imported, the finder lets the normal loaders work and patches eleven modules
+before, while or after they execute. No file of fairseq is edited. Patches without which fairseq fails act in all
+programs; conveniences act only in fairseq's own commands and in fairseq-lot (:func:`in_command`). docs/fairseq.md lists
+all patches with their reasons.
 
-It is a top-level module because it acts before anything of ``fairseq_lot`` is imported, and imports nothing of it.
+It is a top-level module because it acts before ``fairseq_lot`` is imported. It imports nothing of ``fairseq_lot``.
 """
 
 import sys
@@ -28,14 +28,14 @@ _COMMANDS = {
     "fairseq-validate",
 }
 
-# What fairseq's frozen sources raise at each start; matched at the beginning of the message.
+# Warnings of fairseq's frozen sources at each start; matched at the start of the message.
 _KNOWN_WARNINGS = (
     r"\s*hydra\.experimental\.",
     r"\s*The version_base parameter is not specified",
     r"In 'config': Usage of deprecated keyword in package header",
     r"\s*'config' is validated against ConfigStore schema",
     r"\s*The strict flag in the compose API is deprecated",
-    r".*invalid escape sequence",  # Python 3.12 and newer, while it compiles fairseq for the first time
+    r".*invalid escape sequence",  # from Python 3.12 on, when it first compiles fairseq
     r"`torch\.cuda\.amp\.(autocast|GradScaler)",
     r"`torch\.jit\.",
     r"'pin_memory' argument is set as true but no accelerator is found",
@@ -44,10 +44,10 @@ _KNOWN_WARNINGS = (
 
 
 def in_command():
-    """Say whether the running program is one of fairseq's commands or fairseq-lot, not somebody's script or notebook.
+    """Whether the running program is one of fairseq's commands or fairseq-lot, not a user's script or notebook.
 
-    ``python -m fairseq_cli.train`` and ``python -m fairseq_lot.cli`` are such programs, too. ``sys.argv`` tells, which
-    processes that a command spawns inherit.
+    ``python -m fairseq_cli.train`` and ``python -m fairseq_lot.cli`` count. It reads ``sys.argv``, which processes that
+    a command spawns inherit.
     """
     program = sys.argv[0] if sys.argv else ""
     folder, name = ["", *program.split("/")][-2:]
@@ -56,10 +56,9 @@ def in_command():
 
 
 def _with_hashable_configs(module, execute):
-    """Execute a config module whose dataclasses nest instances of each other as defaults.
+    """Execute a config module whose dataclasses have instances of each other as defaults.
 
-    Python >= 3.11 treats an unhashable default as mutable and refuses it, so every dataclass
-    that the module defines gets the identity hash.
+    Python >= 3.11 refuses an unhashable default, so all dataclasses of the module get the identity hash.
     """
     import dataclasses
 
@@ -84,15 +83,15 @@ def _with_hashable_configs(module, execute):
 def _without_fast_path(module, execute):
     """Switch off the encoder's fast path, which bypasses ``self_attn`` and fails on current torch.
 
-    Later fairseq dropped it too. Checkpoints with and without its second copies of the weights load. The copies are
-    no parameters any more; empty tensors keep their names, as ``torch.jit.script`` compiles the fast path, too.
+    Later versions of fairseq have no fast path. Checkpoints load with and without its copies of the weights. The copies
+    are no longer parameters; empty tensors keep their names, because ``torch.jit.script`` compiles the fast path.
     """
     import torch
 
     execute(module)
     layer = module.TransformerEncoderLayerBase
     if "_load_from_state_dict" not in vars(layer):
-        return  # a fairseq that has no fast path
+        return  # this fairseq has no fast path
     original_init = layer.__init__
 
     def __init__(self, *args, **kwargs):
@@ -115,8 +114,8 @@ def _without_fast_path(module, execute):
 def _with_installed_user_dirs(module, execute):
     """Let ``--user-dir NAME`` find an installed package from any directory, editable installs included.
 
-    A package in the current directory comes first; a mere folder of that name, such as a clone, does not count.
-    In every program a user directory registers its models, also where it has been imported already.
+    A package in the current directory comes first; a folder that is no package, such as a clone, does not count. In all
+    programs a user directory registers its models even if it was imported before.
     """
     from importlib.util import find_spec
 
@@ -143,10 +142,10 @@ def _with_installed_user_dirs(module, execute):
 
 
 def _with_atomic_copies(module, execute):
-    """Let a checkpoint that is copied to another name appear there when it is complete.
+    """Make copies of checkpoints atomic: a copy appears under its name when it is complete.
 
-    fairseq writes ``checkpoint_best.pt`` so, but copies it to ``checkpoint_last.pt`` in place: a kill during the
-    copy leaves half a file, from which the next call cannot resume.
+    fairseq copies ``checkpoint_best.pt`` to ``checkpoint_last.pt`` in place: a kill during the copy leaves half a file,
+    and training cannot resume from it.
     """
     execute(module)
     original = module.PathManager.copy
@@ -162,11 +161,11 @@ def _with_atomic_copies(module, execute):
 
 
 def _with_mended_batches(module, execute):
-    """Let a split keep its last sentences, and ``--num-batch-buckets`` find buckets for lengths.
+    """Keep the last sentences of a split, and repair ``--num-batch-buckets``.
 
-    In fairseq's main branch ``batch_by_size`` leaves out a last batch whose size is no multiple of
-    ``--required-batch-size-multiple`` (8), in generation as well: 296 of 300 sentences are translated. fairseq 0.12.2
-    keeps it. numpy 2.4 has another name for an argument that ``get_buckets`` gives it.
+    In fairseq's main branch ``batch_by_size`` drops a last batch whose size is not a multiple of
+    ``--required-batch-size-multiple`` (8), also in generation: 296 of 300 sentences are translated. fairseq 0.12.2
+    keeps it. ``get_buckets`` uses an argument name that numpy 2.4 has changed.
     """
     execute(module)
     original = module.batch_by_size
@@ -178,7 +177,7 @@ def _with_mended_batches(module, execute):
             indices = np.fromiter(indices, dtype=np.int64, count=-1)  # as fairseq itself does
         batches = original(indices, *args, **kwargs)
         batched = sum(map(len, batches))
-        # batches follow one another in the order of the indices
+        # batches are in the order of the indices
         return (
             batches
             if batched == len(indices) or kwargs.get("fixed_shapes") is not None
@@ -192,19 +191,22 @@ def _with_mended_batches(module, execute):
 
 
 def _with_blocked_repeats(module, execute):
-    """Let ``--no-repeat-ngram-size`` block repeated n-grams where fairseq's CUDA extension is not built.
+    """Repair ``--no-repeat-ngram-size`` without fairseq's CUDA extension.
 
-    fairseq 0.12.2 looks for the last n-gram at the end of a buffer for the longest translation, where padding stands,
-    and so blocks nothing (its issues 4709 and 5206). The new method compiles with ``torch.jit.script``, as the old did.
+    fairseq 0.12.2 looks for the last n-gram at the end of the buffer, where there is padding, and so blocks nothing
+    (its issues 4709 and 5206). The new method compiles with ``torch.jit.script``, like the old one.
     """
     execute(module)
     module.NGramRepeatBlock._no_repeat_ngram = _no_repeat_ngram
 
 
 def _no_repeat_ngram(self, tokens, lprobs, bsz: int, beam_size: int, step: int):
-    """Give each token -inf that would end an n-gram which stands in its row already, ``(bsz * beam_size, vocabulary)``.
+    """Set the log probability of a token to -inf if it would repeat an n-gram of its row.
 
-    ``tokens[:, 1 : step + 1]`` have been translated; before them is the end of sentence, after them padding.
+    Args:
+        tokens: ``(bsz * beam_size, len)``; ``tokens[:, 1 : step + 1]`` are the translation so far, after the end of
+            sentence and before padding.
+        lprobs: ``(bsz * beam_size, vocabulary)``.
     """
     n = self.no_repeat_ngram_size
     if step >= n:
@@ -216,7 +218,7 @@ def _no_repeat_ngram(self, tokens, lprobs, bsz: int, beam_size: int, step: int):
 
 
 def _with_lines_logged_once(module, execute):
-    """Let ``--log-file`` have every line once: fairseq opens it again for each epoch, beside the times before."""
+    """Write each line to ``--log-file`` once: fairseq opens the file again in each epoch and keeps the earlier ones."""
     execute(module)
     original = module.progress_bar
 
@@ -230,9 +232,9 @@ def _with_lines_logged_once(module, execute):
 
 
 def _with_bf16_on_gpus(module, execute):
-    """Let ``--bf16`` mean a GPU where torch_xla is not installed.
+    """Let ``--bf16`` use a GPU if torch_xla is not installed.
 
-    fairseq 0.12.2 reads it as a request for a TPU and fails without torch_xla, although GPUs are supported too.
+    fairseq 0.12.2 reads the flag as a request for a TPU and fails without torch_xla, although it supports GPUs.
     """
     from importlib.util import find_spec
 
@@ -241,7 +243,7 @@ def _with_bf16_on_gpus(module, execute):
 
     def parse_args_and_arch(*args, **kwargs):
         parsed = original(*args, **kwargs)
-        options = parsed[0] if isinstance(parsed, tuple) else parsed  # with parse_known the rest comes second
+        options = parsed[0] if isinstance(parsed, tuple) else parsed  # parse_known also returns the rest
         if in_command() and getattr(options, "bf16", False) and find_spec("torch_xla") is None:
             options.tpu = False
         return parsed
@@ -250,7 +252,7 @@ def _with_bf16_on_gpus(module, execute):
 
 
 def _with_bf16_when_translating(module, execute):
-    """Let fairseq-generate and fairseq-interactive heed ``--bf16`` for a Transformer, as they do ``--fp16``."""
+    """Let fairseq-generate and fairseq-interactive apply ``--bf16`` to a Transformer, as they do ``--fp16``."""
     execute(module)
     original = module.TransformerModel.prepare_for_inference_
 
@@ -263,7 +265,7 @@ def _with_bf16_when_translating(module, execute):
 
 
 def _with_safe_checkpoint_types(module, execute):
-    """Execute fairseq itself after torch's safe loader and, in a command, the warning filters are prepared."""
+    """Execute fairseq after preparing torch's safe loader and, in a command, the warning filters."""
     _allow_checkpoint_types()
     if in_command():
         _silence_known_notes()
@@ -272,7 +274,7 @@ def _with_safe_checkpoint_types(module, execute):
 
 
 def _allow_checkpoint_types():
-    """Tell torch's safe loader about the plain types that stand in fairseq checkpoints."""
+    """Allow the plain types in fairseq checkpoints for torch's safe loader."""
     from argparse import Namespace
 
     import numpy as np
@@ -280,7 +282,7 @@ def _allow_checkpoint_types():
 
     multiarray = (np._core if hasattr(np, "_core") else np.core).multiarray
     dtypes = {type(np.dtype(code)) for code in "?" + np.typecodes["AllInteger"] + np.typecodes["Float"]}
-    functions = [  # numpy 1 and 2 write different module names; either reads the other's
+    functions = [  # numpy 1 and 2 write different module names; allow both
         _alias(function, f"numpy.{core}.multiarray")
         for function in (multiarray._reconstruct, multiarray.scalar)
         for core in ("core", "_core")
@@ -289,7 +291,7 @@ def _allow_checkpoint_types():
 
 
 def _allow_meters(meters):
-    """Checkpoints of fairseq 0.9 and older hold these, plain numbers, under the name that their module had then."""
+    """Allow fairseq's meters, which checkpoints of fairseq 0.9 and older contain, also under their old module name."""
     import torch
 
     kinds = meters.AverageMeter, meters.StopwatchMeter, meters.TimeMeter
@@ -297,7 +299,7 @@ def _allow_meters(meters):
 
 
 def _alias(function, module_name):
-    """Return a function that a pickle can name as a member of another module."""
+    """The function under the name of another module, for pickles."""
 
     def call(*args):
         return function(*args)
@@ -308,11 +310,11 @@ def _alias(function, module_name):
 
 
 def _silence_known_notes():
-    """Filter, by message, the warnings that nobody who runs fairseq 0.12.2 can act on."""
+    """Silence warnings of fairseq 0.12.2 that no user can act on."""
     import logging
     import warnings
 
-    # asks for tensorboardX at every start, for a text-to-speech task
+    # it asks for tensorboardX at each start
     logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
     for message in _KNOWN_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
@@ -334,7 +336,7 @@ _PATCHED_MODULES = {
 
 
 class Finder:
-    """Meta-path finder that hands the modules above to the loader that would have had them, wrapped."""
+    """Meta-path finder that wraps the normal loaders of the modules above by their patches."""
 
     @classmethod
     def find_spec(cls, name, path=None, target=None):
@@ -349,6 +351,6 @@ class Finder:
         return spec
 
 
-# A module that is imported twice, from two places or by reload, leaves one finder.
+# One finder remains if this module is imported twice, from two places or by reload.
 sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "__module__", None) != __name__]
 sys.meta_path.insert(0, Finder)

@@ -1,6 +1,6 @@
 """Attention as optimal transport, inside fairseq: softmax, Sinkhorn, ESP, LOT, near_far and SeT for translation.
 
-The names in ``__all__`` are imported when they are first used, so that ``import fairseq_lot`` stays light.
+The names in ``__all__`` are imported at their first use, so that ``import fairseq_lot`` is fast.
 """
 
 from importlib import import_module

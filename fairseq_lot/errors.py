@@ -1,13 +1,13 @@
-"""What ends a command with one clear line."""
+"""Errors that end a command with one clear line."""
 
 from argparse import Namespace
 
-# packages that are no requirements of this one: how to get them
+# packages that are not installed with this one: how to install them
 MISSING = {
     "fairseq": "fairseq is not installed; run 'pip install --no-deps fairseq==0.12.2'",
     "subword_nmt": "subword-nmt is not installed; run 'pip install subword-nmt'",
 }
-COUNTABLE = 2**53  # what torch and numpy can count
+COUNTABLE = 2**53  # largest whole number for torch and numpy
 
 
 def flag(name: str) -> str:
@@ -16,13 +16,13 @@ def flag(name: str) -> str:
 
 
 class InputError(ValueError):
-    """Input that a person can fix: the message names the value and the way out.
+    """Wrong input that the user can correct: the message has the value and the way out.
 
     ``fairseq-lot`` prints it as one line on stderr and exits with code 2.
 
     Args:
-        message: where ``field`` is given, it goes on from that name: "must be at least 1, got 0".
-        field: the option that is wrong, by its name in Python.
+        message: with ``field`` it continues that name: "must be at least 1, got 0".
+        field: the wrong option, by its name in Python.
     """
 
     def __init__(self, message: str, field: str | None = None):
@@ -30,14 +30,14 @@ class InputError(ValueError):
         self.message, self.field = message, field
 
     def on_command_line(self) -> "InputError":
-        """The same with the option's flag in place of its name."""
+        """The error with the option's flag instead of its name."""
         if self.field is None:
             return self
         return InputError(f"{flag(self.field)} {self.message}")
 
 
 def check_least(args: Namespace, **least: int) -> None:
-    """Refuse options below their least values, or above what can be counted; one that is None was not given."""
+    """Raise InputError if an option is below its least value or above ``COUNTABLE``; None means not given."""
     for name, value in least.items():
         given = getattr(args, name)
         if given is not None and not given >= value:  # also NaN
@@ -47,11 +47,11 @@ def check_least(args: Namespace, **least: int) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of another library says, in one line, with the next one after a colon; its kind if nothing."""
+    """The first line of another library's error, with the second if it ends with a colon; the type if it is empty."""
     line, *others = (str(error).strip() or type(error).__name__).splitlines()
     return f"{line} {others[0].strip()}" if line.endswith(":") and others else line
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Python's MemoryError, or torch's, which is a RuntimeError of the CPU or of a GPU."""
+    """Whether this is Python's MemoryError, or torch's RuntimeError for a lack of memory on a CPU or GPU."""
     return isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error)

@@ -1,1 +1,1 @@
-"""The mechanisms inside fairseq's layers: T×B×C tensors, True = pad, incremental state, flat options."""
+"""The mechanisms inside fairseq's layers: fairseq's conventions for tensors, masks, caches and options."""

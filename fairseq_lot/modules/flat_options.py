@@ -1,4 +1,7 @@
-"""Flat fairseq options, generated from the options dataclasses of the mechanisms."""
+"""Command-line options of attention for fairseq, generated from the options dataclasses of the mechanisms.
+
+A flat option is a mechanism's option with the mechanism's name before it, such as ``lot_num_pivots``.
+"""
 
 import dataclasses
 import typing
@@ -10,7 +13,7 @@ from fairseq_lot.attention.registry import DEFAULT, MECHANISMS, build_options, m
 from fairseq_lot.errors import InputError, flag
 from fairseq_lot.modules.places import NONE, listed, named_places
 
-# The model-wide options; the options of the mechanisms stand in their dataclasses.
+# the model-wide options; the others are in the mechanisms' dataclasses
 DEFAULTS: dict[str, typing.Any] = {
     "attention": DEFAULT,
     "attention_sites": "encoder",
@@ -21,7 +24,7 @@ DEFAULTS: dict[str, typing.Any] = {
 
 
 def parse_bool(text: str) -> bool:
-    """``true``/``false``, as a flat option."""
+    """Parse ``true`` or ``false``; ArgumentTypeError for other texts."""
     words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
     if str(text).lower() not in words:
         raise ArgumentTypeError(f"expected true or false, got {text!r}")
@@ -41,10 +44,14 @@ def options_of(mechanism: str) -> list[str]:
 def add_attention_args(
     parser: ArgumentParser | _ArgumentGroup, *, differential: bool = True, default: str | None = None
 ) -> None:
-    """Add the model-wide options, those of the differential form if wanted, and every mechanism's own options.
+    """Add the model-wide options and all mechanisms' own options.
 
-    No option gets an argparse default: those stand in the options dataclasses and in the architectures. For ``--help``
-    ``default`` is the mechanism that stands for none, where that is always the same.
+    No option gets an argparse default: defaults are in the options dataclasses and in the architectures.
+
+    Args:
+        parser: of the command.
+        differential: also add the options of the differential form.
+        default: the default mechanism, for ``--help``; None: it varies.
     """
     add = parser.add_argument
     unless = "" if default is None else f" (default: {default})"
@@ -52,14 +59,14 @@ def add_attention_args(
     add(
         "--attention-sites",
         metavar="SITES",
-        help=f"where it stands, comma-separated: {', '.join(SITES)} (default: {DEFAULTS['attention_sites']}); "
-        f"{DEFAULT} elsewhere",
+        help=f"sites that have it, comma-separated: {', '.join(SITES)} (default: {DEFAULTS['attention_sites']}); "
+        f"other sites have {DEFAULT}",
     )
     add(
         "--keep-softmax",
         metavar="PLACES",
-        help=f"places at these sites where {DEFAULT} stays as it was trained, comma-separated: site and layer, "
-        f"which counts from 0, as in encoder.0,cross.2; {NONE}: no place, whatever a checkpoint says (default: {NONE})",
+        help=f"places at these sites that keep the trained {DEFAULT}, comma-separated: site and layer from 0, as in "
+        f"encoder.0,cross.2; {NONE}: no place, even if the checkpoint has some (default: {NONE})",
     )
     if differential:
         add(
@@ -68,7 +75,7 @@ def add_attention_args(
             const=True,
             type=parse_bool,
             metavar="BOOL",
-            help="differential attention at every site, around the mechanism that stands there",
+            help="differential attention at all sites, with plans of the site's mechanism",
         )
         add(
             "--differential-lambda-init",
@@ -83,7 +90,13 @@ def add_attention_args(
 def add_options(
     parser: ArgumentParser | _ArgumentGroup, options_class: type[Options], *, of: str | None = None
 ) -> None:
-    """Add an option for each field; those of the mechanism ``of`` begin with its name, and get no argparse default."""
+    """Add a command-line option for each field of an options dataclass.
+
+    Args:
+        parser: of the command.
+        options_class: the dataclass.
+        of: the mechanism that it belongs to: option names then start with it, and get no argparse default.
+    """
     for field in dataclasses.fields(options_class):
         read = parse_bool if kind_of(field) is bool else kind_of(field)
         extra: dict[str, typing.Any] = {"metavar": read.__name__.upper()}
@@ -96,12 +109,12 @@ def add_options(
 
 
 def option_names() -> list[str]:
-    """All flat names that belong to the attention, as they stand in a checkpoint's arguments."""
+    """The names of all options of attention, as in a checkpoint's arguments."""
     return [*DEFAULTS, *(option for name in MECHANISMS for option in options_of(name))]
 
 
 def check_overrides(names: Iterable[str]) -> None:
-    """Refuse a name in ``--model-overrides`` that begins as our options do and is none: it would change nothing."""
+    """Raise InputError if a name in ``--model-overrides`` looks like one of our options but is not one."""
     ours = option_names()
     families = {*(f"{name}_" for name in MECHANISMS), "attention_", "differential_", "keep_soft"}
     for name in names:
@@ -112,17 +125,21 @@ def check_overrides(names: Iterable[str]) -> None:
 
 
 def typed_options(args: typing.Any) -> dict[str, typing.Any]:
-    """Those of our options that ``args`` has a value for."""
+    """The options of attention that have a value in ``args``."""
     return {name: value for name in option_names() if (value := getattr(args, name, None)) is not None}
 
 
 def check_used(names: Iterable[str], attention: str, *, differential: bool, keeps_softmax: bool = False) -> None:
-    """Refuse an option that nothing in a model with this attention reads, and which would change nothing.
+    """Refuse options that a model with this attention does not use.
 
-    Where some places keep softmax, its options apply to them.
+    Args:
+        names: the given options.
+        attention: the mechanism.
+        differential: the model has the differential form.
+        keeps_softmax: some places keep softmax, so its options are used, too.
 
     Raises:
-        InputError: an unknown mechanism, or an option of another one, or of the differential form without that.
+        InputError: an unknown mechanism, or an option that is not used.
     """
     read = {attention, DEFAULT} if keeps_softmax else {attention}
     unread = {name: f"--attention {other}" for other in MECHANISMS if other not in read for name in options_of(other)}
@@ -138,21 +155,21 @@ def check_used(names: Iterable[str], attention: str, *, differential: bool, keep
 
 
 def mechanism_options(args: typing.Any, name: str) -> dict[str, typing.Any]:
-    """The options of mechanism ``name`` that ``args`` holds (a namespace or fairseq config)."""
+    """The options of mechanism ``name`` in ``args``, a namespace or fairseq config, by their field names."""
     fields = dataclasses.fields(mechanism_class(name).options_class)
     flat = {field.name: getattr(args, flat_name(name, field.name), None) for field in fields}
     return {key: value for key, value in flat.items() if value is not None}
 
 
 def set_defaults(args: typing.Any, defaults: dict[str, typing.Any]) -> None:
-    """Give the arguments that are missing or None their defaults."""
+    """Set arguments that are missing or None to their defaults."""
     for name, default in defaults.items():
         if getattr(args, name, None) is None:
             setattr(args, name, default)
 
 
 def resolve_options(args: typing.Any) -> None:
-    """Write every option of the chosen mechanism into ``args``, so that a later change of a default changes no model.
+    """Write all options of the chosen mechanism into ``args``, so that later changes of defaults do not change a model.
 
     Raises:
         InputError: an unknown mechanism or a value outside its range.

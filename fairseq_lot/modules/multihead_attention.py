@@ -1,4 +1,4 @@
-"""Multi-head attention whose plan is pluggable, with fairseq's calling convention."""
+"""Multi-head attention with any mechanism, called like fairseq's own."""
 
 from collections.abc import Callable, Collection
 from typing import Any
@@ -13,7 +13,7 @@ from fairseq_lot.transport.marginals import Pads
 
 
 def _exactly(method: Callable, first: Tensor, *others: Any) -> Any:
-    """Call a method of a mechanism outside of autocast, as its ``forward`` does itself."""
+    """Call a method of a mechanism with autocast off, as in its ``forward``."""
     with torch.autocast(first.device.type, enabled=False):
         return method(first, *others)
 
@@ -24,7 +24,7 @@ def split_heads(x: Tensor, attention: Any) -> Tensor:
 
 
 class _WithoutPads(torch.autograd.Function):
-    """Zeros at pads; a mechanism ignores them, so what comes back is zero there already."""
+    """Zeros at pads; the incoming gradient is already zero there, because mechanisms ignore pads."""
 
     @staticmethod
     def forward(ctx, x, pads):
@@ -36,19 +36,19 @@ class _WithoutPads(torch.autograd.Function):
 
 
 class PluggableMultiheadAttention(FairseqIncrementalState, nn.Module):
-    """Projections and caches of fairseq's attention around any mechanism.
+    """fairseq's projections and caches with any mechanism.
 
-    It takes over the projections of ``stock``, so that names, initial values and the random state after building
-    are those of the stock model. It need not make q and k, and then a hook on the mechanism is not called: who wants
-    to see them makes them, as ``inspection.capture`` does.
+    It reuses the projections of ``stock``, so names, initial values and the random state after building are the same as
+    in the stock model. q and k may never be materialised; hooks on the mechanism then do not fire
+    (``inspection.capture`` computes q and k itself).
 
     Args:
-        stock: the attention that fairseq would have put here.
-        mechanism: what computes the plan; sees q, k, v and masks only.
+        stock: fairseq's own attention for this place.
+        mechanism: gets q, k, v and masks.
         site: ``encoder``, ``cross`` or ``decoder``.
     """
 
-    # of fairseq's base class, which mypy does not read
+    # from fairseq's base class, which mypy does not read
     get_incremental_state: Callable
     set_incremental_state: Callable
 
@@ -57,12 +57,12 @@ class PluggableMultiheadAttention(FairseqIncrementalState, nn.Module):
         if stock.bias_k is not None or stock.add_zero_attn:
             raise NotImplementedError("add_bias_kv and add_zero_attn are not supported by pluggable attention")
         self.embed_dim, self.num_heads, self.head_dim = stock.embed_dim, stock.num_heads, stock.head_dim
-        # in fairseq's order, on which the optimiser's saved state depends
+        # in fairseq's order: saved optimiser states depend on it
         self.k_proj, self.v_proj, self.q_proj, self.out_proj = stock.k_proj, stock.v_proj, stock.q_proj, stock.out_proj
         self.mechanism = mechanism
         self.site = site
         if not mechanism.state_dict() and not mechanism.traits.is_stock:
-            # fairseq without this package would take the checkpoint for one of softmax
+            # fairseq without this package would load the checkpoint as softmax
             mechanism.register_buffer("is_plugged_in", torch.ones(1))
 
     def forward(
@@ -82,15 +82,19 @@ class PluggableMultiheadAttention(FairseqIncrementalState, nn.Module):
 
         Args:
             query: ``(tgt_len, bsz, embed_dim)``.
-            key, value: ``(src_len, bsz, kdim)``; ignored once a static cache holds what is needed.
+            key, value: ``(src_len, bsz, kdim)``; ignored once the cache of a static source exists.
             key_padding_mask: ``(bsz, src_len)``, true = pad.
-            incremental_state: fairseq's cache; what the mechanism keeps of keys and values is stored there.
+            incremental_state: fairseq's cache; the mechanism's cache is stored there.
             need_weights, need_head_weights: also return A, averaged over heads or ``(num_heads, bsz, tgt, src)``.
-            static_kv: keys and values never change (cross-attention while decoding).
-            attn_mask: only the decoder's future mask is supported; its presence means causal.
+            static_kv: keys and values never change (cross-attention in decoding).
+            attn_mask: only the decoder's future mask is supported; if given, the attention is causal.
+            before_softmax: not supported.
 
         Returns:
-            ``(tgt_len, bsz, embed_dim)`` and A or None.
+            The output, ``(tgt_len, bsz, embed_dim)``; A or None.
+
+        Raises:
+            NotImplementedError: an unsupported argument.
         """
         if before_softmax:
             raise NotImplementedError("before_softmax has no meaning for a transport plan")
@@ -114,9 +118,9 @@ class PluggableMultiheadAttention(FairseqIncrementalState, nn.Module):
         return self.out_proj(values), weights
 
     def _zero_pads(self, query, key, value, key_padding_mask):
-        """What is projected, with zeros at pads where gradients are taken.
+        """The inputs of the projections, with zeros at pads if gradients are on.
 
-        The mechanism ignores pads, but a NaN there would reach the gradient of the projections, since 0·NaN is NaN.
+        The mechanism ignores pads, but a NaN there would reach the gradient of the projections: 0·NaN is NaN.
         """
         if key_padding_mask is None or not torch.is_grad_enabled():
             return query, key, value
@@ -128,7 +132,7 @@ class PluggableMultiheadAttention(FairseqIncrementalState, nn.Module):
         return query, real_key, real_value
 
     def _attend(self, query, key, v, masks, need_weights):
-        """Attention to all keys; where q and k are more work than their products with the probes, by these."""
+        """Attend to all keys: by products with the mechanism's probes if that is faster, else by q and k."""
         probes = self._probes(query, key)
         if probes is not None:
             products = self._products(self.q_proj, query, probes), self._products(self.k_proj, key, probes)
@@ -138,10 +142,10 @@ class PluggableMultiheadAttention(FairseqIncrementalState, nn.Module):
         return self.mechanism(q, k, v, query_pads, key_pads, need_weights, causal=causal)
 
     def _probes(self, query, key):
-        """The mechanism's probes, where products with them take less time than q and k themselves.
+        """The mechanism's probes, if products with them are faster than q and k; else None.
 
-        A projection that is another module, or has hooks, which may change what it gives, is called. Nothing that only
-        looks at the mechanism changes the choice.
+        None also if a projection is another module or has hooks: these may change its output, so it must be called.
+        Hooks on the mechanism do not matter.
         """
         if torch.is_autocast_enabled("cpu") or any(
             type(x) is not nn.Linear or x._forward_hooks or x._forward_pre_hooks for x in (self.q_proj, self.k_proj)
@@ -151,7 +155,7 @@ class PluggableMultiheadAttention(FairseqIncrementalState, nn.Module):
         if probes is None:
             return None
         r, tokens = probes.size(1), query.size(1) * min(query.size(0), key.size(0))
-        # otherwise Wᵀ z takes longer than is saved
+        # only if the saving exceeds the cost of Wᵀ z
         return probes if tokens * (self.head_dim - r) >= self.head_dim * r else None
 
     def _products(self, projection, x, probes):
@@ -167,7 +171,7 @@ class PluggableMultiheadAttention(FairseqIncrementalState, nn.Module):
         return split_heads(self.k_proj(key), self), split_heads(self.v_proj(value), self)
 
     def _attend_static(self, q, key, value, key_padding_mask, incremental_state, need_weights):
-        """Keys that never change are summarised once, by LOT without weights unless the first step asks for them."""
+        """Attend to keys that never change; they are summarised once. LOT has weights only if the first step asks."""
         summary = self._read_cache(incremental_state)
         if not summary:
             sides = self._keys_and_values(key, value)
@@ -176,7 +180,7 @@ class PluggableMultiheadAttention(FairseqIncrementalState, nn.Module):
         return _exactly(self.mechanism.attend_summary, q, summary, need_weights)
 
     def _attend_next(self, q, key, value, key_padding_mask, incremental_state, need_weights):
-        """Causal attention to the new keys and to what is kept of earlier ones."""
+        """Causal attention to the new keys and the cached earlier ones."""
         state = self._read_cache(incremental_state)
         k, v = self._keys_and_values(key, value)
         output, state = _exactly(self.mechanism.causal_step, q, k, v, key_padding_mask, state, need_weights)
@@ -190,7 +194,7 @@ class PluggableMultiheadAttention(FairseqIncrementalState, nn.Module):
         retain_dropout_modules: Collection[str] | None = None,
         **others: Any,
     ) -> None:
-        """``--retain-dropout``; for ``--retain-dropout-modules`` this has the name of fairseq's own attention."""
+        """Apply ``--retain-dropout``; in ``--retain-dropout-modules`` the name of fairseq's own attention counts."""
         wanted = retain_dropout_modules is None or MultiheadAttention.__name__ in retain_dropout_modules
         if retain_dropout and wanted:
             for module in self.mechanism.modules():
@@ -204,10 +208,10 @@ class PluggableMultiheadAttention(FairseqIncrementalState, nn.Module):
         self.set_incremental_state(incremental_state, "attn_state", state)
 
     def reorder_incremental_state(self, incremental_state: dict, new_order: Tensor) -> dict:
-        """Follow the beam: reorder the cache along the batch axis.
+        """Reorder the cache along the batch axis, for beam search.
 
-        What is kept of the source is the same for all hypotheses of a sentence, and hypotheses never leave theirs. So
-        at the cross site, as in fairseq's own attention, only a batch that loses sentences is reordered.
+        At the cross site the cache is the same for all hypotheses of a sentence. So, as in fairseq's own attention, it
+        is reordered only if the batch loses sentences.
         """
         state = self._read_cache(incremental_state)
         if state and not (self.site == "cross" and next(iter(state.values())).size(0) == new_order.size(0)):
@@ -218,6 +222,6 @@ class PluggableMultiheadAttention(FairseqIncrementalState, nn.Module):
     upgrade_state_dict_named = MultiheadAttention.upgrade_state_dict_named
 
     def _get_input_buffer(self, incremental_state):
-        """What fairseq's layer asks for, to see by the name ``prev_key`` whether earlier keys are kept."""
+        """A dictionary that has ``prev_key`` if there is a cache: fairseq's layer tests for this name."""
         kept = self._read_cache(incremental_state)
         return {"prev_key": next(iter(kept.values()))} if kept else {}

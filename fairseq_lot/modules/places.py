@@ -1,4 +1,4 @@
-"""Places of attentions: a site with the number of a layer, ``encoder.0``."""
+"""Places of attentions: a site and a layer, such as ``encoder.0``."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 from fairseq_lot.attention.options import SITES
 from fairseq_lot.errors import InputError
 
-# the word for no place at all, where an option that is left out means the places of a checkpoint
+# value of --keep-softmax for no place; without the option a checkpoint's own places count
 NONE = "none"
 
 
 class Place(NamedTuple):
-    """One attention of a model; layers count from 0, as in the names of parameters."""
+    """The place of one attention in a model; layers count from 0, as in the names of parameters."""
 
     site: str
     layer: int
@@ -21,9 +21,10 @@ class Place(NamedTuple):
 
 
 def named_places(given: Any) -> tuple[Place, ...]:
-    """A list of places, or a text with commas between them, sorted by site and layer; InputError for others.
+    """Parse places, sorted by site and layer; InputError for anything else.
 
-    None, or the word ``none``, names no place.
+    Args:
+        given: a list of places, or a text with commas between them; None or ``none``: no place.
     """
     if given is None or given == NONE:
         return ()
@@ -36,13 +37,13 @@ def named_places(given: Any) -> tuple[Place, ...]:
         site, _, layer = word.partition(".")
         if site not in SITES or not (layer.isascii() and layer.isdecimal()):
             raise InputError(
-                f"keep_softmax: {word!r} is not a place; a place is a site ({', '.join(SITES)}) and a layer, which "
-                "count from 0, such as encoder.0"
+                f"keep_softmax: {word!r} is not a place; give a site ({', '.join(SITES)}) and a layer from 0, such as "
+                "encoder.0"
             )
         places.add(Place(site, int(layer)))
     return tuple(sorted(places, key=lambda place: (SITES.index(place.site), place.layer)))
 
 
 def listed(places: Iterable[Place]) -> str | None:
-    """The places as a text, as they stand in a checkpoint; None: there are none."""
+    """The places as a text with commas, as in a checkpoint; None if there are none."""
     return ",".join(map(str, places)) or None

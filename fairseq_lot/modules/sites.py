@@ -1,4 +1,4 @@
-"""Where the attentions of a fairseq Transformer are, and what may stand there."""
+"""The attentions of a fairseq Transformer by site, and the mechanism for each place."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ from fairseq_lot.errors import InputError, flag
 from fairseq_lot.modules.flat_options import DEFAULTS, flat_name, mechanism_options
 from fairseq_lot.modules.places import NONE, Place, listed, named_places
 
-# how a checkpoint is described that an early version swapped, which did not note where the base had its attention
+# for checkpoints of early versions, whose swap did not note the sites of the base's attention
 UNKNOWN_SITES = "unknown sites"
 SomeMechanism = TypeVar("SomeMechanism", Mechanism, None, Mechanism | None)
 # site: (stack, name of the attention in a layer)
@@ -26,38 +26,38 @@ ATTENTION_AT = {
 
 
 def attentions(model: TransformerModel) -> Iterator[tuple[str, int, MultiheadAttention]]:
-    """Every attention of a model with its site and its layer, which counts from 0, as in parameter names."""
+    """All attentions of a model, each with its site and its layer; layers count from 0, as in parameter names."""
     for site, layer, block in attention_blocks(model):
         yield site, layer, getattr(block, ATTENTION_AT[site][1])
 
 
 def attention_blocks(model: TransformerModel) -> Iterator[tuple[str, int, Any]]:
-    """The block that holds each attention, with the site and the layer of the attention."""
+    """All attentions of a model as ``(site, layer, fairseq's layer that contains it)``."""
     for site in SITES:
         stack, name = ATTENTION_AT[site]
-        for layer, block in getattr(model, stack).layers.named_children():  # iterating, LayerDrop leaves some out
+        for layer, block in getattr(model, stack).layers.named_children():  # plain iteration would apply LayerDrop
             if getattr(block, name, None) is not None:
                 yield site, int(layer), block
 
 
 def unwrapped(mechanism: SomeMechanism) -> SomeMechanism:
-    """The mechanism that makes the plans: the one inside a wrapper, or the mechanism itself."""
+    """The mechanism that computes the plans: the inner one of differential attention, else the mechanism itself."""
     return None if mechanism is None else getattr(mechanism, "inner", mechanism)
 
 
 def can_be_fitted(model: TransformerModel) -> bool:
-    """Whether some mechanism has parameters to fit; λ and the norm of a differential form are not among them."""
+    """Whether some mechanism has parameters to fit; λ and the norm of the differential form do not count."""
     mechanisms = (getattr(attention, "mechanism", None) for _, _, attention in attentions(model))
     return any(unwrapped(mechanism).fittable() for mechanism in mechanisms if mechanism is not None)
 
 
 def attention_sites(args: Any) -> tuple[str, ...]:
-    """The sites at which ``--attention`` stands."""
+    """The sites that have ``--attention``."""
     return named_sites(getattr(args, "attention_sites", None) or DEFAULTS["attention_sites"])
 
 
 def named_sites(given: Any) -> tuple[str, ...]:
-    """A list of sites, or a text of them with commas between, in the order of ``SITES``; InputError for others."""
+    """Parse a list of sites, or a text with commas, into the order of ``SITES``; InputError for anything else."""
     text = ",".join(map(str, given)) if isinstance(given, (list, tuple)) else given
     named = [site.strip() for site in text.split(",") if site.strip()] if isinstance(text, str) else []
     if not named:
@@ -74,20 +74,20 @@ def kept_places(args: Any) -> tuple[Place, ...]:
 
 
 def sites_in_words(args: Any) -> str:
-    """``encoder, softmax kept at encoder.0``."""
+    """The sites and kept places in words: ``encoder, softmax kept at encoder.0``."""
     kept = kept_places(args)
     softmax = describe(DEFAULT, mechanism_options(args, DEFAULT))
     return f"{args.attention_sites}, {softmax} kept at {listed(kept)}" if kept else args.attention_sites
 
 
 def settle_kept_places(args: Any) -> None:
-    """Check the places that keep softmax, and number them as in the model that is built.
+    """Check the places that keep softmax, and renumber them in ``args`` if the model loses layers.
 
-    ``--encoder-layers-to-keep`` takes layers out of a trained model. Places are of the trained model; those of layers
-    that go are dropped, the others get the numbers of their layers.
+    ``--encoder-layers-to-keep`` removes layers from a trained model. Places are given for the trained model: those of
+    removed layers are dropped, the others get the new numbers of their layers.
 
     Raises:
-        InputError: the model lacks a place, its site is not one of the attention's, or nothing else is left.
+        InputError: the model lacks a place, a place is at a site without ``--attention``, or no other place is left.
     """
     kept, sites = kept_places(args), attention_sites(args)
     if not kept:
@@ -97,8 +97,8 @@ def settle_kept_places(args: Any) -> None:
     for place in kept:
         if place.site not in sites:
             raise InputError(
-                f"{given}: {args.attention} attention stands at {','.join(sites)} alone, so {place} has softmax "
-                f"anyway; leave it out ({NONE}: keep no place of the checkpoint)"
+                f"{given}: {args.attention} attention is only at {','.join(sites)}, so {place} has softmax anyway; "
+                f"leave it out ({NONE}: keep no place of the checkpoint)"
             )
         if place.layer not in numbers[place.site]:
             there = listed(Place(place.site, layer) for layer in numbers[place.site]) or f"no attention at {place.site}"
@@ -112,25 +112,26 @@ def settle_kept_places(args: Any) -> None:
 
 
 def numbers_of_layers(args: Any, site: str) -> dict[int, int | None]:
-    """For each layer of the trained model with attention at this site its number in the model; None: it goes."""
+    """For each layer of the trained model with attention at this site: its number in the new model, None if removed."""
     if site == "cross" and getattr(args, "no_cross_attention", False):
         return {}
     stack, _ = ATTENTION_AT[site]
     layers, to_keep = getattr(args, f"{stack}_layers"), getattr(args, f"{stack}_layers_to_keep", None)
     stay = sorted(map(int, to_keep.split(","))) if to_keep else range(layers)
-    if max(stay, default=0) >= layers:  # fairseq has counted the layers without the others already
+    if max(stay, default=0) >= layers:  # fairseq has already reduced the number of layers
         stay = range(layers)
     return {layer: stay.index(layer) if layer in stay else None for layer in range(layers)}
 
 
 def softmax_trained_at(args: Any, places: Iterable[Place]) -> dict[str, Any]:
-    """The flat options of the softmax that a checkpoint was trained with at some places, empty if it was plain.
+    """The flat options of the softmax that a checkpoint was trained with at some places; empty if it was plain.
 
     Args:
-        args: the arguments of the checkpoint's model. A swap notes there what was trained before it.
+        args: the arguments of the checkpoint's model; a swap notes the attention of the training there.
+        places: the places.
 
     Raises:
-        InputError: another mechanism was trained at one of the places, or softmax of two kinds.
+        InputError: one of the places was trained with another mechanism, or the places with different priors.
     """
     own = getattr(args, "attention", None) or DEFAULT
     trained, sites = describe(own, mechanism_options(args, own)), ",".join(attention_sites(args))
@@ -146,7 +147,7 @@ def softmax_trained_at(args: Any, places: Iterable[Place]) -> dict[str, Any]:
             found[place] = "alibi"
         else:
             raise InputError(f"{trained} attention was trained at {sites}, so there is no softmax to keep at {place}")
-    found = {place: prior for place, prior in found.items() if place.site != "cross"}  # where there never is a prior
+    found = {place: prior for place, prior in found.items() if place.site != "cross"}  # cross never has a prior
     if len(set(found.values())) > 1:
         kinds = ", ".join(f"{prior or 'none'} at {place}" for place, prior in found.items())
         raise InputError(f"softmax was trained with different priors ({kinds}); keep places with the same one")
@@ -157,14 +158,15 @@ def softmax_trained_at(args: Any, places: Iterable[Place]) -> dict[str, Any]:
 def build_site_mechanism(
     args: Any, *, site: str, layer: int, num_heads: int, head_dim: int, dropout: float
 ) -> Mechanism | None:
-    """Build what stands at one place, or return None where fairseq's own softmax attention stays.
+    """Build the mechanism for one place; None where fairseq's own softmax attention stays.
 
     Args:
-        args: namespace or fairseq config that holds the flat options, completed by ``resolve_options``.
-        layer: 0-based index in its stack.
+        args: namespace or fairseq config with the flat options, completed by ``resolve_options``.
+        site, layer: the place; layers count from 0.
+        num_heads, head_dim, dropout: see :class:`Mechanism`.
 
     Raises:
-        InputError: an option is wrong, or the mechanism cannot stand at this site.
+        InputError: an option is wrong, or the mechanism does not support this site.
     """
     is_listed, is_kept = site in attention_sites(args), Place(site, layer) in kept_places(args)
     name = args.attention if is_listed and not is_kept else DEFAULT
@@ -172,7 +174,7 @@ def build_site_mechanism(
     if getattr(given, "prior", None) and attention_sites(args) == ("cross",):
         raise InputError(
             f"{name} attention with a prior compares the positions of queries and keys, which has no meaning between "
-            "two languages at the 'cross' site; leave the prior out, or name other sites, too"
+            "two languages at the 'cross' site; leave the prior out, or give more sites"
         )
     options = given.at_site(site)
     is_stock = not is_listed or (is_kept and options == build_options(DEFAULT))
@@ -187,7 +189,13 @@ def build_site_mechanism(
 
 
 def check_site(traits: Traits, name: str, site: str) -> None:
-    """Refuse a mechanism that cannot stand at a decoder site, with the reason."""
+    """Raise InputError with the reason if a mechanism does not support a site.
+
+    Args:
+        traits: of the mechanism.
+        name: of the mechanism, for the message.
+        site: the site.
+    """
     if site == "encoder":
         return
     if traits.tied_tokens and site == "cross":

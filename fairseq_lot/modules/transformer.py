@@ -19,7 +19,13 @@ from fairseq_lot.transport.exporting import is_exporting
 
 
 def wrap_attention(stock: MultiheadAttention, cfg: TransformerConfig, *, site: str, layer: int) -> nn.Module:
-    """Put the mechanism of this site around the projections of ``stock``, or return ``stock`` itself."""
+    """The attention for one place: ``stock``'s projections with the place's mechanism, or ``stock`` itself.
+
+    Args:
+        stock: fairseq's attention.
+        cfg: the model's arguments.
+        site, layer: the place.
+    """
     mechanism = build_site_mechanism(
         cfg,
         site=site,
@@ -35,7 +41,7 @@ class EncoderLayer(TransformerEncoderLayerBase):
     """fairseq's encoder layer; ``self_attn`` is pluggable."""
 
     def __init__(self, cfg: TransformerConfig, *, layer: int, return_fc: bool = False):
-        self.layer = layer  # build_self_attention is called by the constructor
+        self.layer = layer  # before the constructor calls build_self_attention
         super().__init__(cfg, return_fc=return_fc)
 
     def build_self_attention(self, embed_dim: int, cfg: TransformerConfig) -> nn.Module:
@@ -60,32 +66,32 @@ class DecoderLayer(TransformerDecoderLayerBase):
         return wrap_attention(super().build_encoder_attention(embed_dim, cfg), cfg, site="cross", layer=self.layer)
 
     def forward(self, *args: Any, need_attn: bool = False, need_head_weights: bool = False, **kwargs: Any) -> tuple:
-        """As fairseq's, which asks its last layer for weights even where fairseq-generate says that none are read."""
+        """fairseq's forward pass, without weights if nobody reads them: fairseq requests the last layer's always."""
         wanted = self.training or self.need_attn
         weights = {"need_attn": need_attn and wanted, "need_head_weights": need_head_weights and wanted}
         return super().forward(*args, **weights, **kwargs)
 
 
 def _wrap(layer, cfg):
-    """Activation checkpointing and FSDP, as fairseq wraps its own layers."""
+    """Wrap a layer for activation checkpointing and FSDP, as fairseq does."""
     if cfg.checkpoint_activations:
         layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
     return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
 
 
 class _WithoutLooking(TorchFunctionMode):
-    """What fairseq asks of its tokens while torch.export records: that there are pads, which is right for any."""
+    """Answers fairseq's questions about its tokens while torch.export records: "there are pads" is always safe."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function is torch.Tensor.any and len(args) == 1 and not kwargs:
             return True
-        if function is torch._shape_as_tensor:  # of the positions; as numbers
+        if function is torch._shape_as_tensor:  # for the positions; as numbers
             return args[0].shape
         return function(*args, **(kwargs or {}))
 
 
 def _recordable():
-    """Where fairseq's forward passes run."""
+    """The context for fairseq's forward passes: :class:`_WithoutLooking` during torch.export."""
     return _WithoutLooking() if is_exporting() else contextlib.nullcontext()
 
 
@@ -95,13 +101,13 @@ class Encoder(TransformerEncoderBase):
     __prepare_scriptable__ = refuse_scripting
 
     def build_encoder_layer(self, cfg: TransformerConfig) -> nn.Module:
-        # fairseq calls this once per layer, in order, without saying which
+        # fairseq calls this once per layer, in order, without the layer's number
         self._layers_built = getattr(self, "_layers_built", 0) + 1
         return _wrap(EncoderLayer(cfg, layer=self._layers_built - 1, return_fc=self.return_fc), cfg)
 
     def forward_scriptable(self, src_tokens: Tensor, *args: Any, **kwargs: Any) -> dict:
-        """fairseq's forward pass, with a mask for the decoder only where there are pads."""
-        # fairseq waits for a GPU to ask the same next; behind the layers it would wait for all of them
+        """fairseq's forward pass; it returns a padding mask only if there are pads."""
+        # before the layers, where fairseq itself waits for the GPU; later the host would wait for all layers
         with _recordable():
             has_pads = bool(src_tokens.eq(self.padding_idx).any())
             out = super().forward_scriptable(src_tokens, *args, **kwargs)
@@ -118,6 +124,6 @@ class Decoder(TransformerDecoderBase):
         return _wrap(DecoderLayer(cfg, layer=self._layers_built - 1, no_encoder_attn=no_encoder_attn), cfg)
 
     def extract_features_scriptable(self, *args: Any, **kwargs: Any) -> tuple:
-        """As fairseq's."""
+        """fairseq's method, in a context that torch.export can record."""
         with _recordable():
             return super().extract_features_scriptable(*args, **kwargs)

@@ -1,3 +1,3 @@
-"""Model registration, by import; fairseq imports every file here when it gets ``--user-dir fairseq_lot``."""
+"""Registration of the models, by import: with ``--user-dir fairseq_lot`` fairseq imports all files here."""
 
 from fairseq_lot.models import pluggable_transformer  # noqa: F401 - registers the architectures

@@ -1,6 +1,6 @@
-"""Architectures of fairseq's own and ours: a checkpoint of ours must not bear the name of one of fairseq's.
+"""Names of architectures: a checkpoint with our attention must not have the name of one of fairseq's architectures.
 
-Other programs know only fairseq's names. They read the projections of q, k and v and compute softmax with them.
+Other programs know only fairseq's names. They would read the projections and compute softmax.
 """
 
 from typing import Any
@@ -13,25 +13,28 @@ from fairseq_lot.errors import InputError
 
 
 def own_architecture(arch: str) -> str:
-    """Ours for a model of a stock architecture, of its size where ours have it; sizes in arguments count anyway."""
+    """Our architecture for a model of a stock architecture, of the same size if we have it.
+
+    The sizes in a model's arguments count in any case.
+    """
     own = f"lot_{arch}"
     return own if own in ARCH_MODEL_REGISTRY else "lot_transformer"
 
 
 def refuse_renamed(args: Any, path: str = "the model") -> None:
-    """Raise InputError where a model has an attention of ours and the architecture of fairseq's own Transformer."""
+    """Raise InputError if a model has our attention under the name of fairseq's own Transformer."""
     attention, stock = getattr(args, "attention", None), _stock_names(args)
     if attention is not None and stock:
         arch = next(iter(stock.values()))
         raise InputError(
-            f"{path} has {attention} attention under the name {arch} of fairseq's own architecture, which other "
+            f"{path} has {attention} attention under the name of fairseq's own architecture {arch}, which other "
             f"programs run as softmax; set arch and _name back to {own_architecture(arch)}, or give fairseq's commands "
             f"--model-overrides \"{{'attention': '{attention}'}}\""
         )
 
 
 def override_attention(args: Any, overrides: dict[str, Any]) -> None:
-    """Write options of ours into a model's arguments, and our architecture; fairseq writes into namespaces alone."""
+    """Write our options and our architecture into a model's arguments; fairseq itself only does so for namespaces."""
     if OmegaConf.is_config(args):
         with open_dict(args):
             args.update(overrides)
@@ -41,7 +44,7 @@ def override_attention(args: Any, overrides: dict[str, Any]) -> None:
 
 
 def _stock_names(args):
-    """Those of ``arch`` and ``_name`` that are an architecture of fairseq's own Transformer."""
+    """The arguments among ``arch`` and ``_name`` that are an architecture of fairseq's own Transformer."""
     named = {name: getattr(args, name, None) for name in ("arch", "_name")}
     return {
         name: arch

@@ -1,4 +1,4 @@
-"""What is refused because it contradicts the attention of a checkpoint: a configuration, or overrides."""
+"""Refusal of configurations and overrides that contradict the attention of a checkpoint."""
 
 from argparse import Namespace
 from typing import Any
@@ -17,9 +17,13 @@ from fairseq_lot.modules.sites import kept_places, softmax_trained_at
 
 
 def check_configured(model: Namespace, path: str) -> None:
-    """Refuse to start from a checkpoint with another attention than a model has that fairseq-hydra-train configures.
+    """Raise InputError if fairseq-hydra-train configures another attention than the start's checkpoint has.
 
-    Its model is built before anything says which checkpoint is to be read, so it cannot be completed.
+    Its model is built before the checkpoint is known, so it cannot inherit the attention.
+
+    Args:
+        model: the configured arguments of the model.
+        path: the checkpoint.
     """
     saved = read_saved(path).model
     refuse_renamed(saved, path)
@@ -34,12 +38,17 @@ def check_configured(model: Namespace, path: str) -> None:
 
 
 def check_overridden(path: str, overrides: dict[str, Any]) -> None:
-    """Refuse arguments under which the parameters of a checkpoint's attention would be those of another, or not fit."""
+    """Raise InputError if the parameters of a checkpoint's attention do not fit the overridden arguments.
+
+    Args:
+        path: the checkpoint.
+        overrides: the values of ``--model-overrides``.
+    """
     saved = read_saved(path).model
     arch = getattr(saved, "arch", None) or getattr(saved, "_name", None)
     model = ARCH_MODEL_REGISTRY.get(arch, TransformerModel)  # an architecture that nobody registered fails elsewhere
     if issubclass(model, FairseqLanguageModel):
-        return  # that of --lm-path, which gets the same overrides and reads none of ours
+        return  # the model of --lm-path, which gets the same overrides but does not use ours
     ours = [name for name in overrides if name in flat_options.option_names()]
     planned = completed(Namespace(**(vars(saved) | overrides)))
     is_stock = getattr(saved, "attention", None) is None

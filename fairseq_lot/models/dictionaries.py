@@ -1,7 +1,7 @@
-"""Fingerprints of the two dictionaries that a model was trained with, in the arguments of its checkpoints.
+"""Fingerprints of a model's two dictionaries, stored in the arguments of its checkpoints.
 
-A dictionary of the same size in another order fits every weight of a model and means other pieces. Nothing in fairseq
-notices it.
+A dictionary of the same size in another order fits all weights of a model but means other pieces. fairseq does not
+notice.
 """
 
 import hashlib
@@ -18,34 +18,36 @@ _SIDES = ("source", "target")
 
 
 def fingerprint(dictionary: Dictionary) -> str:
-    """A short hash of the symbols in their order; their counts do not matter."""
+    """A short hash of the symbols in their order; counts do not matter."""
     return hashlib.sha256("\n".join(dictionary.symbols).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def has_fingerprints(args: Any) -> bool:
-    """Whether the arguments of a model tell its dictionaries."""
+    """Whether the arguments of a model have the fingerprints of its dictionaries."""
     return all(getattr(args, f"{side}_fingerprint", None) for side in _SIDES)
 
 
 def note_dictionaries(args: Any, task: Any) -> None:
-    """Write the fingerprints of a task's dictionaries into the arguments of a model that has none.
+    """Write the fingerprints of a task's dictionaries into the arguments of a model, unless it has some.
 
-    A model that is built without data has no dictionaries of fairseq's task, and gets none.
+    A model that is built without data gets none.
     """
     if isinstance(task, FairseqTask) and not has_fingerprints(args):
-        with open_dict(args) if OmegaConf.is_config(args) else nullcontext():  # of fairseq-hydra-train
+        with open_dict(args) if OmegaConf.is_config(args) else nullcontext():  # a config from fairseq-hydra-train
             for side in _SIDES:
                 setattr(args, f"{side}_fingerprint", fingerprint(getattr(task, f"{side}_dictionary")))
 
 
 def check_dictionaries(args: Any, task: Any, path: str) -> None:
-    """Refuse data whose dictionaries are not those of the training, where the arguments of the model tell these.
+    """Compare a task's dictionaries with the fingerprints in a model's arguments, if it has them.
 
     Args:
+        args: the model's arguments.
+        task: with the data's dictionaries.
         path: checkpoint of the model, for the message.
 
     Raises:
-        InputError: another symbol, or another order.
+        InputError: other symbols, or another order.
     """
     for side in _SIDES:
         trained = getattr(args, f"{side}_fingerprint", None)
@@ -56,6 +58,6 @@ def check_dictionaries(args: Any, task: Any, path: str) -> None:
         file = f"{options.data}/dict.{getattr(options, f'{side}_lang', None) or f'({side} language)'}.txt"
         raise InputError(
             f"{file} has other pieces than that of the training of {path}, or the same in another order (fingerprint "
-            f"{now}, not {trained}); use the data folder that it was trained on, or encode the text with its "
-            "dictionaries (fairseq-preprocess --srcdict, --tgtdict)"
+            f"{now}, not {trained}); use the data folder of the training, or encode the text with its dictionaries "
+            "(fairseq-preprocess --srcdict, --tgtdict)"
         )

@@ -1,12 +1,14 @@
-"""What loading the user directory changes in fairseq itself, all of it here.
+"""All changes that loading the user directory makes to fairseq itself.
 
-A stock ``transformer`` is built as ours where ``--model-overrides`` names an attention, and where its training starts
-from a checkpoint of ours; a task tells its model of every
-epoch that begins. The arguments of a new model tell the dictionaries that it is trained with. Refused are a misspelt
-option of ours in ``--model-overrides``, a checkpoint of ours that bears the name of a stock architecture, a training
-that would lose what the attention learns, a checkpoint whose attention the configuration of fairseq-hydra-train does
-not repeat, one that meets other dictionaries than those of its training, and one that would translate in the direction
-opposite to its training. In fairseq's own commands an InputError is one line.
+- A stock ``transformer`` becomes ours if ``--model-overrides`` names an attention, or if its training starts from a
+  checkpoint of ours.
+- A task tells its model when an epoch begins.
+- A new model's arguments get the fingerprints of its dictionaries.
+- Refused are: a misspelt option of ours in ``--model-overrides``; a checkpoint of ours with the name of a stock
+  architecture; a training that would lose updates of the attention; a checkpoint whose attention the configuration of
+  fairseq-hydra-train does not repeat; other dictionaries than in the training; the opposite direction of translation.
+- In fairseq's own commands an InputError is one line.
+
 docs/fairseq.md lists these changes with their reasons.
 """
 
@@ -42,7 +44,7 @@ from fairseq_lot_compat import in_command
 
 
 def install() -> None:
-    """Make the changes, once in a process."""
+    """Make all changes; a second call does nothing."""
     if not hasattr(TransformerModel, "_refuses_attention"):
         TransformerModel._refuses_attention = True
         for arch in [arch for arch, model in ARCH_MODEL_REGISTRY.items() if model is TransformerModel]:
@@ -58,7 +60,7 @@ def install() -> None:
 
 
 def _with_attention_of_start(size):
-    """Make a training of a stock architecture, where it starts from a checkpoint of ours, one of that model."""
+    """Let a training of a stock architecture that starts from a checkpoint of ours train our model."""
 
     def architecture(args):
         path = starting_point(args) if take_mark(args) else None
@@ -80,15 +82,15 @@ def _with_mark(stock_add_args):
 
 
 def _with_own_arguments(stock_build_model):
-    """Note the dictionaries in a stock ``transformer``; refuse one whose arguments name an attention that it lacks.
+    """Note the dictionaries in a stock ``transformer``; refuse it if its arguments name our attention.
 
-    Other programs that load checkpoints, such as CTranslate2's converter, call this and not fairseq's loader.
-    fairseq-hydra-train gives arguments as OmegaConf has them.
+    Other programs, such as CTranslate2's converter, load checkpoints by this method, not by fairseq's loader.
+    fairseq-hydra-train gives the arguments as an OmegaConf config.
     """
 
     def build_model(cls, args, task):
         if cls is TransformerModel:
-            take_mark(args)  # of an architecture that was registered after the changes here
+            take_mark(args)  # left by an architecture that was registered after these changes
             refuse_renamed(args)
             note_dictionaries(args, task)
         return stock_build_model.__func__(cls, args, task)
@@ -97,7 +99,7 @@ def _with_own_arguments(stock_build_model):
 
 
 def _with_overrides(stock_load):
-    """Let ``--model-overrides`` name an attention; refuse a misspelt option, and parameters that are not there."""
+    """Let ``--model-overrides`` name an attention; refuse misspelt options and parameters that do not exist."""
 
     def load_checkpoint_to_cpu(path, arg_overrides=None, *args, **options):
         check_overrides(arg_overrides or ())
@@ -114,18 +116,18 @@ def _with_overrides(stock_load):
 
 
 def _with_its_data(stock_load):
-    """Refuse other dictionaries than those of the training, and the opposite direction.
+    """Refuse other dictionaries than in the training, and the opposite direction of translation.
 
-    The names of the data may mean that direction. A dictionary of another size does not fit the weights, so the
-    dictionaries are compared before these are read.
+    The direction may come from the names of the data. Dictionaries are compared before the weights are read, which do
+    not fit a dictionary of another size.
     """
 
     def load_model_ensemble_and_task(filenames, arg_overrides=None, task=None, *args, **options):
         for path in filenames if task is not None else ():
-            if zipfile.is_zipfile(path):  # older formats are not ours
+            if zipfile.is_zipfile(path):  # checkpoints in older formats are not ours
                 check_dictionaries(read_saved(path).model, task, path)
         loaded = stock_load(filenames, arg_overrides, task, *args, **options)
-        if task is None:  # fairseq's interface in Python, where the checkpoint sets it up
+        if task is None:  # fairseq's Python interface: the task comes from the checkpoint
             for path, model in zip(filenames, loaded[0], strict=False):
                 check_dictionaries(getattr(model, "args", None), loaded[2], path)
         if isinstance(task, TranslationTask):
@@ -142,7 +144,7 @@ def _with_its_data(stock_load):
 
 
 def _with_weights(stock_init):
-    """Let decoders give the weights that alignments are read from, also where the model was loaded without them."""
+    """Let decoders return weights for ``--print-alignment``, even if the model was loaded without them."""
 
     def __init__(self, models, *args, **options):
         for module in (module for model in models for module in model.modules()):
@@ -154,9 +156,9 @@ def _with_weights(stock_init):
 
 
 def _when_training_begins(stock_load):
-    """Refuse other dictionaries than those of the start, what would be lost, and a start that does not fit.
+    """When a training begins: refuse other dictionaries than the start's, lost updates, and a start that does not fit.
 
-    Of fairseq-hydra-train a start from another attention, too.
+    With fairseq-hydra-train also refuse a start from another attention.
     """
 
     def load_checkpoint(cfg, trainer, **options):
@@ -178,26 +180,26 @@ def _when_training_begins(stock_load):
 
 
 def refuse_to_lose(model, cfg):
-    """Raise InputError where updates of the attention would be rounded away, an average or a loss would be wrong."""
+    """Raise InputError if updates of the attention would be rounded away, or an average or a loss would be wrong."""
     learnt = [name for name, _ in model.named_parameters() if ".mechanism." in name]
     for half in ("fp16", "bf16"):
         if learnt and getattr(cfg.common, f"memory_efficient_{half}"):
             raise InputError(
-                f"--memory-efficient-{half} keeps no float32 copy of the parameters, so that most updates of those of "
-                f"the attention, such as {learnt[0]}, would be lost in rounding; use --{half}"
+                f"--memory-efficient-{half} keeps no float32 copy of the parameters, so most updates of the "
+                f"attention's, such as {learnt[0]}, would be lost in rounding; use --{half}"
             )
     if cfg.ema.store_ema and any(name.endswith(".mechanism.epoch") for name, _ in model.named_buffers()):
         raise InputError("--store-ema would average the epoch that --esp-anneal counts; leave out one of them")
     aligned = getattr(cfg.criterion, "_name", None) == "label_smoothed_cross_entropy_with_alignment"
     if aligned and any(isinstance(module, Mechanism) and module.traits.signed for module in model.modules()):
         raise InputError(
-            "--criterion label_smoothed_cross_entropy_with_alignment takes logarithms of weights, which are negative "
-            "in differential attention; use --criterion label_smoothed_cross_entropy"
+            "--criterion label_smoothed_cross_entropy_with_alignment takes logarithms of weights, but differential "
+            "attention has negative ones; use --criterion label_smoothed_cross_entropy"
         )
 
 
 def _exit_with_one_line(previous_hook):
-    """End a fairseq command with one line and exit code 2, not a traceback, when the input was wrong."""
+    """Let a fairseq command end with one line and exit code 2 after an InputError, without a traceback."""
 
     def hook(kind, error, traceback):
         if issubclass(kind, InputError):
@@ -209,9 +211,9 @@ def _exit_with_one_line(previous_hook):
 
 
 def announce_epochs(task: Any) -> None:
-    """Let the task tell its model of every epoch that begins: fairseq 0.12.2 gives the epoch to tasks alone.
+    """Let the task tell its model when an epoch begins: fairseq 0.12.2 tells only tasks.
 
-    The trainer calls the hook at the start of an epoch and when a training is resumed within one.
+    The trainer calls the hook at the start of an epoch, and when a training resumes within one.
     """
     if getattr(task, "_announces_epochs", False) or not hasattr(task, "begin_epoch"):
         return

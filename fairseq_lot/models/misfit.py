@@ -1,4 +1,4 @@
-"""Why the weights of a checkpoint do not fit the model of a training, in one line; fairseq does not say it."""
+"""One line about why a checkpoint's weights do not fit the model of a training; fairseq does not explain it."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ from fairseq_lot.errors import InputError, first_line, flag
 from fairseq_lot.models.saved import read_with_weights
 from fairseq_lot.models.starting_point import shapes_weights
 
-# How fairseq's messages begin, and how they go on, that a person can do something about.
+# Parts of fairseq's messages about errors that the user can correct.
 _UNFIT = "Cannot load model parameters from checkpoint"
 _CONTRADICTION, _OTHER_OPTIMISER = "--finetune-from-model", "please reset the optimizer"
 
 
 def other_dictionary(path: str, trained_with: int, dictionary: str, symbols: int) -> str:
-    """A checkpoint has embeddings of another number of symbols than a dictionary."""
+    """The message for a checkpoint whose embedding has another number of symbols than a dictionary."""
     return (
         f"{path} was trained with {trained_with} symbols, but {dictionary} has {symbols}; use the data folder that it "
         "was trained on"
@@ -22,18 +22,20 @@ def other_dictionary(path: str, trained_with: int, dictionary: str, symbols: int
 
 
 def explained(error: Exception, path: str | None, trainer: Any, *, fine_tunes: bool) -> Exception:
-    """What to raise in place of an error of fairseq's where a training starts: InputError if it is known, or itself.
+    """The exception for an error of fairseq's at the start of a training: an InputError if known, else the error.
 
     Args:
+        error: fairseq's error.
         path: the checkpoint; None: it is not a local file.
-        fine_tunes: it was named by ``--finetune-from-model``.
+        trainer: fairseq's trainer.
+        fine_tunes: the checkpoint was given by ``--finetune-from-model``.
     """
     message = str(error)
     if message.startswith(_UNFIT):
         if path is not None:
             return InputError(_misfit(path, trainer, error.__context__ or error, fine_tunes=fine_tunes))
     elif message.startswith(_CONTRADICTION):
-        return InputError(message.partition(": {")[0])  # what follows is the whole configuration
+        return InputError(message.partition(": {")[0])  # without the whole configuration
     elif _OTHER_OPTIMISER in message:
         return InputError(f"{path} does not fit this training: {first_line(error)}")
     return error
@@ -57,12 +59,12 @@ def _misfit(path: str, trainer: Any, error: BaseException, *, fine_tunes: bool) 
     ]
     if not flags:
         return f"{path} does not fit this model: {_first_difference(model, weights) or first_line(error)}"
-    way_out = "leave them to it" if fine_tunes else "give it the same, or --finetune-from-model, which takes them over"
+    way_out = "leave these flags out" if fine_tunes else "give the same, or --finetune-from-model, which copies them"
     return f"{path} does not fit this model: it has {', '.join(flags)}; {way_out}"
 
 
 def _first_difference(model: nn.Module, weights: dict[str, Tensor]) -> str | None:
-    """A parameter that only one of the two has, or in another shape."""
+    """A line about the first parameter that only one of both has, or that has another shape; None if there is none."""
     own = {name: tuple(value.shape) for name, value in model.named_parameters()}
     there = {name: tuple(value.shape) for name, value in weights.items()}
     for name, shape in own.items():

@@ -1,4 +1,4 @@
-"""The attention that the arguments of a model describe: in words, by its options, by its parameters."""
+"""The attention that a model's arguments describe: its options, its parameters, its description in words."""
 
 import copy
 import re
@@ -21,12 +21,12 @@ from fairseq_lot.modules.sites import (
 
 
 class Parameter(NamedTuple):
-    """What a mechanism adds to a model.
+    """A tensor that a mechanism adds to a model.
 
     Attributes:
         shape: of the tensor.
         owner: the mechanism, or ``differential``.
-        is_learnt: a parameter, not a buffer.
+        is_learnt: it is a parameter, not a buffer.
     """
 
     shape: torch.Size
@@ -35,7 +35,7 @@ class Parameter(NamedTuple):
 
 
 def completed(args: Namespace, defaults: dict[str, Any] | None = None) -> Namespace:
-    """A copy of the arguments whose attention has every option, its sites in one order and spacing."""
+    """A copy of the arguments with all options of the attention, and with its sites in a fixed order and spacing."""
     args = copy.copy(args)
     flat_options.set_defaults(args, defaults or {})
     flat_options.resolve_options(args)
@@ -44,28 +44,29 @@ def completed(args: Namespace, defaults: dict[str, Any] | None = None) -> Namesp
 
 
 def in_words(args: Namespace) -> str:
-    """``lot (num_pivots=6) attention at encoder``, of completed arguments."""
+    """The attention of completed arguments in words: ``lot (num_pivots=6) attention at encoder``."""
     form = "differential " if args.differential else ""
     named = describe(args.attention, flat_options.mechanism_options(args, args.attention))
     return f"{form}{named} attention at {sites_in_words(args)}"
 
 
 def options_read(args: Namespace) -> list[str]:
-    """The options of the mechanisms that stand in a model."""
+    """The names of the options that a model's mechanisms use."""
     named = [args.attention, *([DEFAULT] if kept_places(args) else [])]
     return [name for mechanism in named for name in flat_options.options_of(mechanism)]
 
 
 def changed(names: Iterable[str], before: Namespace, after: Namespace) -> list[str]:
-    """The options that differ."""
+    """The names among ``names`` whose values differ."""
     return [name for name in names if getattr(before, name, None) != getattr(after, name, None)]
 
 
 def parameters(args: Namespace, layers: Namespace) -> dict[str, Parameter]:
-    """What the attention adds, by the names in checkpoints.
+    """The tensors that the attention adds, by their names in checkpoints.
 
     Args:
-        layers: arguments that say how many layers there are.
+        args: completed arguments of the model.
+        layers: arguments with the numbers of layers.
     """
     found = {}
     for site in SITES:
@@ -84,7 +85,7 @@ def parameters(args: Namespace, layers: Namespace) -> dict[str, Parameter]:
 
 
 def redrawn(before: dict[str, Parameter], after: dict[str, Parameter]) -> set[str]:
-    """Names that both have for parameters of another owner or shape, without the numbers of their layers."""
+    """Names, without layer numbers, of parameters that both have but with different owners or shapes."""
     return {without_layer(name) for name in before.keys() & after if before[name][:2] != after[name][:2]}
 
 

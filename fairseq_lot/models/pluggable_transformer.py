@@ -1,4 +1,4 @@
-"""The pluggable Transformer and its architectures, registered with fairseq."""
+"""The Transformer with pluggable attention and its architectures, registered with fairseq."""
 
 import copy
 from argparse import ArgumentParser, Namespace
@@ -36,12 +36,11 @@ from fairseq_lot.modules.transformer import Decoder, Encoder
 class PluggableTransformerModel(TransformerModel):
     """fairseq's Transformer with ``--attention`` at ``--attention-sites``.
 
-    Parameters have the names of fairseq's ``transformer``; what a mechanism adds stands under
-    ``...self_attn.mechanism`` (or ``encoder_attn``), so stock checkpoints load and new parameters keep their
-    initial values.
+    Parameters have the names of fairseq's ``transformer``; a mechanism's own are under ``...self_attn.mechanism`` (or
+    ``encoder_attn.mechanism``). So stock checkpoints load, and new parameters keep their initial values.
     """
 
-    #: parameters, without the number of their layer, whose values in a checkpoint are of another attention
+    #: names, without the layer's number, of parameters whose values in the checkpoint belong to another attention
     redrawn_attention: Collection[str] = ()
     __jit_ignored_attributes__ = ("redrawn_attention",)
 
@@ -54,7 +53,7 @@ class PluggableTransformerModel(TransformerModel):
 
     @classmethod
     def build_model(cls, args: Namespace, task: Any) -> "PluggableTransformerModel":
-        """Build a model; InputError (exit code 2 in a command) when an option is wrong."""
+        """Build a model; InputError (exit code 2 in a command) if an option is wrong."""
         refuse_renamed(args)
         base_architecture(args)
         resolve_options(args)
@@ -72,26 +71,26 @@ class PluggableTransformerModel(TransformerModel):
                 places = sorted(map(int, kept.split(",")))
                 if places != list(range(len(places))):
                     raise InputError(
-                        f"--{side}-layers-to-keep {kept} would move differential layers, whose λ_init depends on their "
-                        "place; keep the first ones, or train with --differential-lambda-init"
+                        f"--{side}-layers-to-keep {kept} would renumber differential layers, whose λ_init depends on "
+                        "their number; keep the first ones, or train with --differential-lambda-init"
                     )
         announce_epochs(task)
         note_dictionaries(args, task)
-        redrawn = vars(args).pop("redrawn_attention", ())  # no property of the model: its checkpoints do not have it
-        # of fairseq-hydra-train's form fairseq drops all options that it does not know, and of a namespace none
+        redrawn = vars(args).pop("redrawn_attention", ())  # must not be saved in the model's checkpoints
+        # fairseq drops unknown options from a config of fairseq-hydra-train, but not from a namespace
         model = super().build_model(Namespace(**args) if OmegaConf.is_config(args) else args, task)
         model.redrawn_attention = redrawn
         sites = attention_sites(args)
         if not any(site in sites for site, _, _ in attentions(model)):
-            raise InputError(f"the model has no attention at {','.join(sites)}; name other sites")
+            raise InputError(f"the model has no attention at {','.join(sites)}; give other sites")
         left_pads = getattr(getattr(task, "cfg", None), "left_pad_source", True)
         if getattr(args, "cross_self_attention", False) and not left_pads:
             for layer in model.decoder.layers:
                 mechanism = getattr(layer.self_attn, "mechanism", None)
                 if mechanism is not None and mechanism.traits.counts_slots:
                     raise InputError(
-                        f"{args.attention} attention at decoder counts the slots between tokens, and with "
-                        "--cross-self-attention pads would stand between source and target; leave out "
+                        f"{args.attention} attention at decoder counts the slots between tokens, but with "
+                        "--cross-self-attention there would be pads between source and target; leave out "
                         "--left-pad-source, which switches left pads off"
                     )
         return model
@@ -114,13 +113,13 @@ class PluggableTransformerModel(TransformerModel):
     def load_state_dict(
         self, state_dict: dict[str, Tensor], strict: bool = True, model_cfg: Any = None, args: Namespace | None = None
     ) -> Any:
-        """fairseq's; layers that are not kept (``--encoder-layers-to-keep``) go first, so that the others are ours."""
+        """fairseq's method, after layers that are not kept (``--encoder-layers-to-keep``) were removed."""
         return super().load_state_dict(prune_state_dict(state_dict, model_cfg), strict, model_cfg, args)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """Supply the mechanisms' parameters that a checkpoint lacks, drop those of a mechanism that is gone.
+        """Add mechanisms' parameters that a checkpoint lacks, and drop those that this model does not have.
 
-        Where the command line of a training changes the attention, those that do not fit count as lacking.
+        If a training's command line changes the attention, parameters that do not fit count as lacking.
         """
         super().upgrade_state_dict_named(state_dict, name)
         own = {key: value for key, value in self.state_dict().items() if ".mechanism." in key}
@@ -132,9 +131,9 @@ class PluggableTransformerModel(TransformerModel):
 
 
 def _resolve_layers_to_keep(args):
-    """Write the kept layers as fairseq reads them: as text, not the lists that its parser makes, and of both sides.
+    """Write the layers to keep of both sides as texts, the form that fairseq reads.
 
-    Of a side that is not named it would drop all layers.
+    fairseq's parser makes lists, and fairseq would drop all layers of a side that is not given.
     """
     kept = {f"{side}_layers": getattr(args, f"{side}_layers_to_keep", None) for side in ("encoder", "decoder")}
     if any(kept.values()):
@@ -158,10 +157,10 @@ def _sized(args, **sizes):
     base_architecture(args)
 
 
-# They differ in defaults only: any of them takes any --attention.
+# They differ only in defaults: each accepts any --attention.
 _FAMILIES = {f"{name}_transformer": {"attention": name} for name in MECHANISMS} | {
     "diff_transformer": {"differential": True},
-    "pluggable_transformer": {},  # the attention of the checkpoint that a training starts from
+    "pluggable_transformer": {},  # keeps the attention of the checkpoint that a training starts from
 }
 SIZES = {"": base_architecture, "_iwslt_de_en": transformer_iwslt_de_en, "_medium": _medium, "_small": _small}
 
@@ -177,7 +176,7 @@ def _register(arch, attention_defaults, size):
             attention = getattr(args, "attention", None) or DEFAULT
             differential, keeps_softmax = bool(getattr(args, "differential", False)), bool(kept_places(args))
             check_used(typed, attention, differential=differential, keeps_softmax=keeps_softmax)
-            if keeps_softmax:  # refused before fairseq makes the folder of the training
+            if keeps_softmax:  # refuse wrong places before fairseq creates the folder of the training
                 planned = copy.copy(args)
                 resolve_options(planned)
                 _resolve_layers_to_keep(planned)

@@ -1,4 +1,4 @@
-"""What a checkpoint says of its model, read before fairseq loads it."""
+"""Read a checkpoint's settings before fairseq loads it."""
 
 import zipfile
 from argparse import Namespace
@@ -19,7 +19,7 @@ class Saved:
         path: its file.
         model: arguments of its model.
         task: options of the task that it was trained on.
-        has_optimiser: it holds the state of an optimiser.
+        has_optimiser: it has the state of an optimiser.
     """
 
     path: str
@@ -29,25 +29,25 @@ class Saved:
 
 
 def read_saved(path: str) -> Saved:
-    """A checkpoint whose weights are not read where its format allows it; InputError: it cannot be read."""
+    """A checkpoint's settings, read without its weights if the format allows it; InputError if it cannot be read."""
     saved, _ = _read(path)
     return saved
 
 
 def read_with_weights(path: str) -> tuple[Namespace, dict[str, Tensor]]:
-    """The arguments of a checkpoint's model, and its weights."""
+    """The arguments and the weights of a checkpoint's model; InputError if it cannot be read."""
     saved, state = _read(path)
     return saved.model, state["model"]
 
 
 def _read(path):
-    """A checkpoint without its weights, and all that is in the file."""
+    """The settings of a checkpoint, and the whole contents of the file."""
     try:
-        # a file of today's format is mapped: its tensors are not read
+        # the present format is mapped into memory: tensors are not read
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
         cfg = state["cfg"] if state.get("cfg") is not None else dict.fromkeys(("model", "task"), state["args"])
         model, task = ({} if one is None else one for one in (cfg["model"], cfg.get("task")))
         model, task = (dict(one if isinstance(one, dict) else vars(one)) for one in (model, task))
-    except Exception as error:  # torch raises whatever the damage leads to
+    except Exception as error:  # damage leads to errors of any type
         raise InputError(f"{path} cannot be read as a checkpoint: {first_line(error)}") from error
     return Saved(path, Namespace(**model), task, state.get("last_optimizer_state") is not None), state

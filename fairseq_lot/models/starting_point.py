@@ -1,7 +1,7 @@
-"""What a training takes over from the checkpoint that it starts from: attention, options and sites, and the sizes.
+"""A training inherits attention, options, sites and sizes from the checkpoint that it starts from.
 
-fairseq builds the model from the command line and then reads the weights into it. An attention that is not in the
-weights, such as a temperature, would silently be another one.
+fairseq builds the model from the command line and then loads the weights into it. Properties that are not in the
+weights, such as a temperature, would silently change.
 """
 
 import copy
@@ -28,9 +28,9 @@ from fairseq_lot.modules.sites import kept_places, softmax_trained_at
 
 logger = logging.getLogger(__name__)
 
-# a parser's mark among the arguments of a command line
+# an argument that marks a parsed command line
 _MARK = "parsed_by_fairseq"
-# arguments of a model that change what it computes and none of its weights; the last two together take away a norm
+# arguments of a model that change its function but not its weights; the last two together remove a norm
 _NOT_IN_WEIGHTS = (
     "encoder_attention_heads",
     "decoder_attention_heads",
@@ -41,9 +41,9 @@ _NOT_IN_WEIGHTS = (
     "decoder_normalize_before",
     "no_decoder_final_norm",
 )
-# arguments of a model that neither its weights nor its function depend on; layers that are not kept are gone afterwards
+# arguments that change neither weights nor function; after training the layers that were not kept are gone
 _TRAINING_ONLY = re.compile("drop|quant_noise_scalar|_activations|min_params|mha_|ffn_blocks|embed_path|layers_to_keep")
-# architectures leave these out; the defaults are those of fairseq-train
+# architectures do not set these; the values are fairseq-train's defaults
 _FAIRSEQ_DEFAULTS = {
     name: vars(TransformerConfig())[name]
     for name in (
@@ -60,11 +60,11 @@ _FAIRSEQ_DEFAULTS = {
 
 
 class Defaults(NamedTuple):
-    """What an architecture adds to a command line.
+    """The defaults that an architecture adds to a command line.
 
     Attributes:
         attention: options of the attention.
-        size: a function that adds sizes where the arguments have none.
+        size: a function that adds the sizes that the arguments lack.
     """
 
     attention: dict[str, Any]
@@ -73,11 +73,11 @@ class Defaults(NamedTuple):
 
 @dataclass(frozen=True)
 class Inheritance:
-    """What a command line gets from the checkpoint.
+    """The changes that a checkpoint makes to a training's command line.
 
     Attributes:
-        values: arguments that are new or other than what was typed.
-        notes: lines for the log, each after its level.
+        values: arguments that are new or differ from the typed ones.
+        notes: lines for the log, each with its level.
         has_attention: the checkpoint names its attention.
     """
 
@@ -95,14 +95,14 @@ class Inheritance:
 def mark_parsed(parser: ArgumentParser | _ArgumentGroup) -> None:
     """Mark the command lines that this parser reads.
 
-    fairseq calls an architecture with a command line, and again with the arguments of each model that it builds or
-    loads. Only a command line is completed.
+    fairseq calls an architecture with a command line, and also with the arguments of each model that it builds or
+    loads. Only a command line inherits from a checkpoint.
     """
     parser.set_defaults(**{_MARK: True})
 
 
 def take_mark(args: Namespace) -> bool:
-    """Take the mark of :func:`mark_parsed` out of the arguments, so that no checkpoint has it; whether it was there."""
+    """Remove the mark of :func:`mark_parsed`, so that no checkpoint has it; return whether there was one."""
     return vars(args).pop(_MARK, False)
 
 
@@ -110,9 +110,9 @@ def inherit_from_checkpoint(args: Namespace, path: str | None, defaults: Default
     """Complete a training's command line by the checkpoint from which it starts.
 
     Args:
-        args: what was typed alone.
+        args: the typed arguments only.
         path: the checkpoint; None: there is none, and only sizes are added.
-        defaults: what the architecture adds where neither the command line nor the checkpoint of a fine-tuning says it.
+        defaults: the architecture's, for arguments that neither the command line nor the checkpoint gives.
 
     Returns:
         Whether there is a checkpoint that names its attention.
@@ -144,17 +144,17 @@ def starting_point(args: Namespace) -> str | None:
 def plan(
     saved: Saved, typed: Namespace, defaults: Defaults, languages: tuple[str | None, str | None] = (None, None)
 ) -> Inheritance:
-    """Decide what a training takes over; nothing is read, changed or logged.
+    """Decide what a training inherits, without reading, changing or logging anything.
 
     Args:
         saved: the checkpoint.
-        typed: the command line: what was typed alone.
-        defaults: what the architecture adds.
-        languages: source and target by the names of the data.
+        typed: the typed arguments only.
+        defaults: the architecture's.
+        languages: source and target from the names of the data.
 
     Raises:
-        InputError: the architecture means another attention than the checkpoint has; or the optimiser's state is to
-            go on with parameters that it does not know.
+        InputError: the architecture means another attention than the checkpoint's, or the saved state of the optimiser
+            does not have the new parameters.
     """
     refuse_renamed(saved.model, saved.path)
     args, has_attention = copy.copy(typed), getattr(saved.model, "attention", None) is not None
@@ -173,7 +173,7 @@ def shapes_weights(name: str) -> bool:
 
 
 def _keep_model(args, saved, size):
-    """Give a fine-tuning the checkpoint's sizes where none were typed; let any model compute and share as it does."""
+    """Keep the checkpoint's shared embeddings and function; a fine-tuning also keeps sizes that were not typed."""
     path, model, notes = saved.path, saved.model, []
     arch = Namespace(**(_FAIRSEQ_DEFAULTS | vars(args)))
     size(arch)
@@ -205,13 +205,13 @@ def _keep_model(args, saved, size):
 
 
 def _languages_of_data(args):
-    """Source and target by the names of the data; None for a language that they do not tell."""
+    """Source and target language from the names of the data; None if unknown."""
     folder = split_paths(args.data)[0] if isinstance(getattr(args, "data", None), str) else ""
     return tuple(infer_language_pair(folder)) if os.path.isdir(folder) else (None, None)
 
 
 def _keep_direction(args, saved, languages):
-    """Train in the checkpoint's direction where no languages were typed and the data's names tell the opposite one."""
+    """Keep the checkpoint's direction if no languages were typed and the data's names mean the opposite one."""
     pair = saved.task.get("source_lang"), saved.task.get("target_lang")
     is_typed = getattr(args, "source_lang", None) or getattr(args, "target_lang", None)
     if is_typed or None in pair or tuple(languages) != pair[::-1]:
@@ -221,12 +221,12 @@ def _keep_direction(args, saved, languages):
 
 
 def _draw_attention(args, saved, defaults):
-    """Let a model with fairseq's own attention get the one that was typed."""
+    """Give a checkpoint with fairseq's own attention the typed attention, with random new parameters."""
     planned = completed(args, defaults)
     if _goes_on(args, saved) and any(one.is_learnt for one in parameters(planned, planned).values()):
         raise InputError(
-            f"{saved.path} has fairseq's own attention; {in_words(planned)} learns parameters, which the optimiser's "
-            "saved state does not fit: use --finetune-from-model or --reset-optimizer"
+            f"{saved.path} has fairseq's own attention; {in_words(planned)} learns parameters, so the optimiser's "
+            "saved state does not fit; use --finetune-from-model or --reset-optimizer"
         )
     if planned.attention == DEFAULT and not planned.differential:
         return []
@@ -235,7 +235,7 @@ def _draw_attention(args, saved, defaults):
 
 
 def _keep_attention(args, saved, defaults):
-    """Keep the checkpoint's attention, except for what was typed."""
+    """Keep the checkpoint's attention, except for typed options."""
     path, before = saved.path, completed(saved.model)
     typed = flat_options.typed_options(args)
     _refuse_other_defaults(args, defaults, typed, before, path)
@@ -257,8 +257,8 @@ def _keep_attention(args, saved, defaults):
     there, here = parameters(before, before), parameters(after, before)
     if there != here and _goes_on(args, saved):
         raise InputError(
-            f"{line}; the command line changes its parameters ({', '.join(changes)}), which the optimiser's saved "
-            "state does not fit: use --finetune-from-model or --reset-optimizer"
+            f"{line}; the command line changes its parameters ({', '.join(changes)}), so the optimiser's saved state "
+            "does not fit; use --finetune-from-model or --reset-optimizer"
         )
     drawn, notes = redrawn(there, here), []
     if drawn:
@@ -268,7 +268,7 @@ def _keep_attention(args, saved, defaults):
     begins = path == args.finetune_from_model or args.reset_dataloader
     if begins and getattr(args, "esp_anneal", None) not in (None, 1):
         again = (
-            f"{path} sorts as cold as its training left it; here annealing begins again, in the first epoch "
+            f"{path} was trained with an annealed sort temperature; annealing begins again, in the first epoch "
             f"at {flag('esp_sort_temperature')} {args.esp_sort_temperature}"
         )
         notes.append((logging.WARNING, again))
@@ -278,12 +278,12 @@ def _keep_attention(args, saved, defaults):
 
 
 def _goes_on(args, saved):
-    """Whether the training goes on with the optimiser's saved state."""
+    """Whether the training continues with the optimiser's saved state."""
     return saved.has_optimiser and not args.reset_optimizer and saved.path != args.finetune_from_model
 
 
 def _refuse_other_defaults(args, defaults, typed, saved, path):
-    """Refuse an architecture that means another attention than the checkpoint has, unless that was typed."""
+    """Raise InputError if the architecture means another attention than the checkpoint's, unless it was typed."""
     size = args.arch.partition("_transformer")[2]
     meant, change = defaults.get("attention", saved.attention), ""
     if "attention" not in typed and meant != saved.attention:

@@ -15,7 +15,7 @@ from fairseq_lot.models.pluggable_transformer import PluggableTransformerModel
 from tests.end_to_end.conftest import edited, generate, hypotheses, refuse, swapped, train
 from tests.plug_and_play import in_memory
 
-MESSAGE = "has near_far attention under the name transformer of fairseq's own architecture.* arch and _name back to lot"
+MESSAGE = "has near_far attention under the name of fairseq's own architecture transformer.* arch and _name back to lot"
 
 
 @pytest.fixture(scope="module")

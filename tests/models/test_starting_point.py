@@ -94,7 +94,7 @@ def test_the_parameters_of_another_mechanism_are_redrawn():
             "--lot-num-pivots 3 becomes 4.*--reset-",
         ),
         ({"attention": None, "has_optimiser": True}, {"start": None}, LOT, "own attention; lot .* learns.*--reset-"),
-        ({"arch": "transformer"}, {}, LOT, "lot attention under the name transformer"),
+        ({"arch": "transformer"}, {}, LOT, "lot attention under the name of fairseq's own architecture transformer"),
         ({}, {"keep_softmax": "encoder.0"}, LOT, "^base.pt: lot .* was trained at encoder, so there is no softmax"),
     ],
 )

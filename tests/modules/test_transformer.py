@@ -42,7 +42,7 @@ def test_a_model_in_training_with_layerdrop_has_all_its_attentions():
 
 
 def test_a_model_without_attention_at_the_sites_is_refused():
-    with pytest.raises(InputError, match="the model has no attention at cross; name other sites"):
+    with pytest.raises(InputError, match="the model has no attention at cross; give other sites"):
         load(attention="lot", attention_sites="cross", no_cross_attention=True, cross_self_attention=True)
 
 
@@ -67,7 +67,7 @@ def test_layers_to_keep_are_understood_as_the_command_line_gives_them():
 
 
 def test_differential_layers_that_would_get_another_lambda_are_refused():
-    with pytest.raises(InputError, match="--decoder-layers-to-keep 1 would move differential layers"):
+    with pytest.raises(InputError, match="--decoder-layers-to-keep 1 would renumber differential layers"):
         load("diff_transformer", decoder_layers_to_keep="1")
 
 

@@ -79,7 +79,7 @@ class Sizes(NamedTuple):
     short_sinkhorn: tuple[int, ...] = (32, 64, 128)
     sinkhorn_updates: int = 15
     keys_at_cross: int = 512
-    tested: int = 150
+    tested: int = 2 * launch.LOT_PART + 5
 
     def normal(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Numbers that take a gradient."""

@@ -4,7 +4,9 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_lot.errors import InputError
+from fairseq_lot.kernels import choice as kernels
 from fairseq_lot.numerics.devices import ways
+from fairseq_lot.transport.marginals import at_least_float32
 
 
 class TokenConvolution(nn.Module):
@@ -36,7 +38,7 @@ class TokenConvolution(nn.Module):
                 the weights (differential attention has two parts).
 
         Returns:
-            ``(bsz, num_heads, n, width)``.
+            ``(bsz, num_heads, n, width)``, at least in float32.
 
         Raises:
             InputError: another width.
@@ -45,6 +47,11 @@ class TokenConvolution(nn.Module):
         width = v.size(-1)
         if width % head_dim:
             raise InputError(f"a convolution of {head_dim} channels per head cannot take values of width {width}")
+        if kernels.wanted(v):
+            mixed = kernels.convolution(v, self.weight)
+            if mixed is not None:
+                return mixed
+        v = at_least_float32(v)
         weight = self.weight.to(v.dtype).repeat(1, width // head_dim, 1).flatten(0, 1)[:, None, :, None]
         channels = v.transpose(-1, -2).flatten(1, 2).unsqueeze(-1)  # (bsz, num_heads * width, n, 1)
         if ways(v).convolves_channels_last:

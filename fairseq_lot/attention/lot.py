@@ -144,7 +144,7 @@ class Lot(Mechanism):
 
     def _mixed(self, v: Tensor) -> Tensor:
         """The values after the convolution, if there is one."""
-        return v if self.convolution is None else self.convolution(at_least_float32(v))
+        return v if self.convolution is None else self.convolution(v)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, masks: Masks, need_weights: bool) -> AttentionOutput:
         """:meth:`attend_scored`, on a GPU by one fused kernel."""

@@ -23,10 +23,11 @@ _TOKENS = {"block": (16, 32, 64), **_ANY}
 CANDIDATES: dict[str, dict[str, tuple[int, ...]]] = {
     "summarise_keys": {"block": (32, 64), **_ANY},
     **dict.fromkeys(("merge", "attend", "query_gradients", "key_gradients"), _TOKENS),
-    **dict.fromkeys(("key_forward", "query_forward", "query_backward", "key_backward"), _TOKENS),
+    **dict.fromkeys(("pass_of_both", "key_forward", "query_forward", "query_backward", "key_backward"), _TOKENS),
     **dict.fromkeys(("reduce_side", "undo_update", "gradients"), _TOKENS),
     **dict.fromkeys(("short_forward", "short_backward"), {"warps": (4, 8, 16)}),
     **dict.fromkeys(("solve_forward", "solve_backward"), {"block": (1, 2, 4, 8, 16, 32, 64), **_ANY}),
+    **dict.fromkeys(("convolve", "convolve_backward"), {"block": (16, 32, 64, 128), "warps": (2, 4, 8)}),
     **dict.fromkeys(("next_token", "attend_expected"), {"warps": (1, 2, 4, 8)}),
 }
 

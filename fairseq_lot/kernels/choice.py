@@ -67,12 +67,32 @@ def lot(inputs: LotInputs, settings: LotSettings) -> Tensor | None:
     limit = _beyond(dtypes) or _too_large(*_sides(r, d, dv))
     if limit is None and padded(r) * max(padded(d), padded(dv)) > LARGEST_TILE:
         limit = f"r = {r} pivots of width {max(d, dv)} are too many for one program"
-    key = ("lot", q.device, *dtypes, r, d, dv, settings.query_updates, settings.key_updates, settings.dropout > 0)
-    if not _usable(q, limit, key, lambda: _lot_error(q.device, dtypes, r, d, dv, settings)):
+    programs = q.size(0) * q.size(1)
+    is_split = any(launch.lot_parts(programs, x.size(2), q.device)[0] > 1 for x in (q, v))
+    n = 2 * launch.LOT_PART + 5 if is_split else 13  # of the test
+    key = ("lot", q.device, *dtypes, r, d, dv, settings.query_updates, settings.key_updates, settings.dropout > 0, n)
+    if not _usable(q, limit, key, lambda: _lot_error(q.device, dtypes, r, d, dv, settings, n)):
         return None
     from fairseq_lot.kernels.lot import lot as kernel
 
     return kernel(inputs, settings)
+
+
+def convolution(v: Tensor, weight: Tensor) -> Tensor | None:
+    """The convolution of the values over tokens in float32, or None where the kernel is not used.
+
+    Args:
+        v: ``(bsz, num_heads, n, width)``.
+        weight: ``(num_heads, d, number of neighbours)``; the width is a multiple of d, and its parts share the weights.
+    """
+    width, d, number, dtypes = v.size(-1), weight.size(1), weight.size(2), (v.dtype, weight.dtype)
+    limit = _beyond(dtypes) or _too_large(("value_dim", width, 2 * WIDEST_HEAD))
+    kind = v.device, dtypes, width, d, number
+    if not _usable(v, limit, ("convolution", *kind), lambda: _convolution_error(*kind)):
+        return None
+    from fairseq_lot.kernels.convolution import convolution as kernel
+
+    return kernel(v, weight)
 
 
 def sinkhorn(scores: Tensor, log_a: Tensor, log_b: Tensor, *, num_updates: int) -> Tensor | None:
@@ -86,9 +106,11 @@ def sinkhorn(scores: Tensor, log_a: Tensor, log_b: Tensor, *, num_updates: int) 
         limit = f"neither side of {n} x {m} scores is within {WIDEST}"
     if limit is None and len(lead) > 2:
         limit = f"{len(lead)} leading axes of the scores are more than 2"
-    held = padded(min(n, m))
-    key = ("sinkhorn", scores.device, n < m, held, num_updates)
-    if not _usable(scores, limit, key, lambda: _sinkhorn_error(scores.device, n < m, held, num_updates)):
+    held, tokens = padded(min(n, m)), 13
+    if launch.solver_parts(math.prod(lead), max(n, m), held, scores.device)[0] > 1:
+        tokens = 2 * launch.SOLVER_PART + 5
+    key = ("sinkhorn", scores.device, n < m, held, num_updates, tokens)
+    if not _usable(scores, limit, key, lambda: _sinkhorn_error(scores.device, n < m, held, num_updates, tokens)):
         return None
     from fairseq_lot.kernels.sinkhorn import sinkhorn as kernel
 
@@ -305,6 +327,16 @@ def _lot_error(device, dtypes, r, d, dv, settings, n=13):
     (grad,) = torch.autograd.grad(values, v, values.detach())
     square = values.detach().double().square().sum().cpu()
     return max(worst, _excess([(grad.double() * v.detach().double()).sum()], [square], dtypes[2:3]))
+
+
+def _convolution_error(device, dtypes, width, d, number):
+    from fairseq_lot.kernels.convolution import convolution as kernel
+
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(shape, generator=generator) for shape in ((2, 2, 70, width), (2, d, number))]
+    inputs = [x.to(device, dtype) for x, dtype in zip(inputs, dtypes, strict=True)]
+    result, exact = _problem(inputs, kernel, naive.convolution)
+    return _excess(result, exact, [torch.float32, *dtypes])
 
 
 def _sinkhorn_error(device, transposed, held, num_updates, n=13):

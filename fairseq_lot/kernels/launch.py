@@ -13,12 +13,14 @@ Numbers: TypeAlias = tuple[int | float, ...]
 Constants: TypeAlias = tuple[Any, ...]
 
 # arguments of kernels for whose values there is no new compilation
-RUNTIME = ["n", "m", "r", "passes", "first", "last", "top", "high", "levels", "length", "parts", "seed", "slot"]
+RUNTIME = ["n", "m", "r", "passes", "first", "last", "top", "high", "levels", "length", "parts", "seed"]
 RUNTIME += ["early", "skip", "sources", "targets", "partials", "blocks", "sentences", "window"]
-RUNTIME += ["updates", "number", "longest"]
-# What a part of a sentence has at least, in tokens and in scores. On an H100 LOT's layer took 0.6 ms for 512 tokens, in
-# two parts 2.4. Sinkhorn's took 18.6 for 2,048, in eight parts 3.5, and for 512 no less in two.
-SHORTEST_PART, FEWEST_SCORES = 2048, 2**18
+RUNTIME += ["updates", "number", "longest", "query_passes", "query_length", "query_parts"]
+RUNTIME += ["key_passes", "key_length", "key_parts"]
+# What a part of a sentence has at least: LOT's in tokens, the solver's in tokens and in scores. On an H100 a layer of
+# Sinkhorn's by the solver took 18.6 ms for 2,048 tokens, in eight parts 3.5, and for 512 no less in two.
+LOT_PART, PER_PROCESSOR = 128, 4
+SOLVER_PART, FEWEST_SCORES = 2048, 2**18
 DENSE = 128  # near_far without tangents: the sentence length up to which one launch does it all
 LONGEST_ON_CHIP = 128  # queries and keys of Sinkhorn attention whose scores one program holds
 MOST_COMPILED = 4096  # keys of :data:`_compiled`; a length that strides depend on has a key of its own
@@ -44,14 +46,25 @@ def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
-def num_parts(programs: int, n: int, held: int, device: torch.device) -> tuple[int, int]:
-    """Among how many programs the n tokens of one sentence are split, and how many each of them has.
+def lot_parts(programs: int, n: int, device: torch.device) -> tuple[int, int]:
+    """Among how many programs LOT splits the n tokens of one sentence, and how many each of them has."""
+    return num_parts(programs, n, LOT_PART, _processors(device), PER_PROCESSOR)
 
-    One, unless there are fewer programs than processors and much to do: each token has ``held`` scores.
+
+def solver_parts(programs: int, n: int, held: int, device: torch.device) -> tuple[int, int]:
+    """The same of the solver, where each token has ``held`` scores."""
+    return num_parts(programs, n, min(SOLVER_PART, FEWEST_SCORES // held), _processors(device))
+
+
+def num_parts(programs: int, n: int, shortest: int, processors: int, each: int = 1) -> tuple[int, int]:
+    """Parts of n tokens, ``shortest`` at least, so that each processor has so many programs, and tokens of a part.
+
+    One part, unless there are fewer programs than processors, and tokens for two.
     """
-    shortest = min(SHORTEST_PART, FEWEST_SCORES // held)
-    parts = max(1, min(-(-_processors(device) // programs), n // shortest))
-    length = -(-n // (64 * parts)) * 64
+    parts = min(-(-each * processors // programs), n // shortest)
+    if programs >= processors or parts < 2:
+        return 1, n
+    length = max(16, n // parts // 16 * 16)
     return -(-n // length), length
 
 
@@ -61,7 +74,7 @@ class Side(NamedTuple):
     Attributes:
         numbers: a kernel's numbers before ``passes``.
         tokens_first: the first pass begins with an update of the tokens.
-        constants: the constants between ``VALUES``, backward ``FINISH``, and ``BLOCK``.
+        constants: the constants after those of the passes and before ``BLOCK``.
         sizes: bits of a number and widths of tiles, by which a table of :mod:`~fairseq_lot.kernels.blocks` goes.
         blocks: the default.
     """
@@ -131,78 +144,35 @@ def _chooser(kernel, num_tensors, num_numbers):
     return operator.itemgetter(*places) if places else lambda numbers: None
 
 
-def forward_passes(
-    kernel: Any,
-    split: tuple[int, int, int],
-    passes: int,
-    to_do: int,
-    tensors: Tensors,
-    side: Side,
-) -> None:
-    """One launch for all, or one a pass where the tokens are split; ``to_do`` passes come before the values.
-
-    Args:
-        split: programs, parts of a sentence, tokens of a part.
-    """
-    programs, parts, length = split
-    block, warps, stages = tuned(kernel.__name__, tensors[0].device, side.sizes, side.blocks)
-
-    def run(first, last, values):
-        numbers = *side.numbers, passes, first, last, length, parts
-        constants = side.tokens_first, values, *side.constants, block
-        start(kernel, (programs, parts), tensors, numbers, constants, warps, stages)
-
-    if parts == 1:
-        run(0, to_do, True)
-        return
-    for number in range(to_do):
-        run(number, number + 1, False)
-    run(0, 0, True)
-
-
 def backward_passes(
     kernel: Any,
     split: tuple[int, int, int],
     passes: int,
     top: int,
     begin: bool,
-    grad_h: torch.Tensor,
     tensors: Tensors,
     side: Side,
 ) -> None:
-    """As :func:`forward_passes`; ``top`` is the pass whose potential gets its gradient first, -1 for none.
+    """One launch for all passes, or one a pass where the tokens are split.
 
     Args:
-        tensors: all before ``GRAD_H`` and ``OUT``.
+        split: programs, parts of a sentence, tokens of a part.
+        top: the pass whose potential gets its gradient first, -1 for none.
+        begin: whether there is anything to do before it.
     """
     programs, parts, length = split
     block, warps, stages = tuned(kernel.__name__, tensors[0].device, side.sizes, side.blocks)
 
-    def run(out, slot, high, levels, begin, finish):
-        numbers = *side.numbers, passes, top, high, levels, length, parts, slot
-        constants = side.tokens_first, begin, finish, *side.constants, block
-        start(kernel, (programs, parts), (*tensors, grad_h, out), numbers, constants, warps, stages)
+    def run(high, levels, begin, finish):
+        numbers = *side.numbers, passes, top, high, levels, length, parts
+        constants = side.tokens_first, begin, finish, parts > 1, *side.constants, block
+        start(kernel, (programs, parts), tensors, numbers, constants, warps, stages)
 
     if parts == 1:
-        run(grad_h, grad_h.stride(0), top, max(top, 0), begin, True)
+        run(top, max(top, 0), begin, True)
         return
-    of_parts = grad_h.new_empty(programs, parts, grad_h.size(-1))
     if begin:
-        run(of_parts, 0, 0, 0, True, False)
-        if top >= 0:
-            torch.sum(of_parts, 1, out=grad_h[top])
+        run(0, 0, True, False)
     for number in range(top, 0, -1):
-        run(of_parts, 0, number, 1, False, False)
-        torch.sum(of_parts, 1, out=grad_h[number - 1])
-    run(of_parts, 0, 0, 0, False, True)
-
-
-def merged(reaches: torch.Tensor) -> torch.Tensor:
-    """Reaches of parts, ``(programs, passes, parts, 2, R)``, as those of sentences, ``(programs, passes, 2, R)``."""
-    if reaches.size(2) == 1:
-        return reaches.squeeze(2)
-    tops, log_totals = reaches.unbind(-2)
-    top = tops.amax(2, keepdim=True)
-    top = torch.where(top.isneginf(), 0.0, top)
-    log_total = (tops - top + log_totals).logsumexp(2)
-    return torch.stack([top.squeeze(2), torch.where(log_total.isneginf(), 0.0, log_total)], -2)
+        run(number, 1, False, False)
+    run(0, 0, False, True)

@@ -2,31 +2,38 @@
 
 One program per sentence and head streams blocks of tokens, the r pivots stay on chip. Kept for the gradient: the reach
 of the pivots in every pass, and the values at the pivots. Where sentences are long and programs few, the tokens are
-split among ``parts`` programs, and each pass becomes a launch; the next one merges what the parts found.
+split among ``parts`` programs, and each pass becomes a launch. The part that finishes last merges what all parts found.
+Forward, a launch is a pass of both sides: neither needs the other one before the values.
 
 The key side ends with an update of the pivots: T updates are ``ceil(T/2)`` passes, the last of which also reduces the
 values. The query side ends with one of the tokens: ``floor(T/2)`` passes, and one that writes the values.
 """
 
+from typing import Any, NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 
-from fairseq_lot.kernels.blocks import Blocks
+from fairseq_lot.kernels.blocks import Blocks, tuned
 from fairseq_lot.kernels.launch import (
     RUNTIME,
+    Numbers,
     Side,
+    Tensors,
     backward_passes,
     dot_precision,
-    forward_passes,
-    merged,
-    num_parts,
+    lot_parts,
     padded,
+    start,
 )
 from fairseq_lot.kernels.naive import LotInputs, LotSettings
 from fairseq_lot.kernels.tiles import (
     NEG_INF,
+    PARTS,
     add_tokens,
+    finish_gradient,
+    finish_reach,
     load_reach,
     pivot_potential,
     place,
@@ -84,90 +91,169 @@ def _kept(seed, dropout, g, n, i, t, R: tl.constexpr):
 
 
 @triton.jit
-def _passes(X, z, log_masses, PADS, reaches, stride, d, scale, first, last, start, end, part, parts,
+def _pass(X, z, PADS, h, stride, d, scale, updated, start, end, HAS_PADS: tl.constexpr, R: tl.constexpr,
+          BLOCK: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """The tokens' update from the potential h, and their running maximum and sum for each pivot."""
+    top = tl.full([R], NEG_INF, tl.float32)
+    total = tl.zeros([R], tl.float32)
+    for c in range(start, end, BLOCK):
+        _, log_mass, _, s = _block(X, PADS, c, end, z, stride, d, scale, HAS_PADS, BLOCK, D, PRECISION)
+        f, _ = token_potential(s, h, log_mass, updated)
+        top, total, _, _ = add_tokens(top, total, s + f[:, None])
+    return top, total
+
+
+@triton.jit
+def _passes(X, z, log_masses, PADS, reaches, stride, d, scale, passes, start, end,
             TOKENS_FIRST: tl.constexpr, HAS_PADS: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr,
             D: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Passes ``first`` to ``last``, excluded, over the tokens from ``start`` to ``end``: stores their reaches."""
+    """So many passes over the tokens from ``start`` to ``end``, a whole sentence: stores their reaches."""
     t = tl.arange(0, R)
-    for number in range(first, last):
-        h = potential_before(reaches, log_masses, number, parts, t, R)
+    for number in range(0, passes):
+        h = potential_before(reaches, log_masses, number, t, R)
         updated = tl.where((number > 0) | TOKENS_FIRST, 1.0, 0.0)
-        top = tl.full([R], NEG_INF, tl.float32)
-        total = tl.zeros([R], tl.float32)
-        for c in range(start, end, BLOCK):
-            i, log_mass, _, s = _block(X, PADS, c, end, z, stride, d, scale, HAS_PADS, BLOCK, D, PRECISION)
-            f, _ = token_potential(s, h, log_mass, updated)
-            top, total, _, _ = add_tokens(top, total, s + f[:, None])
-        store_reach(reaches + (number * parts + part) * 2 * R, t, top, total, parts, R)
+        top, total = _pass(X, z, PADS, h, stride, d, scale, updated, start, end, HAS_PADS, R, BLOCK, D, PRECISION)
+        store_reach(reaches + number * 2 * R, t, top, total, R)
         tl.debug_barrier()  # other threads of this program read it in the next pass
 
 
+@triton.jit
+def _pass_of_part(X, Z, MASSES, PADS, reaches, of_parts, ARRIVED, part, parts, length, n, r, d, sxb, sxh, sxn, spb,
+                  b, head, scale, number, TOKENS_FIRST: tl.constexpr, HAS_PADS: tl.constexpr, R: tl.constexpr,
+                  D: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Pass ``number`` over a part of the tokens of one side."""
+    t, e = tl.arange(0, R), tl.arange(0, D)
+    start, end = part * length, tl.minimum(part * length + length, n)
+    X += b * sxb + head * sxh
+    z = _rows(Z + head * r * d, t, d, e, d, t < r)
+    log_masses = tl.load(MASSES + head * r + t, mask=t < r, other=NEG_INF)
+    h = potential_before(reaches, log_masses, number, t, R)
+    updated = tl.where((number > 0) | TOKENS_FIRST, 1.0, 0.0)
+    top, total = _pass(X, z, PADS + b * spb, h, sxn, d, scale, updated, start, end, HAS_PADS, R, BLOCK, D, PRECISION)
+    finish_reach(reaches + number * 2 * R, of_parts, ARRIVED, t, top, total, part, parts, True, R)
+
+
 @triton.jit(do_not_specialize=RUNTIME)
-def key_forward(K, V, Z, MASSES, PADS, REACHES, A, n, r, d, dv, skb, skh, skn, svb, svh, svn, spb, heads, scale,
-                passes, first, last, length, parts,
-                TOKENS_FIRST: tl.constexpr, VALUES: tl.constexpr, HAS_PADS: tl.constexpr, R: tl.constexpr,
+def pass_of_both(Q, K, Z, MASSES, QUERY_PADS, KEY_PADS, QUERY_REACHES, KEY_REACHES, QUERY_PARTS, KEY_PARTS, ARRIVED,
+                 n, m, r, d, sqb, sqh, sqn, skb, skh, skn, sab, sbb, heads, scale, number,
+                 query_passes, query_length, query_parts, key_passes, key_length, key_parts,
+                 QUERIES_FIRST: tl.constexpr, KEYS_FIRST: tl.constexpr, HAS_QUERY_PADS: tl.constexpr,
+                 HAS_KEY_PADS: tl.constexpr, R: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
+                 BLOCK: tl.constexpr):  # fmt: skip
+    """Pass ``number`` of the keys, and that of the queries. Grid: sentence and head, part, side."""
+    g = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    b, head = g // heads, g % heads
+    if tl.program_id(2) == 0:
+        if (part < key_parts) & (number < key_passes - 1):  # the last one is that of the values
+            _pass_of_part(K, Z, MASSES, KEY_PADS, KEY_REACHES + g * key_passes * 2 * R,
+                          KEY_PARTS + g * key_parts * 2 * R, ARRIVED + g, part, key_parts, key_length, m, r, d,
+                          skb, skh, skn, sbb, b, head, scale, number, KEYS_FIRST, HAS_KEY_PADS, R, D, PRECISION,
+                          BLOCK)  # fmt: skip
+    else:
+        if (part < query_parts) & (number < query_passes):
+            _pass_of_part(Q, Z, MASSES, QUERY_PADS, QUERY_REACHES + g * query_passes * 2 * R,
+                          QUERY_PARTS + g * query_parts * 2 * R, ARRIVED + tl.num_programs(0) + g, part, query_parts,
+                          query_length, n, r, d, sqb, sqh, sqn, sab, b, head, scale, number, QUERIES_FIRST,
+                          HAS_QUERY_PADS, R, D, PRECISION, BLOCK)  # fmt: skip
+
+
+@triton.jit(do_not_specialize=RUNTIME)
+def key_forward(K, V, Z, MASSES, PADS, REACHES, OF_PARTS, A, n, r, d, dv, skb, skh, skn, svb, svh, svn, spb, heads,
+                scale, passes, length, parts,
+                TOKENS_FIRST: tl.constexpr, SPLIT: tl.constexpr, HAS_PADS: tl.constexpr, R: tl.constexpr,
                 D: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """All passes and the values at the pivots; of a part the last pass, and sums that are not divided yet."""
     g, b, head, part, start, end = place(heads, length, n)
     t, e, ev = tl.arange(0, R), tl.arange(0, D), tl.arange(0, DV)
     K += b * skb + head * skh
     V += b * svb + head * svh
     PADS += b * spb
-    reaches = REACHES + g * passes * parts * 2 * R
+    reaches = REACHES + g * passes * 2 * R
     z = _rows(Z + head * r * d, t, d, e, d, t < r)
     log_masses = tl.load(MASSES + head * r + t, mask=t < r, other=NEG_INF)
-    _passes(K, z, log_masses, PADS, reaches, skn, d, scale, first, last, start, end, part, parts,
-            TOKENS_FIRST, HAS_PADS, R, BLOCK, D, PRECISION)  # fmt: skip
-    if VALUES:
-        h = potential_before(reaches, log_masses, passes - 1, parts, t, R)
-        updated = tl.where((passes > 1) | TOKENS_FIRST, 1.0, 0.0)
-        top = tl.full([R], NEG_INF, tl.float32)
-        total = tl.zeros([R], tl.float32)
-        values = tl.zeros([R, DV], tl.float32)
-        for c in range(start, end, BLOCK):
-            j, log_mass, _, s = _block(K, PADS, c, end, z, skn, d, scale, HAS_PADS, BLOCK, D, PRECISION)
-            real = log_mass == 0.0
-            f, _ = token_potential(s, h, log_mass, updated)
-            top, total, fade, terms = add_tokens(top, total, s + f[:, None])
-            v = _rows(V, j, svn, ev, dv, real).to(tl.float32)
-            values = tl.dot(tl.trans(terms), v, values * fade[:, None], input_precision=PRECISION)
-        store_reach(reaches + ((passes - 1) * parts + part) * 2 * R, t, top, total, parts, R)
+    if not SPLIT:
+        _passes(K, z, log_masses, PADS, reaches, skn, d, scale, passes - 1, start, end,
+                TOKENS_FIRST, HAS_PADS, R, BLOCK, D, PRECISION)  # fmt: skip
+    h = potential_before(reaches, log_masses, passes - 1, t, R)
+    updated = tl.where((passes > 1) | TOKENS_FIRST, 1.0, 0.0)
+    top = tl.full([R], NEG_INF, tl.float32)
+    total = tl.zeros([R], tl.float32)
+    values = tl.zeros([R, DV], tl.float32)
+    for c in range(start, end, BLOCK):
+        j, log_mass, _, s = _block(K, PADS, c, end, z, skn, d, scale, HAS_PADS, BLOCK, D, PRECISION)
+        real = log_mass == 0.0
+        f, _ = token_potential(s, h, log_mass, updated)
+        top, total, fade, terms = add_tokens(top, total, s + f[:, None])
+        v = _rows(V, j, svn, ev, dv, real).to(tl.float32)
+        values = tl.dot(tl.trans(terms), v, values * fade[:, None], input_precision=PRECISION)
+    if SPLIT:
+        of_parts = OF_PARTS + (g * parts + part) * 2 * R
+        tl.store(of_parts + t, top)
+        tl.store(of_parts + R + t, total)
+    else:
+        store_reach(reaches + (passes - 1) * 2 * R, t, top, total, R)
         values = values / tl.where(total == 0.0, 1.0, total)[:, None]
-        _store(A + (g * parts + part) * r * dv, t, r, ev, dv, values)
+    _store(A + (g * parts + part) * r * dv, t, r, ev, dv, values)
+
+
+@triton.jit(do_not_specialize=RUNTIME)
+def merge_values(OF_PARTS, A_OF_PARTS, REACHES, A, r, dv, passes, parts,
+                 R: tl.constexpr, DV: tl.constexpr):  # fmt: skip
+    """The values at a pivot and its reach in the last pass, of all parts. Grid: sentence and head, pivot."""
+    g, t = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    ev = tl.arange(0, DV)
+    top, total = tl.full([1], NEG_INF, tl.float32), tl.zeros([1], tl.float32)
+    values = tl.zeros([DV], tl.float32)
+    for c in range(0, parts, PARTS):
+        p = c + tl.arange(0, PARTS)
+        at = OF_PARTS + (g * parts + p) * 2 * R + t
+        tops = tl.load(at, mask=p < parts, other=NEG_INF)
+        new = tl.maximum(top, tl.max(tops, 0))
+        safe = tl.where(new == NEG_INF, 0.0, new)
+        fade, shares = tl.exp(top - safe), tl.exp(tops - safe)
+        total = total * fade + tl.sum(shares * tl.load(at + R, mask=p < parts, other=0.0), 0)
+        sums = _rows(A_OF_PARTS + (g * parts * r + t) * dv, p, r * dv, ev, dv, (p < parts) & (t < r))
+        values = values * fade + tl.sum(sums * shares[:, None], 0)
+        top = new
+    store_reach(REACHES + (g * passes + passes - 1) * 2 * R, t + tl.arange(0, 1), top, total, R)
+    tl.store(A + (g * r + t) * dv + ev, values / tl.where(total == 0.0, 1.0, total), mask=(ev < dv) & (t < r))
 
 
 @triton.jit(do_not_specialize=RUNTIME)
 def query_forward(Q, Z, MASSES, PADS, REACHES, A, OUT, n, r, d, dv, sqb, sqh, sqn, spb, heads, scale, dropout, seed,
-                  passes, first, last, length, parts,
-                  TOKENS_FIRST: tl.constexpr, VALUES: tl.constexpr, DROPS: tl.constexpr, HAS_PADS: tl.constexpr,
+                  passes, length, parts,
+                  TOKENS_FIRST: tl.constexpr, SPLIT: tl.constexpr, DROPS: tl.constexpr, HAS_PADS: tl.constexpr,
                   R: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr,
                   BLOCK: tl.constexpr):  # fmt: skip
+    """All passes and the values; of a part the values alone."""
     g, b, head, part, start, end = place(heads, length, n)
     t, e, ev = tl.arange(0, R), tl.arange(0, D), tl.arange(0, DV)
     Q += b * sqb + head * sqh
     PADS += b * spb
-    reaches = REACHES + g * passes * parts * 2 * R
+    reaches = REACHES + g * passes * 2 * R
     z = _rows(Z + head * r * d, t, d, e, d, t < r)
     log_masses = tl.load(MASSES + head * r + t, mask=t < r, other=NEG_INF)
-    _passes(Q, z, log_masses, PADS, reaches, sqn, d, scale, first, last, start, end, part, parts,
-            TOKENS_FIRST, HAS_PADS, R, BLOCK, D, PRECISION)  # fmt: skip
-    if VALUES:
-        h = potential_before(reaches, log_masses, passes, parts, t, R)
-        a = _rows(A + g * r * dv, t, dv, ev, dv, t < r)
-        for c in range(start, end, BLOCK):
-            i, log_mass, _, s = _block(Q, PADS, c, end, z, sqn, d, scale, HAS_PADS, BLOCK, D, PRECISION)
-            real = log_mass == 0.0
-            _, w = token_potential(s, h, log_mass, 1.0)
-            w = tl.where(real[:, None], w, 0.0)
-            if DROPS:
-                w = w * _kept(seed, dropout, g, n, i, t, R)
-            _store(OUT + g * n * dv, i, end, ev, dv, tl.dot(w, a, input_precision=PRECISION))
+    if not SPLIT:
+        _passes(Q, z, log_masses, PADS, reaches, sqn, d, scale, passes, start, end,
+                TOKENS_FIRST, HAS_PADS, R, BLOCK, D, PRECISION)  # fmt: skip
+    h = potential_before(reaches, log_masses, passes, t, R)
+    a = _rows(A + g * r * dv, t, dv, ev, dv, t < r)
+    for c in range(start, end, BLOCK):
+        i, log_mass, _, s = _block(Q, PADS, c, end, z, sqn, d, scale, HAS_PADS, BLOCK, D, PRECISION)
+        real = log_mass == 0.0
+        _, w = token_potential(s, h, log_mass, 1.0)
+        w = tl.where(real[:, None], w, 0.0)
+        if DROPS:
+            w = w * _kept(seed, dropout, g, n, i, t, R)
+        _store(OUT + g * n * dv, i, end, ev, dv, tl.dot(w, a, input_precision=PRECISION))
 
 
 @triton.jit
-def _levels(X, z, log_masses, PADS, REACHES, GRAD_H, OUT, stride, d, scale, passes, high, levels, start, end,
-            g, all_programs, part, parts, slot,
-            TOKENS_FIRST: tl.constexpr, HAS_PADS: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr,
-            D: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def _levels(X, z, log_masses, PADS, REACHES, GRAD_H, of_parts, ARRIVED, stride, d, scale, passes, high, levels,
+            start, end, g, all_programs, part, parts,
+            TOKENS_FIRST: tl.constexpr, SPLIT: tl.constexpr, HAS_PADS: tl.constexpr, R: tl.constexpr,
+            BLOCK: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Undo passes ``high``, ``high - 1``, ...: the gradients of the potentials before them."""
     t = tl.arange(0, R)
     for back in range(0, levels):
@@ -178,8 +264,8 @@ def _levels(X, z, log_masses, PADS, REACHES, GRAD_H, OUT, stride, d, scale, pass
             _, of_tokens, _ = undo_pass(s, REACHES, GRAD_H, log_masses, log_mass, u, g, passes, all_programs, t,
                                         TOKENS_FIRST, R)  # fmt: skip
             grad -= tl.sum(of_tokens, 0)
-        tl.store(OUT + (u - 1) * slot + (g * parts + part) * R + t, grad)
-        tl.debug_barrier()
+        to = GRAD_H + ((u - 1) * all_programs + g) * R
+        finish_gradient(to, of_parts, ARRIVED, t, grad, part, parts, SPLIT, R)
 
 
 @triton.jit
@@ -192,17 +278,18 @@ def _of_last_tokens(s, do, a, h, log_mass, kept, PRECISION: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=RUNTIME)
-def query_backward(Q, Z, MASSES, PADS, REACHES, A, GRAD_O, GRAD_Q, GRAD_A, GRAD_Z, GRAD_H, OUT,
+def query_backward(Q, Z, MASSES, PADS, REACHES, A, GRAD_O, GRAD_Q, GRAD_A, GRAD_Z, GRAD_H, OF_PARTS, ARRIVED,
                    n, r, d, dv, sqb, sqh, sqn, spb, heads, scale, dropout, seed,
-                   passes, top, high, levels, length, parts, slot,
-                   TOKENS_FIRST: tl.constexpr, BEGIN: tl.constexpr, FINISH: tl.constexpr, DROPS: tl.constexpr,
-                   HAS_PADS: tl.constexpr, R: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+                   passes, top, high, levels, length, parts,
+                   TOKENS_FIRST: tl.constexpr, BEGIN: tl.constexpr, FINISH: tl.constexpr, SPLIT: tl.constexpr,
+                   DROPS: tl.constexpr, HAS_PADS: tl.constexpr, R: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
                    PRECISION: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     g, b, head, part, start, end = place(heads, length, n)
     all_programs = tl.num_programs(0)
     t, e, ev = tl.arange(0, R), tl.arange(0, D), tl.arange(0, DV)
     Q += b * sqb + head * sqh
     PADS += b * spb
+    of_parts = OF_PARTS + g * parts * R
     z = _rows(Z + head * r * d, t, d, e, d, t < r)
     log_masses = tl.load(MASSES + head * r + t, mask=t < r, other=NEG_INF)
     a = _rows(A + g * r * dv, t, dv, ev, dv, t < r)
@@ -220,11 +307,13 @@ def query_backward(Q, Z, MASSES, PADS, REACHES, A, GRAD_O, GRAD_Q, GRAD_A, GRAD_
             w, grad = _of_last_tokens(s, do, a, h, log_mass, kept, PRECISION)
             grad_a = tl.dot(tl.trans(w * kept), do, grad_a, input_precision=PRECISION)
             grad_h += tl.sum(grad, 0)
-        tl.store(OUT + top * slot + (g * parts + part) * R + t, grad_h, mask=tl.where(top >= 0, t < R, False))
         _store(GRAD_A + (part * all_programs + g) * r * dv, t, r, ev, dv, grad_a)
-        tl.debug_barrier()
-    _levels(Q, z, log_masses, PADS, REACHES, GRAD_H, OUT, sqn, d, scale, passes, high, levels, start, end,
-            g, all_programs, part, parts, slot, TOKENS_FIRST, HAS_PADS, R, BLOCK, D, PRECISION)  # fmt: skip
+        if top >= 0:
+            to = GRAD_H + (top * all_programs + g) * R
+            finish_gradient(to, of_parts, ARRIVED + all_programs + g, t, grad_h, part, parts, SPLIT, R)
+    _levels(Q, z, log_masses, PADS, REACHES, GRAD_H, of_parts, ARRIVED + all_programs + g, sqn, d, scale, passes,
+            high, levels, start, end, g, all_programs, part, parts, TOKENS_FIRST, SPLIT, HAS_PADS, R, BLOCK, D,
+            PRECISION)  # fmt: skip
     if FINISH:
         grad_z = tl.zeros([R, D], tl.float32)
         for c in range(start, end, BLOCK):
@@ -255,11 +344,12 @@ def _of_last_pivots(s, v, da, delta, h, log_mass, peak, log_total, updated, PREC
 
 
 @triton.jit(do_not_specialize=RUNTIME)
-def key_backward(K, V, Z, MASSES, PADS, REACHES, A, GRAD_A, GRAD_K, GRAD_V, GRAD_Z, GRAD_H, OUT,
+def key_backward(K, V, Z, MASSES, PADS, REACHES, A, GRAD_A, GRAD_K, GRAD_V, GRAD_Z, GRAD_H, OF_PARTS,
+                 ARRIVED,
                  n, r, d, dv, skb, skh, skn, svb, svh, svn, spb, heads, scale,
-                 passes, top, high, levels, length, parts, slot,
-                 TOKENS_FIRST: tl.constexpr, BEGIN: tl.constexpr, FINISH: tl.constexpr, HAS_PADS: tl.constexpr,
-                 R: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr,
+                 passes, top, high, levels, length, parts,
+                 TOKENS_FIRST: tl.constexpr, BEGIN: tl.constexpr, FINISH: tl.constexpr, SPLIT: tl.constexpr,
+                 HAS_PADS: tl.constexpr, R: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr,
                  BLOCK: tl.constexpr):  # fmt: skip
     g, b, head, part, start, end = place(heads, length, n)
     all_programs = tl.num_programs(0)
@@ -267,6 +357,7 @@ def key_backward(K, V, Z, MASSES, PADS, REACHES, A, GRAD_A, GRAD_K, GRAD_V, GRAD
     K += b * skb + head * skh
     V += b * svb + head * svh
     PADS += b * spb
+    of_parts = OF_PARTS + g * parts * R
     z = _rows(Z + head * r * d, t, d, e, d, t < r)
     log_masses = tl.load(MASSES + head * r + t, mask=t < r, other=NEG_INF)
     da = _rows(GRAD_A + g * r * dv, t, dv, ev, dv, t < r)
@@ -282,10 +373,11 @@ def key_backward(K, V, Z, MASSES, PADS, REACHES, A, GRAD_A, GRAD_K, GRAD_V, GRAD
             v = _rows(V, j, svn, ev, dv, log_mass == 0.0).to(tl.float32)
             _, _, of_tokens = _of_last_pivots(s, v, da, delta, h, log_mass, peak, log_total, updated, PRECISION)
             grad_h -= tl.sum(of_tokens, 0)
-        tl.store(OUT + top * slot + (g * parts + part) * R + t, grad_h)
-        tl.debug_barrier()
-    _levels(K, z, log_masses, PADS, REACHES, GRAD_H, OUT, skn, d, scale, passes, high, levels, start, end,
-            g, all_programs, part, parts, slot, TOKENS_FIRST, HAS_PADS, R, BLOCK, D, PRECISION)  # fmt: skip
+        to = GRAD_H + (top * all_programs + g) * R
+        finish_gradient(to, of_parts, ARRIVED + g, t, grad_h, part, parts, SPLIT, R)
+    _levels(K, z, log_masses, PADS, REACHES, GRAD_H, of_parts, ARRIVED + g, skn, d, scale, passes, high, levels,
+            start, end, g, all_programs, part, parts, TOKENS_FIRST, SPLIT, HAS_PADS, R, BLOCK, D,
+            PRECISION)  # fmt: skip
     if FINISH:
         grad_z = tl.zeros([R, D], tl.float32)
         for c in range(start, end, BLOCK):
@@ -304,6 +396,25 @@ def key_backward(K, V, Z, MASSES, PADS, REACHES, A, GRAD_A, GRAD_K, GRAD_V, GRAD
         _store(GRAD_Z + (part * all_programs + g) * r * d, t, r, e, d, grad_z)
 
 
+class _Split(NamedTuple):
+    """Parts of a sentence and tokens of a part, on either side."""
+
+    query_parts: int
+    query_length: int
+    key_parts: int
+    key_length: int
+
+    @property
+    def parts(self) -> int:
+        """Of the side that has more."""
+        return max(self.query_parts, self.key_parts)
+
+
+def split(programs: int, n: int, m: int, device: torch.device) -> _Split:
+    """Among how many programs n queries and m keys of so many sentences and heads are split."""
+    return _Split(*lot_parts(programs, n, device), *lot_parts(programs, m, device))
+
+
 class _Lot(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, pivots, log_masses, query_padding_mask, key_padding_mask, settings):
@@ -314,8 +425,7 @@ class _Lot(torch.autograd.Function):
         key_pads = k if key_padding_mask is None else key_padding_mask.contiguous().view(torch.uint8)
         bsz, heads, n, d = q.shape
         m, dv, r = k.size(2), v.size(3), pivots.size(1)
-        programs, R = bsz * heads, padded(r)
-        empty = {"dtype": torch.float32, "device": q.device}
+        programs, R, device = bsz * heads, padded(r), q.device
         # drawn on the host, which need not wait for the device
         seed = int(torch.randint(2**31 - 1, (), device="cpu")) if dropout else 0
         pivots, log_masses = pivots.contiguous(), log_masses.float().contiguous()
@@ -335,60 +445,103 @@ class _Lot(torch.autograd.Function):
             sizes=sizes,
             blocks=blocks,
         )
+        key_passes, query_passes, parts = (key_updates + 1) // 2, query_updates // 2, split(programs, n, m, device)
 
-        passes = (key_updates + 1) // 2
-        parts, length = num_parts(programs, m, R, q.device)
-        reaches = torch.empty(programs, passes, parts, 2, R, **empty)
-        at_pivots = torch.empty(programs, parts, r, dv, **empty)
-        tensors = k, v, pivots, log_masses, key_pads, reaches, at_pivots
-        forward_passes(key_forward, (programs, parts, length), passes, passes - 1, tensors, key_side)
-        key_reaches = merged(reaches)
-        if parts > 1:
-            top, log_total = (reaches[:, -1] - key_reaches[:, -1, None]).unbind(-2)
-            share = (top + log_total).exp()[..., :r]
-            at_pivots = (share.unsqueeze(-1) * at_pivots).sum(1)
+        def empty(*shape):
+            return torch.empty(shape, dtype=torch.float32, device=device)
 
-        passes = query_updates // 2
-        parts, length = num_parts(programs, n, R, q.device)
-        reaches = torch.empty(programs, passes, parts, 2, R, **empty)
-        values = torch.empty(bsz, heads, n, dv, dtype=v.dtype, device=q.device)
-        tensors = q, pivots, log_masses, query_pads, reaches, at_pivots, values
-        forward_passes(query_forward, (programs, parts, length), passes, passes, tensors, query_side)
+        key_reaches, query_reaches = empty(programs, key_passes, 2, R), empty(programs, query_passes, 2, R)
+        at_pivots = empty(programs, r, dv)
+        # without parts any tensor stands for what they leave, unread
+        key_parts, arrived, sums = key_reaches, key_reaches, at_pivots
+        if parts.parts > 1:
+            key_parts, query_parts = (empty(programs, count, 2, R) for count in (parts.key_parts, parts.query_parts))
+            arrived = torch.zeros(2, programs, dtype=torch.int32, device=device)
+            sums = empty(programs, parts.key_parts, r, dv)
+            held = q, k, pivots, log_masses, query_pads, key_pads
+            room = query_reaches, key_reaches, query_parts, key_parts, arrived
+            _passes_of_both((*held, *room), programs, parts, query_side, key_side)
+        tensors: Tensors = (k, v, pivots, log_masses, key_pads, key_reaches, key_parts, sums)
+        _forward(key_forward, programs, parts, (key_passes, parts.key_length, parts.key_parts), tensors, key_side)
+        if parts.parts > 1:
+            tensors = key_parts, sums, key_reaches, at_pivots
+            start(merge_values, (programs, R), tensors, (r, dv, key_passes, parts.key_parts), (R, padded(dv)), 4, 1)
+        values = torch.empty(bsz, heads, n, dv, dtype=v.dtype, device=device)
+        tensors = q, pivots, log_masses, query_pads, query_reaches, at_pivots, values
+        of_queries = query_passes, parts.query_length, parts.query_parts
+        _forward(query_forward, programs, parts, of_queries, tensors, query_side)
         kept = [q, k, v, pivots, log_masses, query_pads, key_pads]
-        ctx.save_for_backward(*kept, key_reaches, merged(reaches), at_pivots)
-        ctx.sides = query_side, key_side
+        ctx.save_for_backward(*kept, key_reaches, query_reaches, at_pivots, arrived)
+        ctx.sides, ctx.parts = (query_side, key_side), parts
         return values
 
     @staticmethod
     @once_in_full_precision
     def backward(ctx, grad_values):
-        q, k, v, pivots, log_masses, query_pads, key_pads, key_reaches, query_reaches, at_pivots = ctx.saved_tensors
-        query_side, key_side = ctx.sides
+        q, k, v, pivots, log_masses, query_pads, key_pads, key_reaches, query_reaches, at_pivots, arrived = (
+            ctx.saved_tensors
+        )
+        (query_side, key_side), parts = ctx.sides, ctx.parts
         bsz, heads, n, d = q.shape
-        m, dv, r, R = k.size(2), v.size(3), pivots.size(1), padded(pivots.size(1))
+        dv, r, R = v.size(3), pivots.size(1), padded(pivots.size(1))
         programs, empty = bsz * heads, {"dtype": torch.float32, "device": q.device}
-        (query_parts, query_length), (key_parts, key_length) = (num_parts(programs, x, R, q.device) for x in (n, m))
         query_passes, key_passes = query_reaches.size(1), key_reaches.size(1)
         # what both sides add to, one after the other, is summed at the end
         grad_h = torch.empty(query_passes + key_passes - 1, programs, R, **empty)
-        grad_z = torch.empty(query_parts + key_parts, programs, r, d, **empty)
-        grad_a = torch.empty(query_parts, programs, r, dv, **empty)
+        grad_z = torch.empty(parts.query_parts + parts.key_parts, programs, r, d, **empty)
+        grad_a = torch.empty(parts.query_parts, programs, r, dv, **empty)
+        of_parts = torch.empty(programs, parts.parts, R, **empty) if parts.parts > 1 else grad_h
         grad_q, grad_k = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k))
         grad_v = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-        of_queries = q, pivots, log_masses, query_pads, query_reaches, at_pivots
-        backward_passes(
-            query_backward, (programs, query_parts, query_length), query_passes, query_passes - 1, True,
-            grad_h[:query_passes], (*of_queries, grad_values.contiguous(), grad_q, grad_a, grad_z), query_side,
-        )  # fmt: skip
-        grad_a = grad_a.sum(0) if query_parts > 1 else grad_a
-        of_keys = k, v, pivots, log_masses, key_pads, key_reaches, at_pivots
-        backward_passes(
-            key_backward, (programs, key_parts, key_length), key_passes, key_passes - 2, key_passes > 1,
-            grad_h[query_passes:], (*of_keys, grad_a, grad_k, grad_v, grad_z[query_parts:]), key_side,
-        )  # fmt: skip
+        tensors: Tensors = (
+            q,
+            pivots,
+            log_masses,
+            query_pads,
+            query_reaches,
+            at_pivots,
+            grad_values.contiguous(),
+            grad_q,
+        )
+        tensors += grad_a, grad_z, grad_h[:query_passes], of_parts, arrived
+        split = programs, parts.query_parts, parts.query_length
+        backward_passes(query_backward, split, query_passes, query_passes - 1, True, tensors, query_side)
+        grad_a = grad_a.sum(0) if parts.query_parts > 1 else grad_a
+        tensors = k, v, pivots, log_masses, key_pads, key_reaches, at_pivots, grad_a, grad_k, grad_v
+        tensors += grad_z[parts.query_parts :], grad_h[query_passes:], of_parts, arrived
+        split = programs, parts.key_parts, parts.key_length
+        backward_passes(key_backward, split, key_passes, key_passes - 2, key_passes > 1, tensors, key_side)
         of_pivots = grad_z.view(-1, heads, r, d).sum(0).to(pivots.dtype)
         of_masses = grad_h[..., :r].reshape(-1, heads, r).sum(0)
         return grad_q, grad_k, grad_v, of_pivots, of_masses, None, None, None
+
+
+def _passes_of_both(tensors, programs, parts, query_side, key_side):
+    """All launches of :func:`pass_of_both`, whose tensors these are."""
+    q, k, pivots, _, query_pads, key_pads, query_reaches, key_reaches, *_ = tensors
+    (n, d), m, (heads, r, _), passes = (
+        q.shape[2:],
+        k.size(2),
+        pivots.shape,
+        (query_reaches.size(1), key_reaches.size(1)),
+    )
+    strides = *q.stride()[:3], *k.stride()[:3], query_pads.stride(0), key_pads.stride(0)
+    numbers = n, m, r, d, *strides, heads, key_side.numbers[-1]
+    of_parts = passes[0], parts.query_length, parts.query_parts, passes[1], parts.key_length, parts.key_parts
+    block, warps, stages = tuned(pass_of_both.__name__, q.device, key_side.sizes, key_side.blocks)
+    (_, query_has_pads, *_), (key_has_pads, R, D, _, precision) = query_side.constants, key_side.constants
+    firsts = query_side.tokens_first, key_side.tokens_first
+    constants = *firsts, query_has_pads, key_has_pads, R, D, precision, block
+    for number in range(max(passes[0], passes[1] - 1)):
+        every = *numbers, number, *of_parts
+        start(pass_of_both, (programs, parts.parts, 2), tensors, every, constants, warps, stages)
+
+
+def _forward(kernel: Any, programs: int, parts: _Split, numbers: Numbers, tensors: Tensors, side: Side) -> None:
+    """All passes of a side; after those of :func:`pass_of_both` the last one."""
+    block, warps, stages = tuned(kernel.__name__, tensors[0].device, side.sizes, side.blocks)
+    constants = side.tokens_first, parts.parts > 1, *side.constants, block
+    start(kernel, (programs, int(numbers[-1])), tensors, (*side.numbers, *numbers), constants, warps, stages)
 
 
 def lot(inputs: LotInputs, settings: LotSettings) -> torch.Tensor:

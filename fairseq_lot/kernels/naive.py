@@ -145,6 +145,14 @@ class SinkhornSettings(NamedTuple):
     dropout: float = 0.0
 
 
+def convolution(v: Tensor, weight: Tensor) -> Tensor:
+    """Each value with its neighbours' over tokens; arguments as for :func:`~fairseq_lot.kernels.choice.convolution`."""
+    n, number = v.size(2), weight.size(-1)
+    weight = weight.repeat(1, v.size(-1) // weight.size(1), 1).unsqueeze(1)
+    around = torch.nn.functional.pad(v, (0, 0, number // 2, number // 2))
+    return torch.stack([around[:, :, o : o + n] * weight[..., o] for o in range(number)]).sum(0)
+
+
 def lot(inputs: LotInputs, settings: LotSettings) -> Tensor:
     """Values of LOT attention without dropout, ``(bsz, num_heads, n, value_dim)``; no sentence may be of pads alone."""
     q, k, v, pivots, log_masses, query_padding_mask, key_padding_mask = inputs

@@ -8,17 +8,17 @@ import torch
 import triton
 import triton.language as tl
 
-from fairseq_lot.kernels.blocks import Blocks
-from fairseq_lot.kernels.launch import RUNTIME, Side, backward_passes, forward_passes, merged, num_parts, padded
+from fairseq_lot.kernels.blocks import Blocks, tuned
+from fairseq_lot.kernels.launch import RUNTIME, Side, backward_passes, padded, solver_parts, start
 from fairseq_lot.kernels.tiles import (
     NEG_INF,
     add_tokens,
+    finish_gradient,
+    finish_reach,
     load_reach,
-    merged_reach,
     pivot_potential,
     place,
     potential_before,
-    store_reach,
     token_potential,
     token_shares,
     undo_pass,
@@ -36,18 +36,18 @@ def _tile(X, i, t, stride_i, stride_t, end, m):
 
 
 @triton.jit(do_not_specialize=RUNTIME)
-def solve_forward(S, TOKENS, PIVOTS, REACHES, C, n, m, ssb, ssh, ssn, ssm, stb, sth, stn, spb, sph, spm, scb, sch, scn,
-                  scm, heads, passes, first, last, length, parts,
-                  TOKENS_FIRST: tl.constexpr, VALUES: tl.constexpr, PIVOTS_EXACT: tl.constexpr, R: tl.constexpr,
-                  BLOCK: tl.constexpr):  # fmt: skip
+def solve_forward(S, TOKENS, PIVOTS, REACHES, OF_PARTS, ARRIVED, C, n, m, ssb, ssh, ssn, ssm, stb, sth, stn,
+                  spb, sph, spm, scb, sch, scn, scm, heads, passes, first, last, length, parts,
+                  TOKENS_FIRST: tl.constexpr, VALUES: tl.constexpr, SPLIT: tl.constexpr, PIVOTS_EXACT: tl.constexpr,
+                  R: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     g, b, head, part, start, end = place(heads, length, n)
     t = tl.arange(0, R)
     S += b * ssb + head * ssh
     TOKENS += b * stb + head * sth
-    reaches = REACHES + g * passes * parts * 2 * R
+    reaches, of_parts = REACHES + g * passes * 2 * R, OF_PARTS + g * parts * 2 * R
     log_masses = tl.load(PIVOTS + b * spb + head * sph + t * spm, mask=t < m, other=NEG_INF)
     for number in range(first, last):
-        h = potential_before(reaches, log_masses, number, parts, t, R)
+        h = potential_before(reaches, log_masses, number, t, R)
         updated = tl.where((number > 0) | TOKENS_FIRST, 1.0, 0.0)
         top = tl.full([R], NEG_INF, tl.float32)
         total = tl.zeros([R], tl.float32)
@@ -57,15 +57,14 @@ def solve_forward(S, TOKENS, PIVOTS, REACHES, C, n, m, ssb, ssh, ssn, ssm, stb, 
             s = _tile(S, i, t, ssn, ssm, end, m)
             f, _ = token_potential(s, h, log_mass, updated)
             top, total, _, _ = add_tokens(top, total, s + f[:, None])
-        store_reach(reaches + (number * parts + part) * 2 * R, t, top, total, parts, R)
-        tl.debug_barrier()
+        finish_reach(reaches + number * 2 * R, of_parts, ARRIVED + g, t, top, total, part, parts, SPLIT, R)
     if VALUES:
         C += b * scb + head * sch
         # the pass that pivots are exact by is the last one, and their shares are the tokens' in it
-        h = potential_before(reaches, log_masses, passes - 1 if PIVOTS_EXACT else passes, parts, t, R)
+        h = potential_before(reaches, log_masses, passes - 1 if PIVOTS_EXACT else passes, t, R)
         top, log_total = tl.zeros([R], tl.float32), tl.zeros([R], tl.float32)
         if PIVOTS_EXACT:
-            top, log_total = merged_reach(reaches + (passes - 1) * parts * 2 * R, parts, t, R)
+            top, log_total = load_reach(reaches + (passes - 1) * 2 * R, t, True, R)
         updated = tl.where((passes > 1) | TOKENS_FIRST, 1.0, 0.0)
         for c in range(start, end, BLOCK):
             i = c + tl.arange(0, BLOCK)
@@ -99,11 +98,11 @@ def _start(S, C, GRAD_C, TOKENS, i, t, m, end, ssn, ssm, scn, scm, sgn, sgm, stn
 
 
 @triton.jit(do_not_specialize=RUNTIME)
-def solve_backward(S, TOKENS, PIVOTS, REACHES, C, GRAD_C, DELTA, GRAD_S, GRAD_TOKENS, GRAD_H, OUT, n, m,
+def solve_backward(S, TOKENS, PIVOTS, REACHES, C, GRAD_C, DELTA, GRAD_S, GRAD_TOKENS, GRAD_H, OF_PARTS, ARRIVED, n, m,
                    ssb, ssh, ssn, ssm, stb, sth, stn, spb, sph, spm, scb, sch, scn, scm, heads, sgb, sgh, sgn, sgm,
-                   passes, top, high, levels, length, parts, slot,
-                   TOKENS_FIRST: tl.constexpr, BEGIN: tl.constexpr, FINISH: tl.constexpr, PIVOTS_EXACT: tl.constexpr,
-                   R: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+                   passes, top, high, levels, length, parts,
+                   TOKENS_FIRST: tl.constexpr, BEGIN: tl.constexpr, FINISH: tl.constexpr, SPLIT: tl.constexpr,
+                   PIVOTS_EXACT: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     g, b, head, part, start, end = place(heads, length, n)
     all_programs = tl.num_programs(0)
     t = tl.arange(0, R)
@@ -112,6 +111,7 @@ def solve_backward(S, TOKENS, PIVOTS, REACHES, C, GRAD_C, DELTA, GRAD_S, GRAD_TO
     GRAD_S += b * scb + head * sch
     GRAD_C += b * sgb + head * sgh
     TOKENS += b * stb + head * sth
+    of_parts = OF_PARTS + g * parts * R
     log_masses = tl.load(PIVOTS + b * spb + head * sph + t * spm, mask=t < m, other=NEG_INF)
     delta = tl.zeros([R], tl.float32)
     if PIVOTS_EXACT:
@@ -126,8 +126,8 @@ def solve_backward(S, TOKENS, PIVOTS, REACHES, C, GRAD_C, DELTA, GRAD_S, GRAD_TO
             _, _, _, _, of_tokens = _start(S, C, GRAD_C, TOKENS, i, t, m, end, ssn, ssm, scn, scm, sgn, sgm, stn,
                                            delta, h, updated, PIVOTS_EXACT)  # fmt: skip
             grad_h -= tl.sum(of_tokens, 0)
-        tl.store(OUT + top * slot + (g * parts + part) * R + t, grad_h)
-        tl.debug_barrier()
+        to = GRAD_H + (top * all_programs + g) * R
+        finish_gradient(to, of_parts, ARRIVED + g, t, grad_h, part, parts, SPLIT, R)
     for back in range(0, levels):
         u = high - back
         grad_h = tl.zeros([R], tl.float32)
@@ -138,8 +138,8 @@ def solve_backward(S, TOKENS, PIVOTS, REACHES, C, GRAD_C, DELTA, GRAD_S, GRAD_TO
             _, of_tokens, _ = undo_pass(s, REACHES, GRAD_H, log_masses, log_mass, u, g, passes, all_programs, t,
                                         TOKENS_FIRST, R)  # fmt: skip
             grad_h -= tl.sum(of_tokens, 0)
-        tl.store(OUT + (u - 1) * slot + (g * parts + part) * R + t, grad_h)
-        tl.debug_barrier()
+        to = GRAD_H + ((u - 1) * all_programs + g) * R
+        finish_gradient(to, of_parts, ARRIVED + g, t, grad_h, part, parts, SPLIT, R)
     if FINISH:
         for c in range(start, end, BLOCK):
             i = c + tl.arange(0, BLOCK)
@@ -177,7 +177,8 @@ class _Sinkhorn(torch.autograd.Function):
         n, m = s.shape[2:]
         passes = (num_updates + exact) // 2
         R = padded(m)
-        parts, length = num_parts(bsz * heads, n, R, s.device)
+        programs = bsz * heads
+        parts, length = solver_parts(programs, n, R, s.device)
         strides = *s.stride(), *tokens.stride(), *pivots.stride(), *c.stride()
         side = Side(
             numbers=(n, m, *strides, heads),
@@ -186,17 +187,30 @@ class _Sinkhorn(torch.autograd.Function):
             sizes=(32, R),
             blocks=blocks_of(R),
         )
-        reaches = torch.empty(bsz * heads, passes, parts, 2, R, dtype=torch.float32, device=s.device)
-        split = bsz * heads, parts, length
-        forward_passes(solve_forward, split, passes, passes, (s, tokens, pivots, reaches, c), side)
-        ctx.save_for_backward(scores, log_a, log_b, conditional, merged(reaches))
-        ctx.side, ctx.exact, ctx.split = side, exact, split
+        reaches = torch.empty(programs, passes, 2, R, dtype=torch.float32, device=s.device)
+        of_parts = arrived = reaches  # without parts any tensor stands for what they leave, unread
+        if parts > 1:
+            of_parts = torch.empty(programs, parts, 2, R, dtype=torch.float32, device=s.device)
+            arrived = torch.zeros(programs, dtype=torch.int32, device=s.device)
+        block, warps, stages = tuned(solve_forward.__name__, s.device, side.sizes, side.blocks)
+
+        def run(first, last, values):
+            numbers, constants = (*side.numbers, passes, first, last, length, parts), (*side.constants, block)
+            tensors = s, tokens, pivots, reaches, of_parts, arrived, c
+            constants = side.tokens_first, values, parts > 1, *constants
+            start(solve_forward, (programs, parts), tensors, numbers, constants, warps, stages)
+
+        for number in range(passes if parts > 1 else 0):
+            run(number, number + 1, False)
+        run(0, 0 if parts > 1 else passes, True)
+        ctx.save_for_backward(scores, log_a, log_b, conditional, reaches, arrived)
+        ctx.side, ctx.exact, ctx.split = side, exact, (programs, parts, length)
         return conditional
 
     @staticmethod
     @once_in_full_precision
     def backward(ctx, grad_conditional):
-        scores, log_a, log_b, conditional, reaches = ctx.saved_tensors
+        scores, log_a, log_b, conditional, reaches, arrived = ctx.saved_tensors
         side, exact = ctx.side, ctx.exact
         grad_scores = torch.empty_like(conditional)
         matrices = scores, conditional, grad_conditional, grad_scores
@@ -208,9 +222,10 @@ class _Sinkhorn(torch.autograd.Function):
         grad_h = torch.empty(max(top + 1, 1), bsz * heads, padded(m), dtype=torch.float32, device=s.device)
         grad_tokens = torch.empty(bsz, heads, n, dtype=torch.float32, device=s.device)
         delta = (c * grad_c).sum(-2) if exact else grad_tokens  # else it is not read
-        tensors = s, tokens, pivots, reaches, c, grad_c, delta, grad_s, grad_tokens
+        of_parts = grad_h.new_empty(*ctx.split[:2], padded(m)) if ctx.split[1] > 1 else grad_h
+        tensors = s, tokens, pivots, reaches, c, grad_c, delta, grad_s, grad_tokens, grad_h, of_parts, arrived
         side = side._replace(numbers=(*side.numbers, *grad_c.stride()))
-        backward_passes(solve_backward, ctx.split, passes, top, top >= 0, grad_h, tensors, side)
+        backward_passes(solve_backward, ctx.split, passes, top, top >= 0, tensors, side)
         grad_pivots = grad_h[: top + 1, :, :m].sum(0).view(bsz, heads, m)
         return (grad_scores, *((grad_pivots, grad_tokens) if exact else (grad_tokens, grad_pivots)), None)
 

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 NEG_INF = tl.constexpr(float("-inf"))
+PARTS, ENTRIES = tl.constexpr(32), tl.constexpr(4096)  # parts of a sentence that are merged at once, at most
 
 
 @triton.jit
@@ -28,24 +29,66 @@ def load_reach(reaches, t, there, R: tl.constexpr):
 
 
 @triton.jit
-def store_reach(reaches, t, top, total, parts, R: tl.constexpr):
-    """The reach of a running maximum and sum; of no token at all -inf in a part, 0 in a whole sentence."""
+def store_reach(reaches, t, top, total, R: tl.constexpr):
+    """The reach of a running maximum and sum; 0 of no token at all."""
     nothing = total == 0.0
-    tl.store(reaches + t, tl.where(nothing & (parts == 1), 0.0, top))
+    tl.store(reaches + t, tl.where(nothing, 0.0, top))
     tl.store(reaches + R + t, tl.log(tl.where(nothing, 1.0, total)))
 
 
 @triton.jit
-def merged_reach(reaches, parts, t, R: tl.constexpr):
-    """The reach over all tokens from those over parts of them, ``(parts, 2, R)``; 0 where there is no token at all."""
-    top, log_total = load_reach(reaches, t, True, R)
-    for part in range(1, parts):
-        other, log_other = load_reach(reaches + part * 2 * R, t, True, R)
-        new = tl.maximum(top, other)
-        safe = tl.where(new == NEG_INF, 0.0, new)
-        total = tl.exp(top - safe + log_total) + tl.exp(other - safe + log_other)
-        top, log_total = new, tl.log(tl.where(total == 0.0, 1.0, total))
-    return tl.where(top == NEG_INF, 0.0, top), log_total
+def is_last(ARRIVED, parts):
+    """Whether all other parts of the sentence have come here before; what they have stored can be read then.
+
+    A counter serves one launch after the other: each adds as many as there are parts.
+    """
+    tl.debug_barrier()  # all threads of this program have stored theirs
+    return (tl.atomic_add(ARRIVED, 1, sem="acq_rel", scope="gpu") + 1) % parts == 0
+
+
+@triton.jit
+def finish_reach(reaches, of_parts, ARRIVED, t, top, total, part, parts,
+                 SPLIT: tl.constexpr, R: tl.constexpr):  # fmt: skip
+    """Store the reach of a sentence; that of a part goes to ``of_parts``, and the last part merges all of them."""
+    if SPLIT:
+        tl.store(of_parts + part * 2 * R + t, top)
+        tl.store(of_parts + part * 2 * R + R + t, total)
+        P: tl.constexpr = PARTS if PARTS * R <= ENTRIES else ENTRIES // R
+        if is_last(ARRIVED, parts):
+            top = tl.full([R], NEG_INF, tl.float32)
+            total = tl.zeros([R], tl.float32)
+            for c in range(0, parts, P):
+                p = c + tl.arange(0, P)
+                at = of_parts + p[:, None] * 2 * R + t[None, :]
+                here = (p < parts)[:, None] & (t < R)[None, :]
+                tops = tl.load(at, mask=here, other=NEG_INF)
+                new = tl.maximum(top, tl.max(tops, 0))
+                safe = tl.where(new == NEG_INF, 0.0, new)
+                totals = tl.load(at + R, mask=here, other=0.0)
+                total = total * tl.exp(top - safe) + tl.sum(tl.exp(tops - safe[None, :]) * totals, 0)
+                top = new
+            store_reach(reaches, t, top, total, R)
+    else:
+        store_reach(reaches, t, top, total, R)
+    tl.debug_barrier()  # other threads of this program read it in the next pass
+
+
+@triton.jit
+def finish_gradient(to, of_parts, ARRIVED, t, grad, part, parts, SPLIT: tl.constexpr, R: tl.constexpr):  # fmt: skip
+    """Store the gradient of a potential, which is a sum over tokens; of parts as in :func:`finish_reach`."""
+    if SPLIT:
+        tl.store(of_parts + part * R + t, grad)
+        P: tl.constexpr = PARTS if PARTS * R <= ENTRIES else ENTRIES // R
+        if is_last(ARRIVED, parts):
+            total = tl.zeros([R], tl.float32)
+            for c in range(0, parts, P):
+                p = c + tl.arange(0, P)
+                here = (p < parts)[:, None] & (t < R)[None, :]
+                total += tl.sum(tl.load(of_parts + p[:, None] * R + t[None, :], mask=here, other=0.0), 0)
+            tl.store(to + t, total)
+    else:
+        tl.store(to + t, grad)
+    tl.debug_barrier()
 
 
 @triton.jit
@@ -56,12 +99,12 @@ def pivot_potential(log_masses, top, log_total, number):
 
 
 @triton.jit
-def potential_before(reaches, log_masses, number, parts, t, R: tl.constexpr):
+def potential_before(reaches, log_masses, number, t, R: tl.constexpr):
     """The pivots' potential that pass ``number`` starts from."""
     top = tl.zeros([R], tl.float32)
     log_total = tl.zeros([R], tl.float32)
     if number > 0:
-        top, log_total = merged_reach(reaches + (number - 1) * parts * 2 * R, parts, t, R)
+        top, log_total = load_reach(reaches + (number - 1) * 2 * R, t, True, R)
     return pivot_potential(log_masses, top, log_total, number - 1)
 
 

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.errors import InputError
 from fairseq_lot.kernels import choice, launch, naive, tiles
+from fairseq_lot.kernels import convolution as convolution_kernels
 from fairseq_lot.kernels import lot as lot_kernels
 from fairseq_lot.kernels import sinkhorn as sinkhorn_kernels
 from fairseq_lot.kernels import sinkhorn_attention as attention_kernels
@@ -46,7 +47,8 @@ def no_numerical_warnings():
 
 def split_from(monkeypatch, length):
     monkeypatch.setattr(launch, "_processors", lambda device: 100)
-    monkeypatch.setattr(launch, "SHORTEST_PART", length)
+    for name in ("LOT_PART", "SOLVER_PART"):
+        monkeypatch.setattr(launch, name, length)
 
 
 def pads(n, *ranges):
@@ -202,14 +204,41 @@ def test_rows_sum_to_one_however_large_the_scores(size):
     assert (values - 1).abs().max() <= 32 * torch.finfo(torch.float32).eps
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("T", "Tq"), [(1, 1), (2, 3), (5, 5), (6, 4)])
-def test_tokens_split_among_programs(T, Tq, monkeypatch):
-    split_from(monkeypatch, 64)
-    assert launch.num_parts(2, 150, 16, torch.device("cpu")) == (2, 128)
+def check_split(T, Tq, n, m, parts, monkeypatch, **drawing):
+    """Tokens are split among so many programs, queries and keys; four parts are merged at once."""
+    for module in (tiles, lot_kernels):
+        monkeypatch.setattr(module, "PARTS", tl.constexpr(4))
+    found = lot_kernels.split(2, n, m, torch.device("cpu"))
+    assert (found.query_parts, found.key_parts) == parts
     # a part without a real token, on either side, and a sentence of pads alone
-    query_pads, key_pads = pads(150, (120, 150), (0, 150)), pads(200, (0, 130), (150, 200))
-    check_lot(T, Tq, 150, 200, 6, 16, query_pads, key_pads, expected=opened)
+    query_pads, key_pads = pads(n, (n - n // 3, n), (0, n)), pads(m, (0, m // 2), (m - m // 4, m))
+    check_lot(T, Tq, n, m, 6, 16, query_pads, key_pads, expected=opened, **drawing)
+
+
+@pytest.mark.parametrize(("T", "Tq"), [(5, 5), (2, 1)])
+def test_tokens_split_among_programs(T, Tq, monkeypatch):
+    split_from(monkeypatch, 16)
+    check_split(T, Tq, 37, 83, (3, 6), monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("T", "Tq"), [(1, 1), (2, 3), (5, 5), (6, 4), (1, 6)])
+@pytest.mark.parametrize(
+    ("n", "m", "parts"), [(150, 200, (10, 13)), (33, 31, (3, 1)), (15, 32, (1, 2)), (32, 32, (2, 2))], ids=str
+)
+def test_numbers_of_parts(n, m, parts, T, Tq, monkeypatch):
+    split_from(monkeypatch, 16)
+    check_split(T, Tq, n, m, parts, monkeypatch, dtype=torch.float16 if T == 6 else torch.float32)
+
+
+def test_a_second_gradient_of_split_tokens_is_the_first(monkeypatch):
+    """The counters of parts serve every launch."""
+    split_from(monkeypatch, 16)
+    leaves = [x.requires_grad_() for x in draw(40, 40, 3, 16)]
+    values = lot_kernels.lot(LotInputs(*leaves), LotSettings(0.25, 3, 3))
+    weights = torch.randn(values.shape)
+    first, second = (torch.autograd.grad(values, leaves, weights, retain_graph=True) for _ in range(2))
+    assert all(map(torch.equal, first, second))
 
 
 def test_what_stands_in_pads_is_never_read():
@@ -305,14 +334,67 @@ def test_two_launches_each_and_no_matrix_of_tokens_and_pivots(monkeypatch):
     assert 0 < sizes.largest < 2 * 40 * 32 * torch.float32.itemsize
 
 
-@pytest.mark.slow
-def test_six_launches_forward_where_tokens_are_split(monkeypatch):
-    split_from(monkeypatch, 64)
-    names = ["key_forward", "query_forward"]
-    for name in names:
-        monkeypatch.setattr(lot_kernels, name, Counted(getattr(lot_kernels, name)))
-    lot_kernels.lot(LotInputs(*draw(130, 130, 3, 16)), LotSettings(0.25, 5, 5))
-    assert [getattr(lot_kernels, name).launches for name in names] == [3, 3]
+def launches_of(monkeypatch, module):
+    """The names of all kernels of a module that are launched."""
+    launched, original = [], launch.start
+
+    def start(kernel, *arguments):
+        launched.append(kernel.__name__)
+        original(kernel, *arguments)
+
+    for place in (launch, module):
+        monkeypatch.setattr(place, "start", start)
+    return launched
+
+
+def test_a_launch_for_each_pass_where_tokens_are_split(monkeypatch):
+    """Five forward, among them one for the values at the pivots; passes of both sides share one."""
+    split_from(monkeypatch, 16)
+    launched = launches_of(monkeypatch, lot_kernels)
+    values = lot_kernels.lot(LotInputs(*(x.requires_grad_() for x in draw(33, 33, 3, 16))), LotSettings(0.25, 5, 5))
+    assert launched == ["pass_of_both"] * 2 + ["key_forward", "merge_values", "query_forward"]
+    launched.clear()
+    values.sum().backward()
+    assert launched == ["query_backward"] * 3 + ["key_backward"] * 3
+
+
+@pytest.mark.parametrize(
+    ("n", "width", "number", "dtype"),
+    [
+        (9, 16, 3, torch.float32),
+        (70, 40, 5, torch.float16),  # two blocks, wide values whose halves share their weights
+        pytest.param(1, 16, 1, torch.float32, marks=pytest.mark.slow),
+        pytest.param(150, 128, 3, torch.bfloat16, marks=pytest.mark.slow),
+        pytest.param(7, 24, 31, torch.float32, marks=pytest.mark.slow),  # more neighbours than tokens
+    ],
+    ids=str,
+)
+def test_convolution(n, width, number, dtype, monkeypatch):
+    monkeypatch.setattr(convolution_kernels, "ENTRIES", 64 * launch.padded(width))
+    launched = launches_of(monkeypatch, convolution_kernels)
+    v = draw(1, n, 1, width, heads=2)[2].to(dtype)
+    weight = torch.randn(2, width // 2 if number == 5 else width, number).to(dtype)
+    weights = torch.randn(2, 2, n, width)
+    results, exact = (
+        with_gradients(run, leaves, weights)
+        for run, leaves in (
+            (convolution_kernels.convolution, [v, weight]),
+            (naive.convolution, [v.double(), weight.double()]),
+        )
+    )
+    assert launched == ["convolve", "convolve_backward"] and results[0].dtype == torch.float32
+    eps = torch.finfo(torch.float32).eps * (number + n * 2)  # of sums
+    for result, wish, rounding in zip(results, exact, (0.0, *[torch.finfo(dtype).eps] * 2), strict=True):
+        assert (result.double() - wish).norm() <= (eps + rounding) * wish.norm()
+
+
+def test_the_convolutions_twin_is_the_plain_loop():
+    v, weight = torch.randn(2, 3, 7, 8).double(), torch.randn(3, 4, 3).double()
+    values = naive.convolution(v, weight)
+    for sentence in range(2):
+        for head in range(3):
+            halves = [reference.convolution(half, weight[head]) for half in v[sentence, head].split(4, -1)]
+            close(values[sentence, head], torch.cat(halves, -1))
 
 
 def check_sinkhorn(T, n, m, *, row_pads=None, size=1.0, transposed=False):
@@ -367,7 +449,7 @@ def test_solver_with_extreme_scores(n, m, size):
 @pytest.mark.parametrize("T", [1, 2, 5, 6])
 def test_solver_with_tokens_split(T, n, m, monkeypatch):
     split_from(monkeypatch, 64)
-    assert launch.num_parts(4, 150, 16, torch.device("cpu")) == (2, 128)
+    assert launch.solver_parts(4, 150, 16, torch.device("cpu")) == (3, 64)
     check_sinkhorn(T, n, m, row_pads=pads(n, (n - n // 3, n), (0, 0)))
 
 
@@ -544,7 +626,8 @@ def test_mechanisms_give_the_same_through_kernels(name, untested, monkeypatch):
         results.append([values, *torch.autograd.grad(values.square().sum(), learnt, allow_unused=True)])
     close(*results, 1e-5, relative=1e-4)
     kinds = {key[0] for key, failure in choice._tested.items() if failure is None}
-    assert kinds == {{"set": "sinkhorn", "sinkhorn": "sinkhorn attention"}.get(name.partition("-")[0], "lot")}
+    expected = {{"set": "sinkhorn", "sinkhorn": "sinkhorn attention"}.get(name.partition("-")[0], "lot")}
+    assert kinds == expected | ({"convolution"} if "conv_kernel" in MECHANISMS[name] else set())
 
 
 @triton.jit

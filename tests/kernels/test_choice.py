@@ -79,20 +79,31 @@ def test_on_the_cpu_triton_is_not_even_imported():
     assert done.stderr.strip() == ""
 
 
-@pytest.mark.parametrize(
-    ("programs", "n", "held", "parts"),
-    [
-        (16, 512, 32, 1),
-        (16, 2048, 32, 1),
-        (4, 8192, 32, 4),
-        (64, 512, 512, 1),
-        (16, 2048, 2048, 8),
-        (132, 2048, 2048, 1),
-    ],
-)
-def test_a_sentence_is_split_where_programs_are_few_and_there_is_much_to_do(programs, n, held, parts, monkeypatch):
+@pytest.fixture
+def h100(monkeypatch):
+    """A device with as many processors."""
     monkeypatch.setattr(launch, "_processors", lambda device: 132)
-    found, length = launch.num_parts(programs, n, held, torch.device("cuda"))
+    return torch.device("cuda")
+
+
+@pytest.mark.parametrize("n", [512, 1024, 2048, 4096, 8192, 32_768])
+def test_lot_fills_all_processors_at_8192_tokens_and_4_heads(n, h100):
+    programs = 4 * max(1, 8192 // n)
+    parts, length = launch.lot_parts(programs, n, h100)
+    assert programs * parts >= 132
+    assert (parts - 1) * length < n <= parts * length and length % 16 == 0
+
+
+@pytest.mark.parametrize(("programs", "n"), [(132, 512), (256, 8192), (4, 255), (1, 1)])
+def test_lot_is_not_split_where_programs_are_many_or_tokens_few(programs, n, h100):
+    assert launch.lot_parts(programs, n, h100) == (1, n)
+
+
+@pytest.mark.parametrize(
+    ("programs", "n", "held", "parts"), [(16, 512, 32, 1), (4, 8192, 32, 4), (64, 512, 512, 1), (16, 2048, 2048, 10)]
+)
+def test_the_solver_is_split_where_programs_are_few_and_there_is_much_to_do(programs, n, held, parts, h100):
+    found, length = launch.solver_parts(programs, n, held, h100)
     assert found == parts and (parts - 1) * length < n <= parts * length
 
 

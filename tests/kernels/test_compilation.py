@@ -10,12 +10,20 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.backends.nvidia.compiler import get_ptxas  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from fairseq_lot.kernels import lot, near_far, near_far_expected, near_far_step, sinkhorn, sinkhorn_attention  # noqa: E402
+from fairseq_lot.kernels import (  # noqa: E402
+    convolution,
+    lot,
+    near_far,
+    near_far_expected,
+    near_far_step,
+    sinkhorn,
+    sinkhorn_attention,
+)
 
 # of the inputs' type; every other matrix is float32
 INPUTS = {"Q", "K", "V", "Z", "GRAD_O", "GRAD_Q", "GRAD_K", "GRAD_V"}
 OUTPUT = lot.query_forward
-OTHERS = {"PADS": "u8", "POSITIONS": "i64"}  # by how names end
+OTHERS = {"PADS": "u8", "POSITIONS": "i64", "ARRIVED": "i32"}  # by how names end
 NUMBERS = {"scale": "fp32", "rounding": "fp32", "natural": "fp32", "no_mass": "fp32", "dropout": "fp32"}
 # bytes that a thread may write out of its registers: nothing forward; backward about what Triton 3.8 was found to need,
 # at most 132 with 32 pivots, while with 64 the assembler of sm_80 writes 3,204
@@ -66,6 +74,13 @@ def check(kernel, target, *arguments, **constants):
 
 
 FLAGS = {"TOKENS_FIRST": True, "VALUES": True, "BEGIN": True, "FINISH": True, "HAS_PADS": True}
+WHOLE, STEPS = {**FLAGS, "SPLIT": False}, {"BEGIN": False, "FINISH": False}
+PARTS = {  # all launches of a pass where tokens are split
+    "key_forward": [{}],
+    "query_forward": [{}],
+    "query_backward": [{**STEPS, "BEGIN": True}, STEPS, {**STEPS, "FINISH": True}],
+    "key_backward": [{**STEPS, "BEGIN": True}, STEPS, {**STEPS, "FINISH": True}],
+}
 
 
 @pytest.fixture(autouse=True)
@@ -78,17 +93,48 @@ def own_cache(tmp_path, monkeypatch):
 @pytest.mark.parametrize("kernel", ["key_forward", "query_forward", "query_backward", "key_backward"])
 def test_lot(kernel, r, d, dtype, target, tmp_path):
     sizes = {"R": r, "D": d, "DV": d, "BLOCK": lot.BLOCK, "PRECISION": "tf32x3", "DROPS": dtype == "bf16"}
-    check(getattr(lot, kernel), target, dtype, lot.WARPS, tmp_path, **FLAGS, **sizes)
+    check(getattr(lot, kernel), target, dtype, lot.WARPS, tmp_path, **WHOLE, **sizes)
 
 
 @pytest.mark.parametrize("target", [80, 90])
+@pytest.mark.parametrize(
+    ("kernel", "flags"), [(kernel, flags) for kernel, every in PARTS.items() for flags in every], ids=str
+)
+def test_lot_with_tokens_split(kernel, flags, target, tmp_path):
+    sizes = {"R": 32, "D": 64, "DV": 64, "BLOCK": lot.BLOCK, "PRECISION": "tf32x3", "DROPS": False}
+    check(getattr(lot, kernel), target, "fp16", lot.WARPS, tmp_path, **{**FLAGS, **flags}, **sizes, SPLIT=True)
+
+
+@pytest.mark.parametrize("target", [80, 90])
+@pytest.mark.parametrize("r", [32, 64])
+@pytest.mark.parametrize("kernel", ["pass_of_both", "merge_values"])
+def test_lots_passes_and_merge(kernel, r, target, tmp_path):
+    sizes = {"R": r, "D": 64, "DV": 64, "BLOCK": lot.BLOCK, "PRECISION": "tf32x3"}
+    sizes |= dict.fromkeys(("QUERIES_FIRST", "KEYS_FIRST", "HAS_QUERY_PADS", "HAS_KEY_PADS"), True)
+    spilled, shared = resources(getattr(lot, kernel), target, "fp16", lot.WARPS, tmp_path, **sizes)
+    assert spilled == 0
+    assert shared <= SHARED[target]
+
+
+@pytest.mark.parametrize("target", [80, 90])
+@pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("held", [32, 1024])
 @pytest.mark.parametrize("exact", [False, True], ids=["tokens exact", "pivots exact"])
 @pytest.mark.parametrize("kernel", ["solve_forward", "solve_backward"])
-def test_solver(kernel, exact, held, target, tmp_path):
+def test_solver(kernel, exact, held, split, target, tmp_path):
     block, warps, _ = sinkhorn.blocks_of(held)
-    sizes = {"R": held, "BLOCK": block, "PIVOTS_EXACT": exact}
+    sizes = {"R": held, "BLOCK": block, "PIVOTS_EXACT": exact, "SPLIT": split}
     check(getattr(sinkhorn, kernel), target, "fp32", warps, tmp_path, **FLAGS, **sizes, ssm=1, scm=1, sgm=1)
+
+
+@pytest.mark.parametrize("target", [80, 90])
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("kernel", ["convolve", "convolve_backward"])
+def test_convolution(kernel, width, target, tmp_path):
+    sizes = {"D": width, "BLOCK": convolution.ENTRIES // width, "typed": {"V", "W", "GRAD_V"}}
+    spilled, shared = resources(getattr(convolution, kernel), target, "fp16", convolution.WARPS, tmp_path, **sizes)
+    assert spilled == 0
+    assert shared <= SHARED[target]
 
 
 NEAR_FAR_TYPED = {"Q", "K", "V", "Z", "OUT", "GRAD_OUT", "GRAD_Q", "GRAD_K", "GRAD_V", "TO_Z"}

@@ -104,7 +104,7 @@ def works() -> dict[str, Callable[[], torch.Tensor]]:
     """A layer of each mechanism that has kernels."""
     from fairseq_lot.kernels.lot import lot
     from fairseq_lot.kernels.near_far import near_far
-    from fairseq_lot.kernels.sinkhorn import sinkhorn
+    from fairseq_lot.kernels.sinkhorn import fused_sinkhorn
     from fairseq_lot.kernels.sinkhorn_attention import sinkhorn_attention
 
     bsz, heads, n, d, r = SHAPE
@@ -120,7 +120,7 @@ def works() -> dict[str, Callable[[], torch.Tensor]]:
         "near_far with tangents": lambda: near_far(q, k, v, pivots, log_masses, of_near_far),
         "lot": lambda: lot(of_lot, LotSettings(d**-0.5, 5, 5)),
         "sinkhorn": lambda: sinkhorn_attention(of_sinkhorn, SinkhornSettings(d**-0.5, 15)),
-        "solver of Sinkhorn and SeT": lambda: sinkhorn(scores, uniform, uniform, num_updates=15),
+        "solver of Sinkhorn and SeT": lambda: fused_sinkhorn(scores, uniform, uniform, num_updates=15),
     }
 
 

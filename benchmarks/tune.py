@@ -128,7 +128,7 @@ def lot_works(sizes: Sizes) -> Iterator[Work]:
 
 def set_works(sizes: Sizes) -> Iterator[Work]:
     """The solver with five updates on r pivots, from either side."""
-    from fairseq_lot.kernels.sinkhorn import sinkhorn
+    from fairseq_lot.kernels.sinkhorn import fused_sinkhorn
 
     bsz, masses = max(1, sizes.tokens // sizes.length), sizes.pivots()[1]
     even = torch.zeros(sizes.length, device=sizes.device).log_softmax(-1)
@@ -137,7 +137,7 @@ def set_works(sizes: Sizes) -> Iterator[Work]:
         scores, marginals = sizes.normal(bsz, sizes.heads, *shape, dtype=torch.float32), (even, masses)
         error = partial(choice._sinkhorn_error, sizes.device, transposed, padded(sizes.r), 5, n=sizes.tested)
         leaves = scores, *(marginals[::-1] if transposed else marginals)
-        yield layer(partial(sinkhorn, num_updates=5), leaves, error)
+        yield layer(partial(fused_sinkhorn, num_updates=5), leaves, error)
 
 
 def sinkhorn_works(sizes: Sizes) -> Iterator[Work]:

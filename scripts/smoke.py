@@ -98,7 +98,9 @@ def check_kernels(device: torch.device) -> Iterator[list[str]]:
             yield [title, precision, *compare(kernel, twin, inputs, device)]
         log_a = torch.zeros(bsz, 1, n).masked_fill(masks[0][:, None], -torch.inf).log_softmax(-1)
         inputs = [torch.randn(bsz, HEADS, n, r), log_a, log_masses]
-        fast, plain = (partial(function, num_updates=5) for function in (choice.sinkhorn, log_domain_sinkhorn))
+        fast, plain = (
+            partial(function, num_updates=5) for function in (choice.try_fused_sinkhorn, log_domain_sinkhorn)
+        )
         yield [f"sinkhorn, {bsz} x {n} x {r}", "fp32", *compare(fast, plain, inputs, device)]
 
 

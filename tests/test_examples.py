@@ -10,7 +10,7 @@ import torch
 import fairseq_lot
 from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.transport.pivots import pivot_coupling
-from fairseq_lot.transport.sinkhorn import sinkhorn
+from fairseq_lot.transport.sinkhorn import solve
 from tests.conftest import ROOT, program
 
 
@@ -31,7 +31,7 @@ def test_types_are_promised():
     assert (ROOT / "fairseq_lot" / "py.typed").is_file() and '"py.typed"' in (ROOT / "setup.py").read_text()
 
 
-@pytest.mark.parametrize("function", [sinkhorn, pivot_coupling, build_mechanism])
+@pytest.mark.parametrize("function", [solve, pivot_coupling, build_mechanism])
 def test_examples_in_docstrings(function):
     (example,) = doctest.DocTestFinder(recurse=False).find(function, globs=function.__globals__ | {"torch": torch})
     result = doctest.DocTestRunner().run(example)

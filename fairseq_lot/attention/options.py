@@ -64,11 +64,6 @@ class Options:
             if choices is not None and value not in choices:
                 raise InputError(f"must be one of {', '.join(choices)}, got {value!r}", field.name)
 
-    @classmethod
-    def completed(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """The given options, plus options that these imply."""
-        return given
-
     def at_site(self, site: str) -> "Options":
         """The options for one of ``SITES``; here the prior is dropped at cross."""
         has_prior = site == "cross" and getattr(self, "prior", None) is not None

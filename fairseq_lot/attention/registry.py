@@ -48,7 +48,7 @@ def build_options(name: str, **options: Any) -> Options:
         if option not in known:
             raise InputError(f"{name} attention has no option {option!r}; it has: {', '.join(known) or 'none'}")
     try:
-        return options_class(**options_class.completed(options))
+        return options_class(**options)
     except InputError as error:
         raise InputError(f"{name} attention: {error}") from None
 

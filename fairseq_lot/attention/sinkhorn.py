@@ -13,7 +13,7 @@ from fairseq_lot.kernels import choice as kernels
 from fairseq_lot.kernels.naive import SinkhornInputs, SinkhornSettings
 from fairseq_lot.transport.marginals import at_least_float32, uniform_log_mass
 from fairseq_lot.transport.positions import alibi_log_prior, alibi_slopes, check_queries_among_keys, positions
-from fairseq_lot.transport.sinkhorn import sinkhorn
+from fairseq_lot.transport.sinkhorn import solve
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class SinkhornOptions(Options):
     """Options of Sinkhorn. Defaults are those of ESPFormer's translation experiment (its Table 12) [ESPFormer]."""
 
     epsilon: float = option(
-        0.1, "entropic regularisation, in the unit of the scores; with learn_epsilon the default is 1", above=1e-30
+        None, "entropic regularisation, in the unit of the scores (default: 0.1; with learn_epsilon: 1)", above=1e-30
     )
     num_updates: int = option(15, "half-updates, S in the papers; 1 is softmax of the scores / epsilon", minimum=1)
     tolerance: float | None = option(
@@ -32,9 +32,10 @@ class SinkhornOptions(Options):
     learn_epsilon: bool = option(False, "learn an epsilon for each head, initially epsilon")
     prior: str | None = prior_option()
 
-    @classmethod
-    def completed(cls, given: dict[str, Any]) -> dict[str, Any]:
-        return {"epsilon": 1.0, **given} if given.get("learn_epsilon") else given
+    def __post_init__(self) -> None:
+        if self.epsilon is None:
+            object.__setattr__(self, "epsilon", 1.0 if self.learn_epsilon else 0.1)
+        super().__post_init__()
 
 
 class Sinkhorn(Mechanism):
@@ -79,7 +80,7 @@ class Sinkhorn(Mechanism):
         scores = (q * (self.scaling / self.epsilon())) @ k.transpose(-1, -2)
         if self.options.prior == "alibi":
             scores += alibi_log_prior(masks.key_pads, q, k)
-        solution = sinkhorn(
+        solution = solve(
             scores,
             uniform_log_mass(masks.query_pads, q).unsqueeze(-2),
             uniform_log_mass(masks.key_pads, k).unsqueeze(-2),

@@ -95,8 +95,8 @@ def convolution(v: Tensor, weight: Tensor) -> Tensor | None:
     return kernel(v, weight)
 
 
-def sinkhorn(scores: Tensor, log_a: Tensor, log_b: Tensor, *, num_updates: int) -> Tensor | None:
-    """The conditional of :func:`~fairseq_lot.transport.sinkhorn.sinkhorn`, or None where the kernel is not used.
+def try_fused_sinkhorn(scores: Tensor, log_a: Tensor, log_b: Tensor, *, num_updates: int) -> Tensor | None:
+    """The conditional of :func:`~fairseq_lot.transport.sinkhorn.solve`, or None where the kernel is not used.
 
     Arguments as for it; there are two leading axes of scores at most.
     """
@@ -112,7 +112,7 @@ def sinkhorn(scores: Tensor, log_a: Tensor, log_b: Tensor, *, num_updates: int) 
     key = ("sinkhorn", scores.device, n < m, held, num_updates, tokens)
     if not _usable(scores, limit, key, lambda: _sinkhorn_error(scores.device, n < m, held, num_updates, tokens)):
         return None
-    from fairseq_lot.kernels.sinkhorn import sinkhorn as kernel
+    from fairseq_lot.kernels.sinkhorn import fused_sinkhorn as kernel
 
     return kernel(scores, log_a, log_b, num_updates=num_updates)
 
@@ -340,7 +340,7 @@ def _convolution_error(device, dtypes, width, d, number):
 
 
 def _sinkhorn_error(device, transposed, held, num_updates, n=13):
-    from fairseq_lot.kernels.sinkhorn import sinkhorn as kernel
+    from fairseq_lot.kernels.sinkhorn import fused_sinkhorn as kernel
 
     generator = torch.Generator().manual_seed(0)
     pivots = held // 2 + 1  # so that the block is padded

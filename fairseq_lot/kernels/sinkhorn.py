@@ -230,7 +230,7 @@ class _Sinkhorn(torch.autograd.Function):
         return (grad_scores, *((grad_pivots, grad_tokens) if exact else (grad_tokens, grad_pivots)), None)
 
 
-def sinkhorn(scores: torch.Tensor, log_a: torch.Tensor, log_b: torch.Tensor, *, num_updates: int) -> torch.Tensor:
+def fused_sinkhorn(scores: torch.Tensor, log_a: torch.Tensor, log_b: torch.Tensor, *, num_updates: int) -> torch.Tensor:
     """The conditional; arguments as for :func:`~fairseq_lot.kernels.choice.sinkhorn`."""
     *lead, n, m = scores.shape
     shape = [1] * (2 - len(lead)) + lead

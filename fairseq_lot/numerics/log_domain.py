@@ -23,7 +23,7 @@ def log_domain_sinkhorn(
 ) -> Tensor:
     """The plan in U(a, b) with each row divided by its sum, ``(..., n, m)``, for scores of any size.
 
-    Each half-update takes a logsumexp. Arguments as for :func:`~fairseq_lot.transport.sinkhorn.sinkhorn`.
+    Each half-update takes a logsumexp. Arguments as for :func:`~fairseq_lot.transport.sinkhorn.solve`.
     """
     # -inf where there is no mass, so that those scores never count; 0 elsewhere
     f = torch.where(log_a.isneginf(), log_a, 0.0)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fairseq_lot.transport.marginals import uniform_log_mass
 from fairseq_lot.transport.pivots import pivot_coupling
-from fairseq_lot.transport.sinkhorn import sinkhorn
+from fairseq_lot.transport.sinkhorn import solve
 
 
 @dataclass(frozen=True)
@@ -148,10 +148,10 @@ def _exact_plans(scores, noise, log_a, log_b, tolerance):
     """
     budget: dict[str, Any] = {"num_updates": 2001, "tolerance": tolerance}
     tiny = torch.finfo(scores.dtype).tiny
-    base = sinkhorn(scores, log_a, log_b, **budget)
+    base = solve(scores, log_a, log_b, **budget)
     # warm start: the log of the base plan is the scores plus row and column constants, which change no plan
     start = base.conditional.clamp(min=tiny).log()
-    moved = sinkhorn(start + noise, log_a, base.plan.sum(-2).clamp(min=tiny).log(), **budget)
+    moved = solve(start + noise, log_a, base.plan.sum(-2).clamp(min=tiny).log(), **budget)
     return base.conditional, moved.conditional, base.marginal_error + moved.marginal_error.amax(0)
 
 

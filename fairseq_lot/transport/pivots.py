@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fairseq_lot.transport.sinkhorn import Plan, sinkhorn
+from fairseq_lot.transport.sinkhorn import Plan, solve
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def key_side(
 ) -> Plan:
     """Γ2ᵀ in U(σ, b), exact on σ; arguments as in :func:`pivot_coupling`."""
     factor = None if log_factor is None else log_factor.mT
-    return sinkhorn(key_scores.mT, log_masses, log_b, num_updates=num_updates, log_factor=factor)
+    return solve(key_scores.mT, log_masses, log_b, num_updates=num_updates, log_factor=factor)
 
 
 def pivot_coupling(
@@ -74,7 +74,7 @@ def pivot_coupling(
         query_updates, key_updates: half-updates on each side. With ``query_updates=1`` a query's row is a softmax over
             the pivots and depends on no other query.
         log_factor: ``(..., n, r)``, only if queries and keys are the same tokens: both plans get this factor, see
-            :func:`~fairseq_lot.transport.sinkhorn.sinkhorn`.
+            :func:`~fairseq_lot.transport.sinkhorn.solve`.
 
     Returns:
         The coupling. Its rows are exact after any number of updates; its columns converge, unless there is a factor.
@@ -90,7 +90,7 @@ def pivot_coupling(
     if query_updates == 1 and log_factor is None:
         from_queries = Plan(torch.softmax(query_scores, -1), log_a, log_masses)
     else:
-        from_queries = sinkhorn(query_scores, log_a, log_masses, num_updates=query_updates, log_factor=log_factor)
+        from_queries = solve(query_scores, log_a, log_masses, num_updates=query_updates, log_factor=log_factor)
     to_keys = key_side(key_scores, log_b, log_masses, num_updates=key_updates, log_factor=log_factor)
     return Coupling(from_queries, to_keys)
 

@@ -60,7 +60,7 @@ class _TransposedProduct(torch.autograd.Function):
         return grad_conditional, conditional.transpose(-1, -2) @ grad_values
 
 
-def sinkhorn(
+def solve(
     scores: Tensor,
     log_a: Tensor,
     log_b: Tensor,
@@ -95,16 +95,16 @@ def sinkhorn(
     Examples:
         >>> scores = torch.tensor([[2.0, 0.0], [1.0, 0.0]])
         >>> half = torch.tensor([0.5, 0.5]).log()
-        >>> sinkhorn(scores, half, half, num_updates=1).conditional  # the softmax of each row
+        >>> solve(scores, half, half, num_updates=1).conditional  # the softmax of each row
         tensor([[0.8808, 0.1192],
                 [0.7311, 0.2689]])
-        >>> sinkhorn(scores, half, half, num_updates=15).plan.sum(0)  # each column receives its share
+        >>> solve(scores, half, half, num_updates=15).plan.sum(0)  # each column receives its share
         tensor([0.5000, 0.5000])
     """
     conditional = None
     if num_updates > 1 and log_factor is None:
         if tolerance is None and kernels.wanted(scores):
-            conditional = kernels.sinkhorn(scores, log_a, log_b, num_updates=num_updates)
+            conditional = kernels.try_fused_sinkhorn(scores, log_a, log_b, num_updates=num_updates)
         if conditional is None and ways(scores).looks:
             conditional = scaled_conditional(scores, log_a, log_b, num_updates=num_updates, tolerance=tolerance)
     if conditional is None:

@@ -13,7 +13,7 @@ from fairseq_lot.transport.exporting import is_exporting
 def scaled_conditional(
     scores: Tensor, log_a: Tensor, log_b: Tensor, *, num_updates: int, tolerance: float | None = None
 ) -> Tensor | None:
-    """The conditional of :func:`~fairseq_lot.transport.sinkhorn.sinkhorn`, or None if the scores are too extreme.
+    """The conditional of :func:`~fairseq_lot.transport.sinkhorn.solve`, or None if the scores are too extreme.
 
     The updates scale the rows and columns of ``K = exp(scores)``, with scores shifted if they are large. Each update
     costs one product of K with a vector. Entries that underflow in K must be negligible in every sum. The smallest and

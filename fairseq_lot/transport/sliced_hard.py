@@ -92,7 +92,7 @@ class _Segments(NamedTuple):
     def add_values(self, out: Tensor, weights: Tensor, x: Tensor) -> None:
         taken = _take(x, self.columns)
         taken *= (weights.unsqueeze(-1) * self.share.unsqueeze(1)).unsqueeze(-1)
-        out.view(-1, out.size(-1)).index_add_(0, _flat(self.rows, out.size(1)), taken.flatten(0, 2))
+        out.view(-1, out.size(-1)).index_add_(0, _flat_index(self.rows, out.size(1)), taken.flatten(0, 2))
 
     def inner(self, x: Tensor, y: Tensor) -> Tensor:
         taken = _take(y, self.columns)
@@ -257,7 +257,7 @@ def _inverse(permutation):
     return torch.empty_like(permutation).scatter_(-1, permutation, ranks)
 
 
-def _flat(index, length):
+def _flat_index(index, length):
     """Indices of tokens within their group, ``(G, L, S)``, as indices of rows in the flattened ``(G·length, c)``."""
     start = length * torch.arange(index.size(0), device=index.device).view(-1, 1, 1)
     return (index + start).flatten()
@@ -265,4 +265,4 @@ def _flat(index, length):
 
 def _take(x, index):
     """The rows of x at the indices: ``(G, n, c), (G, L, S) -> (G, L, S, c)``."""
-    return x.flatten(0, 1).index_select(0, _flat(index, x.size(1))).view(*index.shape, x.size(-1))
+    return x.flatten(0, 1).index_select(0, _flat_index(index, x.size(1))).view(*index.shape, x.size(-1))

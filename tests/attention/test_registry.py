@@ -12,6 +12,7 @@ from fairseq_lot.attention.base import Mechanism
 from fairseq_lot.attention.differential import scheduled_lambda_init
 from fairseq_lot.attention.options import Options
 from fairseq_lot.attention.registry import MECHANISMS, build_mechanism, build_options, describe, mechanism_class
+from fairseq_lot.attention.sinkhorn import SinkhornOptions
 from fairseq_lot.errors import InputError
 from tests.conftest import close
 from tests.variants import HEAD_DIM, NUM_HEADS, PLAIN_CASES, build_differential, draw
@@ -141,7 +142,7 @@ def test_what_a_checkpoint_holds_and_what_is_learnt(name, options, stored, learn
     [({}, 0.1), ({"learn_epsilon": True}, 1.0), ({"learn_epsilon": True, "epsilon": 0.1}, 0.1), ({"epsilon": 2}, 2)],
 )
 def test_epsilon_of_sinkhorn_is_that_of_the_papers_if_fixed_and_of_softmax_if_learnt(options, epsilon):
-    assert build_options("sinkhorn", **options).epsilon == epsilon
+    assert build_options("sinkhorn", **options).epsilon == SinkhornOptions(**options).epsilon == epsilon
 
 
 def test_a_description_leaves_defaults_out():

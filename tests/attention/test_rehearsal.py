@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.attention.sinkhorn import SinkhornOptions
 from fairseq_lot.modules.multihead_attention import PluggableMultiheadAttention
-from fairseq_lot.transport.sinkhorn import sinkhorn
+from fairseq_lot.transport.sinkhorn import solve
 from tests.attention.test_contract import KINDS
 from tests.variants import CASES, CAUSAL_CASES, HEAD_DIM, NUM_HEADS, build_differential
 
@@ -213,7 +213,7 @@ def test_a_tolerance_waits_and_says_so(foreign):
         with pytest.raises(DataDependentOutputException):
             build(case)(*draw(case))
     (option,) = (field for field in fields(SinkhornOptions) if field.name == "tolerance")
-    assert "host waits" in option.metadata["help"] and "one host sync" in sinkhorn.__doc__
+    assert "host waits" in option.metadata["help"] and "one host sync" in solve.__doc__
 
 
 def test_a_mixture_and_a_wait_would_be_noticed(foreign):

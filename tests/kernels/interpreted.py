@@ -404,7 +404,7 @@ def check_sinkhorn(T, n, m, *, row_pads=None, size=1.0, transposed=False):
     log_a = torch.zeros(2, 1, n) if row_pads is None else torch.zeros(2, n).masked_fill(row_pads, -torch.inf)[:, None]
     inputs = [scores, log_a.log_softmax(-1), torch.randn(2, m).log_softmax(-1)]
     weights = torch.randn(2, 2, n, m)
-    run = sinkhorn_kernels.sinkhorn
+    run = sinkhorn_kernels.fused_sinkhorn
     results = with_gradients(lambda *x: run(*x, num_updates=T), inputs, weights)
     assert results[0].stride() == scores.stride()
 
@@ -678,7 +678,7 @@ def test_a_broken_solver_is_replaced_after_one_warning(untested, monkeypatch):
         monkeypatch.setattr(module, "pivot_potential", _without_log_masses)
     log_a, log_b = torch.zeros(5).log_softmax(-1), torch.randn(4).log_softmax(-1)
     with pytest.warns(UserWarning, match="plain torch instead of the sinkhorn kernel"):
-        assert choice.sinkhorn(torch.randn(2, 2, 5, 4), log_a, log_b, num_updates=5) is None
+        assert choice.try_fused_sinkhorn(torch.randn(2, 2, 5, 4), log_a, log_b, num_updates=5) is None
 
 
 @pytest.mark.slow

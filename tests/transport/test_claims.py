@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fairseq_lot.transport import diagnostics
 from fairseq_lot.transport.certificates import perturbation_certificate
-from fairseq_lot.transport.sinkhorn import sinkhorn
+from fairseq_lot.transport.sinkhorn import solve
 from tests.conftest import close, random
 
 SEEDS = st.integers(0, 10_000)
@@ -21,7 +21,7 @@ def exact(scores, epsilon=1.0):
     """A of the exact plan: rows sum to 1, columns to n/m."""
     n, m = scores.shape[-2:]
     a, b = (-torch.full((size,), size, dtype=torch.float64).log() for size in (n, m))
-    solution = sinkhorn(scores / epsilon, a, b, num_updates=20_001, tolerance=1e-11)
+    solution = solve(scores / epsilon, a, b, num_updates=20_001, tolerance=1e-11)
     assert solution.marginal_error.max() < 1e-10
     return solution.conditional
 
@@ -123,7 +123,7 @@ def test_doubly_stochastic_updates_of_a_causal_kernel_end_at_the_identity(n, see
     causal = random(n, n, seed=seed).masked_fill(torch.ones(n, n, dtype=torch.bool).triu(1), -torch.inf)
     uniform = -torch.full((n,), n, dtype=torch.float64).log()
     away = [
-        (sinkhorn(causal, uniform, uniform, num_updates=updates).conditional - torch.eye(n)).abs().max().item()
+        (solve(causal, uniform, uniform, num_updates=updates).conditional - torch.eye(n)).abs().max().item()
         for updates in (11, 101, 1_001)
     ]
     assert away == sorted(away, reverse=True) and away[-1] < 0.02

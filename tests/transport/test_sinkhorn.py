@@ -7,7 +7,7 @@ from scipy.optimize import linear_sum_assignment
 
 from fairseq_lot.numerics.log_domain import log_domain_sinkhorn
 from fairseq_lot.transport.marginals import marginal_error
-from fairseq_lot.transport.sinkhorn import sinkhorn
+from fairseq_lot.transport.sinkhorn import solve
 from tests import reference
 from tests.conftest import close, random
 
@@ -22,7 +22,7 @@ def masses(*shape, seed=2):
 def test_converges_to_the_plan_of_pot(epsilon, n, m):
     scores, a, b = random(n, m), masses(n), masses(m, seed=3)
     expected = ot.sinkhorn(a.numpy(), b.numpy(), -scores.numpy(), epsilon, stopThr=1e-13, numItermax=100_000)
-    solution = sinkhorn(scores / epsilon, a.log(), b.log(), num_updates=5_001)
+    solution = solve(scores / epsilon, a.log(), b.log(), num_updates=5_001)
     close(solution.plan, torch.as_tensor(expected), 1e-9)
     assert solution.marginal_error < 1e-9
 
@@ -31,7 +31,7 @@ def test_converges_to_the_plan_of_pot(epsilon, n, m):
 def test_counts_half_updates_like_the_slow_twin(num_updates):
     scores, a, b = random(5, 7), masses(5), masses(7, seed=3)
     expected = reference.entropic_plan(scores, a, b, num_updates)
-    solution = sinkhorn(scores, a.log(), b.log(), num_updates=num_updates)
+    solution = solve(scores, a.log(), b.log(), num_updates=num_updates)
     close(solution.plan, expected)
     close(solution.marginal_error, marginal_error(expected, a, b))
     close(solution.plan.sum(-1), a, 1e-14)
@@ -39,7 +39,7 @@ def test_counts_half_updates_like_the_slow_twin(num_updates):
     close(a[:, None] * solution.apply(v), solution.plan @ v, 1e-13)
 
 
-@pytest.mark.parametrize("solver", [sinkhorn, log_domain_sinkhorn])
+@pytest.mark.parametrize("solver", [solve, log_domain_sinkhorn])
 @pytest.mark.parametrize("num_updates", [6, 7])
 def test_a_tolerance_that_nothing_exceeds_leaves_an_update_of_either_side(solver, num_updates):
     """Without one of the columns, gradients would be softmax's."""
@@ -57,7 +57,7 @@ def test_a_tolerance_that_nothing_exceeds_leaves_an_update_of_either_side(solver
 def test_small_epsilon_is_the_best_assignment():
     scores = random(4, 7, 7)
     uniform = torch.full((7,), 1 / 7, dtype=torch.float64).log()
-    plan = 7 * sinkhorn(scores / 3e-3, uniform, uniform, num_updates=8_001).plan
+    plan = 7 * solve(scores / 3e-3, uniform, uniform, num_updates=8_001).plan
     for ours, table in zip(plan, scores, strict=True):
         rows, columns = linear_sum_assignment(table.numpy(), maximize=True)
         assignment = torch.zeros(7, 7, dtype=torch.float64)
@@ -67,25 +67,25 @@ def test_small_epsilon_is_the_best_assignment():
 
 def test_large_epsilon_is_the_product_of_the_marginals():
     scores, a, b = random(5, 7), masses(5), masses(7, seed=3)
-    plan = sinkhorn(scores / 1e9, a.log(), b.log(), num_updates=3).plan
+    plan = solve(scores / 1e9, a.log(), b.log(), num_updates=3).plan
     close(plan, a[:, None] * b, 1e-8)
 
 
 def test_one_update_is_softmax_bit_for_bit():
     scores = random(2, 5, 7).float()
     a, b = masses(2, 5).float().log(), masses(2, 7).float().log()
-    assert torch.equal(sinkhorn(scores, a, b, num_updates=1).conditional, torch.softmax(scores, -1))
+    assert torch.equal(solve(scores, a, b, num_updates=1).conditional, torch.softmax(scores, -1))
 
 
 def test_tolerance_is_reached_and_stops_early():
     scores, a, b = random(3, 6, 6), masses(3, 6).log(), masses(3, 6, seed=3).log()
-    bound = sinkhorn(scores, a, b, num_updates=501)
+    bound = solve(scores, a, b, num_updates=501)
     assert bound.marginal_error.max() < 1e-14
     for tolerance in (1e-2, 1e-4, 1e-8):
-        stopped = sinkhorn(scores, a, b, num_updates=501, tolerance=tolerance)
+        stopped = solve(scores, a, b, num_updates=501, tolerance=tolerance)
         assert tolerance / 1e3 < stopped.marginal_error.max() <= tolerance
         torch.testing.assert_close(stopped.plan.sum(-1), a.exp())
         # it is the plan of an odd number of updates, and the one before had not reached the tolerance
-        plans = ((n, sinkhorn(scores, a, b, num_updates=n).plan) for n in range(1, 200, 2))
+        plans = ((n, solve(scores, a, b, num_updates=n).plan) for n in range(1, 200, 2))
         count = next(n for n, plan in plans if torch.allclose(plan, stopped.plan, rtol=0, atol=1e-15))
-        assert sinkhorn(scores, a, b, num_updates=count - 2).marginal_error.max() > tolerance
+        assert solve(scores, a, b, num_updates=count - 2).marginal_error.max() > tolerance

@@ -5,7 +5,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from fairseq_lot.numerics.log_domain import log_domain_sinkhorn
-from fairseq_lot.transport.sinkhorn import sinkhorn
+from fairseq_lot.transport.sinkhorn import solve
 from fairseq_lot.transport.sinkhorn_scaling import scaled_conditional
 from tests.conftest import close, gradients, random
 
@@ -59,7 +59,7 @@ def test_float32_is_accurate_or_declined(size, num_updates, offset):
 def test_extreme_scores_get_the_numbers_of_the_log_domain(epsilon, size):
     scores = (size * random(2, 6, 5).abs() / epsilon).float().requires_grad_()
     log_a, log_b = torch.full((6,), 1 / 6).log(), torch.tensor([0.4, 0.3, 0.2, 0.1, 0.0]).log()
-    plan = sinkhorn(scores, log_a, log_b, num_updates=5).conditional
+    plan = solve(scores, log_a, log_b, num_updates=5).conditional
     twin = log_domain_sinkhorn(scores, log_a, log_b, num_updates=5)
     close(plan, twin, 2e-5)
     (ours,), (theirs,) = gradients(plan, [scores]), gradients(twin, [scores])
@@ -78,7 +78,7 @@ def test_masses_near_the_least_number_get_the_numbers_of_the_log_domain(pads, si
         inputs[side][1] = -torch.inf
     inputs = [x.float().requires_grad_() for x in inputs]
     exact = [x.detach().double().requires_grad_() for x in inputs]
-    plan = sinkhorn(*inputs, num_updates=num_updates).conditional
+    plan = solve(*inputs, num_updates=num_updates).conditional
     twin = log_domain_sinkhorn(*exact, num_updates=num_updates)
     close(plan.double(), twin, 1e-5)
     for ours, theirs in zip(gradients(plan, inputs), gradients(twin, exact), strict=True):
@@ -93,7 +93,7 @@ def test_scores_of_a_million_have_the_gradient_of_the_log_domain_in_float64(num_
     weights, exact = random(3, 7, 7, seed=2), scores.detach().double().requires_grad_()
     found = []
     for x in (scores, exact):
-        plan = sinkhorn(x, mass.to(x.dtype), mass.to(x.dtype), num_updates=num_updates).conditional
+        plan = solve(x, mass.to(x.dtype), mass.to(x.dtype), num_updates=num_updates).conditional
         found += torch.autograd.grad((plan * weights).sum(), x)
     close(found[0].double(), found[1], 1e-5)
 

@@ -67,6 +67,11 @@ def measure(
     return MetricScore(**rounded, p=p, signature=bleu.get_signature().format())
 
 
+def sacrebleu(hypotheses: list[str], references: list[str], language: str) -> float:
+    """sacreBLEU of detokenised text, in percent, rounded to two decimals."""
+    return _round(BLEU(**for_language(SACREBLEU, language)).corpus_score(hypotheses, [references]).score, 2)
+
+
 def chrf(hypotheses: list[str], references: list[str]) -> float:
     """sacreBLEU's chrF, in percent, rounded to two decimals."""
     return _round(CHRF().corpus_score(hypotheses, [references]).score, 2)

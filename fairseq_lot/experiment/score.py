@@ -30,7 +30,7 @@ from fairseq_lot.pretrained.fairseq_flags import read_flags
 from fairseq_lot.pretrained.languages import typed_pair, with_languages
 from fairseq_lot.pretrained.loading import load, load_data
 from fairseq_lot.pretrained.text import joins, piece_kind
-from fairseq_lot.pretrained.translate import references, text_of
+from fairseq_lot.pretrained.translate import raw_of, references, text_of
 
 _VALID = "valid"
 _SKIP = "--skip-invalid-size-inputs-valid-test"
@@ -80,8 +80,7 @@ def run(args: Namespace) -> None:
     words += ["--tokenised-reference", reference_file(task, typed.gen_subset, lines, args.out)]
     words += ["--target-lang", task.cfg.target_lang, f"--command={' '.join(command)}"]
     words += [] if lenpen is None else [f"--lenpen={lenpen}"]
-    raw = Path(data, "raw", f"{typed.gen_subset}.{task.cfg.target_lang}")
-    more = {"raw-reference": raw if raw.is_file() else None, "baseline-generated": base}
+    more = {"raw-reference": raw_of(task, typed.gen_subset), "baseline-generated": base}
     words += [word for name, file in more.items() if file is not None for word in (f"--{name}", str(file))]
     seconds = re.findall(r" tokens\) in ([\d.]+)s \(", Path(f"{args.out}.err").read_text("utf-8", "replace"))
     words += ["--device", Path(f"{args.out}.device").read_text().strip(), *(f"--seconds={x}" for x in seconds[-1:])]

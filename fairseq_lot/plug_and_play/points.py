@@ -87,6 +87,7 @@ class SweepRow(AttentionSpec):
         calibration_seconds: None if nothing was fitted.
         loss: nats per target token on the validation set, over ``tokens`` tokens, with teacher forcing.
         bleu: tokenised BLEU on the test set with interval, signature and comparison with the base; None with --no-bleu.
+        sacrebleu, chrf: of the same translations, detokenised; None with --no-bleu and in older files.
         balance: Δ(A), marginal error and mean shift, averaged over the encoder's heads; None in older files.
         by_length: the loss by ``LENGTHS``; older files have fewer ranges or None.
         seed: of the calibration.
@@ -104,6 +105,8 @@ class SweepRow(AttentionSpec):
     commit: str
     threads: int
     device: str
+    sacrebleu: FiniteFloat | None = None
+    chrf: FiniteFloat | None = None
     balance: dict[str, float] | None = None
     by_length: dict[str, Loss] | None = None
     cost: FiniteFloat | None = None

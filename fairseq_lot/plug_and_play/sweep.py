@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fairseq.tasks.translation import TranslationTask
 from tqdm import tqdm
 
 from fairseq_lot.attention.registry import DEFAULT
+from fairseq_lot.corpus.moses import detokenise
 from fairseq_lot.errors import InputError, check_least
-from fairseq_lot.evaluation.bleu import TOKENISED, measure
+from fairseq_lot.evaluation.bleu import TOKENISED, chrf, measure, sacrebleu
 from fairseq_lot.evaluation.hypotheses import check_joined
 from fairseq_lot.inspection.diagnose import encoder_balance
 from fairseq_lot.models.dictionaries import has_fingerprints, note_dictionaries
@@ -54,7 +56,7 @@ from fairseq_lot.pretrained.data_folder import check_lengths, check_not_empty
 from fairseq_lot.pretrained.device import add_device_argument
 from fairseq_lot.pretrained.languages import add_language_arguments, with_languages
 from fairseq_lot.pretrained.loading import Loaded, load, load_data
-from fairseq_lot.pretrained.translate import references, translate_split
+from fairseq_lot.pretrained.translate import raw_of, references, translate_split
 
 # default of --try
 TRIES = ("sinkhorn", "sinkhorn --sinkhorn-epsilon 1 --sinkhorn-num-updates 3", "esp", "lot", "near_far")
@@ -333,7 +335,7 @@ def measured(
         seconds = round(time.perf_counter() - started, 1)
     else:
         cost = compare(swapped, state, device=device, **fitting).cost()
-    bleu = None
+    scores: dict[str, Any] = {"bleu": None}
     if translations is not None:
         loaded = load(swapped, data, "test", device=device)
         if not translations.exists():
@@ -343,7 +345,9 @@ def measured(
         kept = read_lines(translations)
         ours, others = (kept, None) if is_base else (translate_split(loaded, beam=beam), kept)
         check_joined(ours, f"{base.path} as {way.words}")
-        bleu = measure(ours, references(loaded.task, loaded.sentences, "test"), metric=TOKENISED, base=others)
+        lines = references(loaded.task, loaded.sentences, "test")
+        scores["bleu"] = measure(ours, lines, metric=TOKENISED, base=others)
+        scores |= of_detokenised(ours, lines, loaded.task)
     splits = [load(swapped, data, split, device=device) for split in valid_subset.split(",")]
     losses = [validation_losses(split, sentences) for split in splits]
     by_length = {most: total(one[most] for one in losses) for most in losses[0]}
@@ -358,7 +362,7 @@ def measured(
         calibration_seconds=seconds,
         loss=whole.mean,
         tokens=whole.tokens,
-        bleu=bleu,
+        **scores,
         seed=fitting["seed"],
         commit=current_commit(),
         threads=torch.get_num_threads(),
@@ -368,6 +372,23 @@ def measured(
         balance=encoder_balance(splits[0]),
         by_length=by_length,
     )
+
+
+def of_detokenised(translations: list[str], lines: list[str], task: TranslationTask) -> dict[str, float]:
+    """sacreBLEU and chrF of detokenised translations of the test set.
+
+    Args:
+        lines: the tokenised references; they are detokenised where the data folder has no untokenised ones.
+
+    Raises:
+        InputError: the untokenised references have another number of lines.
+    """
+    language, raw = task.cfg.target_lang, raw_of(task, "test")
+    plain = detokenise(lines, language=language) if raw is None else read_lines(raw)
+    if len(plain) != len(lines):
+        raise InputError(f"{raw} has {len(plain)} lines, the test set {len(lines)} sentences; mend or remove the file")
+    ours = detokenise(translations, language=language)
+    return {"sacrebleu": sacrebleu(ours, plain, language), "chrf": chrf(ours, plain)}
 
 
 @torch.no_grad()

@@ -19,6 +19,7 @@ _COST = (
     "Cost: mean KL(base ‖ swap) of the next piece in nats, on the base's own translations of sentences that were not "
     "fitted on: random ones, or, where it is calibrated on text, of that text."
 )
+_DETOKENISED = {"sacrebleu": "sacreBLEU", "chrf": "chrF"}
 # the points of one way, by the checksums of their bases
 Line = dict[str, SweepRow]
 
@@ -56,6 +57,11 @@ def render(points: list[SweepRow]) -> str:
         head += [f"BLEU, epoch {epoch}" for epoch in epochs.values() if with_bleu]
     else:
         head += ["Validation loss", "Δ", *(["Cost"] if with_cost else []), "BLEU", "Δ"]
+    detokenised = {
+        name: title for name, title in _DETOKENISED.items() if any(getattr(point, name) is not None for point in points)
+    }
+    for title in detokenised.values():
+        head += [f"{title}, epoch {epoch}" for epoch in epochs.values()] if several else [title]
     both = {point.calibrated_on for point in points} >= {PIECES, TEXT}
     rows = []
     for line in lines:
@@ -73,6 +79,8 @@ def render(points: list[SweepRow]) -> str:
         else:
             (found,) = cells
             found = found if with_cost else [*found[:2], *found[3:]]
+        others = [getattr(line.get(base), name, None) for name in detokenised for base in epochs]
+        found = [*found, *(MISSING if score is None else f"{score:.2f}" for score in others)]
         rows.append([point.attention, point.flags or MISSING, calibrated, *found])
     return Table(head, rows, notes=_notes(points, several)).markdown()
 
@@ -147,6 +155,7 @@ def _notes(points: list[SweepRow], several: bool) -> list[str]:
         + (of_several if several else "Δ: against the base."),
         *([_COST] if any(point.cost is not None for point in points) else []),
         *([f"{bleu} {LEVEL}."] if signatures or not several else []),
+        *(["sacreBLEU and chrF are of detokenised text."] if any(point.chrf is not None for point in points) else []),
         *(f"Signature: `{signature}`" for signature in signatures),
         *_exact(points),
         f"Device: {all_of('device')}, threads: {all_of('threads')}. Commit: {all_of('commit')}. "

@@ -170,6 +170,12 @@ def references(task: TranslationTask, dataset: LanguagePairDataset, split: str) 
     return lines
 
 
+def raw_of(task: TranslationTask, split: str) -> Path | None:
+    """The file of a split's untokenised references, ``raw/SPLIT.LANGUAGE`` in the data folder; None: there is none."""
+    file = Path(task.cfg.data) / "raw" / f"{split}.{task.cfg.target_lang}"
+    return file if file.is_file() else None
+
+
 def text_of(task: TranslationTask, split: str) -> Path | None:
     """The file of a split's references, ``text/SPLIT.LANGUAGE`` in the data folder; None if it does not exist."""
     file = Path(task.cfg.data) / "text" / f"{split}.{task.cfg.target_lang}"

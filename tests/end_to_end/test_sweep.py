@@ -64,6 +64,7 @@ def test_sweep_measures_resumes_and_extends(data, stock_checkpoint, diff_checkpo
     scored, after = measured(*words)
     rows = {(point["attention"], point["calibrated_on"]): point for point in after}
     assert rows["softmax", ""]["bleu"]["delta"] is None
+    assert all((row["bleu"] is None) == (row["sacrebleu"] is None) == (row["chrf"] is None) for row in rows.values())
     assert rows["lot", "pieces"]["bleu"]["base"] == rows["softmax", ""]["bleu"]["score"]
     assert rows["lot", "pieces"]["loss"] == points[3]["loss"] and "Signature" in scored
     assert rows["esp", ""]["bleu"] is None

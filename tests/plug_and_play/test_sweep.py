@@ -8,6 +8,7 @@ from functools import partial
 from multiprocessing import get_context
 
 import pytest
+from sacrebleu.metrics import BLEU, CHRF
 
 from fairseq_lot.errors import InputError
 from fairseq_lot.experiment.spec import MetricScore
@@ -22,7 +23,14 @@ from fairseq_lot.plug_and_play.points import (
     expand,
     read_points,
 )
-from fairseq_lot.plug_and_play.sweep import BaseCheckpoint, check_bases, read_base, sum_of_splits, swap_as
+from fairseq_lot.plug_and_play.sweep import (
+    BaseCheckpoint,
+    check_bases,
+    of_detokenised,
+    read_base,
+    sum_of_splits,
+    swap_as,
+)
 from fairseq_lot.plug_and_play.sweep_table import draw, render, render_balance
 from fairseq_lot.pretrained.checkpoint import Checkpoint
 
@@ -139,6 +147,37 @@ def test_the_table_groups_and_compares():
     ]
     assert [row[4] for row in rows] == ["–", "+0.2500", "+0.0625", "+0.1250", "+0.0100"]
     assert rows[2][5:] == ["29.90 [28.90, 30.90]", "-0.10* (p = 0.0100)"] and rows[4][5:] == ["–", "–"]
+
+
+def test_scores_of_detokenised_text_stand_beside_bleu_where_there_are_some():
+    of_lot = replace(POINTS[1], sacrebleu=28.75, chrf=50.5)
+    head, softmax, lot, *_ = cells(render([POINTS[0], of_lot, *POINTS[2:]]))
+    assert head[-4:] == ["BLEU", "Δ", "sacreBLEU", "chrF"]
+    assert softmax[-2:] == ["–", "–"] and lot[-2:] == ["28.75", "50.50"]
+    assert "- sacreBLEU and chrF are of detokenised text." in render([of_lot])
+    assert "sacreBLEU" not in render(POINTS)
+    head, softmax, *_ = cells(render([replace(EPOCHS[0], sacrebleu=30.5, chrf=50.5), *EPOCHS[1:]]))
+    assert head[-4:] == [f"{score}, epoch {epoch}" for score in ("sacreBLEU", "chrF") for epoch in (1, 2)]
+    assert softmax[-4:] == ["–", "30.50", "–", "50.50"]
+
+
+def test_text_is_detokenised_before_it_is_scored(tmp_path):
+    task = Namespace(cfg=Namespace(data=tmp_path, target_lang="en"))
+    lines, ours = ["it is the cat &apos;s , you see .", "the end ."], ["it is a cat &apos;s , you see .", "end ."]
+    of_ours, plain = ["it is a cat's, you see.", "end."], ["it is the cat's, you see.", "the end."]
+
+    def expected(references):
+        scores = (metric.corpus_score(of_ours, [references]).score for metric in (BLEU(lowercase=True), CHRF()))
+        return dict(zip(("sacrebleu", "chrf"), (round(score, 2) for score in scores), strict=True))
+
+    assert of_detokenised(ours, lines, task) == expected(plain)
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "test.en").write_text("It is the cat's - you see.\nThe end.\n")
+    raw = expected(["It is the cat's - you see.", "The end."])
+    assert of_detokenised(ours, lines, task) == raw != expected(plain)
+    (tmp_path / "raw" / "test.en").write_text("The end.\n")
+    with pytest.raises(InputError, match="raw/test.en has 1 lines, the test set 2 sentences; mend or remove the file"):
+        of_detokenised(ours, lines, task)
 
 
 EPOCHS = [

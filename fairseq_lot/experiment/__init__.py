@@ -1,1 +1,1 @@
-"""Stages of an experiment, which the scripts of the same names call."""
+"""An experiment: its definition, its checks, its jobs, and the stages that the scripts call."""

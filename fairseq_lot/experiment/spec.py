@@ -34,7 +34,7 @@ CHOSEN = "chosen"  # the value of lenpen that stands for the best one on validat
 
 
 def _matches(pattern: str, fault: str) -> AfterValidator:
-    """Refuses a text that does not match; the message is the text and the fault."""
+    """A check that refuses a text which does not match. Its message is the text, followed by the fault."""
 
     def check(text: str) -> str:
         if not re.fullmatch(pattern, text):
@@ -87,9 +87,14 @@ SystemName = Annotated[
 ]
 Folder = Annotated[str, _matches("[^{}<>]+", "is empty or has one of { } < > in it; give another folder")]
 BasePath = Annotated[
-    str, _matches(r"([^{}<>]|\{seed\}|\{backbone\})+", "has braces that are not {seed} or {backbone}, or < or >")
+    str,
+    _matches(
+        r"([^{}<>]|\{seed\}|\{backbone\})+",
+        "has braces that are not {seed} or {backbone}, or < or >; give another path",
+    ),
 ]
 Language = Annotated[str, _matches("[A-Za-z][A-Za-z0-9_-]*", "is no name of a language; write it as in the data")]
+Languages = Annotated[list[Language], Field(min_length=2, max_length=2), AfterValidator(_check_different)]
 TestSet = Annotated[str, _matches("test[0-9]*", "is no test set of the data; they are called test, test1, test2, ...")]
 
 
@@ -152,7 +157,7 @@ class System(_Written):
     Attributes:
         attention: the mechanism, as ``fairseq-lot swap --help`` names it.
         options: of the mechanism, such as ``lot-num-pivots``.
-        sites: encoder, cross, decoder, separated by commas; encoder where it is not said.
+        sites: encoder, cross, decoder, separated by commas; encoder by default.
         calibrate: fit the mechanism to softmax.
         finetune: flags that differ from the fine-tuning of the other systems; false: the system is only plugged in.
         from_scratch: it is trained with this attention from the beginning.
@@ -188,18 +193,18 @@ class Experiment(_Written):
         dataset: the name of the data in tables.
         data: folder of prepare_*.sh or fairseq-preprocess.
         prepare: the command that makes the data where they are missing.
-        tests: the test sets of the data with their names in tables; "test" alone where it is not said.
+        tests: the test sets of the data with their names in tables; "test" alone by default.
         languages: source and target, for data of several pairs.
         work: folder of checkpoints, logs, rows and the table.
         report: also make the page with curves and maps.
         size: small has 3+3 layers of width 128, medium 6+6 of width 256, iwslt_de_en 6+6 of width 512.
-        precision: of training and translating; as the profile says where it is not said, else fp32.
-        default_precision: the profile's.
+        precision: of training and translating; without it that of the profile, else fp32.
+        default_precision: the precision of a profile; ``precision`` wins.
         backbones: the Transformers to plug into, each with flags of fairseq-train that pretrain and finetune do not
             have.
         seeds: of the trainings; everything is run once for each.
-        base: the checkpoint to plug into; trained as pretrain says where it is not said.
-        control: the system that the base is trained as; plain softmax where it is not said.
+        base: the checkpoint to plug into; without it a base is trained with the flags of pretrain.
+        control: the system that the base is trained as; plain softmax by default.
         pretrain: flags of fairseq-train; not needed with a base if nothing is from scratch.
         finetune: flags of fairseq-train; nothing is fine-tuned without them.
         generate: flags of fairseq-generate; ``lenpen: chosen`` takes the length penalty that is best on validation.
@@ -211,9 +216,7 @@ class Experiment(_Written):
     data: Text
     prepare: str | None = None
     tests: dict[TestSet, Name] = {}
-    languages: Annotated[list[Language], Field(min_length=2, max_length=2), AfterValidator(_check_different)] | None = (
-        None
-    )
+    languages: Languages | None = None
     work: Folder
     report: bool = False
     size: Literal["small", "medium", "iwslt_de_en"]
@@ -315,7 +318,7 @@ class Row(Label):
 
     Attributes:
         length: of all translations, in tokens, divided by that of the references. BLEU punishes less than 1.
-            None in rows of before there was this field.
+            None in old rows.
         chrf: sacreBLEU's chrF of the detokenised text; not written where it is None, as in old rows.
         lenpen: the length penalty of the beam search, if it was chosen on validation; else not written.
     """
@@ -344,7 +347,7 @@ def words(flags: Mapping[str, Flag]) -> list[str]:
 
 
 def first_fault(error: ValidationError) -> tuple[str, str]:
-    """Where the first error is, as ``systems.LOT.sites``, and what it is, with the value and what is right."""
+    """The place of the first error, such as ``systems.LOT.sites``, with the reason, the value and the way out."""
     first: Any = error.errors(include_url=False)[0]
     place, value = [part for part in first["loc"] if part not in ("[flags]", "[false]")], repr(first["input"])
     if place[-1:] == ["[key]"]:
@@ -354,7 +357,8 @@ def first_fault(error: ValidationError) -> tuple[str, str]:
     elif first["type"] == "missing":
         fault = "required, but not there"
     elif first["msg"].startswith("Input "):
-        fault = f"{first['msg'].removeprefix('Input ')}, not {value if len(value) <= 80 else value[:80] + '...'}"
+        expected = first["msg"].removeprefix("Input ").partition(" or instance of ")[0]
+        fault = f"{expected}, not {value if len(value) <= 80 else value[:80] + '...'}"
     else:
-        fault = first["msg"]
+        fault = first["msg"].replace(" after validation", "")
     return ".".join(map(str, place)), fault

@@ -10,7 +10,7 @@ from tests.conftest import ROOT
 SYSTEM_NAME = r"""has one of / { } < > : , $ ` " \ in it, or a space around it, or begins with . or ', or has more"""
 WRONG = [
     ({"size": "huge"}, "size: should be 'small', 'medium' or 'iwslt_de_en', not 'huge'"),
-    ({"seeds": []}, "seeds: List should have at least 1 item"),
+    ({"seeds": []}, "seeds: List should have at least 1 item, not 0"),
     ({"seeds": [1.0]}, "seeds.0: should be a valid integer, not 1.0"),
     ({"seeds": [True]}, "seeds.0: should be a valid integer, not True"),
     ({"seeds": [-1]}, "seeds.0: should be greater than or equal to 0, not -1"),
@@ -33,7 +33,10 @@ WRONG = [
     ({"tests": {"valid": "first"}}, "tests: 'valid' is no test set of the data; they are called test, test1, test2"),
     ({"work": ""}, "work: '' is empty or has one of { } < > in it; give another folder"),
     ({"work": "w{b}"}, "work: 'w{b}' is empty or has one of { } < > in it"),
-    ({"base": "{other}/base.pt"}, "base: '{other}/base.pt' has braces that are not {seed} or {backbone}"),
+    (
+        {"base": "{other}/base.pt"},
+        "base: '{other}/base.pt' has braces that are not {seed} or {backbone}, or < or >; give another path",
+    ),
     ({"languages": ["de", "../x"]}, "languages.1: '../x' is no name of a language"),
     ({"languages": ["de", "de"]}, "languages: 'de' stands twice"),
     ({"languages": ["de"]}, "languages: List should have at least 2 items"),
@@ -42,6 +45,7 @@ WRONG = [
     ({"generate": {"lenpen": float("nan")}}, "generate.lenpen: the value of a flag is true, "),
     ({"systems": {}}, "systems: Dictionary should have at least 1 item"),
     ({"systems": {"base": {"attention": "lot"}}}, "systems: 'base' is what the base is called; give another name"),
+    ({"systems": {"S": "lot"}}, "systems.S: should be a valid dictionary, not 'lot'"),
     ({"systems": {"S": {}}}, "systems.S.attention: required, but not there"),
     *[
         ({"systems": {name: {"attention": "lot"}}}, f"systems: '{name}' {SYSTEM_NAME}")

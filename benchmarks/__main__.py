@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from benchmarks import costs, launches, tune
+from benchmarks import costs, gpu, launches, translating, tune
 from benchmarks.layer import LayerBench
 from benchmarks.measure import Figures, measure
 from benchmarks.model import ModelBench
@@ -24,7 +24,7 @@ from fairseq_lot.pretrained.device import add_device_argument, choose_device
 
 NAME = "python -m benchmarks"
 #: commands that stand in the first argument's place
-OTHERS = {"costs": costs, "launches": launches, "tune": tune}
+OTHERS = {"costs": costs, "gpu": gpu, "launches": launches, "translate": translating, "tune": tune}
 
 
 def build_parser() -> ArgumentParser:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY
 
-from benchmarks import layer
+from benchmarks import layer, translating
 from benchmarks import model as whole_model
 from benchmarks.__main__ import main
 from benchmarks.measure import Job, LiveTensors, lower_quartile, measure, peak_memory
@@ -285,3 +285,33 @@ def test_the_state_of_decoding_grows_with_softmax_alone(build):
     assert long["softmax"] - short["softmax"] == long["lot r=3"] - short["lot r=3"] >= 2 * 30 * 2 * 8 * 4
     name = f"lot {EVERYWHERE} r=3"
     assert long[name] == short[name] > 0
+
+
+def test_all_models_translate_in_as_many_steps(tiny_architecture, monkeypatch, capsys):
+    found, translate = [], translating.translate
+
+    def noted(model, source, beam):
+        steps, forward = [], model.decoder.forward
+        monkeypatch.setattr(model.decoder, "forward", lambda *x, **more: steps.append(1) or forward(*x, **more))
+        seconds = translate(model, source, beam)
+        found.append((len(steps), seconds))
+        assert "forward" not in vars(model.encoder), "the clocks are gone"
+        return seconds
+
+    monkeypatch.setattr(translating, "translate", noted)
+    words = ["--model", "tiny", "--vocabulary", "20", "--length", "6", "--turns", "2", "--beam", "2"]
+    assert main(["translate", *words, "--mechanism", "near_far --attention-sites encoder,cross,decoder"]) == 0
+    assert [steps for steps, _ in found] == [6] * 4
+    for _, seconds in found:
+        assert set(seconds) == {*translating.PARTS, "all"} and all(x > 0 for x in seconds.values())
+        assert sum(seconds[part] for part in translating.PARTS) < seconds["all"]
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert [row.split(" | ")[0] for row in rows[2:]] == [
+        "| softmax",
+        "| near_far --attention-sites encoder,cross,decoder r=32",
+    ]
+
+
+def test_a_document_has_a_piece_and_an_end(capsys):
+    assert main(["translate", "--length", "1"]) == 2
+    assert capsys.readouterr().err.strip().endswith("--length must be at least 2, got 1")

@@ -33,7 +33,7 @@ def test_an_error_is_allowed_what_the_cpu_and_a_rounding_have(smoke):
 def test_the_smoke_test_sees_a_fault(smoke, monkeypatch, capsys):
     assert smoke.main(["--device", "cpu"]) == 0
     said = capsys.readouterr().out
-    assert "| lot, causal" in said and "not run: " in said and re.search(r"\n0 of \d+ failed\n$", said)
+    assert "| lot, query_updates 1, causal" in said and "not run: " in said and re.search(r"\n0 of \d+ failed\n$", said)
     real, calls = smoke.results, []
 
     def broken(*arguments):

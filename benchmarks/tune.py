@@ -114,7 +114,8 @@ def layer(function: Callable[..., torch.Tensor], leaves: Sequence[torch.Tensor],
 
 
 def lot_works(sizes: Sizes) -> Iterator[Work]:
-    """LOT with five updates."""
+    """LOT with five updates, and its convolution over three values."""
+    from fairseq_lot.kernels.convolution import convolution
     from fairseq_lot.kernels.lot import lot
 
     leaves, pads = sizes.sentences(sizes.length)
@@ -124,6 +125,8 @@ def lot_works(sizes: Sizes) -> Iterator[Work]:
     yield layer(
         lambda q, k, v, z, c: lot(LotInputs(q, k, v, z, c, pads, pads), settings), [*leaves, *sizes.pivots()], error
     )
+    error = partial(choice._convolution_error, sizes.device, (sizes.dtype,) * 2, sizes.d, sizes.d, 3)
+    yield layer(convolution, [leaves[2], sizes.normal(sizes.heads, sizes.d, 3)], error)
 
 
 def set_works(sizes: Sizes) -> Iterator[Work]:

@@ -188,5 +188,6 @@ def test_a_rehearsal_tunes_in_the_interpreter(folder):
     assert done.returncode == 0, done.stderr[-1000:]
     entries = json.loads((folder / "cpu.json").read_text())["kernels"]
     kernels = {"key_forward", "query_forward", "query_backward", "key_backward", "solve_forward", "solve_backward"}
+    kernels |= {"convolve", "convolve_backward"}
     assert {name.split()[0] for name in entries} == kernels
     assert all(type(time) is float for entry in entries.values() for time in entry["tried"].values())

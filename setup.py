@@ -60,7 +60,6 @@ setup(
         "tabulate>=0.9",
         "torch>=2.6",
         "tqdm>=4.60",
-        "typing_extensions>=4.12",
     ],
     extras_require={
         # what runs config/*.yaml; the package itself works without it, and on Python 3.10

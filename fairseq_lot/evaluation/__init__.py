@@ -1,1 +1,1 @@
-"""Scores of translations and tables of them; needs neither torch nor fairseq."""
+"""Scores of translations, and tables of scores; without torch and fairseq."""

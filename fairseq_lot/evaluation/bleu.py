@@ -1,4 +1,4 @@
-"""BLEU as sacreBLEU computes it, and its bootstrap: the test set resampled, from statistics of its sentences."""
+"""BLEU by sacreBLEU, with bootstrap resampling of the test set from statistics of its sentences."""
 
 import argparse
 from typing import Any
@@ -10,13 +10,13 @@ from fairseq_lot.corpus.moses import rules_of
 from fairseq_lot.errors import check_least
 from fairseq_lot.experiment.spec import MetricScore
 
-# The data is lower-cased, so that case must not count; "none" keeps the tokens as they are.
+# the data is lower-cased, so case must not count
 SACREBLEU: dict[str, Any] = {"lowercase": True}
-# sacreBLEU's default splits by spaces and punctuation
+# tokenizers for languages without spaces; sacreBLEU's default splits at spaces and punctuation
 _WITHOUT_SPACES = {"zh": "zh", "yue": "zh", "ja": "char", "th": "char", "lo": "char", "km": "char", "my": "char"}
 TOKENISED: dict[str, Any] = {"tokenize": "none", "force": True}
 SAMPLES, SEED = 1000, 12345
-LEVEL = 0.05  # a difference with a smaller p-value is marked in the tables
+LEVEL = 0.05  # tables mark differences with a smaller p-value
 
 
 def add_bootstrap_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +27,7 @@ def add_bootstrap_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def bootstrap_settings(args: argparse.Namespace) -> dict[str, int]:
-    """Return the keyword arguments ``samples`` and ``seed``; InputError where an option is not as it must be."""
+    """The keyword arguments ``samples`` and ``seed`` from a command line; InputError for invalid values."""
     check_least(args, bootstrap_samples=1, bootstrap_seed=0)
     return {"samples": args.bootstrap_samples, "seed": args.bootstrap_seed}
 
@@ -41,9 +41,10 @@ def measure(
     samples: int = SAMPLES,
     seed: int = SEED,
 ) -> MetricScore:
-    """Score a system, and compare it with the base when there is one.
+    """Score a system and, if given, compare it with the base.
 
     Args:
+        hypotheses, references: one per sentence.
         metric: keyword arguments of sacreBLEU's BLEU: SACREBLEU or TOKENISED.
         base: the base's translations of the same sentences.
         samples, seed: of the bootstrap; the same seed gives the same interval and p-value.
@@ -78,7 +79,7 @@ def chrf(hypotheses: list[str], references: list[str]) -> float:
 
 
 def for_language(metric: dict[str, Any], language: str) -> dict[str, Any]:
-    """The metric, but for a language that is written without spaces with a tokenizer that splits its sentences."""
+    """The metric for a language; languages without spaces get a tokenizer that splits their sentences."""
     split = _WITHOUT_SPACES.get(rules_of(language))
     return metric if split is None else {**metric, "tokenize": split}
 
@@ -88,24 +89,24 @@ def _round(value: float, digits: int) -> float:
 
 
 def sentence_statistics(hypotheses: list[str], references: list[str], *, metric: dict[str, Any]) -> np.ndarray:
-    """Return the counts that BLEU is made of, (sentences, 2 + 2 * 4).
+    """The counts that BLEU is computed from, ``(sentences, 2 + 2 * 4)``.
 
-    The columns are the two lengths, the matching and the possible n-grams for n = 1 to 4.
+    The columns are the lengths of translation and reference, then for n = 1 to 4 the matching and the possible n-grams.
     """
-    # effective_order changes the sentence's score, which is not used, and not its counts; it avoids a warning.
+    # effective_order avoids a warning; it changes a sentence's score, which is not used, but not its counts
     bleu = BLEU(effective_order=True, **metric)
     scores = [bleu.sentence_score(*pair) for pair in zip(hypotheses, [[x] for x in references], strict=True)]
     return np.array([[score.sys_len, score.ref_len, *score.counts, *score.totals] for score in scores], dtype=float)
 
 
 def relative_length(statistics: np.ndarray) -> float:
-    """Return the length of all translations divided by that of their references, rounded to three decimals."""
+    """The length of all translations divided by the length of the references, rounded to three decimals."""
     length, reference = statistics[:, :2].sum(0)
     return _round(length / max(reference, 1), 3)
 
 
 def corpus_score(statistics: np.ndarray) -> float:
-    """Return BLEU of all sentences, as sacreBLEU's ``corpus_score`` does."""
+    """BLEU of all sentences, as sacreBLEU's ``corpus_score``."""
     return _bleu(statistics.sum(0))
 
 
@@ -115,9 +116,9 @@ def _bleu(counts: np.ndarray) -> float:
 
 
 def resampled_scores(statistics: list[np.ndarray], *, samples: int, seed: int) -> np.ndarray:
-    """Return corpus BLEU on bootstrap resamples of the test set, (systems, samples).
+    """Corpus BLEU on bootstrap resamples of the test set, ``(systems, samples)``.
 
-    All systems see the same resamples, which are sacreBLEU's own for the same seed.
+    All systems get the same resamples: the ones of sacreBLEU for the same seed.
     """
     columns = np.hstack(statistics)
     sentences = len(columns)
@@ -130,21 +131,20 @@ def resampled_scores(statistics: list[np.ndarray], *, samples: int, seed: int) -
 
 
 def interval(scores: np.ndarray) -> tuple[float, float]:
-    """Return the bounds of the 95 % interval: one fortieth of the resamples lies outside at either end."""
+    """The bounds of the 95 % interval: one fortieth of the resamples lies outside at each end."""
     ordered = np.sort(scores)
     outside = len(ordered) // 40
     return ordered[outside], ordered[len(ordered) - outside - 1]
 
 
 def paired_p_value(differences: np.ndarray, difference: float) -> float:
-    """Return the two-sided p-value of a paired bootstrap test.
+    """The two-sided p-value of a paired bootstrap test.
 
-    It is the share of resamples whose centred difference is at least as large as that on the test set. sacreBLEU's
-    paired test folds the differences before it centres them, which makes it one-sided for all but the
-    smallest differences (its p is about half of this one), and gives two equal systems the smallest p; here
-    they get 1.
+    It is the share of resamples whose centred difference is at least as large as the difference on the test set.
+    sacreBLEU's paired test takes absolute values before it centres. That makes it one-sided for all but the smallest
+    differences (its p is about half of this one) and gives two equal systems the smallest p; here they get 1.
     """
-    if np.ptp(differences) == 0:  # nothing was drawn: one sentence, or sentences that are all the same
+    if np.ptp(differences) == 0:  # one sentence, or sentences that are all the same
         return 1.0
     reached = np.abs(differences - differences.mean()) >= abs(difference)
     return (np.count_nonzero(reached) + 1) / (len(differences) + 1)

@@ -1,4 +1,4 @@
-"""``fairseq-lot compare``: differences in BLEU between systems, pair by pair, with a paired bootstrap test."""
+"""``fairseq-lot compare``: differences in BLEU between all pairs of systems, with a paired bootstrap test."""
 
 import argparse
 import sys
@@ -19,12 +19,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "sentences beside them in RESULTS.sentences.tsv")  # fmt: skip
     stages = [stage for stage in STAGES if stage != BASE]
     parser.add_argument("--stage", choices=stages, default=FINE_TUNED, help="default: %(default)s")
-    parser.add_argument("--against", metavar="SYSTEM", help="only its pairs; default: every pair")
+    parser.add_argument("--against", metavar="SYSTEM", help="only pairs with this system; default: all pairs")
     bleu.add_bootstrap_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print a table for each experiment and backbone."""
+    """Run ``fairseq-lot compare``: print a table for each experiment and backbone."""
     resampling = bleu.bootstrap_settings(args)
     rows = results.read_rows([args.results])
     statistics, file = results.read_statistics(args.results, rows), results.path_of(args.results)
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _detokenised(scored: dict[str, dict[int, Row]]) -> dict[str, dict[str, dict[int, float]]]:
-    """Scores of detokenised text by their names, of each system and seed; old rows have no chrF."""
+    """Scores of detokenised text: by metric, system and seed; old rows have no chrF."""
     found: dict[str, dict[str, dict[int, float]]] = {"sacreBLEU": {}, "chrF": {}}
     for system, by_seed in scored.items():
         found["sacreBLEU"][system] = {seed: row.sacrebleu.score for seed, row in by_seed.items()}
@@ -71,13 +71,13 @@ def _detokenised(scored: dict[str, dict[int, Row]]) -> dict[str, dict[str, dict[
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """How far a system is above another in tokenised BLEU.
+    """The difference of two systems in tokenised BLEU, system minus other.
 
     Attributes:
         system, other: their names.
-        scores: the BLEU of both, means over the seeds that both have.
-        by_seed: the difference with each of these seeds; ``mean`` is their mean.
-        low, high, p: bounds of its 95 % interval and the p-value, of the bootstrap.
+        scores: BLEU of both, averaged over the seeds that both have.
+        by_seed: the difference for each of these seeds; ``mean`` is their mean.
+        low, high, p: bounds of the 95 % bootstrap interval, and the p-value.
     """
 
     system: str
@@ -90,12 +90,12 @@ class Difference:
 
     @property
     def mean(self) -> float:
-        """Over the seeds."""
+        """The mean difference over the seeds."""
         return sum(self.by_seed.values()) / len(self.by_seed)
 
     @property
     def star(self) -> str:
-        """An asterisk where p is small."""
+        """An asterisk if p is below the level, else empty."""
         return "*" if self.p < bleu.LEVEL else ""
 
     def __str__(self) -> str:
@@ -105,15 +105,15 @@ class Difference:
 def differences(
     systems: dict[str, dict[int, np.ndarray]], *, samples: int, seed: int, against: str | None = None
 ) -> list[Difference]:
-    """Compare every pair of systems on the seeds that both have.
+    """Compare all pairs of systems on the seeds that both have.
 
-    All systems and seeds are scored on the same resamples of the test set, so the interval and p speak of other
-    sentences, not of other seeds; the differences by seed stand beside them.
+    All systems and seeds are scored on the same resamples of the test set. So the interval and p are about other
+    sentences, not other seeds; ``by_seed`` shows the seeds.
 
     Args:
         systems: for each system and seed the statistics of the same sentences.
         samples, seed: of the bootstrap.
-        against: only the pairs of this system.
+        against: only pairs with this system; None: all.
     """
     runs = [(name, number) for name, by_seed in systems.items() for number in by_seed]
     statistics = [systems[name][number] for name, number in runs]
@@ -152,10 +152,12 @@ def compare(
     against: str | None = None,
     detokenised: dict[str, dict[str, dict[int, float]]] | None = None,
 ) -> Table:
-    """A row for each of ``differences``.
+    """A table with a row for each difference; arguments as for :func:`differences`.
 
     Args:
-        detokenised: for each score of detokenised text its value by system and seed; they get a column each.
+        signature: sacreBLEU's, for the notes.
+        heading: of the table.
+        detokenised: further metrics of detokenised text, by metric, system and seed; a column for each metric.
     """
     detokenised = detokenised or {}
     seeds = {number for by_seed in systems.values() for number in by_seed}

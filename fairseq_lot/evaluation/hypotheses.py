@@ -1,4 +1,4 @@
-"""Translations in the output of fairseq-generate."""
+"""Read translations from the output of fairseq-generate."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -23,8 +23,8 @@ class Hypothesis:
 
     Attributes:
         text: its words.
-        score: its log-probability divided by ``pieces ** lenpen``; fairseq prints it to base 2.
-        pieces: its length in pieces, the end of the sentence included.
+        score: its log probability, to base 2, divided by ``pieces ** lenpen``, as fairseq prints it.
+        pieces: its length in pieces, including the end of sentence.
     """
 
     text: str
@@ -33,12 +33,17 @@ class Hypothesis:
 
 
 def read_hypotheses(path: str | Path, sentences: int) -> tuple[list[str], set[str]]:
-    """Return the 1-best tokenised hypotheses of a ``fairseq-generate`` output in corpus order, and what they are of.
+    """Read an output of ``fairseq-generate``, which lists the sentences by length, between log lines.
 
-    The output lists the sentences by length, not in the order of the corpus, between lines of its log.
+    Args:
+        path: the output.
+        sentences: number of sentences in the corpus.
+
+    Returns:
+        The best tokenised hypothesis of each sentence, in corpus order; the lines of sources and references.
 
     Raises:
-        InputError: the file is missing or cut off, a sentence is missing or doubled, or there are others.
+        InputError: the file is missing or cut off, or its sentences are not those of the corpus, each once.
     """
     hypotheses: dict[int, str] = {}
     given = set()  # sources and references
@@ -55,13 +60,13 @@ def read_hypotheses(path: str | Path, sentences: int) -> tuple[list[str], set[st
 
 
 def read_nbest(path: str | Path, sentences: int) -> list[list[Hypothesis]]:
-    """Return the hypotheses of each sentence as ``--nbest`` prints them, the best first, in corpus order.
+    """Read an output of ``fairseq-generate --nbest``: the hypotheses of each sentence, the best first, in corpus order.
 
     Raises:
-        InputError: the file is missing or cut off, a sentence is missing, or there are others.
+        InputError: the file is missing or cut off, or its sentences are not those of the corpus.
     """
     found: dict[int, list[Hypothesis]] = {}
-    last: tuple[str, float] | None = None  # of the H- line that waits for its P- line
+    last: tuple[str, float] | None = None  # from an H- line whose P- line comes next
     for place, line in _lines(path):
         if match := _HYPOTHESIS.fullmatch(line):
             last = _words(match[3], place), float(match[2])
@@ -74,7 +79,7 @@ def read_nbest(path: str | Path, sentences: int) -> list[list[Hypothesis]]:
 
 
 def _lines(path: str | Path) -> Iterator[tuple[str, str]]:
-    """The whole lines of an output, each after its place; InputError where sentences were left out."""
+    """The complete lines of an output, each with its place for messages; InputError if sentences were skipped."""
     raw = read_bytes(path)
     for number, line in enumerate(split_lines(raw[: raw.rfind(b"\n") + 1], path), start=1):
         place = f"{path}, line {number}"
@@ -84,14 +89,14 @@ def _lines(path: str | Path) -> Iterator[tuple[str, str]]:
 
 
 def _words(text: str, place: str) -> str:
-    """The words of a hypothesis; InputError where it is in pieces."""
+    """The words of a hypothesis; InputError if it has pieces."""
     if _piece(text):
         raise InputError(f"{place}: still has pieces; generate with --remove-bpe sentencepiece or subword_nmt")
     return " ".join(text.split())
 
 
 def _check_whole(hypotheses: dict, sentences: int, path: str | Path) -> None:
-    """Raise InputError where the sentences that have hypotheses are not those of the corpus."""
+    """Raise InputError unless the sentences with hypotheses are those of the corpus."""
     if not hypotheses or hypotheses.keys() != set(range(sentences)):
         found = f"{len(hypotheses)} whole H- lines, the last of sentence {max(hypotheses, default=0)}"
         missing = [sentence for sentence in range(sentences) if sentence not in hypotheses]
@@ -105,7 +110,7 @@ def _check_whole(hypotheses: dict, sentences: int, path: str | Path) -> None:
 
 
 def check_joined(lines: Sequence[str], name: str | Path) -> None:
-    """Refuse references, or translations, that are in pieces and not in words; ``name`` is what they are called."""
+    """Raise InputError if references or translations, called ``name`` in the message, have pieces instead of words."""
     for number, line in enumerate(lines, start=1):
         if piece := _piece(line):
             raise InputError(
@@ -114,6 +119,6 @@ def check_joined(lines: Sequence[str], name: str | Path) -> None:
 
 
 def _piece(line: str) -> str | None:
-    """The first word of a line that is a piece of sentencepiece or subword-nmt."""
+    """The first word of a line that is a piece of sentencepiece or subword-nmt; None if there is none."""
     marked = (word for word in line.split() if "\u2581" in word or (word.endswith("@@") and word != "@@"))
     return next(marked, None)

@@ -14,14 +14,14 @@ GRID = tuple(quarters / 4 for quarters in range(2, 13))  # 0.5 to 3; fairseq's d
 
 
 def rank(nbest: Sequence[Sequence[Hypothesis]], lenpen: float) -> list[int]:
-    """The place of the best hypothesis of each sentence among its hypotheses.
+    """The index of each sentence's best hypothesis under a length penalty.
 
-    It is the first one that ``fairseq-generate --lenpen`` gives, unless two scores of a sentence are equal to within
-    5e-7, relative. fairseq divides in float32, and rounds each score at most twice before it compares them; here the
-    printed scores are rounded as often. Either of the two may then come first.
+    It is the best one of ``fairseq-generate --lenpen``, unless two scores of a sentence differ by less than 5e-7,
+    relative: fairseq divides in float32, and the printed scores are rounded. Then either of the two may come first.
 
     Args:
         nbest: the hypotheses of each sentence, generated with ``--lenpen 1``.
+        lenpen: the length penalty.
     """
     places = []
     for hypotheses in nbest:
@@ -31,9 +31,9 @@ def rank(nbest: Sequence[Sequence[Hypothesis]], lenpen: float) -> list[int]:
 
 
 def choose(nbest: Sequence[Sequence[Hypothesis]], references: Sequence[str]) -> tuple[float, dict[float, float]]:
-    """The length penalty of ``GRID`` with the highest tokenised BLEU, and the BLEU of each.
+    """The length penalty of ``GRID`` with the highest tokenised BLEU, and the BLEU of each penalty.
 
-    Of equal ones it is the one nearest to 1, fairseq's default.
+    Among equal ones the nearest to 1, fairseq's default, is chosen.
 
     Args:
         nbest: as for :func:`rank`.

@@ -1,4 +1,4 @@
-"""Rows of ``NAME.jsonl``, one scored system per line, and in ``NAME.sentences.tsv`` the counts of their sentences."""
+"""Files of results: ``NAME.jsonl`` has a scored system per line, ``NAME.sentences.tsv`` the counts of its sentences."""
 
 import base64
 import dataclasses
@@ -22,13 +22,18 @@ _FIRST = ("softmax", "near_far", "sinkhorn", "esp", "lot")  # the order of table
 
 
 def parse(kind: type[Kind], line: str, name: str) -> Kind:
-    """An instance of a model or a dataclass from one line of JSON, every field checked.
+    """An instance of a pydantic model or a dataclass from one line of JSON, with all fields checked.
+
+    Args:
+        kind: the class.
+        line: the JSON.
+        name: of the object, for the message.
 
     Raises:
-        ValueError: the line is not a JSON object with the fields of ``kind`` (a field with a default may be missing)
-            and their types. The message is one line.
+        ValueError: the line is not a JSON object with the fields of ``kind`` and their types; a field with a default
+            may be missing. The message is one line.
     """
-    extra: Literal["forbid"] | None = "forbid" if dataclasses.is_dataclass(kind) else None  # a model says it itself
+    extra: Literal["forbid"] | None = "forbid" if dataclasses.is_dataclass(kind) else None  # models do so themselves
     try:
         return TypeAdapter(kind).validate_json(line, strict=True, extra=extra)
     except ValidationError as error:
@@ -37,10 +42,13 @@ def parse(kind: type[Kind], line: str, name: str) -> Kind:
 
 
 def read_lines_as(kind: type[Kind], path: str | Path, name: str) -> Iterator[tuple[str, Kind]]:
-    """The place and the value of each line of a file, which hold a model or a dataclass each; blank lines are skipped.
+    """Parse each line of a file by :func:`parse`; blank lines are skipped.
+
+    Yields:
+        The place of the line, for messages, and its object.
 
     Raises:
-        InputError: the file is missing, or a line is broken (the message gives its number).
+        InputError: the file is missing, or a line is invalid; the message has its number.
     """
     for number, line in enumerate(read_lines(path), start=1):
         place = f"{path}, line {number}"
@@ -52,10 +60,10 @@ def read_lines_as(kind: type[Kind], path: str | Path, name: str) -> Iterator[tup
 
 
 def read_rows(paths: Iterable[str | Path]) -> list[Row]:
-    """The rows of results files, each once.
+    """The rows of results files, without duplicates.
 
     Raises:
-        InputError: as :func:`read_lines_as`, or one name stands for two systems, trainings, test sets or rows.
+        InputError: as for :func:`read_lines_as`, or one name has two different systems, trainings, test sets or rows.
     """
     found: dict[tuple, tuple[Any, str]] = {}
     rows: dict[tuple, Row] = {}
@@ -76,7 +84,7 @@ def read_rows(paths: Iterable[str | Path]) -> list[Row]:
 
 
 def tables(rows: Iterable[Row]) -> list[list[Row]]:
-    """The rows of each table: those of one experiment on one test set."""
+    """The rows of each table: one experiment on one test set."""
     found: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         found.setdefault((row.dataset, row.experiment), []).append(row)
@@ -92,13 +100,13 @@ def by_system(rows: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
 
 
 def mechanism_order(row: Row) -> tuple[int, str, str]:
-    """What the systems of a backbone are sorted by."""
+    """Sort key for the systems of a backbone."""
     attention = row.settings.attention
     return [*_FIRST, attention].index(attention), attention, row.system
 
 
 def is_at(row: Row, stage: str) -> bool:
-    """Whether a row is of a stage; a base stands where other systems are plugged in or trained from scratch."""
+    """Whether a row belongs to a stage; a base belongs to plug-and-play and from scratch."""
     return row.stage == stage or (row.stage == BASE and stage != FINE_TUNED)
 
 
@@ -108,29 +116,38 @@ def at_stage(rows: Iterable[Row], stage: str) -> dict[int, Row]:
 
 
 def path_of(results: str | Path) -> Path:
-    """The file of the counts: beside ``NAME.jsonl`` it is ``NAME.sentences.tsv``."""
+    """The file of the counts for ``NAME.jsonl``: ``NAME.sentences.tsv`` in the same folder."""
     return Path(results).with_suffix(".sentences.tsv")
 
 
 def format_statistics(row: Label, statistics: np.ndarray) -> str:
-    """The counts of a row, from ``sentence_statistics`` of its tokens, as two lines without the last end.
+    """The counts of a row as two lines, without the last line end.
 
-    The first names the lengths of the references. All rows of a test set share them, so a file needs this line once.
-    The second has the key of the row, that name, and all other counts.
+    The first line has the lengths of the references and a name for them. All rows of a test set share it, so a file
+    needs it once. The second line has the key of the row, that name, and all other counts.
+
+    Args:
+        row: the row.
+        statistics: ``sentence_statistics`` of its tokens.
     """
     length, reference, *found = statistics[:, :6].T
     references = _pack(reference)
     name = hashlib.sha256(references.encode()).hexdigest()[:8]
-    # What follows from other counts is left out; each is told by what it lacks of the one before, which is shorter.
+    # Counts that follow from others are left out. The rest is stored as differences from the previous column, which
+    # compress better.
     counts = _pack(length - reference, *-np.diff([length, *found], axis=0))
     return f"{json.dumps(name)}\t{references}\n{json.dumps(row.key, ensure_ascii=False)}\t{name}\t{counts}"
 
 
 def read_statistics(results: str | Path, rows: list[Row]) -> dict[tuple, np.ndarray]:
-    """The counts of those rows that have them, by their keys.
+    """The counts of the rows that have some, by the rows' keys.
+
+    Args:
+        results: the file of the rows, ``NAME.jsonl``.
+        rows: its rows.
 
     Raises:
-        InputError: a line is broken, or its counts do not give the score of the row.
+        InputError: a line is invalid, or its counts do not give the score of the row.
     """
     path = path_of(results)
     kept: dict[tuple, np.ndarray] = {}
@@ -157,19 +174,19 @@ def read_statistics(results: str | Path, rows: list[Row]) -> dict[tuple, np.ndar
 
 
 def _all_counts(reference: np.ndarray, change: np.ndarray, *missing: np.ndarray) -> np.ndarray:
-    """What :func:`format_statistics` was given."""
+    """The statistics that :func:`format_statistics` got."""
     length = reference + change
     possible = [np.maximum(length - shorter, 0) for shorter in range(4)]
     return np.vstack([length, reference, length - np.cumsum(missing, axis=0), possible]).T
 
 
 def _pack(*columns: np.ndarray) -> str:
-    """Whole numbers as text. The lowest bytes of all come first, which is shorter."""
+    """Whole numbers as text: the lowest bytes of all numbers first, which compresses better, then LZMA and base85."""
     numbers = np.vstack(columns).astype("<i4")
     return base64.b85encode(lzma.compress(numbers.view("u1").reshape(-1, 4).T.tobytes())).decode("ascii")
 
 
 def _unpack(text: str, *, columns: int) -> np.ndarray:
-    """The columns that :func:`_pack` has written."""
+    """The inverse of :func:`_pack`."""
     planes = np.frombuffer(lzma.decompress(base64.b85decode(text)), dtype="u1").reshape(4, -1)
     return planes.T.copy().view("<i4").reshape(columns, -1).astype(float)

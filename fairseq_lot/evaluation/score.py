@@ -45,8 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Score, write the row, print one line."""
-    if Path(args.out).suffix != ".jsonl":  # the counts' name comes from it
+    """Run ``fairseq-lot score``: write the row and its counts, print one line."""
+    if Path(args.out).suffix != ".jsonl":  # the name of the counts' file comes from it
         raise InputError(f"--out {args.out} must end in .jsonl")
     if not 0 <= (args.seconds or 0) < math.inf:
         raise InputError(f"--seconds must be a number of seconds, not {args.seconds}")
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> None:
         raise InputError(f"--lenpen must be a number, not {args.lenpen}")
     label = read_label(args.label)
     if Path(args.out).exists() and any(row.key != label.key for row in read_rows([args.out])):
-        raise InputError(f"{args.out} holds rows of other systems; give another --out")
+        raise InputError(f"{args.out} has rows of other systems; give another --out")
     row, statistics = score(args, label)
     with atomic_write(args.out) as rows, atomic_write(path_of(args.out)) as counts:
         rows.write(row.line + "\n")
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def read_label(text: str) -> Label:
-    """What a row is about, from JSON."""
+    """Parse ``--label``; InputError if it is not a label."""
     try:
         return parse(Label, text, "label")
     except ValueError as error:
@@ -74,7 +74,7 @@ def read_label(text: str) -> Label:
 
 
 def score(args: argparse.Namespace, label: Label) -> tuple[Row, np.ndarray]:
-    """The row of the system that the options describe and its sentences' statistics, without writing them."""
+    """The row of a system and the statistics of its sentences, from the options; writes nothing."""
     resampling, language = bleu.bootstrap_settings(args), target_language(args)
     references = read_lines(args.tokenised_reference)
     check_joined(references, args.tokenised_reference)
@@ -92,7 +92,7 @@ def score(args: argparse.Namespace, label: Label) -> tuple[Row, np.ndarray]:
     base = plain_base = None
     if args.baseline_generated is not None:
         base, plain_base, theirs = read(args.baseline_generated)
-        if ours and theirs and 2 * len(ours & theirs) < len(ours):  # another dictionary may change a few
+        if ours and theirs and 2 * len(ours & theirs) < len(ours):  # with another dictionary a few lines differ
             other = f"{args.baseline_generated} has translations of other sentences than {args.generated}"
             raise InputError(f"{other}; give those of the same test set")
     statistics = bleu.sentence_statistics(tokens, references, metric=bleu.TOKENISED)
@@ -118,7 +118,7 @@ def score(args: argparse.Namespace, label: Label) -> tuple[Row, np.ndarray]:
 
 
 def target_language(args: argparse.Namespace) -> str:
-    """The language that was typed, else the one that the tokenised reference's name ends with."""
+    """The typed language, else the ending of the tokenised reference's name."""
     typed = args.target_lang
     language = Path(args.tokenised_reference).suffix[1:] if typed is None else typed
     if language == "txt" or not (_LANGUAGE if typed is None else _NAME).fullmatch(language):

@@ -1,4 +1,4 @@
-"""``fairseq-lot table``: scored systems as Markdown, backbone by system, plug-and-play and fine-tuned."""
+"""``fairseq-lot table``: a Markdown table of scored systems, plug-and-play and fine-tuned."""
 
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,9 +12,9 @@ from fairseq_lot.experiment.spec import BASE, FINE_TUNED, FROM_SCRATCH, PLAIN, P
 from fairseq_lot.output.tables import MISSING, Table
 
 METRICS = {"tokenised": "tokenised BLEU", "sacrebleu": "sacreBLEU"}
-OTHER = {"tokenised": "sacrebleu", "sacrebleu": "tokenised"}  # the BLEU that stands beside it
-# Tokenised BLEU on IWSLT'14 De-En, plug-and-play and fine-tuned, medians of 4 runs [ESPFormer, LOTFormer]. What stands
-# beside esp is measured with Table 12's values, in the units of the released modules.
+OTHER = {"tokenised": "sacrebleu", "sacrebleu": "tokenised"}  # the second BLEU in a table
+# Tokenised BLEU on IWSLT'14 De-En, plug-and-play and fine-tuned, medians of 4 runs [ESPFormer, LOTFormer]. Our esp in
+# the same table has Table 12's values, in the units of the released modules.
 _REPORTED = {
     ("transformer", "softmax"): (33.40, 34.61),
     ("transformer", "sinkhorn"): (33.36, 34.61),
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print the table, one for each experiment and test set."""
+    """Run ``fairseq-lot table``: print a table for each experiment and test set."""
     if args.papers and args.metric != "tokenised":
         raise InputError(f"the papers report tokenised BLEU; leave out --metric {args.metric} or --papers")
     rows = read_rows(args.results)
@@ -53,8 +53,9 @@ def result_tables(rows: Iterable[Row], *, metric: str = "tokenised", papers: boo
     """The tables, one for each experiment and test set.
 
     Args:
+        rows: scored systems.
         metric: ``tokenised`` or ``sacrebleu``.
-        papers: medians of tokenised BLEU beside the papers' instead.
+        papers: instead, tables with medians of tokenised BLEU beside those of the papers.
     """
     show = _papers if papers else _full
     found = []
@@ -68,11 +69,11 @@ class _Systems:
     """The rows of one table, and their scores by one metric.
 
     Attributes:
-        rows: those of each backbone and system, in the order of the table.
-        stages: what has columns: the stages that were run, and one for the base.
-        with_length: some row says how long its translations are.
+        rows: by backbone and system, in the order of the table.
+        stages: the stages with columns: those that were run, and one for the base.
+        with_length: some row has the length of its translations.
         with_chrf: some row has chrF.
-        with_lenpen: for some row a length penalty was chosen.
+        with_lenpen: some row has a chosen length penalty.
     """
 
     def __init__(self, rows: Sequence[Row], metric: str):
@@ -110,14 +111,14 @@ class _Systems:
         return [f"{median(found):.2f}" if found else MISSING for found in scores]
 
     def control(self, backbone: str) -> tuple[str, str]:
-        """The key of the base, which is fine-tuned as well; without one, of plain softmax; none: two empty words."""
+        """The key of the control: the base, which is also fine-tuned, else plain softmax, else two empty words."""
         own = {key: rows for key, rows in self.rows.items() if key[0] == backbone}
         base = [key for key, rows in own.items() if any(row.stage == BASE for row in rows)]
         plain = [key for key, rows in own.items() if rows[0].settings == PLAIN]
         return next(iter(base + plain), ("", ""))
 
     def differences(self, key: tuple[str, str], stage: str) -> list[float]:
-        """To the control's scores, seed by seed; none for the control itself."""
+        """Differences to the control's scores, for each common seed; empty for the control itself."""
         control = self.control(key[0])
         theirs = {} if key == control else self.scores(control, stage)
         return [_minus(score, theirs[seed]) for seed, score in self.scores(key, stage).items() if seed in theirs]
@@ -138,12 +139,12 @@ class _Systems:
 
 def _minus(metric: MetricScore, control: MetricScore) -> float:
     if metric.delta is not None and metric.base == control.score:
-        return metric.delta  # of scores that were not rounded
+        return metric.delta  # computed from scores before rounding
     return round(metric.score - control.score, 2)
 
 
 def _full(systems: _Systems, heading: str) -> Table:
-    """Scores with intervals, differences to the base with tests, and to the control."""
+    """The table with scores and intervals, differences to the base with tests, and differences to the control."""
     lines = []
     for key, own in systems.rows.items():
         cells = list(key)
@@ -192,14 +193,14 @@ def _difference(found: list[MetricScore]) -> str:
 
 
 def _middle(differences: Sequence[float], more: str = "", star: str = "") -> str:
-    """The median, in brackets the range of several and what else is to be said."""
+    """The median; in brackets the range if there are several, and the text ``more``."""
     several = f"{min(differences):+.2f} to {max(differences):+.2f}" if len(differences) > 1 else ""
     brackets = "; ".join(part for part in (several, more) if part)
     return f"{median(differences):+.2f}{star}" + (f" ({brackets})" if brackets else "")
 
 
 def _notes(systems: _Systems) -> list[str]:
-    """How to read the table and where it comes from."""
+    """Notes below the table: definitions, settings, device, commit."""
     rows = [row for own in systems.rows.values() for row in own]
     samples = sorted({(row.bootstrap_samples, row.bootstrap_seed) for row in rows})
     resamples = "; ".join(f"{number} resamples, seed {seed}" for number, seed in samples)
@@ -243,12 +244,12 @@ def _notes(systems: _Systems) -> list[str]:
 
 
 def _valued(values: Mapping[str, Any]) -> str:
-    """Names with their settings."""
+    """Names with their settings, as one text."""
     return "; ".join(f"{name}: {_in_words(settings)}" for name, settings in values.items())
 
 
 def _in_words(settings: Mapping[str, Any]) -> str:
-    """``name value`` of each setting; settings of settings are in brackets."""
+    """Settings as ``name value``, separated by commas; nested settings in brackets."""
     parts = []
     for name, value in settings.items():
         if isinstance(value, dict):
@@ -263,7 +264,7 @@ def _listed(values: Iterable) -> str:
 
 
 def _papers(systems: _Systems, heading: str) -> Table:
-    """The reported scores and the medians of the rows, with differences to softmax."""
+    """The table with the papers' scores and the medians of the rows, with differences to softmax."""
     # the papers' settings are the defaults
     settings = {key: own[0].settings for key, own in systems.rows.items()}
     shown = [(*key, own.attention if own == System(attention=own.attention) else "") for key, own in settings.items()]

@@ -165,7 +165,7 @@ def test_the_same_system_is_replaced_and_another_refused(arguments, tmp_path, re
         assert main(arguments(**changes)) == 0
     assert [row.device for row in read_rows([tmp_path / "lot.jsonl"])] == ["cuda"]
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    refused(arguments({"seed": 2}), tmp_path / "lot.jsonl", "holds rows of other systems")
+    refused(arguments({"seed": 2}), tmp_path / "lot.jsonl", "has rows of other systems")
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 

@@ -21,6 +21,7 @@ from fairseq_lot import cli
 from fairseq_lot.errors import InputError
 from fairseq_lot.evaluation import length_penalty, score
 from fairseq_lot.evaluation.hypotheses import check_joined, read_nbest
+from fairseq_lot.experiment.flags import take
 from fairseq_lot.experiment.spec import CHOSEN
 from fairseq_lot.output.files import atomic_write, locked
 from fairseq_lot.pretrained.checkpoint import Checkpoint, load_checkpoint
@@ -102,14 +103,6 @@ def read_generation_flags(words: Sequence[str]) -> Namespace:
         refuse_choice(typed)
         typed.lenpen = CHOSEN
     return typed
-
-
-def take(name: str, flags: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The value of a flag, the last one as for fairseq, and the others."""
-    parser = ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument(f"--{name}", dest="value", nargs="?")
-    found, others = parser.parse_known_args(list(flags))
-    return found.value, others
 
 
 def refuse_choice(typed: Namespace) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from fairseq_lot import cli
 from fairseq_lot.errors import InputError
+from fairseq_lot.experiment.flags import take
 from fairseq_lot.output.files import atomic_write
 
 _WITH_WARM_UP = {"cosine", "fixed", "inverse_sqrt", "polynomial_decay", "reduce_lr_on_plateau"}
@@ -35,7 +36,7 @@ def build_parser() -> ArgumentParser:
 def pretrain(args: Namespace) -> None:
     """Train a model from the beginning."""
     own = "--arch lot_transformer_small --attention softmax --lr-scheduler inverse_sqrt --lr 0.0005"
-    if _value("lr-scheduler", args.flags, "inverse_sqrt") in _WITH_WARM_UP:  # others do not have the flag
+    if take("lr-scheduler", args.flags, "inverse_sqrt")[0] in _WITH_WARM_UP:  # others do not have the flag
         own += " --warmup-updates 4000"
     own += " --dropout 0.3 --max-tokens 4096 --max-epoch 25 --seed 1"
     train(args.data, Path(args.out), [*own.split(), *args.flags])
@@ -84,9 +85,9 @@ def train(data: str, out: Path, flags: Sequence[str], start: str | None = None) 
         _refuse_to_begin_again(out, flags)
     own = [f"--{_embeddings(data)}", "--save-dir", str(out), *["--optimizer", "adam", "--weight-decay", "0.0001"]]
     own += ["--criterion", "label_smoothed_cross_entropy"]
-    if _value("optimizer", flags, "adam") == "adam":  # others do not have the flag
+    if take("optimizer", flags, "adam")[0] == "adam":  # others do not have the flag
         own += ["--adam-betas", "(0.9, 0.98)"]
-    if _value("criterion", flags, "label_smoothed_").startswith("label_smoothed_"):
+    if take("criterion", flags, "label_smoothed_")[0].startswith("label_smoothed_"):
         own += ["--label-smoothing", "0.1"]
     own += ["--distributed-world-size", "1", "--no-epoch-checkpoints", "--log-interval", "100"]
     # a sentence that is too long would stop the training after an epoch
@@ -148,13 +149,6 @@ def _embeddings(data: str) -> str:
     dictionaries = [file.read_bytes() for file in Path(data).glob("dict.*.txt")]
     shared = len(dictionaries) == 2 and dictionaries[0] == dictionaries[1]
     return "share-all-embeddings" if shared else "share-decoder-input-output-embed"
-
-
-def _value(name: str, flags: Sequence[str], default: str) -> str:
-    """The value of a flag, the last one as for fairseq."""
-    parser = ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument(f"--{name}", dest="value", nargs="?", default=default)
-    return parser.parse_known_args(list(flags))[0].value or ""
 
 
 def _has(flags: Sequence[str], beginning: str) -> bool:

@@ -1,6 +1,7 @@
 """Experiments: what the plan is, jobs; then for good, killed on the way."""
 
 import copy
+import datetime
 import hashlib
 import importlib.util
 import json
@@ -109,9 +110,11 @@ def test_another_base_is_noticed_also_an_older_one(tmp_path):
     assert "given" in "".join(snakemake(config, "--dry-run", done)[1:])
 
 
-def test_the_profile_of_a_gpu_has_a_precision(tmp_path):
+def test_the_profile_of_a_gpu_has_a_precision_and_a_date_is_a_name(tmp_path):
     words = ("--profile", "workflow/profiles/gpu", "--dry-run", "--printshellcmds")
-    code, shown, errors = snakemake(experiment(tmp_path, "data"), *words)
+    config = experiment(tmp_path, "data", experiment=datetime.date(2026, 1, 2))
+    code, shown, errors = snakemake(config, *words)
+    assert shown.count('"experiment": "2026-01-02"') == 5
     stages = re.findall(r"scripts/(?:pretrain|finetune|score).sh .*", shown + errors)
     assert code == 0 and len(stages) == 9 and all("--fp16" in line for line in stages)
 

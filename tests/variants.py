@@ -14,6 +14,11 @@ from fairseq_lot.attention.registry import MECHANISMS, build_mechanism
 NUM_HEADS, HEAD_DIM = 2, 4
 
 
+def build(name, *, num_heads=NUM_HEADS, head_dim=HEAD_DIM, dtype=torch.float64, **options):
+    """The mechanism ``name`` with small heads."""
+    return build_mechanism(name, num_heads=num_heads, head_dim=head_dim, **options).to(dtype)
+
+
 def build_differential(name, *, lambda_init=None, **context_and_options):
     """The differential form around the mechanism ``name``."""
     return Differential(build_mechanism(name, **context_and_options), lambda_init=lambda_init)

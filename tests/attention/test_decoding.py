@@ -6,7 +6,7 @@ import torch
 from fairseq_lot.attention.registry import build_mechanism
 from tests import reference
 from tests.conftest import close, gradients
-from tests.transport.test_pivots_causal import twin as prefix_twin
+from tests.transport.test_pivots_causal import prefix_twin
 from tests.variants import CASES, CAUSAL_CASES, HEAD_DIM, NUM_HEADS, draw, padding_mask
 
 UNCOUPLED = [case for case in CASES if not case.build().traits.couples_queries]

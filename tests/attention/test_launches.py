@@ -3,6 +3,8 @@
 Counted on the CPU in half precision with padding. Where the code chooses otherwise there than on a GPU, tests say so.
 """
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -14,17 +16,16 @@ from fairseq_lot.numerics.devices import WAYS
 from fairseq_lot.transport import pivots_causal
 from tests.conftest import change_ways, close
 from tests.launches import launches
-from tests.variants import build_differential, padding_mask
+from tests.variants import build, build_differential, padding_mask
 
 BSZ, HEADS, LENGTH, DIM = 4, 4, 24, 32
 both_pads = pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 
 
-def build(name, *, head_dim=DIM, **options):
-    return build_mechanism(name, num_heads=HEADS, head_dim=head_dim, **options).half()
+build_half = partial(build, num_heads=HEADS, head_dim=DIM, dtype=torch.float16)
 
 
-def draw(length=LENGTH, head_dim=DIM, number=3):
+def draw_half(length=LENGTH, head_dim=DIM, number=3):
     return [torch.randn(BSZ, HEADS, length, head_dim, dtype=torch.float16) for _ in range(number)]
 
 
@@ -34,7 +35,7 @@ def pads(length=LENGTH):
 
 def forward_and_backward(mechanism, head_dim=DIM, length=LENGTH, causal=False):
     """Kernels of a training step's forward and backward pass."""
-    inputs, mask = [x.requires_grad_() for x in draw(length, head_dim)], pads(length)
+    inputs, mask = [x.requires_grad_() for x in draw_half(length, head_dim)], pads(length)
     gradient = torch.randn_like(inputs[0])
     leaves = [*inputs, *mechanism.parameters()]
 
@@ -52,14 +53,16 @@ def forward_and_backward(mechanism, head_dim=DIM, length=LENGTH, causal=False):
 def test_hard_esp_works_on_all_slices_at_once(slicer, head_dim, monkeypatch):
     change_ways(monkeypatch, hard_chunk=WAYS["other"].hard_chunk)
     few, many = (
-        forward_and_backward(build("esp", hard=True, slicer=slicer, head_dim=head_dim, num_slices=number), head_dim)
+        forward_and_backward(
+            build_half("esp", hard=True, slicer=slicer, head_dim=head_dim, num_slices=number), head_dim
+        )
         for number in (2, 128)
     )
     assert few == many and many[0] <= 150 and many[1] <= 250, (few, many)
 
 
 def test_hard_esp_works_on_few_slices_at_a_time_where_memory_ends(monkeypatch):
-    mechanism = build("esp", hard=True)
+    mechanism = build_half("esp", hard=True)
     change_ways(monkeypatch, hard_chunk=BSZ * HEADS * LENGTH * DIM)
     few, _ = forward_and_backward(mechanism, DIM)
     change_ways(monkeypatch, hard_chunk=WAYS["other"].hard_chunk)
@@ -69,7 +72,7 @@ def test_hard_esp_works_on_few_slices_at_a_time_where_memory_ends(monkeypatch):
 @pytest.mark.parametrize(("num_updates", "most"), [(1, (37, 18)), (15, (82, 149))])
 def test_a_temperature_costs_few_kernels_where_it_is_learnt_and_none_where_it_is_fixed(num_updates, most):
     counts = [
-        forward_and_backward(build("sinkhorn", num_updates=num_updates, epsilon=epsilon, learn_epsilon=learn), DIM)
+        forward_and_backward(build_half("sinkhorn", num_updates=num_updates, epsilon=epsilon, learn_epsilon=learn), DIM)
         for epsilon, learn in ((1.0, False), (2.0, False), (1.0, True))
     ]
     assert counts[0] == counts[1] and counts[0][0] <= most[0] and counts[0][1] <= most[1]
@@ -78,7 +81,7 @@ def test_a_temperature_costs_few_kernels_where_it_is_learnt_and_none_where_it_is
 
 
 def test_a_layer_of_lot_takes_as_many_kernels_on_longer_sentences():
-    found = [forward_and_backward(build("lot"), length=length) for length in (LENGTH, 1000)]
+    found = [forward_and_backward(build_half("lot"), length=length) for length in (LENGTH, 1000)]
     assert found[0] == found[1] and found[0][0] <= 105 and found[0][1] <= 126, found
 
 
@@ -86,7 +89,7 @@ def test_a_layer_of_lot_takes_as_many_kernels_on_longer_sentences():
 @pytest.mark.parametrize(("options", "most"), [({}, 40), ({"prior": "alibi"}, 53)])
 def test_a_layer_of_near_far_takes_few_kernels(options, most, length, monkeypatch):
     change_ways(monkeypatch, dense_length=WAYS["other"].dense_length, adds_one_by_one=False)
-    forward, backward = forward_and_backward(build("near_far", **options), length=length)
+    forward, backward = forward_and_backward(build_half("near_far", **options), length=length)
     assert forward <= most and backward <= 42, (forward, backward)
 
 
@@ -102,7 +105,7 @@ def test_a_decoder_takes_as_many_more_as_the_number_of_chunks_has_digits(name, o
     monkeypatch.setattr(near_far_mechanism.NearFar, "_rows_are_kept", lambda *_: False)  # a GPU does not look
     monkeypatch.setattr(pivots_causal, "_LARGEST_WITHOUT_PEAK", 0.0)
     change_ways(monkeypatch, adds_one_by_one=False)
-    found = {length: forward_and_backward(build(name, **options), length=length, causal=True) for length in most}
+    found = {length: forward_and_backward(build_half(name, **options), length=length, causal=True) for length in most}
     for length, limits in most.items():
         assert all(count <= limit for count, limit in zip(found[length], limits, strict=True)), found
 
@@ -110,7 +113,7 @@ def test_a_decoder_takes_as_many_more_as_the_number_of_chunks_has_digits(name, o
 @pytest.mark.parametrize(("options", "most"), [({}, (82, 90)), ({"band": "expected"}, (74, 103))])
 def test_near_far_takes_no_more_kernels_for_longer_sentences(options, most, monkeypatch):
     change_ways(monkeypatch, adds_one_by_one=False)
-    found = [forward_and_backward(build("near_far", **options), length=length) for length in (300, 1000)]
+    found = [forward_and_backward(build_half("near_far", **options), length=length) for length in (300, 1000)]
     assert found[0] == found[1] and all(count <= limit for count, limit in zip(found[0], most, strict=True)), found
 
 
@@ -118,7 +121,7 @@ def test_with_a_prior_near_far_takes_as_many_more_as_the_number_of_blocks_has_di
     """10 blocks and 32."""
     change_ways(monkeypatch, adds_one_by_one=False)
     for length, most in ((300, (148, 140)), (1000, (160, 152))):
-        found = forward_and_backward(build("near_far", prior="alibi"), length=length)
+        found = forward_and_backward(build_half("near_far", prior="alibi"), length=length)
         assert all(count <= limit for count, limit in zip(found, most, strict=True)), (length, found)
 
 
@@ -133,19 +136,19 @@ def test_with_a_prior_near_far_takes_as_many_more_as_the_number_of_blocks_has_di
 )
 @torch.no_grad()
 def test_a_token_of_the_target_takes_few_kernels(name, options, most, padded):
-    mechanism, state = build(name, **options).eval(), {}
+    mechanism, state = build_half(name, **options).eval(), {}
     mask = pads()[:, :1] if padded else None
     for _ in range(getattr(mechanism.options, "window", 0) + 2):  # then a key leaves near_far's window with every token
-        _, state = mechanism.causal_step(*draw(1), mask, state, False)
-    token = draw(1)
+        _, state = mechanism.causal_step(*draw_half(1), mask, state, False)
+    token = draw_half(1)
     assert launches(lambda: mechanism.causal_step(*token, mask, state, False)) <= most[padded]
 
 
 @pytest.mark.parametrize("options", [{}, {"prior": "alibi"}])
 def test_short_sentences_of_near_far_take_softmaxs_kernels_and_a_zero_for_each_parameter(options):
-    softmax = build("softmax", **options)
+    softmax = build_half("softmax", **options)
     for causal in (False, True):
-        forward, backward = forward_and_backward(build("near_far", exact_up_to=LENGTH, **options), causal=causal)
+        forward, backward = forward_and_backward(build_half("near_far", exact_up_to=LENGTH, **options), causal=causal)
         exact = forward_and_backward(softmax, causal=causal)
         assert (forward, backward) == (exact[0], exact[1] + 2)
 
@@ -153,12 +156,12 @@ def test_short_sentences_of_near_far_take_softmaxs_kernels_and_a_zero_for_each_p
 @torch.no_grad()
 def test_short_targets_of_near_far_take_softmaxs_kernels():
     def steps(name, **options):
-        mechanism = build(name, **options).eval()
+        mechanism = build_half(name, **options).eval()
 
         def decode():
             state = {}
             for _ in range(LENGTH):
-                _, state = mechanism.causal_step(*draw(1), None, state, False)
+                _, state = mechanism.causal_step(*draw_half(1), None, state, False)
 
         return launches(decode)
 
@@ -177,8 +180,8 @@ def test_short_targets_of_near_far_take_softmaxs_kernels():
 )
 @torch.no_grad()
 def test_a_token_that_looks_at_the_source_takes_few_kernels(name, options, most, padded):
-    mechanism = build(name, **options).eval()
-    summary, (q,) = mechanism.summarise(*draw(number=2), pads() if padded else None), draw(1, number=1)
+    mechanism = build_half(name, **options).eval()
+    summary, (q,) = mechanism.summarise(*draw_half(number=2), pads() if padded else None), draw_half(1, number=1)
     assert launches(lambda: mechanism.attend_summary(q, summary)) <= most[padded]
 
 
@@ -194,16 +197,16 @@ def test_pads_are_taken_from_keys_and_values_once(differential, monkeypatch):
         return real(x, mask)
 
     monkeypatch.setattr(base, "without_pads", spy)
-    k, v = (x.float().masked_fill(pads()[:, None, :, None], torch.nan) for x in draw(number=2))
+    k, v = (x.float().masked_fill(pads()[:, None, :, None], torch.nan) for x in draw_half(number=2))
     summary = mechanism.summarise(k, v, pads())
     assert masked == [LENGTH, LENGTH]
     for _ in range(3):
-        (q,) = draw(1, number=1)
+        (q,) = draw_half(1, number=1)
         assert mechanism.attend_summary(q.float(), summary).values.isfinite().all()
     assert masked == [LENGTH, LENGTH]
     state, masked[:] = {}, []
     for i in range(LENGTH):
-        step = [x.float() for x in draw(1)]
+        step = [x.float() for x in draw_half(1)]
         _, state = mechanism.causal_step(*step, pads()[:, i : i + 1], state, False)
     assert set(masked) == {1}  # each new token, not those before it
 
@@ -214,7 +217,7 @@ def test_hooks_see_the_mechanism_inside_a_differential_one():
     mechanism = build_differential("softmax", num_heads=HEADS, head_dim=DIM)
     seen = []
     mechanism.inner.register_forward_hook(lambda module, args, output: seen.append(output.values.size(2)))
-    q, k, v = (x.float() for x in draw())
+    q, k, v = (x.float() for x in draw_half())
     mechanism(q, k, v, pads(), pads())
     mechanism.attend_summary(q[:, :, :1], mechanism.summarise(k, v, pads()))
     mechanism.causal_step(q[:, :, :2], k[:, :, :2], v[:, :, :2], None, {}, False)

@@ -7,13 +7,9 @@ from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.errors import InputError
 from tests import reference
 from tests.conftest import close
-from tests.variants import HEAD_DIM, NUM_HEADS, build_differential, draw
+from tests.variants import HEAD_DIM, NUM_HEADS, build, build_differential, draw
 
 CONTEXT = {"num_heads": NUM_HEADS, "head_dim": HEAD_DIM}
-
-
-def build(**options):
-    return build_mechanism("lot", **CONTEXT, **options).double()
 
 
 def move(mechanism, seed=7):
@@ -28,7 +24,7 @@ def move(mechanism, seed=7):
 @pytest.mark.parametrize("r", [1, 2, 3, 5, 6, 9])
 def test_rank_of_attention_is_at_most_the_number_of_pivots(r):
     q, k, v = draw(2, 6, 7)
-    output = move(build(num_pivots=r))(q, k, v, need_weights=True)
+    output = move(build("lot", num_pivots=r))(q, k, v, need_weights=True)
     singular = torch.linalg.svdvals(output.weights)
     assert (singular[..., r:] < 1e-12).all()
     assert (singular[..., min(r, 6) - 1] > 1e-8).all()
@@ -36,7 +32,7 @@ def test_rank_of_attention_is_at_most_the_number_of_pivots(r):
 
 @pytest.mark.parametrize(("name", "option"), [("pivots", "learn_pivots"), ("mass_logits", "learn_masses")])
 def test_what_is_not_learnt_is_stored_all_the_same(name, option):
-    learnt, fixed = build(), build(**{option: False})
+    learnt, fixed = build("lot"), build("lot", **{option: False})
     assert {key for key, _ in learnt.named_parameters()} == {"pivots", "mass_logits"}
     assert {key for key, _ in fixed.named_parameters()} == {"pivots", "mass_logits"} - {name}
     assert learnt.state_dict().keys() == fixed.state_dict().keys()
@@ -46,7 +42,7 @@ def test_what_is_not_learnt_is_stored_all_the_same(name, option):
 
 def test_masses_are_the_marginal_that_the_pivots_receive():
     q, k, _ = draw()
-    mechanism = move(build(num_pivots=4, num_updates=2_001))
+    mechanism = move(build("lot", num_pivots=4, num_updates=2_001))
     sigma = torch.softmax(mechanism.mass_logits, -1)
     coupling = mechanism.coupling(q, k)
     close(coupling.from_queries.plan.sum(-2), sigma.expand(3, -1, -1), 1e-8)
@@ -79,4 +75,4 @@ def test_halves_of_differential_attention_convolve_with_their_own_weights():
 def test_values_of_a_width_without_weights_are_refused():
     q, k, v = draw()
     with pytest.raises(InputError, match="width 3"):
-        build(conv_kernel=3)(q, k, v[..., :3])
+        build("lot", conv_kernel=3)(q, k, v[..., :3])

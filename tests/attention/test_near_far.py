@@ -2,18 +2,18 @@
 
 import copy
 import math
+from functools import partial
 
 import pytest
 import torch
 
 from fairseq_lot.attention import near_far as near_far_file
 from fairseq_lot.attention.base import Masks
-from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.attention.softmax import Softmax
 from fairseq_lot.transport.features import feature_logs
 from tests.conftest import Sizes, close, gradients, random
 from tests.reference import alibi_slopes, near_far_plan
-from tests.variants import padding_mask
+from tests.variants import build, padding_mask
 
 FORMS = {
     "diagonal": ({}, {}),
@@ -30,8 +30,7 @@ FORMS = {
 every_form = pytest.mark.parametrize(("options", "how"), FORMS.values(), ids=FORMS)
 
 
-def build(name="near_far", *, head_dim=8, **options):
-    return build_mechanism(name, num_heads=2, head_dim=head_dim, **options).double()
+build_near_far = partial(build, "near_far", head_dim=8)
 
 
 def inputs(n, m=None, *, head_dim=8, size=1.0):
@@ -59,7 +58,7 @@ def test_rounding_moves_no_band_around_the_expected_position(form):
     """Float32 has the bands of float64 at 5,000 tokens, whole, padded in a batch, and where queries come one by one."""
     n, early = 5000, 3
     q, k, v = (random(1, 2, n, 64, seed=seed).float() for seed in range(3))
-    mechanism = build(head_dim=64, **FORMS[form][0]).float()
+    mechanism = build_near_far(head_dim=64, **FORMS[form][0]).float()
     exact = copy.deepcopy(mechanism).double()(q.double(), k.double(), v.double()).values
     close(mechanism(q, k, v).values.double(), exact, 1e-4)
     padded = [torch.nn.functional.pad(x, (0, 0, early, 0)).expand(2, -1, -1, -1) for x in (q, k, v)]
@@ -77,7 +76,7 @@ def test_features_as_drawn_are_unbiased():
     By Chebyshev an unbiased entry is beyond 6σ in one of 36 draws; close to normal, as the mean of 1e5 terms is, in one
     of 5e8. Half a percent, which σ is at most, is less than any factor of φ and ψ changes.
     """
-    r, mechanism = 100_000, build(head_dim=4, num_features=100_000)
+    r, mechanism = 100_000, build_near_far(head_dim=4, num_features=100_000)
     q, k, _ = inputs(5, head_dim=4, size=0.5)
     estimate = (torch.logsumexp(log_kernel(mechanism, q, k), -1) - mechanism.scaling * q @ k.mT).exp()
     sums = (q.unsqueeze(3) + k.unsqueeze(2)).square().sum(-1)
@@ -88,7 +87,7 @@ def test_features_as_drawn_are_unbiased():
 
 def test_a_feature_exceeds_the_kernel_by_no_more_than_its_own_size():
     """``φ_t ψ_t ≤ exp(c_t + s‖z_t‖²/2) exp(s·q·k) / r``, and both are equal where q + k = z_t."""
-    mechanism = build(num_features=6)
+    mechanism = build_near_far(num_features=6)
     with torch.no_grad():
         mechanism.feature_bias += random(2, 6)
     q, _, _ = inputs(20)
@@ -103,7 +102,7 @@ def test_a_feature_exceeds_the_kernel_by_no_more_than_its_own_size():
 
 @pytest.mark.parametrize("size", [1.0, 100.0])
 def test_tangents_are_nowhere_above_the_sum_and_exact_where_they_touch(size):
-    mechanism, (q, k, _) = build(num_features=6, tangents=True), inputs(20, size=size)
+    mechanism, (q, k, _) = build_near_far(num_features=6, tangents=True), inputs(20, size=size)
     z = mechanism.features.detach()
     z.mul_(size)
     q = torch.cat([q, z.double().expand(2, -1, -1, -1)], 2)
@@ -122,20 +121,20 @@ def test_tangents_hold_for_every_norm_as_drawn(band):
         q, k, v = inputs(60, head_dim=5, size=size)
         exact = build("softmax", head_dim=5)(q, k, v).values
         for tangents in (False, True):
-            values = build(head_dim=5, window=4, band=band, tangents=tangents)(q, k, v).values
+            values = build_near_far(head_dim=5, window=4, band=band, tangents=tangents)(q, k, v).values
             errors[tangents, size] = ((values - exact).square().sum() / exact.square().sum()).item()
     assert all((error < 0.6) if tangents else (error > 1.2) for (tangents, _), error in errors.items()), errors
 
 
 def test_the_causal_form_has_no_tangents():
     q, k, v = inputs(40)
-    values = [build(window=2, tangents=tangents)(q, k, v, causal=True).values for tangents in (False, True)]
+    values = [build_near_far(window=2, tangents=tangents)(q, k, v, causal=True).values for tangents in (False, True)]
     close(*values, 0)
 
 
 def test_a_checkpoint_without_the_option_has_the_features_of_before():
-    assert not build().options.tangents
-    mechanism, (q, k, _) = build(num_features=6, window=1), inputs(9)
+    assert not build_near_far().options.tangents
+    mechanism, (q, k, _) = build_near_far(num_features=6, window=1), inputs(9)
     both = mechanism._side_logs(torch.cat([q, k], 2), (q, k), Masks(None, None, False))
     for found, x in zip(both, (q, k), strict=True):
         close(found, feature_logs(x, mechanism.features, scale=mechanism.scaling), 1e-12)
@@ -164,7 +163,7 @@ def test_a_window_over_the_sentence_is_softmax_or_sinkhorn_at_its_temperature(op
     mask = None if layout is None else padding_mask((9, 4), 9, layout)
     leaves = [x.requires_grad_() for x in inputs(9)]
     found = []
-    for mechanism in (build(window=8, **options), build(name, **others)):
+    for mechanism in (build_near_far(window=8, **options), build(name, head_dim=8, **others)):
         output = mechanism(*leaves, mask, mask, need_weights=True, **how)
         found.append([output.weights, output.values, *gradients(output.values, leaves)])
     close(*found, 1e-10)
@@ -183,7 +182,7 @@ def test_short_sentences_get_what_softmax_or_sinkhorn_computes_bit_by_bit(
     monkeypatch.setattr(near_far_file, "near_far", None)
     mask = None if layout is None else padding_mask((9, 4), 9, layout)
     leaves, found = [x.requires_grad_() for x in inputs(9)], []
-    for mechanism in (build(exact_up_to=9, window=1, **options), build(name, **others)):
+    for mechanism in (build_near_far(exact_up_to=9, window=1, **options), build(name, head_dim=8, **others)):
         for need_weights in (False, True):
             output = mechanism(*leaves, mask, mask, need_weights=need_weights, **how)
             found.append([output.values, *gradients(output.values, leaves)] + [output.weights] * need_weights)
@@ -204,7 +203,7 @@ def test_each_sentence_goes_by_its_own_length_whatever_the_batch(options, how, l
     mask = padding_mask(lengths.tolist(), 40, layout)
     q, k, v = (random(6, 2, 40, 8, seed=seed) for seed in range(3))
     q, k, v = (x.masked_fill(mask[:, None, :, None], torch.nan).requires_grad_() for x in (q, k, v))
-    both, linear, exact = (build(**options, exact_up_to=limit) for limit in (limit, 0, 40))
+    both, linear, exact = (build_near_far(**options, exact_up_to=limit) for limit in (limit, 0, 40))
     learnt = list(both.parameters())
     output = both(q, k, v, mask, mask, need_weights)
     order = torch.tensor([4, 2, 0, 5, 1, 3])
@@ -237,8 +236,8 @@ def test_short_sentences_are_cut_to_their_own_longest_length(monkeypatch):
     q, k, v = (random(4, 2, 30, 8, seed=seed) for seed in range(3))
     for layout in ("right", "left"):
         mask = padding_mask((30, 5, 9, 10), 30, layout)
-        build(exact_up_to=9)(q, k, v, mask, mask)
-        build(exact_up_to=9, band="expected")(q[:, :, :7], k, v, None, mask)
+        build_near_far(exact_up_to=9)(q, k, v, mask, mask)
+        build_near_far(exact_up_to=9, band="expected")(q[:, :, :7], k, v, None, mask)
     assert sizes == 2 * [(2, 9, 9), (2, 7, 9)]
 
 
@@ -253,7 +252,7 @@ def test_the_first_tokens_of_a_target_are_exact_and_the_later_ones_are_not(optio
     q, k, v = (random(3, 2, n, 8, seed=seed) for seed in range(3))
     if mask is not None:
         q, k, v = (x.masked_fill(mask[:, None, :, None], torch.nan) for x in (q, k, v))
-    both, linear, exact = (build(**options, window=2, exact_up_to=limit) for limit in (limit, 0, n))
+    both, linear, exact = (build_near_far(**options, window=2, exact_up_to=limit) for limit in (limit, 0, n))
     output = both(q[:, :, early:], k, v, None, mask, need_weights, causal=True)
     for sentence in range(3):
         real = torch.ones(n, dtype=torch.bool) if mask is None else ~mask[sentence]
@@ -288,7 +287,7 @@ def test_the_first_tokens_of_a_target_are_exact_and_the_later_ones_are_not(optio
 @pytest.mark.parametrize("layout", ["right", "left"])
 @pytest.mark.parametrize("need_weights", [False, True])
 def test_the_summary_of_a_mixed_batch_serves_every_sentence(layout, need_weights):
-    mechanism = build(band="expected", num_features=6, window=1, exact_up_to=9)
+    mechanism = build_near_far(band="expected", num_features=6, window=1, exact_up_to=9)
     mask = padding_mask((20, 4, 9, 10), 20, layout)
     q, k, v = (random(4, 2, n, 8, seed=n) for n in (6, 20, 21))
     k, v = (x[:, :, :20].masked_fill(mask[:, None, :, None], torch.nan) for x in (k, v))
@@ -305,15 +304,19 @@ def test_the_summary_of_a_mixed_batch_serves_every_sentence(layout, need_weights
 
 def test_what_is_kept_of_a_short_source_is_what_softmax_keeps():
     _, k, v = inputs(9)
-    ours, softmax = (x.summarise(k, v) for x in (build(band="expected", exact_up_to=9), build("softmax")))
+    ours, softmax = (
+        x.summarise(k, v) for x in (build_near_far(band="expected", exact_up_to=9), build("softmax", head_dim=8))
+    )
     assert ours.keys() == softmax.keys() and all(torch.equal(ours[name], softmax[name]) for name in ours)
 
 
 @pytest.mark.parametrize("num_updates", [1, 3])
 def test_short_sentences_have_the_dropout_of_their_own_mechanism(num_updates):
-    mechanism = build(exact_up_to=9, dropout=0.5, num_updates=num_updates)
+    mechanism = build_near_far(exact_up_to=9, dropout=0.5, num_updates=num_updates)
     twin = (
-        build("softmax", dropout=0.5) if num_updates == 1 else build("sinkhorn", dropout=0.5, epsilon=1, num_updates=3)
+        build("softmax", head_dim=8, dropout=0.5)
+        if num_updates == 1
+        else build("sinkhorn", head_dim=8, dropout=0.5, epsilon=1, num_updates=3)
     )
     found = []
     for one in (mechanism, twin):
@@ -325,7 +328,9 @@ def test_short_sentences_have_the_dropout_of_their_own_mechanism(num_updates):
 
 
 def test_at_cross_a_window_of_any_size_costs_what_the_sentence_costs():
-    widest, enough = (build(band="expected", window=window)(*inputs(9), need_weights=True) for window in (10**12, 8))
+    widest, enough = (
+        build_near_far(band="expected", window=window)(*inputs(9), need_weights=True) for window in (10**12, 8)
+    )
     close(widest.weights, enough.weights, 0)
 
 
@@ -333,7 +338,7 @@ def test_pads_on_the_left_do_not_move_a_band_between_two_slots():
     """Four equal keys: the middle of their slots is halfway between two, with a pad before them as well."""
     q, k, v = inputs(4)
     k = k[:, :, :1].expand_as(k)
-    mechanism = build(band="expected", window=0)
+    mechanism = build_near_far(band="expected", window=0)
     alone = mechanism(q, k, v, need_weights=True).weights
     k, v = (torch.nn.functional.pad(x, (0, 0, 1, 0)) for x in (k, v))
     pads = torch.tensor([[True, *[False] * 4]] * len(q))
@@ -343,7 +348,7 @@ def test_pads_on_the_left_do_not_move_a_band_between_two_slots():
 def test_columns_approach_their_share_while_rows_are_exact():
     mask, errors = padding_mask((70, 40), 70, "right"), []
     for num_updates in (1, 3, 9, 81, 401):
-        mechanism = build(num_features=6, window=2, num_updates=num_updates)
+        mechanism = build_near_far(num_features=6, window=2, num_updates=num_updates)
         weights = mechanism(*inputs(70), mask, mask, need_weights=True).weights
         close(weights.sum(-1), (~mask).double()[:, None].expand(-1, 2, -1), 1e-12)
         received = weights.sum(-2) - (~mask).double()[:, None]
@@ -355,7 +360,7 @@ def test_columns_approach_their_share_while_rows_are_exact():
 @every_form
 @pytest.mark.parametrize("n", [5, 150])
 def test_norms_of_ten_thousand_are_finite(options, how, n):
-    mechanism = build(**options).float()
+    mechanism = build_near_far(**options).float()
     leaves = [x.float().requires_grad_() for x in inputs(n, size=1e4 / math.sqrt(8))]
     output = mechanism(*leaves, need_weights=True, **how)
     assert output.values.isfinite().all() and output.weights.isfinite().all()
@@ -372,7 +377,7 @@ def test_float32_is_float64_at_six_times_the_usual_norms(options, how, n):
 
     T half-updates add theirs. v is of size 1, so that this is also what values may be off.
     """
-    exact = build(**options)
+    exact = build_near_far(**options)
     q, k, v = inputs(n, size=6.0)
     logs = [exact.scaling * q @ k.mT, *both_logs(exact, q, k)]
     size = max(x.abs().max().item() for x in logs)
@@ -387,7 +392,7 @@ def beside_its_feature(size, n=100, **options):
 
     Scores are 0 everywhere, so is ``log φψ`` of a key of 0; that of the last key is ``size``.
     """
-    mechanism = build(num_features=1, window=2, **options)
+    mechanism = build_near_far(num_features=1, window=2, **options)
     z = torch.full((8,), math.sqrt(2 * size / mechanism.scaling / 8), dtype=torch.float64)
     with torch.no_grad():
         mechanism.features.copy_(z)
@@ -449,7 +454,7 @@ def test_with_a_prior_a_row_keeps_all_that_is_e_85_below_a_key_that_is_too_far_t
 @pytest.mark.parametrize("options", [{}, {"prior": "alibi"}], ids=str)
 @pytest.mark.parametrize("layout", [None, "right", "left"])
 def test_both_causal_forms_are_the_same(layout, options, monkeypatch):
-    mechanism, leaves = build(window=3, num_features=6, **options), [x.requires_grad_() for x in inputs(120)]
+    mechanism, leaves = build_near_far(window=3, num_features=6, **options), [x.requires_grad_() for x in inputs(120)]
     mask = None if layout is None else padding_mask((120, 70), 120, layout)
     found = []
     for limit in (torch.inf, -torch.inf):
@@ -463,7 +468,7 @@ def test_both_causal_forms_are_the_same(layout, options, monkeypatch):
 @pytest.mark.parametrize("last", [False, True])
 def test_a_feature_that_a_row_does_not_see_takes_nothing_from_it(head_dim, of_query, of_last, last):
     """The first row is its own key's value, however much larger its features are with the last key, or with its own."""
-    mechanism = build_mechanism("near_far", num_heads=1, head_dim=head_dim)
+    mechanism = build("near_far", num_heads=1, head_dim=head_dim, dtype=torch.float32)
     direction = max(mechanism.features[0].detach(), key=torch.linalg.vector_norm)
     q, k, v = torch.zeros(1, 1, 4, head_dim), torch.zeros(1, 1, 4, head_dim), random(1, 1, 4, head_dim).float()
     q[0, 0, 0], k[0, 0, :3], k[0, 0, 3] = of_query * direction, -0.24 * direction, of_last * direction * last
@@ -474,7 +479,7 @@ def test_a_feature_that_a_row_does_not_see_takes_nothing_from_it(head_dim, of_qu
 @pytest.mark.parametrize("n", [5, 20])
 @pytest.mark.parametrize("early", [0, 3])
 def test_the_causal_form_agrees_with_the_slow_twin(n, early, options, slopes):
-    mechanism = build(window=2, num_features=6, **options)
+    mechanism = build_near_far(window=2, num_features=6, **options)
     leaves = [x.requires_grad_() for x in inputs(n, n + early)]
     output = mechanism(*leaves, need_weights=True, causal=True)
     q, k, v = (x[0] for x in leaves)
@@ -496,7 +501,7 @@ def test_the_causal_form_agrees_with_the_slow_twin(n, early, options, slopes):
 )
 def test_no_tensor_of_a_layer_grows_faster_than_the_sentence_nor_what_is_kept(options, how, limit, monkeypatch):
     monkeypatch.setattr(near_far_file, "_LARGEST_GAP", limit)
-    mechanism, largest, kept = build(window=4, num_features=6, **options).float(), [], []
+    mechanism, largest, kept = build_near_far(window=4, num_features=6, **options).float(), [], []
     for n in (512, 1024, 2048):
         leaves, sizes = [x.float().requires_grad_() for x in inputs(n)], []
         with Sizes() as seen:

@@ -90,14 +90,14 @@ def half_precision():
         torch.set_default_dtype(torch.float32)
 
 
-def build(case, training=True):
+def build_empty(case, training=True):
     make = build_differential if case.differential else build_mechanism
     with half_precision():
         mechanism = make(case.name, num_heads=NUM_HEADS, head_dim=HEAD_DIM, dropout=0.1, **case.options)
     return mechanism.train(training)
 
 
-def draw(case, tgt_len=LENGTH, src_len=MORE):
+def draw_empty(case, tgt_len=LENGTH, src_len=MORE):
     lengths = (tgt_len, src_len, src_len) if "cross" in case.kinds else (tgt_len,) * 3
     return [torch.empty(BSZ, NUM_HEADS, length, HEAD_DIM, dtype=torch.float16) for length in lengths]
 
@@ -116,9 +116,9 @@ def gradients(values, leaves):
 def test_training_stays_on_its_device(case, padded, need_weights, foreign):
     if padded and case in SPLIT:
         pytest.skip("a mixed batch is split")
-    mechanism = build(case)
+    mechanism = build_empty(case)
     for kind in [kind for same, kind in KINDS if same is case]:
-        q, k, v = draw(case) if kind == "cross" else draw(case, LENGTH, LENGTH)
+        q, k, v = draw_empty(case) if kind == "cross" else draw_empty(case, LENGTH, LENGTH)
         leaves = [x.requires_grad_() for x in (q, k, v)] + list(mechanism.parameters())
         masks = [mask_of(q)] * 2 if kind == "self" else [mask_of(q), mask_of(k)]
         with OneDevice():
@@ -137,8 +137,8 @@ CAUSAL = [case for case in QUIET if case in CAUSAL_CASES]
 def test_causal_training_and_decoding_stay_on_their_device(case, padded, need_weights, foreign):
     if padded and case in SPLIT:
         pytest.skip("a mixed batch is split")
-    mechanism = build(case)
-    inputs = [x.requires_grad_() for x in draw(case, LENGTH, LENGTH)]
+    mechanism = build_empty(case)
+    inputs = [x.requires_grad_() for x in draw_empty(case, LENGTH, LENGTH)]
     mask = mask_of(inputs[0]) if padded else None
     with OneDevice():
         output = mechanism(*inputs, mask, mask, need_weights=need_weights, causal=True)
@@ -161,8 +161,8 @@ def test_causal_training_and_decoding_stay_on_their_device(case, padded, need_we
 def test_looking_at_the_source_stays_on_its_device(case, padded, foreign):
     if padded and case in SPLIT:
         pytest.skip("a mixed batch is split")
-    mechanism = build(case, training=False)
-    q, k, v = draw(case)
+    mechanism = build_empty(case, training=False)
+    q, k, v = draw_empty(case)
     mask = mask_of(k) if padded else None
     for need_weights in (False, True):
         with OneDevice():
@@ -178,7 +178,7 @@ def test_the_caches_of_fairseq_stay_on_their_device(case, site, foreign):
     width = NUM_HEADS * HEAD_DIM
     with half_precision():
         stock = MultiheadAttention(width, NUM_HEADS, encoder_decoder_attention=site == "cross")
-    attention = PluggableMultiheadAttention(stock, build(case), site=site).eval()
+    attention = PluggableMultiheadAttention(stock, build_empty(case), site=site).eval()
     tokens = torch.empty(LENGTH, BSZ, width, dtype=torch.float16)
     source = torch.empty(MORE, BSZ, width, dtype=torch.float16) if site == "cross" else tokens
     mask = torch.empty(BSZ, len(source), dtype=torch.bool)
@@ -211,7 +211,7 @@ def test_a_tolerance_waits_and_says_so(foreign):
     assert WAITING and {case.name for case in WAITING} == {"sinkhorn"}
     for case in WAITING:
         with pytest.raises(DataDependentOutputException):
-            build(case)(*draw(case))
+            build_empty(case)(*draw_empty(case))
     (option,) = (field for field in fields(SinkhornOptions) if field.name == "tolerance")
     assert "host waits" in option.metadata["help"] and "one host sync" in solve.__doc__
 

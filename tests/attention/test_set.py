@@ -6,13 +6,9 @@ import torch
 from fairseq_lot.attention.registry import build_mechanism
 from fairseq_lot.errors import InputError
 from tests.conftest import close
-from tests.variants import HEAD_DIM, NUM_HEADS, build_differential, draw
+from tests.variants import HEAD_DIM, NUM_HEADS, build, build_differential, draw
 
 CONTEXT = {"num_heads": NUM_HEADS, "head_dim": HEAD_DIM}
-
-
-def build(**options):
-    return build_mechanism("set", **CONTEXT, **options).double()
 
 
 def tokens():
@@ -30,7 +26,7 @@ def test_other_keys_than_the_queries_are_refused(build_one):
 def test_converged_attention_is_doubly_stochastic_and_symmetric():
     """There and back by the same plan: A is r·n·Γ Γᵀ, so it is symmetric and positive semi-definite."""
     q, k, v = tokens()
-    plan = build(num_pivots=4, num_updates=2_001)(q, k, v, need_weights=True).weights
+    plan = build("set", num_pivots=4, num_updates=2_001)(q, k, v, need_weights=True).weights
     close(plan.sum(-1), torch.ones_like(plan[..., 0]), 1e-9)
     close(plan, plan.mT, 1e-9)
     assert torch.linalg.eigvalsh(plan).min() > -1e-9
@@ -38,15 +34,15 @@ def test_converged_attention_is_doubly_stochastic_and_symmetric():
 
 def test_small_temperature_keeps_to_the_diagonal_and_large_one_changes_nothing():
     q, k, v = tokens()
-    near = build(num_pivots=6, positional_temperature=1e-3)(q, k, v, need_weights=True).weights
+    near = build("set", num_pivots=6, positional_temperature=1e-3)(q, k, v, need_weights=True).weights
     close(near, torch.eye(6, dtype=torch.float64).expand_as(near), 1e-9)
-    far = build(num_pivots=6, positional_temperature=1e6)(q, k, v).values
-    close(far, build(num_pivots=6)(q, k, v).values, 1e-9)
+    far = build("set", num_pivots=6, positional_temperature=1e6)(q, k, v).values
+    close(far, build("set", num_pivots=6)(q, k, v).values, 1e-9)
 
 
 def test_a_tiny_temperature_is_finite_in_single_precision():
     inputs = [x.float().requires_grad_() for x in tokens()]
-    mechanism = build(num_pivots=3, positional_temperature=1e-3).float()
+    mechanism = build("set", num_pivots=3, positional_temperature=1e-3).float()
     values = mechanism(*inputs).values
     assert values.isfinite().all()
     assert all(x.isfinite().all() for x in torch.autograd.grad(values.square().sum(), [*inputs, mechanism.pivots]))

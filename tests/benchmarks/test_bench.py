@@ -239,7 +239,7 @@ def tiny_architecture(monkeypatch):
 
 
 @pytest.fixture
-def build(tiny_architecture):
+def bench_factory(tiny_architecture):
     """What the command measures."""
     return partial(whole_model.ModelBench, "tiny", None, [3], prefix=3, vocabulary=20, **FACTORY)
 
@@ -259,9 +259,9 @@ def jobs(bench, length):
     return {name: make() for name, make in bench.jobs(bench.contenders, 2, length).items()}
 
 
-def test_a_job_of_a_model_repeats_the_same_work(build):
+def test_a_job_of_a_model_repeats_the_same_work(bench_factory):
     """A step adds nothing to the state that the next one starts from, and a training step leaves no gradient."""
-    bench = build(longest=6)
+    bench = bench_factory(longest=6)
     for name, job in jobs(bench, 6).items():
         model, calls = bench.contenders[name], []
         handle = model.decoder.register_forward_hook(lambda *_, calls=calls: calls.append("training"))
@@ -278,8 +278,8 @@ def test_a_job_of_a_model_repeats_the_same_work(build):
         handle.remove()
 
 
-def test_the_state_of_decoding_grows_with_softmax_alone(build):
-    bench = build(longest=60)
+def test_the_state_of_decoding_grows_with_softmax_alone(bench_factory):
+    bench = bench_factory(longest=60)
     short, long = ({name: job.known["state_bytes"] for name, job in jobs(bench, n).items()} for n in (30, 60))
     # 2 sentences, 30 more tokens, keys and values of width 8 in float32
     assert long["softmax"] - short["softmax"] == long["lot r=3"] - short["lot r=3"] >= 2 * 30 * 2 * 8 * 4

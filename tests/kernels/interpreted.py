@@ -59,7 +59,7 @@ def pads(n, *ranges):
     return mask
 
 
-def draw(n, m, r, d, *, dv=None, heads=1, dtype=torch.float32, size=1.0):
+def draw_lot(n, m, r, d, *, dv=None, heads=1, dtype=torch.float32, size=1.0):
     """q, k, v, pivots and log masses of two sentences, laid out as projections leave them."""
     q, k, v = (
         torch.randn(length, 2, heads, width).mul(factor).permute(1, 2, 0, 3).to(dtype)
@@ -76,7 +76,7 @@ def with_gradients(function, inputs, weights):
     return [values, *torch.autograd.grad(values, leaves, weights, allow_unused=True, materialize_grads=True)]
 
 
-def twin(inputs, settings):
+def lot_twin(inputs, settings):
     """The plain loops of ``reference``, on the real tokens of each sentence and head."""
     q, k, v, pivots, log_masses, query_pads, key_pads = inputs
     values = torch.zeros(*q.shape[:3], v.size(-1), dtype=q.dtype)
@@ -128,8 +128,8 @@ def check(results, exact, plain, names, *, scores, updates, dtypes, roundings=1)
         assert error <= allowed, (name, error, allowed, wish.norm())
 
 
-def check_lot(T, Tq, n, m, r, d, query_pads=None, key_pads=None, *, expected=twin, scale=None, **drawing):
-    inputs = draw(n, m, r, d, **drawing)
+def check_lot(T, Tq, n, m, r, d, query_pads=None, key_pads=None, *, expected=lot_twin, scale=None, **drawing):
+    inputs = draw_lot(n, m, r, d, **drawing)
     masks, settings = (query_pads, key_pads), LotSettings(scale or d**-0.5, Tq, T)
     weights = torch.randn(2, inputs[0].size(1), n, inputs[2].size(-1)).to(inputs[0].dtype)
     doubles, floats = ([x.to(dtype) for x in inputs] for dtype in (torch.float64, torch.float32))
@@ -198,7 +198,7 @@ def test_extreme_scores(T, Tq, size):
 
 @pytest.mark.parametrize("size", [1.0, 1e4])
 def test_rows_sum_to_one_however_large_the_scores(size):
-    q, k, v, *held = draw(6, 7, 5, 16, size=size)
+    q, k, v, *held = draw_lot(6, 7, 5, 16, size=size)
     values = lot_kernels.lot(LotInputs(q, k, torch.ones_like(v), *held), LotSettings(0.25, 5, 4))
     # sums of at most 7 products, each with a few roundings
     assert (values - 1).abs().max() <= 32 * torch.finfo(torch.float32).eps
@@ -234,7 +234,7 @@ def test_numbers_of_parts(n, m, parts, T, Tq, monkeypatch):
 def test_a_second_gradient_of_split_tokens_is_the_first(monkeypatch):
     """The counters of parts serve every launch."""
     split_from(monkeypatch, 16)
-    leaves = [x.requires_grad_() for x in draw(40, 40, 3, 16)]
+    leaves = [x.requires_grad_() for x in draw_lot(40, 40, 3, 16)]
     values = lot_kernels.lot(LotInputs(*leaves), LotSettings(0.25, 3, 3))
     weights = torch.randn(values.shape)
     first, second = (torch.autograd.grad(values, leaves, weights, retain_graph=True) for _ in range(2))
@@ -243,7 +243,7 @@ def test_a_second_gradient_of_split_tokens_is_the_first(monkeypatch):
 
 def test_what_stands_in_pads_is_never_read():
     query_pads, key_pads = pads(5, (3, 5), (0, 1)), pads(4, (0, 1), (3, 4))
-    inputs = draw(5, 4, 3, 16)
+    inputs = draw_lot(5, 4, 3, 16)
     clean, dirty = (
         [x.masked_fill(mask[:, None, :, None], value) for x, mask in zip(inputs, masks, strict=False)] + inputs[3:]
         for value, masks in ((value, (query_pads, key_pads, key_pads)) for value in (0.0, torch.nan))
@@ -266,7 +266,7 @@ def _mask_of(OUT, seed, dropout, g, n, R: tl.constexpr, N: tl.constexpr):
 @pytest.mark.parametrize("Tq", [1, 4])
 def test_dropout_is_of_the_query_side_and_the_same_in_the_gradient(Tq):
     n, r, dropout = 6, 5, 0.3
-    inputs, weights = draw(n, 4, r, 16), torch.randn(2, 1, n, 16)
+    inputs, weights = draw_lot(n, 4, r, 16), torch.randn(2, 1, n, 16)
     settings = LotSettings(0.25, Tq, 3, dropout)
     torch.manual_seed(3)
     results = with_gradients(lambda *x: lot_kernels.lot(LotInputs(*x), settings), inputs, weights)
@@ -326,7 +326,7 @@ def test_two_launches_each_and_no_matrix_of_tokens_and_pivots(monkeypatch):
     names = ["key_forward", "query_forward", "query_backward", "key_backward"]
     for name in names:
         monkeypatch.setattr(lot_kernels, name, Counted(getattr(lot_kernels, name)))
-    inputs = [x.requires_grad_() for x in draw(40, 40, 32, 16)]
+    inputs = [x.requires_grad_() for x in draw_lot(40, 40, 32, 16)]
     with Sizes() as sizes:
         values = lot_kernels.lot(LotInputs(*inputs), LotSettings(0.25, 5, 5))
         values.sum().backward()
@@ -351,7 +351,7 @@ def test_a_launch_for_each_pass_where_tokens_are_split(monkeypatch):
     """Five forward, among them one for the values at the pivots; passes of both sides share one."""
     split_from(monkeypatch, 16)
     launched = launches_of(monkeypatch, lot_kernels)
-    values = lot_kernels.lot(LotInputs(*(x.requires_grad_() for x in draw(33, 33, 3, 16))), LotSettings(0.25, 5, 5))
+    values = lot_kernels.lot(LotInputs(*(x.requires_grad_() for x in draw_lot(33, 33, 3, 16))), LotSettings(0.25, 5, 5))
     assert launched == ["pass_of_both"] * 2 + ["key_forward", "merge_values", "query_forward"]
     launched.clear()
     values.sum().backward()
@@ -372,7 +372,7 @@ def test_a_launch_for_each_pass_where_tokens_are_split(monkeypatch):
 def test_convolution(n, width, number, dtype, monkeypatch):
     monkeypatch.setattr(convolution_kernels, "ENTRIES", 64 * launch.padded(width))
     launched = launches_of(monkeypatch, convolution_kernels)
-    v = draw(1, n, 1, width, heads=2)[2].to(dtype)
+    v = draw_lot(1, n, 1, width, heads=2)[2].to(dtype)
     weight = torch.randn(2, width // 2 if number == 5 else width, number).to(dtype)
     weights = torch.randn(2, 2, n, width)
     results, exact = (
@@ -457,7 +457,7 @@ ATTENTION_NAMES = ["values", "grad_q", "grad_k", "grad_v", "grad_factors"]
 
 
 def attention_inputs(n, m, d, *, dv=None, heads=2, dtype=torch.float32, size=1.0, learnt=False):
-    q, k, v, *_ = draw(n, m, 1, d, dv=dv, heads=heads, dtype=dtype, size=size)
+    q, k, v, *_ = draw_lot(n, m, 1, d, dv=dv, heads=heads, dtype=dtype, size=size)
     return [q, k, v, *([torch.rand(heads) + 0.5] if learnt else [])]
 
 
@@ -660,7 +660,7 @@ def test_a_broken_kernel_is_replaced_after_one_warning(fault, untested, monkeypa
     for module in (lot_kernels, tiles):
         if hasattr(module, name):
             monkeypatch.setattr(module, name, broken)
-    inputs = draw(5, 5, 3, 16)
+    inputs = draw_lot(5, 5, 3, 16)
     monkeypatch.setenv(choice.VARIABLE, "auto")
     with pytest.warns(UserWarning, match="plain torch instead of the lot kernel on cpu") as warned:
         assert choice.lot(LotInputs(*inputs), SETTINGS) is None
@@ -700,13 +700,13 @@ def test_a_sound_kernel_passes_its_test(dtype, dropout):
 def test_sizes_beyond_the_kernels_are_named(inputs, reason, monkeypatch):
     monkeypatch.setenv(choice.VARIABLE, "on")
     with pytest.raises(InputError, match=f"cannot be used: {reason}; set it to auto or off$"):
-        choice.lot(LotInputs(*draw(*inputs)), SETTINGS)
+        choice.lot(LotInputs(*draw_lot(*inputs)), SETTINGS)
     monkeypatch.setenv(choice.VARIABLE, "auto")
-    assert choice.lot(LotInputs(*draw(*inputs)), SETTINGS) is None
+    assert choice.lot(LotInputs(*draw_lot(*inputs)), SETTINGS) is None
 
 
 def test_float64_has_no_kernel(monkeypatch):
     monkeypatch.setenv(choice.VARIABLE, "on")
-    inputs = [x.double() for x in draw(4, 4, 3, 16)]
+    inputs = [x.double() for x in draw_lot(4, 4, 3, 16)]
     with pytest.raises(InputError, match="there is none for float64"):
         choice.lot(LotInputs(*inputs), SETTINGS)

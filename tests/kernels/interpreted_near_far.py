@@ -38,7 +38,7 @@ def small(monkeypatch):
         monkeypatch.setattr(module, name, value)
 
 
-def draw(n, d, r, *, heads=1, rows=None, dv=None, dtype=torch.float32, size=1.0, features=None):
+def draw_near_far(n, d, r, *, heads=1, rows=None, dv=None, dtype=torch.float32, size=1.0, features=None):
     """q, k, v of two sentences, laid out as projections leave them, z and c."""
     q, k, v = (
         torch.randn(n, 2, heads, width).mul(factor).permute(1, 2, 0, 3).to(dtype)
@@ -49,7 +49,7 @@ def draw(n, d, r, *, heads=1, rows=None, dv=None, dtype=torch.float32, size=1.0,
 
 
 def check_near_far(n, d=16, r=5, *, window=4, alibi=False, key_pads=None, form="norms", **drawing):
-    inputs = draw(n, d, r, **drawing)
+    inputs = draw_near_far(n, d, r, **drawing)
     heads = inputs[3].size(0)
     slopes = 2.0 ** -torch.arange(1.0, heads + 1) if alibi else None
     settings = NearFarSettings(window, d**-0.5, slopes, key_pads, **FORMS[form])
@@ -155,7 +155,7 @@ def test_numbers_of_rows(rows, small):
 
 @pytest.mark.parametrize("form", ["tangents", "causal"])
 def test_what_stands_in_pads_is_never_read(form, small):
-    inputs, weights = draw(33, 16, 3), torch.randn(2, 1, 33, 16)
+    inputs, weights = draw_near_far(33, 16, 3), torch.randn(2, 1, 33, 16)
     mask = pads(33, (30, 33), (0, 17))
     settings = NearFarSettings(4, 0.25, None, mask, **FORMS[form])
     results = []
@@ -170,7 +170,7 @@ def test_what_stands_in_pads_is_never_read(form, small):
 def test_the_dense_formula_is_the_plain_loops(form):
     """By which the kernels are judged, in float64, with ALiBi."""
     settings = NearFarSettings(2, 0.25, torch.tensor([0.3], dtype=torch.float64), None, **FORMS[form])
-    inputs = [x.double() for x in draw(9, 16, 3)]
+    inputs = [x.double() for x in draw_near_far(9, 16, 3)]
     values = naive.near_far(*inputs, settings)
     q, k, v, z, c = inputs
     for sentence in range(2):
@@ -237,7 +237,7 @@ def _raises(*_, **__):
 )
 def test_a_broken_kernel_is_replaced_after_one_warning(module, name, broken, small, untested, monkeypatch):
     monkeypatch.setattr(module, name, broken)
-    inputs, settings = draw(9, 16, 3, dtype=torch.float16), NearFarSettings(2, 0.25)
+    inputs, settings = draw_near_far(9, 16, 3, dtype=torch.float16), NearFarSettings(2, 0.25)
     monkeypatch.setenv(choice.VARIABLE, "auto")
     with pytest.warns(UserWarning, match="plain torch instead of the near_far kernel on cpu") as warned:
         assert choice.near_far(*inputs, settings) is None
@@ -257,10 +257,10 @@ def test_a_sound_kernel_passes_its_test(dtype, kind):
 def test_sizes_beyond_the_kernel_are_named(monkeypatch):
     monkeypatch.setenv(choice.VARIABLE, "on")
     for changed, reason in (({"r": 65}, "r is 65, more than 64"), ({"window": 17}, "window is 17, more than 16")):
-        inputs = draw(9, 16, changed.get("r", 3), dtype=torch.float16)
+        inputs = draw_near_far(9, 16, changed.get("r", 3), dtype=torch.float16)
         with pytest.raises(InputError, match=f"cannot be used: {reason}; set it to auto or off$"):
             choice.near_far(*inputs, NearFarSettings(changed.get("window", 2), 0.25))
-    assert choice.near_far(*draw(9, 16, 3), NearFarSettings(2, 0.25)) is None  # float32 is plain torch's
+    assert choice.near_far(*draw_near_far(9, 16, 3), NearFarSettings(2, 0.25)) is None  # float32 is plain torch's
 
 
 class Counted:
@@ -293,7 +293,7 @@ def test_three_launches_forward_and_four_backward_for_any_length(form, n, small,
     def launches():
         return sum(getattr(kernels, name).launches for name in KERNELS)
 
-    inputs = [x.requires_grad_() for x in draw(n, 16, 2)]
+    inputs = [x.requires_grad_() for x in draw_near_far(n, 16, 2)]
     values = kernels.near_far(*inputs, NearFarSettings(2, 0.25, **FORMS[form]))
     forward = launches()
     values.sum().backward()
@@ -305,7 +305,7 @@ def test_ties_at_scores_of_tens_of_millions_share_their_mass(form):
     """Peak and log mass of a row would not both fit in a float32: each of three equal keys would get ¼ or ½."""
     x = 1e4 * torch.nn.functional.normalize(torch.randn(1, 1, 3, 16), dim=-1)
     k = x.repeat_interleave(3, 2).half()
-    inputs = [k, k, torch.randn(1, 1, 9, 16).half(), draw(9, 16, 3)[3].half(), torch.zeros(1, 3)]
+    inputs = [k, k, torch.randn(1, 1, 9, 16).half(), draw_near_far(9, 16, 3)[3].half(), torch.zeros(1, 3)]
     settings = NearFarSettings(8, 0.25, **FORMS[form])
     weights = torch.randn(1, 1, 9, 16).half()
     results, exact = (

@@ -38,7 +38,7 @@ def parse(*words):
     return parser().parse_args(words)
 
 
-def build(*words, site="encoder", layer=0):
+def mechanism_of(*words, site="encoder", layer=0):
     args = parse(*words)
     resolve_options(args)
     return build_site_mechanism(args, site=site, layer=layer, **CONTEXT)
@@ -117,7 +117,7 @@ def test_a_word_of_the_wrong_kind_ends_with_code_2(words, capsys):
 
 
 def test_options_of_another_mechanism_in_a_checkpoint_change_nothing():
-    assert build("--attention", "lot", "--sinkhorn-epsilon", "0.5").options == build_options("lot")
+    assert mechanism_of("--attention", "lot", "--sinkhorn-epsilon", "0.5").options == build_options("lot")
 
 
 @pytest.mark.parametrize(
@@ -143,13 +143,13 @@ def test_sites_that_are_none_are_refused(sites):
 
 def test_an_unknown_site_is_named():
     with pytest.raises(ValueError, match="unknown attention site 'encodr'; choose from encoder, cross, decoder"):
-        build("--attention-sites", "encoder,encodr")
+        mechanism_of("--attention-sites", "encoder,encodr")
 
 
 def test_elsewhere_the_stock_attention_stays():
     for site in ("cross", "decoder"):
-        assert build("--attention", "lot", site=site) is None
-    assert build("--attention", "sinkhorn", "--attention-sites", "cross", site="encoder") is None
+        assert mechanism_of("--attention", "lot", site=site) is None
+    assert mechanism_of("--attention", "sinkhorn", "--attention-sites", "cross", site="encoder") is None
 
 
 ALIBI = "--attention softmax --softmax-prior alibi"
@@ -179,18 +179,18 @@ plain_and_differential = pytest.mark.parametrize("differential", [(), ("--differ
 def test_what_cannot_stand_in_the_decoder_is_refused_with_the_reason(words, site, reason, differential):
     sites = ("--attention-sites", f"encoder,{site}")
     with pytest.raises(ValueError, match=f"^{words.split()[1]} attention .*{reason}") as caught:
-        build(*words.split(), *sites, *differential, site=site)
+        mechanism_of(*words.split(), *sites, *differential, site=site)
     assert repr(site) in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("words", [ALIBI, NEAR_FAR_ALIBI, "--attention sinkhorn --sinkhorn-prior alibi"])
 def test_cross_attention_has_no_prior(words):
     words = (*words.split(), *(("--sinkhorn-num-updates", "1") if "sinkhorn" in words else ()), "--attention-sites")
-    assert build(*words, "encoder,cross", site="encoder").options.prior == "alibi"
-    at_cross = build(*words, "encoder,cross", site="cross")
+    assert mechanism_of(*words, "encoder,cross", site="encoder").options.prior == "alibi"
+    at_cross = mechanism_of(*words, "encoder,cross", site="cross")
     assert at_cross is None or at_cross.options.prior is None
     with pytest.raises(InputError, match="positions.*no meaning.*'cross' site"):
-        build(*words, "cross", site="cross")
+        mechanism_of(*words, "cross", site="cross")
 
 
 @pytest.mark.parametrize(
@@ -206,43 +206,45 @@ def test_cross_attention_has_no_prior(words):
 )
 @plain_and_differential
 def test_it_stands_where_it_can(words, site, flag, differential):
-    assert getattr(build(*words.split(), *differential, "--attention-sites", "encoder,decoder", site=site).traits, flag)
+    assert getattr(
+        mechanism_of(*words.split(), *differential, "--attention-sites", "encoder,decoder", site=site).traits, flag
+    )
 
 
 @pytest.mark.parametrize("words", [(), ("--differential",), ("--lot-query-updates", "1")])
 def test_lot_is_uncoupled_at_decoder_sites_only(words):
     options = ("--attention", "lot", "--attention-sites", "encoder,cross,decoder", *words)
     for site in ("cross", "decoder"):
-        mechanism = build(*options, site=site)
+        mechanism = mechanism_of(*options, site=site)
         assert not mechanism.traits.couples_queries
         mechanism = getattr(mechanism, "inner", mechanism)
         assert mechanism.traits.is_causal and mechanism.options.query_updates == 1
         assert mechanism.options.num_updates == build_options("lot").num_updates
-    assert build(*options, site="encoder").traits.couples_queries == ("1" not in words)
+    assert mechanism_of(*options, site="encoder").traits.couples_queries == ("1" not in words)
 
 
 def test_the_band_of_near_far_at_cross_stands_where_it_is_expected():
     words = ("--attention", "near_far", "--attention-sites", ",".join(SITES))
-    bands = {site: build(*words, site=site).options.band for site in SITES}
+    bands = {site: mechanism_of(*words, site=site).options.band for site in SITES}
     assert bands == {"encoder": "diagonal", "cross": "expected", "decoder": "diagonal"}
 
 
 def test_a_band_that_is_expected_has_no_prior():
     with pytest.raises(InputError, match="band expected has no prior, got alibi"):
-        build(*NEAR_FAR_ALIBI.split(), "--near-far-band", "expected")
+        mechanism_of(*NEAR_FAR_ALIBI.split(), "--near-far-band", "expected")
 
 
 @pytest.mark.parametrize("site", SITES)
 def test_differential_is_everywhere_around_what_stands_there(site):
-    mechanism = build("--attention", "lot", "--differential", site=site, layer=2)
+    mechanism = mechanism_of("--attention", "lot", "--differential", site=site, layer=2)
     assert isinstance(mechanism, Differential)
     assert type(mechanism.inner) is MECHANISMS["lot" if site == "encoder" else "softmax"]
     assert mechanism.lambda_init == scheduled_lambda_init(2)
 
 
 def test_differential_constant_and_switch():
-    assert build("--differential", "--differential-lambda-init", "0.0").lambda_init == 0.0
-    assert not isinstance(build("--differential", "false"), Differential)
+    assert mechanism_of("--differential", "--differential-lambda-init", "0.0").lambda_init == 0.0
+    assert not isinstance(mechanism_of("--differential", "false"), Differential)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 10**400, "0.8"])
@@ -254,7 +256,7 @@ def test_differential_constant_is_a_finite_number(value):
 
 
 def test_options_count_only_where_the_attention_is_listed():
-    assert not build(*ALIBI.split(), "--differential", site="cross").traits.positional
+    assert not mechanism_of(*ALIBI.split(), "--differential", site="cross").traits.positional
 
 
 @pytest.mark.parametrize("name", MECHANISMS)

@@ -29,7 +29,7 @@ def dense(q, k, v, query_logs, key_logs, mass, *, window, causal=False, slopes=N
     return torch.softmax(logs, -1) @ v, torch.logsumexp(logs, -1)
 
 
-def draw(n, m, *, r=6, masses=None, dtype=torch.float64):
+def draw_sides(n, m, *, r=6, masses=None, dtype=torch.float64):
     """q, k, v, logs of features and of masses; some keys of the second sentence have none."""
     sizes = [(n, 8), (m, 8), (m, 5), *([(n, r), (m, r)] if r else [])]
     inputs = [random(2, 3, *size, seed=seed, dtype=dtype) for seed, size in enumerate(sizes)]
@@ -54,7 +54,7 @@ GRID = [
 @pytest.mark.fast_if(lambda n, window, masses, **_: n in (7, 77, 170) or (window == 2 and masses == 3))
 @pytest.mark.parametrize(("n", "m", "window", "r", "masses", "causal", "slopes"), GRID)
 def test_values_sums_and_gradients_are_those_of_the_matrix(n, m, window, r, masses, causal, slopes):
-    inputs = draw(n, m, r=r, masses=masses)
+    inputs = draw_sides(n, m, r=r, masses=masses)
     expected = dense(*inputs, window=window, causal=causal, slopes=slopes)
     actual = near_far(*inputs, slopes=slopes, window=window, causal=causal, with_log_sums=True)
     close(actual, expected, 1e-11)
@@ -70,7 +70,7 @@ def test_values_sums_and_gradients_are_those_of_the_matrix(n, m, window, r, mass
 @pytest.mark.parametrize("size", [24, 200])
 def test_fewer_kernels_as_on_a_gpu_compute_the_same(size, causal, slopes, monkeypatch):
     """Powers of near and far keys in one tensor, and sums of blocks that are not added one by one."""
-    inputs, found = draw(size, size, masses=3), []
+    inputs, found = draw_sides(size, size, masses=3), []
     for one_by_one in (True, False):
         change_ways(monkeypatch, adds_one_by_one=one_by_one)
         values, log_sums = near_far(*inputs, slopes=slopes, window=2, causal=causal, with_log_sums=True)
@@ -80,7 +80,7 @@ def test_fewer_kernels_as_on_a_gpu_compute_the_same(size, causal, slopes, monkey
 
 @pytest.mark.parametrize("size", [24, 200])
 def test_a_row_without_mass_is_zero(size):
-    q, k, v, *logs, mass = draw(size, size, masses=1)
+    q, k, v, *logs, mass = draw_sides(size, size, masses=1)
     mass = torch.full_like(mass, -torch.inf).requires_grad_()
     values, log_sums = near_far(q, k, v, *logs, mass, window=2, with_log_sums=True)
     assert values.eq(0).all() and log_sums.eq(torch.finfo(torch.float64).min).all()
@@ -95,7 +95,7 @@ def test_a_feature_of_the_band_takes_no_precision_from_what_is_far(n, size):
 
     Taking the band from a sum over all keys would leave an error of ``exp(size)`` float32 roundings.
     """
-    q, k, v, query_logs, key_logs, _ = (None if x is None else x.detach() for x in draw(n, n))
+    q, k, v, query_logs, key_logs, _ = (None if x is None else x.detach() for x in draw_sides(n, n))
     key_logs[:, :, 20] += size
     k[:, :, 20] = -q[:, :, 18:23].mean(2)
     inputs = (q, k, v, query_logs, key_logs, None)

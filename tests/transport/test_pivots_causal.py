@@ -10,7 +10,7 @@ from tests.conftest import change_ways, close, gradients
 BSZ, HEADS, LENGTH, PIVOTS, WIDTH = 2, 2, 11, 3, 4
 
 
-def draw(length=LENGTH, *, early=0, scale=1.0, pads=(), dtype=torch.float64):
+def draw_prefix(length=LENGTH, *, early=0, scale=1.0, pads=(), dtype=torch.float64):
     """Query weights, key scores and values; ``pads`` are slots of the first sentence without mass."""
     weights = torch.softmax(torch.randn(BSZ, HEADS, length, PIVOTS, dtype=dtype), -1)
     scores = scale * torch.randn(BSZ, HEADS, length + early, PIVOTS, dtype=dtype)
@@ -20,7 +20,7 @@ def draw(length=LENGTH, *, early=0, scale=1.0, pads=(), dtype=torch.float64):
     return [weights, scores, v]
 
 
-def twin(weights, scores, v):
+def prefix_twin(weights, scores, v):
     """One sentence and head: loops over queries, keys and pivots; a row that sees no key is zero."""
     early = len(scores) - len(weights)
     rows = []
@@ -46,10 +46,10 @@ def same_state(actual, expected):
 @pytest.mark.parametrize("chunk_len", [1, 4, 16])
 @pytest.mark.parametrize("scale", [1.0, 1e3])
 def test_agrees_with_slow_twin(early, pads, chunk_len, scale):
-    inputs = [x.requires_grad_() for x in draw(early=early, pads=pads, scale=scale)]
+    inputs = [x.requires_grad_() for x in draw_prefix(early=early, pads=pads, scale=scale)]
     values, _ = prefix_apply(*inputs, chunk_len=chunk_len)
     expected = torch.stack(
-        [torch.stack([twin(*args) for args in zip(*x, strict=True)]) for x in zip(*inputs, strict=True)]
+        [torch.stack([prefix_twin(*args) for args in zip(*x, strict=True)]) for x in zip(*inputs, strict=True)]
     )
     close(values, expected, 1e-10)
     ours, others = gradients(values, inputs), gradients(expected, inputs)
@@ -67,7 +67,7 @@ def plan_of(weights, scores, **options):
 @pytest.mark.parametrize("early", [0, 3])
 @pytest.mark.parametrize("pads", [(), (0, 1, 5)])
 def test_scores_without_peaks_give_what_peaks_give(early, pads):
-    inputs = [x.requires_grad_() for x in draw(150, early=early, pads=pads, scale=5.0)]
+    inputs = [x.requires_grad_() for x in draw_prefix(150, early=early, pads=pads, scale=5.0)]
     values, state = prefix_apply(*inputs)
     with_peaks, expected = prefix_apply(*inputs, empty_prefix(*inputs[1:]))
     close(values, with_peaks, 1e-12)
@@ -84,7 +84,7 @@ def test_scores_without_peaks_give_what_peaks_give(early, pads):
 @pytest.mark.parametrize("scale", [1.0, 1e3])
 def test_sums_of_chunks_are_the_same_where_they_are_not_added_one_by_one(length, early, scale, monkeypatch):
     """As on a GPU."""
-    inputs, found = [x.requires_grad_() for x in draw(length, early=early, pads=(0,), scale=scale)], []
+    inputs, found = [x.requires_grad_() for x in draw_prefix(length, early=early, pads=(0,), scale=scale)], []
     for one_by_one in (True, False):
         change_ways(monkeypatch, adds_one_by_one=one_by_one)
         values, state = prefix_apply(*inputs, empty_prefix(*inputs[1:]))
@@ -96,7 +96,7 @@ def test_sums_of_chunks_are_the_same_where_they_are_not_added_one_by_one(length,
 @pytest.mark.parametrize("one_by_one", [True, False])
 def test_gradients_go_through_a_state(one_by_one, monkeypatch):
     change_ways(monkeypatch, adds_one_by_one=one_by_one)
-    inputs = [x.requires_grad_() for x in draw(40, pads=(0,))]
+    inputs = [x.requires_grad_() for x in draw_prefix(40, pads=(0,))]
     expected, last = prefix_apply(*inputs)
     first, state = prefix_apply(*(x[..., :20, :] for x in inputs))
     second, state = prefix_apply(*(x[..., 20:, :] for x in inputs), state)
@@ -113,7 +113,7 @@ def test_gradients_go_through_a_state(one_by_one, monkeypatch):
 @pytest.mark.parametrize("early", [0, 3])
 @pytest.mark.parametrize("scale", [1.0, 1e3])
 def test_values_and_gradients_without_a_state_are_the_same(length, early, scale):
-    inputs = [x.requires_grad_() for x in draw(length, early=early, pads=(0, 4), scale=scale)]
+    inputs = [x.requires_grad_() for x in draw_prefix(length, early=early, pads=(0, 4), scale=scale)]
     (values, state), (expected, _) = (prefix_apply(*inputs, with_state=wanted) for wanted in (False, True))
     assert state is None
     close(values, expected, 1e-13)
@@ -123,7 +123,7 @@ def test_values_and_gradients_without_a_state_are_the_same(length, early, scale)
 @pytest.mark.parametrize("early", [0, 3])
 def test_what_needs_no_peaks_is_known_with_pads_too(early):
     for pads in ((), (0, 4)):
-        _, scores, _ = draw(early=early, pads=pads)
+        _, scores, _ = draw_prefix(early=early, pads=pads)
         assert pivots_causal._need_no_peaks(scores)
         for size in (-41.0, 41.0, torch.inf, torch.nan):
             scores[1, 1, 5, 1] = size
@@ -134,7 +134,7 @@ def test_what_needs_no_peaks_is_known_with_pads_too(early):
 @pytest.mark.parametrize("pads", [(), (0, 1, 2, 20)])
 def test_extreme_scores_and_leading_pads_are_finite(dtype, pads):
     for scale in (1e4, 1e-4):
-        inputs = [x.requires_grad_() for x in draw(40, scale=scale, pads=pads, dtype=dtype)]
+        inputs = [x.requires_grad_() for x in draw_prefix(40, scale=scale, pads=pads, dtype=dtype)]
         values, state = prefix_apply(*inputs)
         assert values.isfinite().all() and state.means.isfinite().all() and state.log_sums.isfinite().all()
         assert all(x.isfinite().all() for x in torch.autograd.grad(values.square().sum(), inputs))
@@ -156,7 +156,7 @@ def test_a_peak_that_rises_and_falls_over_a_long_sentence():
 
 @pytest.mark.parametrize("pads", [(), (0, 1)])
 def test_step_by_step_with_a_state_of_constant_size(pads):
-    weights, scores, v = draw(pads=pads)
+    weights, scores, v = draw_prefix(pads=pads)
     expected, last = prefix_apply(weights, scores, v)
     state = absorbed = empty_prefix(scores, v)
     for i in range(LENGTH):
@@ -172,7 +172,7 @@ def test_step_by_step_with_a_state_of_constant_size(pads):
 
 def test_a_state_without_a_real_key_leaves_no_trace():
     """Even a key whose scores are far below all others is all that is seen, when it is the first."""
-    weights, scores, v = draw(pads=(0, 1))
+    weights, scores, v = draw_prefix(pads=(0, 1))
     scores[:, :, 2] = -1e5
     state = prefix_apply(weights[..., :2, :], scores[..., :2, :], v[..., :2, :])[1]
     assert state.means[0].eq(0).all() and state.log_sums[0].eq(torch.finfo(torch.float64).min).all()
@@ -186,7 +186,7 @@ def test_a_state_without_a_real_key_leaves_no_trace():
 
 
 def test_more_queries_than_keys_are_refused():
-    weights, scores, v = draw()
+    weights, scores, v = draw_prefix()
     with pytest.raises(ValueError, match="11 queries need at least as many keys, got 10"):
         prefix_apply(weights, scores[..., 1:, :], v[..., 1:, :])
 
@@ -196,7 +196,7 @@ def test_memory_is_linear_in_the_length():
     largest = []
     for length in (256, 1024):
         sizes = []
-        inputs = [x.requires_grad_() for x in draw(length)]
+        inputs = [x.requires_grad_() for x in draw_prefix(length)]
         with torch.autograd.graph.saved_tensors_hooks(lambda x, s=sizes: s.append(x.numel()) or x, lambda x: x):
             prefix_apply(*inputs)
         largest.append(max(sizes))

@@ -1,6 +1,6 @@
-"""Refuses an experiment that would fail later.
+"""Check an experiment before anything is trained, and refuse one that would fail later.
 
-That is one with entries that contradict each other, flags that no parser takes, or models that cannot be built.
+Refused are entries that contradict each other, unknown flags, and models that cannot be built.
 """
 
 import contextlib
@@ -30,15 +30,15 @@ from fairseq_lot.plug_and_play.calibrate import FitOptions
 from fairseq_lot.plug_and_play.swap import write_attention_args
 from fairseq_lot.pretrained.loading import untrained
 
-# flags that the plan gives, from what the experiment says elsewhere
+# flags that the plan sets from other entries of the experiment
 GIVEN = {"user-dir", "source-lang", "target-lang", "fp16", "bf16"}
 GIVEN_TRAINING = GIVEN | {"arch", "seed", "save-dir", "restore-file", "finetune-from-model", "log-file"}
 GIVEN_TRAINING |= {name.replace("_", "-") for name in option_names()}
 GIVEN_TRANSLATING = GIVEN | {"path", "gen-subset", "model-overrides", "results-path"}
-# flags after which there is no checkpoint of a whole training, or no translation of each sentence
+# flags that leave no checkpoint of a complete training, or not one translation per sentence
 NOTHING_SAVED = {"no-save", "disable-validation", "checkpoint-suffix", "stop-time-hours"}
 NOT_ONE_EACH = {"quiet", "nbest", "num-shards", "shard-id", "score-reference", "skip-invalid-size-inputs-valid-test"}
-# flags with which a training that goes on is another one
+# flags that make a resumed training differ from an uninterrupted one
 NOT_RESUMED = {f"reset-{what}" for what in ("dataloader", "lr-scheduler", "meters", "optimizer")}
 NOT_RESUMED |= {"no-save-optimizer-state", "continue-once"}
 
@@ -47,8 +47,8 @@ def check(experiment: Experiment) -> None:
     """Check an experiment before anything is made.
 
     Raises:
-        InputError: an entry contradicts another one, the data or what was trained before, or a flag or a mechanism is
-            unknown or wrong.
+        InputError: an entry contradicts another one, the data or earlier trainings, or a flag or a mechanism is unknown
+            or wrong.
     """
     _check_data(experiment)
     _check_starting_points(experiment)
@@ -59,7 +59,7 @@ def check(experiment: Experiment) -> None:
 
 
 def _check_data(experiment: Experiment) -> None:
-    """Raise InputError where the data are not those of earlier jobs, or the test sets cannot be found or told apart."""
+    """Raise InputError if the data differ from earlier jobs' data, or a test set is missing or has a duplicate name."""
     done, folder = Path(experiment.work, "data.done"), Path(experiment.data)
     if done.is_file() and (data := done.read_text(encoding="utf-8").strip()) not in ("", experiment.data):
         way_out = f"give another folder as work, or remove {done} if the text is the same"
@@ -77,7 +77,7 @@ def _check_data(experiment: Experiment) -> None:
 
 
 def _check_starting_points(experiment: Experiment) -> None:
-    """Raise InputError where nothing says what a system starts from."""
+    """Raise InputError if the start of a system's training is not defined."""
     systems = experiment.systems
     trained = [name for name, system in systems.items() if system.from_scratch]
     if experiment.pretrain is None and (trained or experiment.base is None):
@@ -94,7 +94,7 @@ def _check_starting_points(experiment: Experiment) -> None:
 
 
 def _check_places(experiment: Experiment) -> None:
-    """Raise InputError where a flag stands at a stage at which it has no place."""
+    """Raise InputError if a flag is given at a stage that does not allow it."""
     stages = {"pretrain": experiment.pretrain or {}, "finetune": experiment.finetune or {}}
     for backbone, own in experiment.backbones.items():
         for stage, flags in stages.items():
@@ -108,7 +108,7 @@ def _check_places(experiment: Experiment) -> None:
 
 
 def _check_system(name: str, system: System, experiment: Experiment) -> None:
-    """Raise InputError where a system says what is not used, or what contradicts the experiment."""
+    """Raise InputError if a system has entries that are not used or contradict the experiment."""
     place = f"systems.{name}"
     for stage, said in (("calibrate", system.calibrate), ("finetune", system.finetune)):
         if said is not None and system.from_scratch:
@@ -131,7 +131,7 @@ def _check_system(name: str, system: System, experiment: Experiment) -> None:
 
 
 def _check_calibration(place: str, system: System, calibration: Calibration, experiment: Experiment) -> None:
-    """Raise InputError where a system cannot be calibrated to the base, or not so."""
+    """Raise InputError if a system cannot be calibrated to the base, or not with these options."""
     base = experiment.trained_as
     own, of_base = (
         set((one.sites or DEFAULTS["attention_sites"]).replace(" ", "").split(",")) for one in (system, base)
@@ -227,14 +227,14 @@ def _refuse(place: str, flags: Flags, given: set[str], why: str = "the experimen
 
 
 def _refuse_training(place: str, flags: Flags) -> None:
-    """Raise InputError where a training has a flag of the plan's, or one that leaves nothing to score or resume."""
+    """Raise InputError if a training has a flag that the plan sets, or one that leaves nothing to score or resume."""
     _refuse(place, flags, GIVEN_TRAINING)
     _refuse(place, flags, NOTHING_SAVED, "the best checkpoint of a whole training is scored")
     _refuse(place, flags, NOT_RESUMED, "a training that was stopped has to go on as if it had not been")
 
 
 def _parse(place: str, parse: Callable[[list[str]], Namespace], flags: Flags) -> Namespace:
-    """What a parser makes of flags; InputError with argparse's message."""
+    """Parse flags; InputError with argparse's message if they are wrong."""
     with contextlib.redirect_stderr(io.StringIO()) as printed:
         try:
             return parse(words(flags))
@@ -243,7 +243,7 @@ def _parse(place: str, parse: Callable[[list[str]], Namespace], flags: Flags) ->
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice, of which YAML would silently keep the last, or that YAML takes for no text."""
+    """A YAML loader that refuses duplicate keys, of which YAML silently keeps the last, and keys that are not texts."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         keys = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
@@ -257,7 +257,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def check_file(path: str) -> None:
-    """Raise InputError where YAML would read a file otherwise than it looks."""
+    """Raise InputError if a YAML file has duplicate keys, or keys that are not texts."""
     try:
         yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
     except InputError as error:
@@ -265,7 +265,7 @@ def check_file(path: str) -> None:
 
 
 def main() -> int:
-    """Check the files that are named, then the experiment, which comes as JSON on standard input; 2 if it is wrong."""
+    """Check the config files on the command line, then the experiment, as JSON on stdin; return 2 if it is wrong."""
     try:
         for path in sys.argv[1:]:
             check_file(path)

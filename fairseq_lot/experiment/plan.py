@@ -1,4 +1,4 @@
-"""What the jobs of an experiment are called with, and where they write; ``workflow/Snakefile`` has their rules."""
+"""Arguments and output paths of an experiment's jobs; ``workflow/Snakefile`` has their rules."""
 
 import itertools
 import os
@@ -24,18 +24,18 @@ from fairseq_lot.experiment.spec import (
 
 
 class Plan:
-    """The jobs of an experiment. Patterns of paths have ``{seed}``, ``{backbone}`` and ``{system}`` in them.
+    """The jobs of an experiment. Patterns are paths with ``{seed}``, ``{backbone}`` and ``{system}``.
 
     Attributes:
-        home: pattern of the folder of a seed and a backbone.
-        own: pattern of a system's folder in it; the base is there as the system "base".
-        row: pattern of the beginning of a row's files, which also has ``{stage}`` and ``{subset}``.
-        base: pattern of the checkpoint that is plugged into.
+        home: pattern of the folder for a seed and a backbone.
+        own: pattern of a system's folder in it; the base is the system "base".
+        row: pattern of the start of a row's file names, also with ``{stage}`` and ``{subset}``.
+        base: pattern of the base's checkpoint.
         precision: of trainings and translations.
-        pair: flags that name the languages.
-        pretrained, plugged, tuned: names of the systems that are trained from the beginning, plugged in, fine-tuned.
-        controls: names of the systems that are the base, fine-tuned.
-        subsets: the part of a row's files that names a test set, with the part of tables that does.
+        pair: flags for the languages.
+        pretrained, plugged, tuned: names of the systems that are trained from scratch, plugged in, fine-tuned.
+        controls: names of the systems that are the fine-tuned base.
+        subsets: for each test set its part of file names, with its part of names in tables.
     """
 
     def __init__(self, experiment: Experiment):
@@ -62,13 +62,13 @@ class Plan:
         }
 
     def every(self, pattern: str, systems: Iterable[str]) -> list[str]:
-        """The paths of a pattern for each seed, backbone and system."""
+        """The paths of a pattern for all seeds, backbones and these systems."""
         names = itertools.product(self.experiment.seeds, self.experiment.backbones, systems)
         return [pattern.format(seed=seed, backbone=backbone, system=system) for seed, backbone, system in names]
 
     @property
     def rows(self) -> list[str]:
-        """The beginning of each row's files, in the order of the results."""
+        """The start of each row's file names, in the order of the results."""
         folders = [
             (folder, stage) for stage, systems in self.systems.items() for folder in self.every(self.own, systems)
         ]
@@ -76,7 +76,7 @@ class Plan:
 
     @property
     def making_data(self) -> str:
-        """Shell commands that make the data where they are missing, and check every split that is read."""
+        """Shell commands that make missing data and check all splits that are used."""
         data = self.experiment.data
         missing = shlex.quote(f"{data} is missing; make it with scripts/prepare_*.sh")
         prepare = self.experiment.prepare or f"echo {missing} && exit 2"
@@ -88,13 +88,13 @@ class Plan:
 
     @property
     def comparing_base(self) -> str:
-        """Shell commands that compare the dictionaries of a base, whose path is ``$1``, with those of the test sets."""
+        """Shell commands that compare the dictionaries of the base at path ``$1`` with those of the test sets."""
         words = [[self.experiment.data, "--split", name, *self.pair] for name in self.experiment.test_sets]
         return "\n".join(f'fairseq-lot check --path "$1" {shlex.join(of_set)}' for of_set in words)
 
     @property
     def reporting(self) -> str:
-        """Flags of ``fairseq-lot report``: all trainings, and the swapped models of the first seed and backbone."""
+        """Flags of ``fairseq-lot report`` for all trainings and the swapped models of the first seed and backbone."""
         logs = self.every(self.own + "/train.log", self.pretrained)
         logs += self.every(self.own + "/finetuned/train.log", self.tuned)
         swapped = self.every(self.own + "/swapped.pt", self.plugged)[: len(self.plugged)]
@@ -103,13 +103,13 @@ class Plan:
         return shlex.join([*files, "--data", self.experiment.data, "--split", "test", *self.pair])
 
     def limits(self, split: str) -> list[str]:
-        """Flags of ``fairseq-lot check``: the longest sentences on which no training and no translation stops."""
+        """Flags of ``fairseq-lot check``: the length limits under which neither training nor generation aborts."""
         shared = self.experiment.pretrain or {}
         trainings = [own | shared for own in self.experiment.backbones.values()]
         skipped = any("skip-invalid-size-inputs-valid-test" in flags for flags in trainings)
         generate = self.experiment.generate
         is_translated = split.startswith("test") or (split == "valid" and generate.get("lenpen") == CHOSEN)
-        if split == "train" or (skipped and not is_translated):  # fairseq leaves out longer ones
+        if split == "train" or (skipped and not is_translated):  # fairseq skips longer ones
             return []
         calls = [*trainings, *[generate] * is_translated]
         limits = ("max-source-positions", "max-target-positions")
@@ -117,17 +117,17 @@ class Plan:
 
     @property
     def training_threads(self) -> int:
-        """Threads of a training from the beginning: two where everything else waits for the only one."""
+        """Threads of a training from scratch: two if it is the only one, since all other jobs wait for it."""
         return 2 if len(self.every(self.own, self.pretrained)) == 1 else 1
 
     def job(self, seed: str, backbone: Backbone, system: str, stage: Stage = BASE, subset: str = "") -> "Job":
-        """A job by its wildcards in the Snakefile."""
+        """The job for these wildcards of the Snakefile."""
         return Job(self, seed, backbone, system, stage, subset)
 
 
 @dataclass(frozen=True)
 class Job:
-    """Something that is done for one system of an experiment, or for one of its rows."""
+    """A job for one system of an experiment, or for one of its rows."""
 
     plan: Plan
     seed: str
@@ -138,7 +138,7 @@ class Job:
 
     @property
     def system(self) -> System:
-        """What the system is; the base is what it is trained as."""
+        """The definition of the system; for the base the one that it is trained as."""
         experiment = self.plan.experiment
         return experiment.trained_as if self.name == "base" else experiment.systems[self.name]
 
@@ -159,7 +159,7 @@ class Job:
         if fit is not None:
             how = [f"--calibrate={self.plan.experiment.data}", *self.plan.pair] if fit.with_ == "text" else []
             how += words(fit.flags)
-        # experiments also measure what nobody would want to use
+        # experiments also measure swaps that are too expensive to use
         return shlex.join(["--budget=none", *words(self.system.flags), *how])
 
     @property
@@ -175,12 +175,12 @@ class Job:
 
     @property
     def start_done(self) -> str:
-        """The file that is there when that checkpoint is whole."""
+        """The file that exists once that checkpoint is complete."""
         return self._at(self.plan.home + "/base.done") if self.name in self.plan.controls else self.start
 
     @property
     def scored(self) -> str:
-        """The checkpoint that a row is about."""
+        """The checkpoint of a row."""
         if self.stage == BASE:
             return self._at(self.plan.base)
         own = {PLUG_AND_PLAY: "/swapped.pt", FINE_TUNED: "/finetuned/checkpoint_best.pt"}
@@ -224,6 +224,6 @@ class Job:
 
 
 def state_of(path: str) -> str:
-    """The size and the time of a file, by which another one of its name is noticed, also an older one."""
+    """Size and time of a file, to notice if it is replaced, also by an older one."""
     stat = os.stat(path)
     return str((stat.st_size, int(stat.st_mtime)))

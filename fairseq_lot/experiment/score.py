@@ -1,4 +1,4 @@
-"""Scores a checkpoint on a test set: translations by fairseq-generate, then a row of ``fairseq-lot score``.
+"""Score a checkpoint on a test set: translate by fairseq-generate, then write a row by ``fairseq-lot score``.
 
 ``scripts/score.sh`` runs it. A row is of the whole test set: a sentence that the model or the flags cannot take is
 refused before anything is translated.
@@ -48,7 +48,7 @@ def build_parser() -> ArgumentParser:
 
 
 def run(args: Namespace) -> None:
-    """Translate unless that is done, then score."""
+    """Translate, unless it was done before, then score."""
     checkpoint, data, base = args.checkpoint, args.data, None if args.base == "-" else args.base
     if not Path(checkpoint).is_file():
         raise InputError(f"there is no checkpoint {checkpoint}")
@@ -58,7 +58,7 @@ def run(args: Namespace) -> None:
     defaults = [data, "--gen-subset", "test", "--path", checkpoint, "--beam", "5", "--batch-size", "128"]
     typed = read_generation_flags([*defaults, *args.flags])
     state, pair = load_checkpoint(checkpoint), typed_pair(typed)
-    # with the model, because its loss may tell that the data has other dictionaries than its training
+    # load the model: its loss may show that the data has other dictionaries than its training
     loaded = load(state, data, typed.gen_subset, needs_target=False, device="cpu", pair=pair)
     task, dataset = loaded.task, loaded.sentences
     del loaded
@@ -106,7 +106,7 @@ def read_generation_flags(words: Sequence[str]) -> Namespace:
 
 
 def refuse_choice(typed: Namespace) -> None:
-    """Raise InputError where a length penalty that is chosen on validation has no meaning."""
+    """Raise InputError if a length penalty cannot be chosen on validation."""
     reason = None
     if typed.beam < 2:
         reason = f"a beam of {typed.beam} has one translation of a sentence; give --beam 2 or more, or a number"
@@ -144,7 +144,7 @@ def choose_lenpen(
 
 
 def check_whole(typed: Namespace, state: Checkpoint, dataset: LanguagePairDataset) -> None:
-    """Refuse a test set of which fairseq-generate would leave out sentences, or at one of which it would stop.
+    """Raise InputError if fairseq-generate would skip sentences of a test set, or stop at one.
 
     Args:
         typed: flags of fairseq-generate.
@@ -168,7 +168,7 @@ def check_whole(typed: Namespace, state: Checkpoint, dataset: LanguagePairDatase
 
 
 def remove_bpe(typed: str | None, dictionary: Dictionary, file: str) -> list[str]:
-    """The flag by which fairseq-generate joins pieces to words, as the dictionary shows them.
+    """The flag for fairseq-generate to join pieces to words, by the kind of pieces in the dictionary.
 
     Raises:
         InputError: another one was typed, which would leave pieces or join words.
@@ -181,7 +181,7 @@ def remove_bpe(typed: str | None, dictionary: Dictionary, file: str) -> list[str
 
 
 def translate(command: Sequence[str], out: Path, *, inputs: Sequence[str], cpu: bool) -> None:
-    """Write ``OUT.out`` by a command, unless the same one has made it from the same files.
+    """Write ``OUT.out`` by a command, unless the same command made it from the same files.
 
     ``OUT.device`` says where that was, ``OUT.err`` has the command's log. A second process waits for the first.
     """
@@ -195,7 +195,7 @@ def translate(command: Sequence[str], out: Path, *, inputs: Sequence[str], cpu: 
 
 
 def _translate(command: Sequence[str], out: Path, inputs: Sequence[str], cpu: bool, lock: int) -> None:
-    """:func:`translate` by the process that has the lock, which the command inherits."""
+    """:func:`translate` for the process that has the lock; the command inherits the lock."""
     output, part, made_by, errors, device = (
         Path(f"{out}.{name}") for name in ("out", "part", "command", "err", "device")
     )
@@ -216,7 +216,7 @@ def _translate(command: Sequence[str], out: Path, inputs: Sequence[str], cpu: bo
 
 
 def _states(paths: Sequence[str]) -> list[str]:
-    """Names, sizes and times of files, and of those in folders."""
+    """Names, sizes and times of files, and of the files in folders."""
     states = []
     for path in paths:
         files = [entry.path for entry in os.scandir(path)] if os.path.isdir(path) else [path]
@@ -227,7 +227,7 @@ def _states(paths: Sequence[str]) -> list[str]:
 
 
 def reference_file(task: TranslationTask, split: str, lines: list[str], out: str) -> str:
-    """The file of the references: that of the data folder, else ``OUT.LANGUAGE``, which is written."""
+    """The file of the references: the data folder's, else ``OUT.LANGUAGE``, which is written here."""
     file = text_of(task, split)
     if file is None:
         file = Path(f"{out}.{task.cfg.target_lang}")

@@ -1,4 +1,4 @@
-"""Defines an experiment (``config/*.yaml``), a system in it, and a row of its results; nothing else defines them."""
+"""The only definition of an experiment (``config/*.yaml``), of its systems, and of the rows of its results."""
 
 import difflib
 import json
@@ -61,12 +61,12 @@ _FLAG = _matches("[a-z][a-z0-9-]*", "is no flag; write its name in small letters
 Flag = Annotated[bool | int | float | str, BeforeValidator(_check_flag)]
 #: Flags of a command, as ``max-epoch: 3``; ``true`` is the flag alone.
 Flags = dict[Annotated[str, _FLAG], Flag]
-#: Flags, or false where there is no such stage.
+#: Flags, or false: without this stage.
 FlagsOrFalse = Annotated[
     Annotated[Flags, Tag("[flags]")] | Annotated[Literal[False], Tag("[false]")],
     Discriminator(lambda value: "[false]" if value is False else "[flags]"),
 ]
-#: A text with something in it.
+#: A text that is not empty.
 Text = Annotated[str, _matches(r"(?s).*\S.*", "is empty; give a text")]
 Name = Annotated[
     str,
@@ -75,7 +75,7 @@ Name = Annotated[
         r"""is empty, has one of / { } : " \ in it, or a space around it, or begins with . or '; give another name""",
     ),
 ]
-#: A part of paths, and of the text that snakemake passes to a job on a cluster, where commas separate.
+#: The name is part of paths, and of the text that snakemake passes to jobs on a cluster, where commas separate.
 SystemName = Annotated[
     str,
     _matches(
@@ -99,7 +99,7 @@ TestSet = Annotated[str, _matches("test[0-9]*", "is no test set of the data; the
 
 
 class _Strict(BaseModel):
-    """Entries of known names and types."""
+    """Base class: unknown entries and wrong types are refused."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
@@ -117,7 +117,7 @@ class _Strict(BaseModel):
 
 
 class _Written(_Strict):
-    """Entries as a person writes them: words are joined by dashes, and no entry is left empty."""
+    """Base class for files that people write: names have dashes, and empty entries are refused."""
 
     model_config = ConfigDict(alias_generator=lambda name: name.rstrip("_").replace("_", "-"))
 
@@ -132,10 +132,10 @@ class _Written(_Strict):
 
 
 class Calibration(_Written):
-    """How a mechanism is fitted to softmax; other entries are flags of the fit.
+    """The calibration of a system; further entries are flags of the fit.
 
     Attributes:
-        with_: on random pieces, or on the text of the data.
+        with_: fit on random pieces, or on the text of the data.
         split: of the text.
     """
 
@@ -160,7 +160,7 @@ class System(_Written):
         sites: encoder, cross, decoder, separated by commas; encoder by default.
         calibrate: fit the mechanism to softmax.
         finetune: flags that differ from the fine-tuning of the other systems; false: the system is only plugged in.
-        from_scratch: it is trained with this attention from the beginning.
+        from_scratch: train it with this attention from scratch.
     """
 
     attention: Text
@@ -178,7 +178,7 @@ class System(_Written):
 
     @property
     def as_written(self) -> dict[str, Any]:
-        """The entries that are there, by their names in files."""
+        """The entries that are set, by their names in files."""
         return self.model_dump(by_alias=True, exclude_unset=True)
 
 
@@ -186,27 +186,27 @@ PLAIN = System(attention="softmax")
 
 
 class Experiment(_Written):
-    """What ``config/NAME.yaml`` says.
+    """An experiment, as in ``config/NAME.yaml``.
 
     Attributes:
         experiment: its name in tables.
         dataset: the name of the data in tables.
-        data: folder of prepare_*.sh or fairseq-preprocess.
-        prepare: the command that makes the data where they are missing.
-        tests: the test sets of the data with their names in tables; "test" alone by default.
+        data: folder made by prepare_*.sh or fairseq-preprocess.
+        prepare: the command that makes missing data.
+        tests: the test sets of the data with their names in tables; default: only "test".
         languages: source and target, for data of several pairs.
         work: folder of checkpoints, logs, rows and the table.
-        report: also make the page with curves and maps.
+        report: also make the report page with curves and maps.
         size: small has 3+3 layers of width 128, medium 6+6 of width 256, iwslt_de_en 6+6 of width 512.
-        precision: of training and translating; without it that of the profile, else fp32.
-        default_precision: the precision of a profile; ``precision`` wins.
-        backbones: the Transformers to plug into, each with flags of fairseq-train that pretrain and finetune do not
-            have.
-        seeds: of the trainings; everything is run once for each.
-        base: the checkpoint to plug into; without it a base is trained with the flags of pretrain.
-        control: the system that the base is trained as; plain softmax by default.
-        pretrain: flags of fairseq-train; not needed with a base if nothing is from scratch.
-        finetune: flags of fairseq-train; nothing is fine-tuned without them.
+        precision: of training and translation; default: the profile's, else fp32.
+        default_precision: the precision of a profile; ``precision`` overrides it.
+        backbones: the Transformers to swap in, each with its own flags of fairseq-train, which must not be in pretrain
+            or finetune.
+        seeds: of the trainings; all jobs run once for each.
+        base: the checkpoint whose attention is swapped; without it a base is trained with the flags of pretrain.
+        control: the system that the base is trained as; default: plain softmax.
+        pretrain: flags of fairseq-train; not needed with a base if no system is from scratch.
+        finetune: flags of fairseq-train; without them nothing is fine-tuned.
         generate: flags of fairseq-generate; ``lenpen: chosen`` takes the length penalty that is best on validation.
         systems: by their names in tables, folders and logs.
     """
@@ -233,7 +233,7 @@ class Experiment(_Written):
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "Experiment":
-        """The experiment of a config file; InputError where an entry is wrong."""
+        """The experiment of a config file; InputError if an entry is wrong."""
         try:
             return cls.model_validate(config)
         except ValidationError as error:
@@ -242,12 +242,12 @@ class Experiment(_Written):
 
     @property
     def test_sets(self) -> dict[str, str]:
-        """The name of each test set in tables; it is empty where there is one test set without a name."""
+        """The name of each test set in tables; empty for a single test set without a name."""
         return self.tests or {"test": ""}
 
     @property
     def trained_as(self) -> System:
-        """What the base is trained as."""
+        """The system that the base is trained as."""
         return PLAIN if self.control is None else self.systems[self.control]
 
 
@@ -274,12 +274,12 @@ class MetricScore:
 
 
 class Label(_Strict):
-    """Which system a row is about.
+    """The system, stage and seed of a row.
 
     Attributes:
-        dataset, experiment, system: the names that people read.
-        settings: what that system is.
-        training: how the systems of the experiment are trained: size, flags of the backbone and of both trainings.
+        dataset, experiment, system: names in tables.
+        settings: definition of the system.
+        training: size, flags of the backbone and of both trainings.
         seed: of the training.
         precision: of the translations.
     """
@@ -300,7 +300,7 @@ class Label(_Strict):
 
     @property
     def key(self) -> tuple[str, str, str, str, str, int]:
-        """What tells a row from others."""
+        """The fields that identify a row."""
         return self.dataset, self.experiment, self.backbone, self.system, self.stage, self.seed
 
     @property
@@ -317,10 +317,10 @@ class Row(Label):
     """A scored system; the fields are written in this order.
 
     Attributes:
-        length: of all translations, in tokens, divided by that of the references. BLEU punishes less than 1.
+        length: number of tokens in all translations divided by that in the references; BLEU penalises values below 1.
             None in old rows.
-        chrf: sacreBLEU's chrF of the detokenised text; not written where it is None, as in old rows.
-        lenpen: the length penalty of the beam search, if it was chosen on validation; else not written.
+        chrf: sacreBLEU's chrF of the detokenised text; None in old rows, and then not written.
+        lenpen: the length penalty of the beam search if it was chosen on validation, else None and not written.
     """
 
     sentences: int

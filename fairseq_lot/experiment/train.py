@@ -1,6 +1,6 @@
-"""Runs fairseq-train for ``scripts/pretrain.sh`` or ``scripts/finetune.sh``.
+"""Run fairseq-train for ``scripts/pretrain.sh`` and ``scripts/finetune.sh``.
 
-A training that was stopped goes on. A folder belongs to the data and flags of its training; others are refused.
+A stopped training resumes. A folder belongs to the data and flags of its training; others are refused.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ def build_parser() -> ArgumentParser:
 
 
 def pretrain(args: Namespace) -> None:
-    """Train a model from the beginning."""
+    """Train a model from scratch."""
     own = "--arch lot_transformer_small --attention softmax --lr-scheduler inverse_sqrt --lr 0.0005"
     if take("lr-scheduler", args.flags, "inverse_sqrt")[0] in _WITH_WARM_UP:  # others do not have the flag
         own += " --warmup-updates 4000"
@@ -58,17 +58,17 @@ def finetune(args: Namespace) -> None:
 
 
 def train(data: str, out: Path, flags: Sequence[str], start: str | None = None) -> None:
-    """Run fairseq-train unless it is done; a training that was stopped, or is to have more epochs, goes on.
+    """Run fairseq-train, unless the training has ended; a stopped training, or one with more epochs now, resumes.
 
     Args:
-        data: folder of fairseq-preprocess.
-        out: folder of the checkpoints, with notes of what they are from: ``data``, ``data.sum``, ``flags``, ``start``.
-            ``finished`` is there when the training has ended.
-        flags: of fairseq-train; they win over the ones that every training has.
-        start: what tells the checkpoint that it starts from apart from another of that name.
+        data: folder made by fairseq-preprocess.
+        out: folder of the checkpoints. It also has notes on their origin, ``data``, ``data.sum``, ``flags``, ``start``,
+            and ``finished`` once the training has ended.
+        flags: of fairseq-train; they override the common ones.
+        start: identifies the checkpoint that a fine-tuning starts from; None: a training from scratch.
 
     Raises:
-        InputError: ``out`` was trained in another way, or would be trained anew in part, or cannot be written.
+        InputError: ``out`` belongs to another training, would be trained again in part, or cannot be written.
     """
     data = data.rstrip("/")
     if not Path(data).is_dir():
@@ -114,7 +114,7 @@ def sum_of(data: str | Path) -> str:
 
 
 def _refuse_other(out: Path, notes: dict[str, str]) -> None:
-    """Raise InputError where the checkpoints in a folder are of another training than these notes say."""
+    """Raise InputError if the checkpoints in a folder are from another training than these notes describe."""
     data, old = notes["data"], _noted(out, "flags") or notes["flags"]
     goes_on = (out / "checkpoint_last.pt").is_file() and _is_longer(old, notes["flags"])
     if old != notes["flags"] and not goes_on:
@@ -127,7 +127,7 @@ def _refuse_other(out: Path, notes: dict[str, str]) -> None:
 
 
 def _refuse_to_begin_again(out: Path, flags: Sequence[str]) -> None:
-    """Raise InputError where fairseq-train would not go on from the checkpoints in a folder."""
+    """Raise InputError if fairseq-train would not resume from the checkpoints in a folder."""
     if not (out / "checkpoint_last.pt").is_file() and _noted(out, "flags") is None:
         unknown = f"{out} has checkpoints that were not trained here, and no checkpoint_last.pt"
         raise InputError(f"{unknown}; give another folder")
@@ -137,7 +137,7 @@ def _refuse_to_begin_again(out: Path, flags: Sequence[str]) -> None:
 
 
 def _is_longer(old: str, new: str) -> bool:
-    """Whether two trainings have the same flags, but for a larger ``--max-epoch`` of the second."""
+    """Whether two trainings have the same flags, except that the second may have a larger ``--max-epoch``."""
     epochs = re.compile(r" --max-epoch[ =](\d+)")
     one, other = (([0, *map(int, epochs.findall(f" {flags}"))])[-1] for flags in (old, new))
     same = epochs.sub("", f" {old}") == epochs.sub("", f" {new}")
@@ -145,7 +145,7 @@ def _is_longer(old: str, new: str) -> bool:
 
 
 def _embeddings(data: str) -> str:
-    """The flag that shares embeddings: all of them where both languages have one dictionary."""
+    """The flag that shares embeddings: all of them if both languages have one dictionary."""
     dictionaries = [file.read_bytes() for file in Path(data).glob("dict.*.txt")]
     shared = len(dictionaries) == 2 and dictionaries[0] == dictionaries[1]
     return "share-all-embeddings" if shared else "share-decoder-input-output-embed"
@@ -160,7 +160,7 @@ def _checkpoints(out: Path) -> list[Path]:
 
 
 def _noted(out: Path, name: str) -> str | None:
-    """What a note of an earlier call says; None where there is none."""
+    """The text of a note from an earlier call; None if there is none."""
     file = out / name
     return file.read_text(encoding="utf-8").rstrip("\n") if file.is_file() else None
 
@@ -171,7 +171,7 @@ def _note(out: Path, name: str, text: str) -> None:
 
 
 def _call(*command: str) -> None:
-    """Run a command; end with its exit code where it fails. It inherits the lock of job.sh."""
+    """Run a command, which inherits the lock of job.sh; exit with its exit code if it fails."""
     code = subprocess.run(command, close_fds=False, check=False).returncode
     if code:
         sys.exit(code if code > 0 else 128 - code)  # of a signal as a shell has it

@@ -85,7 +85,7 @@ def test_sentences_in_pieces_need_no_encoder(data, stock_checkpoint, expected, t
     assert capsys.readouterr().out.splitlines() == expected[:5], "tokens, as fairseq-generate says them"
     assert Translator(stock_checkpoint, folder, pieces=True).translate([*pieces[:2], ""]) == [*expected[:2], ""]
     refuse(capsys, "translate", *model, "das", naming=["sentencepiece.bpe.model"])
-    refuse(capsys, "translate", *model, "--pieces", "--tokenised", "das", naming=["--tokenised: with --pieces"])
+    refuse(capsys, "translate", *model, "--pieces", "--tokenised", "das", naming=["--tokenised cannot be used"])
     text = "Jede Zeile ist hier Text ."
     refuse(capsys, "translate", *model, "--pieces", pieces[0], text, naming=["line 2: ", "not in the dictionary, such"])
 

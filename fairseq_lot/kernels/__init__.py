@@ -1,1 +1,1 @@
-"""Fused Triton kernels for CUDA devices; what they compute stands in ``naive``, when they are used in ``choice``."""
+"""Fused Triton kernels for CUDA devices. ``naive`` has plain versions of them; ``choice`` decides on their use."""

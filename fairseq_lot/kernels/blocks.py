@@ -1,7 +1,7 @@
-"""How a kernel cuts its work: by default, or as ``python -m benchmarks tune`` found fastest on a device of this name.
+"""Block sizes of the kernels: defaults, or the fastest ones that ``python -m benchmarks tune`` found for a device.
 
-What it found stands in a table, a JSON file for each name, in the folder ``tuned`` beside this file, or in the folder
-that ``FAIRSEQ_LOT_TUNED`` names. Without a table, or an entry in it, the defaults of the kernels hold.
+Tuned sizes are in a table, a JSON file for each device name, in the folder ``tuned`` beside this file or in the folder
+``FAIRSEQ_LOT_TUNED``. Without a table, or without an entry in it, the kernels' defaults are used.
 """
 
 import functools
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 VARIABLE = "FAIRSEQ_LOT_TUNED"
-#: what a table may say, by kernel; the block of ``summarise_keys`` is near_far's chunk
+#: allowed values in a table, by kernel; the block of ``summarise_keys`` is near_far's chunk
 _ANY: dict[str, tuple[int, ...]] = {"warps": (2, 4, 8), "stages": (1, 2, 3)}
 _TOKENS = {"block": (16, 32, 64), **_ANY}
 CANDIDATES: dict[str, dict[str, tuple[int, ...]]] = {
@@ -33,10 +33,10 @@ CANDIDATES: dict[str, dict[str, tuple[int, ...]]] = {
 
 
 class Blocks(NamedTuple):
-    """How a kernel cuts its work.
+    """Block sizes of a kernel.
 
     Attributes:
-        block: tokens that a program takes at once; 0 where the kernel has no such number.
+        block: number of tokens that a program takes at once; 0 if the kernel has no such number.
         warps, stages: of a program.
     """
 
@@ -45,15 +45,15 @@ class Blocks(NamedTuple):
     stages: int
 
 
-#: what holds instead of a table while :func:`trying`
+#: block sizes that replace the table inside :func:`trying`
 _tried: dict[str, Blocks] | None = None
-#: defaults that were asked for meanwhile
+#: defaults of all kernels that ran inside :func:`trying`
 _asked: dict[str, Blocks] = {}
 
 
 @functools.cache
 def tuned(kernel: str, device: torch.device, sizes: tuple[int, ...], default: Blocks) -> Blocks:
-    """What the table of the device says of this kernel for inputs of these sizes, or the default."""
+    """The block sizes in the device's table for a kernel and these sizes of its inputs, or the default."""
     name = " ".join([kernel, *map(str, sizes)])
     _asked.setdefault(name, default)
     return (_of_device(name_of(device)) if _tried is None else _tried).get(name, default)
@@ -61,8 +61,12 @@ def tuned(kernel: str, device: torch.device, sizes: tuple[int, ...], default: Bl
 
 @contextmanager
 def trying(blocks: dict[str, Blocks]) -> Iterator[dict[str, Blocks]]:
-    """Use these instead of a table; gives the defaults of all that are asked for, by their names in a table."""
-    global _tried  # kernels are launched by threads of autograd, too
+    """Context manager: use these block sizes instead of a table.
+
+    Yields:
+        The defaults of all kernels that run inside the block, by their names in a table.
+    """
+    global _tried  # not thread-local: threads of autograd also launch kernels
     before, _tried = _tried, blocks
     tuned.cache_clear()
     _asked.clear()
@@ -74,7 +78,7 @@ def trying(blocks: dict[str, Blocks]) -> Iterator[dict[str, Blocks]]:
 
 
 def name_of(device: torch.device) -> str:
-    """The name of the device, by which tables are told apart."""
+    """The name of the device, as in tables."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
@@ -85,10 +89,10 @@ def path_of(device: str) -> Path:
 
 
 def read(device: str) -> dict[str, Any]:
-    """The table for devices of this name; an empty one if there is none.
+    """The table for devices of this name; empty if there is none.
 
     Raises:
-        ValueError: the file is no table for them; the message says why.
+        ValueError: the file is not a valid table for them; the message has the reason.
     """
     try:
         table = json.loads(path_of(device).read_text(encoding="utf-8"))
@@ -113,7 +117,7 @@ def read(device: str) -> dict[str, Any]:
 
 @functools.cache
 def _of_device(device: str) -> dict[str, Blocks]:
-    """The entries of the table for devices of this name; none, after a warning, if it is broken."""
+    """The entries of the table for devices of this name; empty, after a warning, if the table is invalid."""
     try:
         entries = read(device)["kernels"]
     except ValueError as error:

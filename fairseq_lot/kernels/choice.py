@@ -1,9 +1,9 @@
-"""When a kernel is used: the one place for the choice, the test that precedes it, and the way back to plain torch.
+"""The only place that decides whether a kernel is used or plain torch.
 
-docs/internals.md says on what devices, for what sizes, and what ``FAIRSEQ_LOT_KERNELS`` changes. Before the first use
-with a device, types, sizes and numbers of updates, the kernel solves a small padded problem: values and gradients must
-agree with plain torch in float64 to 1e-4, and to what rounding to a half precision costs. If they do not, or if
-anything is raised, there is one warning and plain torch from then on. Triton is imported once a kernel is to be used.
+docs/internals.md lists devices and sizes, and the values of ``FAIRSEQ_LOT_KERNELS``. Before its first use with a
+device, types, sizes and numbers of updates, a kernel solves a small padded problem. Its values and gradients must agree
+with plain torch in float64 up to 1e-4, plus rounding in half precision. If they do not, or if an error is raised, there
+is one warning, and plain torch is used from then on. Triton is imported when a kernel is first wanted.
 """
 
 import importlib.util
@@ -32,13 +32,13 @@ from fairseq_lot.numerics.log_domain import log_domain_sinkhorn
 VARIABLE = "FAIRSEQ_LOT_KERNELS"
 CAPABILITY = (8, 0)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-WIDEST = 2048  # the shorter side of the solver's scores, which is held whole
-MOST_PIVOTS, WIDEST_HEAD, LARGEST_TILE = 64, 128, 4096  # r, head_dim and their product, padded to powers of two
-WIDEST_STEP = 63  # window of near_far in a step of decoding, whose keys a program holds
-WIDEST_WINDOW = 16  # of near_far; half of the shortest chunk of keys
+WIDEST = 2048  # limit for the shorter side of the solver's scores, which a program holds whole
+MOST_PIVOTS, WIDEST_HEAD, LARGEST_TILE = 64, 128, 4096  # limits for r, head_dim and their product, as powers of two
+WIDEST_STEP = 63  # limit for near_far's window in a decoding step; a program holds its keys
+WIDEST_WINDOW = 16  # limit for near_far's window; half of the shortest chunk of keys
 ERROR = 1e-4
 
-#: why a kernel failed its test, or None if it passed, by what :func:`_usable` is told about it
+#: by the key of :func:`_usable`: the reason why a kernel failed its test, None if it passed
 _tested: dict[tuple, str | None] = {}
 
 
@@ -50,16 +50,16 @@ def _mode() -> str:
 
 
 def wanted(x: Tensor) -> bool:
-    """Whether a kernel should be tried for x: on CUDA unless they are off, elsewhere only if they are on."""
+    """Whether to try a kernel for x: on CUDA unless kernels are off, elsewhere only if they are on."""
     mode = _mode()
     return mode == "on" or (mode == "auto" and x.is_cuda)
 
 
 def lot(inputs: LotInputs, settings: LotSettings) -> Tensor | None:
-    """Values of LOT attention, or None where the kernel is not used; its seed for dropout is of torch's CPU generator.
+    """Values of LOT attention by the kernel; dropout takes its seed from torch's CPU generator.
 
     Returns:
-        ``(bsz, num_heads, n, value_dim)`` in the type of v, zero at padded queries.
+        ``(bsz, num_heads, n, value_dim)`` in the dtype of v, zero at padded queries; None if the kernel is not used.
     """
     q, _, v, pivots, *_ = inputs
     r, d, dv = pivots.size(-2), q.size(-1), v.size(-1)
@@ -79,7 +79,7 @@ def lot(inputs: LotInputs, settings: LotSettings) -> Tensor | None:
 
 
 def convolution(v: Tensor, weight: Tensor) -> Tensor | None:
-    """The convolution of the values over tokens in float32, or None where the kernel is not used.
+    """The convolution of the values over tokens in float32 by the kernel; None if it is not used.
 
     Args:
         v: ``(bsz, num_heads, n, width)``.
@@ -96,9 +96,9 @@ def convolution(v: Tensor, weight: Tensor) -> Tensor | None:
 
 
 def try_fused_sinkhorn(scores: Tensor, log_a: Tensor, log_b: Tensor, *, num_updates: int) -> Tensor | None:
-    """The conditional of :func:`~fairseq_lot.transport.sinkhorn.solve`, or None where the kernel is not used.
+    """The conditional of :func:`~fairseq_lot.transport.sinkhorn.solve` by the kernel; None if it is not used.
 
-    Arguments as for it; there are two leading axes of scores at most.
+    Arguments as for that function, with at most two leading axes of the scores.
     """
     *lead, n, m = scores.shape
     limit = _beyond([x.dtype for x in (scores, log_a, log_b)], DTYPES[:1])
@@ -120,7 +120,7 @@ def try_fused_sinkhorn(scores: Tensor, log_a: Tensor, log_b: Tensor, *, num_upda
 def near_far(
     q: Tensor, k: Tensor, v: Tensor, features: Tensor, feature_bias: Tensor, settings: NearFarSettings
 ) -> Tensor | None:
-    """Values of near_far attention with one half-update, or None where the kernel is not used.
+    """Values of near_far attention with one half-update, by the kernel; None if it is not used.
 
     Arguments as for :func:`fairseq_lot.kernels.near_far.near_far`.
     """
@@ -152,7 +152,7 @@ def near_far_step(
     window: int,
     scale: float,
 ) -> tuple[Tensor, NearFarKept] | None:
-    """One token of near_far's decoder, or None where the kernel is not used, or gradients are asked for.
+    """One token of near_far's decoder by the kernel; None if it is not used, or if gradients are needed.
 
     Arguments as for :func:`fairseq_lot.kernels.near_far_step.near_far_step`.
     """
@@ -173,7 +173,7 @@ def near_far_step(
 
 
 def near_far_expected(q: Tensor, keys: ExpectedKeys, *, window: int, scale: float) -> Tensor | None:
-    """Queries of near_far at cross, or None where the kernel is not used, or gradients are asked for.
+    """Values of near_far at cross by the kernel; None if it is not used, or if gradients are needed.
 
     Arguments as for :func:`fairseq_lot.kernels.near_far_expected.near_far_expected`.
     """
@@ -200,7 +200,7 @@ def _too_large(*sizes):
 
 
 def sinkhorn_attention(inputs: SinkhornInputs, settings: SinkhornSettings) -> Tensor | None:
-    """Values of Sinkhorn attention, or None where the kernel is not used; dropout as for :func:`lot`."""
+    """Values of Sinkhorn attention by the kernel; None if it is not used. Dropout as for :func:`lot`."""
     q, k, v, factors, slopes, *_ = inputs
     (n, d), m, dv = q.shape[2:], k.size(2), v.size(-1)
     dtypes = q.dtype, k.dtype, v.dtype
@@ -224,7 +224,17 @@ def _beyond(dtypes, known=DTYPES):
 
 
 def _usable(x, limit, key, error):
-    """Whether the kernel that ``key`` describes can be used; ``error`` tests it, ``limit`` says what forbids it."""
+    """Whether a kernel can be used.
+
+    Args:
+        x: an input, for the device.
+        limit: the reason why these inputs are not supported; None: they are.
+        key: the name of the kernel and all that its test depends on.
+        error: a function that tests it and returns its error.
+
+    Raises:
+        InputError: it cannot, although ``FAIRSEQ_LOT_KERNELS`` is on.
+    """
     reason = _unavailable(x.device) or limit
     if reason is None:
         if key not in _tested:

@@ -1,4 +1,4 @@
-"""How kernels are launched: once for all passes, or once a pass where several programs share a sentence."""
+"""Launch kernels: once for all passes, or once per pass if several programs share a sentence."""
 
 import functools
 import operator
@@ -12,7 +12,7 @@ Tensors: TypeAlias = tuple[torch.Tensor, ...]
 Numbers: TypeAlias = tuple[int | float, ...]
 Constants: TypeAlias = tuple[Any, ...]
 
-# arguments of kernels for whose values there is no new compilation
+# kernel arguments whose values do not cause a new compilation
 RUNTIME = ["n", "m", "r", "passes", "first", "last", "top", "high", "levels", "length", "parts", "seed"]
 RUNTIME += ["early", "skip", "sources", "targets", "partials", "blocks", "sentences", "window"]
 RUNTIME += ["updates", "number", "longest", "query_passes", "query_length", "query_parts"]
@@ -32,12 +32,12 @@ _specialised: dict[Any, Any] = {}
 
 
 def padded(size: int) -> int:
-    """The next power of two that a product of tiles can have, at least 16."""
+    """The size rounded up to a power of two, at least 16, as products of tiles need it."""
     return max(16, 1 << (size - 1).bit_length())
 
 
 def dot_precision(x: torch.Tensor) -> str:
-    """Products of float32 keep its precision; on the tensor cores that takes three of tf32."""
+    """Triton's input precision for products that keep float32's precision: on tensor cores three products of tf32."""
     return "tf32x3" if x.is_cuda else "ieee"
 
 
@@ -47,19 +47,26 @@ def _processors(device: torch.device) -> int:
 
 
 def lot_parts(programs: int, n: int, device: torch.device) -> tuple[int, int]:
-    """Among how many programs LOT splits the n tokens of one sentence, and how many each of them has."""
+    """Number of programs that share the n tokens of a sentence in LOT, and number of tokens for each."""
     return num_parts(programs, n, LOT_PART, _processors(device), PER_PROCESSOR)
 
 
 def solver_parts(programs: int, n: int, held: int, device: torch.device) -> tuple[int, int]:
-    """The same of the solver, where each token has ``held`` scores."""
+    """Number of programs that share a sentence in the solver, and tokens for each; a token has ``held`` scores."""
     return num_parts(programs, n, min(SOLVER_PART, FEWEST_SCORES // held), _processors(device))
 
 
 def num_parts(programs: int, n: int, shortest: int, processors: int, each: int = 1) -> tuple[int, int]:
-    """Parts of n tokens, ``shortest`` at least, so that each processor has so many programs, and tokens of a part.
+    """Number of parts of a sentence, and number of tokens in a part.
 
-    One part, unless there are fewer programs than processors, and tokens for two.
+    One part, unless there are fewer programs than processors and enough tokens for two parts.
+
+    Args:
+        programs: number of programs with one part per sentence.
+        n: tokens in a sentence.
+        shortest: about the least number of tokens in a part.
+        processors: of the device.
+        each: wanted number of programs per processor.
     """
     parts = min(-(-each * processors // programs), n // shortest)
     if programs >= processors or parts < 2:
@@ -69,14 +76,14 @@ def num_parts(programs: int, n: int, shortest: int, processors: int, each: int =
 
 
 class Side(NamedTuple):
-    """What all passes over the tokens of one side have in common.
+    """Arguments that all passes over the tokens of one side share.
 
     Attributes:
         numbers: a kernel's numbers before ``passes``.
-        tokens_first: the first pass begins with an update of the tokens.
+        tokens_first: the first pass starts with an update of the tokens.
         constants: the constants after those of the passes and before ``BLOCK``.
-        sizes: bits of a number and widths of tiles, by which a table of :mod:`~fairseq_lot.kernels.blocks` goes.
-        blocks: the default.
+        sizes: bits of a number and widths of tiles, the keys in a table of :mod:`~fairseq_lot.kernels.blocks`.
+        blocks: the default block sizes.
     """
 
     numbers: Numbers
@@ -95,10 +102,10 @@ def start(
     warps: int,
     stages: int,
 ) -> None:
-    """Launch a kernel by positions: Triton's own path from names takes several times as long.
+    """Launch a kernel with positional arguments; Triton's own launch by names takes several times as long.
 
-    The compiled kernel is found by everything that Triton specialises it for: types and alignment of the tensors, the
-    values of the numbers that are not in :data:`RUNTIME`, and the constants.
+    The key of the compiled kernel has all that Triton specialises for: dtypes and alignment of the tensors, the numbers
+    that are not in :data:`RUNTIME`, and the constants.
 
     Args:
         kernel: its parameters are the tensors, the numbers and the constants, in this order.
@@ -121,7 +128,7 @@ def start(
         settings = {**dict(zip(names, constants, strict=True)), "num_warps": warps, "num_stages": stages}
         arguments = *tensors, *numbers
         with torch.cuda.device_of(tensors[0]):  # Triton compiles for the current device
-            if not hasattr(kernel, "device_caches"):  # the interpreter, which compiles nothing
+            if not hasattr(kernel, "device_caches"):  # Triton's interpreter compiles nothing
                 kernel[grid](*arguments, **settings)
                 return
             compiled = kernel.warmup(*arguments, grid=grid, **settings)
@@ -138,7 +145,7 @@ def start(
 
 
 def _chooser(kernel, num_tensors, num_numbers):
-    """What takes from the numbers those that Triton specialises a kernel for."""
+    """A function that selects the numbers for which Triton specialises a kernel."""
     names = kernel.arg_names[num_tensors : num_tensors + num_numbers]
     places = [place for place, name in enumerate(names) if name not in RUNTIME]
     return operator.itemgetter(*places) if places else lambda numbers: None
@@ -153,12 +160,16 @@ def backward_passes(
     tensors: Tensors,
     side: Side,
 ) -> None:
-    """One launch for all passes, or one a pass where the tokens are split.
+    """Run all backward passes: in one launch, or in one launch per pass if sentences are split.
 
     Args:
-        split: programs, parts of a sentence, tokens of a part.
-        top: the pass whose potential gets its gradient first, -1 for none.
-        begin: whether there is anything to do before it.
+        kernel: of the passes.
+        split: programs, parts of a sentence, tokens in a part.
+        passes: number of all passes.
+        top: the pass whose potential gets its gradient first; -1: none.
+        begin: there is work before that pass.
+        tensors: of the kernel.
+        side: the shared arguments.
     """
     programs, parts, length = split
     block, warps, stages = tuned(kernel.__name__, tensors[0].device, side.sizes, side.blocks)

@@ -47,7 +47,9 @@ def solve_forward(S, TOKENS, PIVOTS, REACHES, OF_PARTS, ARRIVED, C, n, m, ssb, s
     reaches, of_parts = REACHES + g * passes * 2 * R, OF_PARTS + g * parts * 2 * R
     log_masses = tl.load(PIVOTS + b * spb + head * sph + t * spm, mask=t < m, other=NEG_INF)
     for number in range(first, last):
-        h = potential_before(reaches, log_masses, number, t, R)
+        # potential_before without its branch, with which the assembler spills
+        top, log_total = load_reach(reaches + (number - 1) * 2 * R, t, number > 0, R)
+        h = pivot_potential(log_masses, top, log_total, number - 1)
         updated = tl.where((number > 0) | TOKENS_FIRST, 1.0, 0.0)
         top = tl.full([R], NEG_INF, tl.float32)
         total = tl.zeros([R], tl.float32)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 NEG_INF = tl.constexpr(float("-inf"))
-PARTS, ENTRIES = tl.constexpr(32), tl.constexpr(4096)  # parts of a sentence that are merged at once, at most
+PARTS, ENTRIES = tl.constexpr(32), tl.constexpr(2048)  # parts of a sentence that are merged at once, at most
 
 
 @triton.jit

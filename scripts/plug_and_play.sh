@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Plugs other attentions into a pretrained model, scores each on the test set, tests it against the model itself, and
-# prints the table. A second call goes on where the first stopped, and adds what is new.
+# Swaps other attentions into a trained model, scores each on the test set, tests it against the model itself, and
+# prints the table. A second call resumes, and adds new ways.
 #
 #   bash scripts/plug_and_play.sh BASE.pt DATA [--try WAY]... [FLAGS of fairseq-lot sweep]
 #   bash scripts/plug_and_play.sh base/checkpoint_best.pt data-bin/help --try 'lot --lot-num-pivots 64'
 #
 #   BASE.pt  ours or any fairseq transformer*, trained with softmax
-#   DATA     folder of prepare_*.sh or fairseq-preprocess
+#   DATA     folder made by prepare_*.sh or fairseq-preprocess
 #   WAY      a mechanism with its options; default: Sinkhorn twice, ESP, LOT and near_far (fairseq-lot sweep --help)
 #   FLAGS    such as --out FOLDER for tables and figures; default: BASE.sweep, beside BASE.pt
 set -euo pipefail

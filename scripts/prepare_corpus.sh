@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Makes a data folder of one's own parallel text, in any pair of languages. A folder that is there is left as it is.
+# Makes a data folder from your own parallel text, in any pair of languages. An existing folder is not changed.
 #
-#   SRC, TGT     the languages, by which the names of the files end: SRC=fr TGT=en
-#   TRAIN        prefix of the text to train on: TRAIN=my/train is my/train.fr and my/train.en, or the same with .xz or .gz
-#   VALID, TEST  prefixes too, or numbers: so many pairs, evenly spread over TRAIN, are held out of it
-#   TOKENISED    yes: the text is taken as it is; no: it becomes Moses tokens in lower case
-#   CLEAN        of text that is tokenised here, keep every pair (no), or drop long and unequal ones as fairseq's IWSLT
-#                recipe does, except from TEST (yes)
-#   BPE          sentencepiece or subword_nmt (which keeps its codes as "code"), learned on both languages together
+#   SRC, TGT     the languages: the endings of the file names, as SRC=fr TGT=en
+#   TRAIN        prefix of the training text: TRAIN=my/train is my/train.fr and my/train.en, also with .xz or .gz
+#   VALID, TEST  prefixes, or numbers: N pairs, evenly spread, are taken out of TRAIN
+#   TOKENISED    yes: the text is used as it is; no: it becomes Moses tokens in lower case
+#   CLEAN        if the text is tokenised here: yes: drop long and unequal pairs of TRAIN and VALID, as fairseq's IWSLT
+#                recipe does; no: keep all pairs
+#   BPE          sentencepiece, or subword_nmt (its codes are the file "code"), learned on both languages together
 #   VOCAB_SIZE   pieces of both languages together, with subword_nmt merges (10000)
 #   JOINED       yes: one dictionary for both languages; no: one each
 #   DOCUMENTS    yes: sentences are joined (fairseq-lot documents --help); no: a line is a sentence

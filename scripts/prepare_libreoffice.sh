@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Makes data-bin/libreoffice, German-English documents: LibreOffice's help, split by pages (examples/libreoffice-help).
 #
-#   PAIRS        its pages; lines of page, German and English
-#   MAX_WORDS    leave out paragraphs with more words on a side (none)
-#   TEST_PAIRS   test on so many pairs (all)
+#   PAIRS        its pages: lines of page, German and English
+#   MAX_WORDS    drop paragraphs with more words on a side (no limit)
+#   TEST_PAIRS   number of test pairs, evenly spread (all)
 #   DOCUMENTS    yes: paragraphs are joined to documents of up to 2,048 pieces; the test sets are paragraphs (test) and
 #                documents of up to LENGTHS pieces (test1, test2, ...). no: a line is a paragraph
 #   LENGTHS      "512 1024 2048"

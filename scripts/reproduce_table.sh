@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Runs an experiment and prints its table. A second call goes on where the first stopped; while another call is at work
-# it waits. What has been trained is not trained again.
+# Runs an experiment and prints its table. A second call resumes: nothing is trained twice. While another call is running
+# it waits.
 #
 #   bash scripts/reproduce_table.sh [CONFIG.yaml [FLAGS of snakemake]]
 #   bash scripts/reproduce_table.sh config/iwslt14.yaml --profile workflow/profiles/gpu
 #
 #   CONFIG.yaml  the experiment (config/iwslt14.yaml)
-#   FLAGS        --dry-run says what would be done, --cores 1 does one thing at a time
+#   FLAGS        --dry-run lists the jobs, --cores 1 runs one at a time
 set -euo pipefail
 source "$(dirname "$0")/lib/common.sh"
 

@@ -1,10 +1,9 @@
 """Files of results: ``NAME.jsonl`` has a scored system per line, ``NAME.sentences.tsv`` the counts of its sentences."""
 
 import base64
+import bz2
 import dataclasses
-import hashlib
 import json
-import lzma
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -121,22 +120,16 @@ def path_of(results: str | Path) -> Path:
 
 
 def format_statistics(row: Label, statistics: np.ndarray) -> str:
-    """The counts of a row as two lines, without the last line end.
+    """The counts of a row as one line, without the line end.
 
-    The first line has the lengths of the references and a name for them. All rows of a test set share it, so a file
-    needs it once. The second line has the key of the row, that name, and all other counts.
+    The line has the key of the row, then the lengths and the matching n-grams of each sentence, compressed.
 
     Args:
         row: the row.
         statistics: ``sentence_statistics`` of its tokens.
     """
-    length, reference, *found = statistics[:, :6].T
-    references = _pack(reference)
-    name = hashlib.sha256(references.encode()).hexdigest()[:8]
-    # Counts that follow from others are left out. The rest is stored as differences from the previous column, which
-    # compress better.
-    counts = _pack(length - reference, *-np.diff([length, *found], axis=0))
-    return f"{json.dumps(name)}\t{references}\n{json.dumps(row.key, ensure_ascii=False)}\t{name}\t{counts}"
+    counts = bz2.compress(statistics[:, :6].astype("<u4").tobytes())
+    return f"{json.dumps(row.key, ensure_ascii=False)}\t{base64.b85encode(counts).decode('ascii')}"
 
 
 def read_statistics(results: str | Path, rows: list[Row]) -> dict[tuple, np.ndarray]:
@@ -151,42 +144,15 @@ def read_statistics(results: str | Path, rows: list[Row]) -> dict[tuple, np.ndar
     """
     path = path_of(results)
     kept: dict[tuple, np.ndarray] = {}
-    references: dict[str, np.ndarray] = {}
     for number, line in enumerate(read_lines(path) if path.exists() else [], start=1):
-        key, *packed = line.split("\t")
         try:
-            match json.loads(key), packed:
-                case str(name), [lengths]:
-                    (references[name],) = _unpack(lengths, columns=1)
-                case list(of_row), [name, counts]:
-                    kept[tuple(of_row)] = _all_counts(references[name], *_unpack(counts, columns=5))
-                case _:
-                    raise ValueError("neither lengths of references nor counts of a row")
-        except KeyError as error:
-            raise InputError(f"{path}, line {number}: no line before it has the lengths {error}; add it") from error
-        except (ValueError, TypeError, lzma.LZMAError) as error:
-            raise InputError(f"{path}, line {number}: {error}; fix or remove the line") from error
-    found = {row.key: kept[row.key] for row in rows if row.key in kept}
+            key, counts = line.split("\t")
+            found = np.frombuffer(bz2.decompress(base64.b85decode(counts)), "<u4").reshape(-1, 6).astype(float)
+            possible = np.maximum(found[:, :1] - np.arange(4), 0)  # n-grams of a translation of that length
+            kept[tuple(json.loads(key))] = np.hstack([found, possible])
+        except (ValueError, TypeError, OSError) as error:
+            raise InputError(f"{path}, line {number}: no counts of a row ({error}); score again") from error
     for row in rows:
-        if row.key in found and round(corpus_score(found[row.key]), 2) != row.tokenised.score:
+        if row.key in kept and round(corpus_score(kept[row.key]), 2) != row.tokenised.score:
             raise InputError(f"{path} has the counts of other translations than {results} for {row.key}; score again")
-    return found
-
-
-def _all_counts(reference: np.ndarray, change: np.ndarray, *missing: np.ndarray) -> np.ndarray:
-    """The statistics that :func:`format_statistics` got."""
-    length = reference + change
-    possible = [np.maximum(length - shorter, 0) for shorter in range(4)]
-    return np.vstack([length, reference, length - np.cumsum(missing, axis=0), possible]).T
-
-
-def _pack(*columns: np.ndarray) -> str:
-    """Whole numbers as text: the lowest bytes of all numbers first, which compresses better, then LZMA and base85."""
-    numbers = np.vstack(columns).astype("<i4")
-    return base64.b85encode(lzma.compress(numbers.view("u1").reshape(-1, 4).T.tobytes())).decode("ascii")
-
-
-def _unpack(text: str, *, columns: int) -> np.ndarray:
-    """The inverse of :func:`_pack`."""
-    planes = np.frombuffer(lzma.decompress(base64.b85decode(text)), dtype="u1").reshape(4, -1)
-    return planes.T.copy().view("<i4").reshape(columns, -1).astype(float)
+    return {row.key: kept[row.key] for row in rows if row.key in kept}

@@ -125,13 +125,11 @@ def test_counts_must_be_there_and_belong_to_their_rows(scored, corpus, refused):
     counts.write_text(both.replace('"softmax"', '"other"').replace('"LOT"', '"softmax"').replace('"other"', '"LOT"'))
     refused(command, "counts of other translations", "score again")
     counts.write_text(only_lot + "[]\tnonsense\n")
-    refused(command, f"{counts}, line 3: ")
-    lengths, row = only_lot.splitlines()
-    for broken in (row, f"{row}\n{lengths}"):
-        counts.write_text(broken + "\n")
-        refused(command, f"{counts}, line 1: ", "lengths", row.split("\t")[1])
-    counts.write_text(f"{lengths}\n{row}\tmore\n")
-    refused(command, f"{counts}, line 2: ", "neither")
+    refused(command, f"{counts}, line 2: ")
+    line = only_lot.strip()
+    for broken in (line[:-5], f"{line}\tmore", line.split("\t")[0], f'"LOT"{line[line.index("]") + 1 :]}'[1:]):
+        counts.write_text(f"{line}\n{broken}\n")
+        refused(command, f"{counts}, line 2: no counts of a row", "score again")
     refused(["compare", results, "--bootstrap-samples=0"], "--bootstrap-samples", "0")
     refused(["compare", "missing.jsonl"], "missing.jsonl")
     results.unlink()
@@ -168,19 +166,3 @@ def test_counts_are_kept_exactly(scored, corpus):
     for (_, _, _, system, *_), kept in found.items():
         assert np.array_equal(kept, sentence_statistics(systems[system], long, metric=TOKENISED))
     assert len(found) == 2
-
-
-def test_lengths_of_references_need_one_line(scored, corpus):
-    references, good, bad = corpus
-    scored("LOT", good)
-    scored("ESP", bad, references=["another one", *references[1:]])
-    results = scored("softmax", bad)
-    counts = results.with_name("results.sentences.tsv")
-    before = read_statistics(results, read_rows([results]))
-    lines = counts.read_text().splitlines()
-    once = list(dict.fromkeys(lines))
-    assert (len(lines), len(once)) == (6, 5)
-    counts.write_text("\n".join(once) + "\n")
-    after = read_statistics(results, read_rows([results]))
-    assert before.keys() == after.keys() and all(np.array_equal(before[key], after[key]) for key in before)
-    assert max(len(line) for line in once) < 5 * len(good)  # characters a sentence

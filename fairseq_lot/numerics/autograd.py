@@ -11,8 +11,11 @@ from torch.autograd.function import once_differentiable
 def once_in_full_precision(backward: Callable) -> Callable:
     """Decorator of a backward method: switches autocast off and refuses second derivatives.
 
-    ``loss.backward()`` may be called under autocast, which would lower the precision. torch's ``once_differentiable``
-    alone can return a second derivative that silently lacks this function's part.
+    ``loss.backward()`` may be called under autocast, which would lower the precision. With torch's
+    ``once_differentiable`` alone a second derivative can be wrong without an error: this function's term is missing.
+
+    Args:
+        backward: the ``backward(ctx, *grads)`` of a ``torch.autograd.Function``.
 
     Raises:
         NotImplementedError: in the backward pass, with ``create_graph=True``.

@@ -17,11 +17,13 @@ class Ways(NamedTuple):
         adds_one_by_one: prefix sums over chunks add one chunk after another, not in a logarithmic number of steps. On a
             CPU torch's sums over a strided axis are ten times as slow.
         steps_by_products: a single query attends by two matrix products, in about half the time of torch's own kernel.
-        projects_probes: LOT's scores come from a narrow projection; a fused kernel needs q and k.
-        convolves_channels_last: several times as fast on a CPU; on a GPU it could switch to TF32.
-        dense_length: up to this sentence length near_far takes all keys as one neighbourhood. The value for other
-            devices is not measured: one neighbourhood takes half as many kernels, a third with slopes, and n² is cheap
-            there.
+        projects_probes: LOT projects the layer's inputs directly to its scores, without q and k. False on a GPU, where
+            the fused kernel needs q and k.
+        convolves_channels_last: convolutions use the channels-last layout: several times as fast on a CPU; on a GPU it
+            could switch to TF32.
+        dense_length: up to this sentence length, in tokens, near_far takes all keys as one neighbourhood. The value for
+            other devices is not measured. One neighbourhood needs half as many kernels there, or a third as many with
+            slopes, and n² products are cheap.
         soft_chunk, hard_chunk: elements in a temporary tensor of ESP, with soft and with exact sorts. On a CPU a chunk
             fits into the cache; elsewhere it is large enough to take all slices at once.
     """

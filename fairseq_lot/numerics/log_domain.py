@@ -7,7 +7,12 @@ from torch import Tensor
 def pad_log_mass(padding_mask: Tensor, like: Tensor, at_pads: float = -torch.inf) -> Tensor:
     """Log masses, ``(bsz, n) -> (bsz, 1, n)``: 0 for real tokens, ``at_pads`` for pads.
 
-    They are uniform up to a factor, which the scalings absorb.
+    The masses are not normalised; Sinkhorn's scalings absorb the constant.
+
+    Args:
+        padding_mask: ``(bsz, n)`` bool, True = pad.
+        like: gives the dtype and the device.
+        at_pads: the log mass of a pad.
     """
     return like.new_zeros(padding_mask.shape).masked_fill_(padding_mask, at_pads).unsqueeze(1)
 
@@ -21,9 +26,9 @@ def log_domain_sinkhorn(
     tolerance: float | None = None,
     log_factor: Tensor | None = None,
 ) -> Tensor:
-    """The plan in U(a, b) with each row divided by its sum, ``(..., n, m)``, for scores of any size.
+    """The plan in U(a, b) with each row divided by its sum, ``(..., n, m)``, for scores of any magnitude.
 
-    Each half-update takes a logsumexp. Arguments as for :func:`~fairseq_lot.transport.sinkhorn.solve`.
+    Each half-update is a logsumexp. Arguments as for :func:`~fairseq_lot.transport.sinkhorn.solve`.
     """
     # -inf where there is no mass, so that those scores never count; 0 elsewhere
     f = torch.where(log_a.isneginf(), log_a, 0.0)

@@ -49,7 +49,7 @@ def add_attention_args(
     No option gets an argparse default: defaults are in the options dataclasses and in the architectures.
 
     Args:
-        parser: of the command.
+        parser: the command's parser.
         differential: also add the options of the differential form.
         default: the default mechanism, for ``--help``; None: it varies.
     """
@@ -93,9 +93,10 @@ def add_options(
     """Add a command-line option for each field of an options dataclass.
 
     Args:
-        parser: of the command.
+        parser: the command's parser.
         options_class: the dataclass.
-        of: the mechanism that it belongs to: option names then start with it, and get no argparse default.
+        of: the mechanism of these options: their names then start with it, and they get no argparse default. None:
+            the options keep the names and the defaults of the fields.
     """
     for field in dataclasses.fields(options_class):
         read = parse_bool if kind_of(field) is bool else kind_of(field)
@@ -125,7 +126,7 @@ def check_overrides(names: Iterable[str]) -> None:
 
 
 def typed_options(args: typing.Any) -> dict[str, typing.Any]:
-    """The options of attention that have a value in ``args``."""
+    """The options of attention that are set in ``args``, as ``{flat name: value}``."""
     return {name: value for name in option_names() if (value := getattr(args, name, None)) is not None}
 
 
@@ -133,7 +134,7 @@ def check_used(names: Iterable[str], attention: str, *, differential: bool, keep
     """Refuse options that a model with this attention does not use.
 
     Args:
-        names: the given options.
+        names: flat names of the given options.
         attention: the mechanism.
         differential: the model has the differential form.
         keeps_softmax: some places keep softmax, so its options are used, too.

@@ -24,7 +24,7 @@ def split_heads(x: Tensor, attention: Any) -> Tensor:
 
 
 class _WithoutPads(torch.autograd.Function):
-    """Zeros at pads; the incoming gradient is already zero there, because mechanisms ignore pads."""
+    """Write zeros at pads. The gradient passes unchanged: it is already zero there, because mechanisms ignore pads."""
 
     @staticmethod
     def forward(ctx, x, pads):
@@ -78,14 +78,15 @@ class PluggableMultiheadAttention(FairseqIncrementalState, nn.Module):
         before_softmax: bool = False,
         need_head_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend, time first.
+        """Attend. Inputs and output have the token axis first, as in fairseq.
 
         Args:
             query: ``(tgt_len, bsz, embed_dim)``.
-            key, value: ``(src_len, bsz, kdim)``; ignored once the cache of a static source exists.
-            key_padding_mask: ``(bsz, src_len)``, true = pad.
+            key, value: ``(src_len, bsz, kdim)``; not read if ``static_kv`` is set and the cache has them.
+            key_padding_mask: ``(bsz, src_len)``, True = pad.
             incremental_state: fairseq's cache; the mechanism's cache is stored there.
-            need_weights, need_head_weights: also return A, averaged over heads or ``(num_heads, bsz, tgt, src)``.
+            need_weights: also return A, averaged over heads: ``(bsz, tgt_len, src_len)``.
+            need_head_weights: also return A of each head: ``(num_heads, bsz, tgt_len, src_len)``.
             static_kv: keys and values never change (cross-attention in decoding).
             attn_mask: only the decoder's future mask is supported; if given, the attention is causal.
             before_softmax: not supported.
@@ -144,8 +145,11 @@ class PluggableMultiheadAttention(FairseqIncrementalState, nn.Module):
     def _probes(self, query, key):
         """The mechanism's probes, if products with them are faster than q and k; else None.
 
-        None also if a projection is another module or has hooks: these may change its output, so it must be called.
-        Hooks on the mechanism do not matter.
+        None also if a projection is not a plain linear layer or has hooks: only a call gives its true output then.
+        Hooks on the mechanism do not count.
+
+        Args:
+            query, key: ``(len, bsz, dim)``, the inputs of the projections.
         """
         if torch.is_autocast_enabled("cpu") or any(
             type(x) is not nn.Linear or x._forward_hooks or x._forward_pre_hooks for x in (self.q_proj, self.k_proj)
@@ -171,7 +175,7 @@ class PluggableMultiheadAttention(FairseqIncrementalState, nn.Module):
         return split_heads(self.k_proj(key), self), split_heads(self.v_proj(value), self)
 
     def _attend_static(self, q, key, value, key_padding_mask, incremental_state, need_weights):
-        """Attend to keys that never change; they are summarised once. LOT has weights only if the first step asks."""
+        """Attend to keys that never change. The first step summarises them; LOT then has weights only if it asks."""
         summary = self._read_cache(incremental_state)
         if not summary:
             sides = self._keys_and_values(key, value)
@@ -194,7 +198,7 @@ class PluggableMultiheadAttention(FairseqIncrementalState, nn.Module):
         retain_dropout_modules: Collection[str] | None = None,
         **others: Any,
     ) -> None:
-        """Apply ``--retain-dropout``; in ``--retain-dropout-modules`` the name of fairseq's own attention counts."""
+        """Apply ``--retain-dropout``; ``--retain-dropout-modules MultiheadAttention`` includes this class."""
         wanted = retain_dropout_modules is None or MultiheadAttention.__name__ in retain_dropout_modules
         if retain_dropout and wanted:
             for module in self.mechanism.modules():

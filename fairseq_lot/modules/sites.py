@@ -124,14 +124,17 @@ def numbers_of_layers(args: Any, site: str) -> dict[int, int | None]:
 
 
 def softmax_trained_at(args: Any, places: Iterable[Place]) -> dict[str, Any]:
-    """The flat options of the softmax that a checkpoint was trained with at some places; empty if it was plain.
+    """The flat options of the softmax attention with which a checkpoint was trained at some places.
 
     Args:
-        args: the arguments of the checkpoint's model; a swap notes the attention of the training there.
+        args: the arguments of the checkpoint's model. After a swap they also name the attention before the swap.
         places: the places.
 
+    Returns:
+        ``{"softmax_prior": prior}``; empty if there was no prior.
+
     Raises:
-        InputError: one of the places was trained with another mechanism, or the places with different priors.
+        InputError: a place was trained with another mechanism, or two places with different priors.
     """
     own = getattr(args, "attention", None) or DEFAULT
     trained, sites = describe(own, mechanism_options(args, own)), ",".join(attention_sites(args))
@@ -192,9 +195,9 @@ def check_site(traits: Traits, name: str, site: str) -> None:
     """Raise InputError with the reason if a mechanism does not support a site.
 
     Args:
-        traits: of the mechanism.
-        name: of the mechanism, for the message.
-        site: the site.
+        traits: the mechanism's traits.
+        name: the mechanism's name, for the message.
+        site: ``encoder``, ``cross`` or ``decoder``.
     """
     if site == "encoder":
         return

@@ -66,7 +66,7 @@ class DecoderLayer(TransformerDecoderLayerBase):
         return wrap_attention(super().build_encoder_attention(embed_dim, cfg), cfg, site="cross", layer=self.layer)
 
     def forward(self, *args: Any, need_attn: bool = False, need_head_weights: bool = False, **kwargs: Any) -> tuple:
-        """fairseq's forward pass, without weights if nobody reads them: fairseq requests the last layer's always."""
+        """fairseq's forward pass, without weights that nobody reads: fairseq always requests the last layer's."""
         wanted = self.training or self.need_attn
         weights = {"need_attn": need_attn and wanted, "need_head_weights": need_head_weights and wanted}
         return super().forward(*args, **weights, **kwargs)
@@ -80,7 +80,10 @@ def _wrap(layer, cfg):
 
 
 class _WithoutLooking(TorchFunctionMode):
-    """Answers fairseq's questions about its tokens while torch.export records: "there are pads" is always safe."""
+    """A context for torch.export, which cannot branch on the values of tokens.
+
+    fairseq tests whether there are pads. Here the answer is always yes, which is right for all tokens.
+    """
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function is torch.Tensor.any and len(args) == 1 and not kwargs:

@@ -416,6 +416,6 @@ def test_a_site_that_goes_back_to_plain_softmax_is_named(changes, attention, los
     words = ("swap", "--path", tmp_path / "base.pt", "--no-calibrate", "--out", tmp_path / "out.pt", "--attention")
     fairseq_lot(*words, attention)
     said = capsys.readouterr().out
-    assert f"base.pt has {lost} too, which becomes plain softmax" in said if lost else "plain softmax" not in said
+    assert f"base.pt also has {lost}; it becomes plain softmax" in said if lost else "plain softmax" not in said
     fairseq_lot(*words, "lot", "--attention-sites", "cross,encoder,decoder", "--lot-query-updates", 1)
     assert "plain softmax" not in capsys.readouterr().out

@@ -1,6 +1,7 @@
-"""The depthwise convolution of LOT's values over tokens: one launch forward, one backward and a sum over its programs.
+"""Depthwise convolution of LOT's values over tokens, ``out_i = sum_o weight_o v_(i + o - number // 2)``.
 
-torch's own turns the values to float32, to channels first and back, each in a launch.
+One launch forward. One launch backward, then torch adds up the programs' parts of the weights' gradient. torch's own
+convolution has three more launches: it converts the values to float32, to channels first, and back.
 """
 
 import torch
@@ -11,7 +12,7 @@ from fairseq_lot.kernels.blocks import Blocks, tuned
 from fairseq_lot.kernels.launch import RUNTIME, padded, start
 from fairseq_lot.numerics.autograd import once_in_full_precision
 
-ENTRIES, WARPS, STAGES = 4096, 4, 1  # of a block of values
+ENTRIES, WARPS, STAGES = 4096, 4, 1  # ENTRIES: numbers in a block of values
 
 
 @triton.jit
@@ -23,13 +24,16 @@ def _rows(X, i, stride, n, e, width):
 
 @triton.jit
 def _weights(W, o, head, d, number, e, width):
-    """Those of the neighbour ``o - number // 2``; parts of wide values share them."""
+    """Load the weights of neighbour ``o - number // 2`` for the columns e; column e is channel ``e % d``."""
     return tl.load(W + (head * d + e % d) * number + o, mask=e < width, other=0.0).to(tl.float32)
 
 
 @triton.jit(do_not_specialize=RUNTIME)
 def convolve(V, W, OUT, n, d, width, svb, svh, svn, heads, number, D: tl.constexpr, BLOCK: tl.constexpr):
-    """Grid: sentence and head, block of tokens."""
+    """Convolve a block of V, ``(bsz, heads, n, width)``, with W, ``(heads, d, number)``; write OUT in float32.
+
+    Grid: sentence and head, block of tokens.
+    """
     g = tl.program_id(0).to(tl.int64)
     i, e = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, D)
     V += g // heads * svb + g % heads * svh
@@ -43,7 +47,10 @@ def convolve(V, W, OUT, n, d, width, svb, svh, svn, heads, number, D: tl.constex
 @triton.jit(do_not_specialize=RUNTIME)
 def convolve_backward(V, W, GRAD_OUT, GRAD_V, OF_PARTS, n, d, width, svb, svh, svn, heads, number,
                       D: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """The gradient of a block of the values, and its part of that of the weights."""
+    """Write the gradient of a block of values to GRAD_V, with the block's part of the weights' gradient to OF_PARTS.
+
+    OF_PARTS is ``(bsz, heads, blocks, number, width)``, float32. Grid: sentence and head, block of tokens.
+    """
     g = tl.program_id(0).to(tl.int64)
     i, e = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, D)
     V += g // heads * svb + g % heads * svh
@@ -60,7 +67,7 @@ def convolve_backward(V, W, GRAD_OUT, GRAD_V, OF_PARTS, n, d, width, svb, svh, s
 
 
 def _launch(kernel, tensors, v, weight, parts):
-    """Where ``parts`` is given it makes a tensor for so many blocks, which is the kernel's last one."""
+    """Launch a kernel; return its last tensor, which ``parts``, if given, makes for a number of blocks."""
     (bsz, heads, n, width), (_, d, number) = v.shape, weight.shape
     D = padded(width)
     default = Blocks(max(16, ENTRIES // D), WARPS, STAGES)
@@ -96,5 +103,5 @@ class _Convolution(torch.autograd.Function):
 
 
 def convolution(v: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """The values in float32; arguments as for :func:`~fairseq_lot.kernels.choice.convolution`."""
+    """The convolved values in float32; arguments as for :func:`~fairseq_lot.kernels.choice.convolution`."""
     return _Convolution.apply(v, weight)

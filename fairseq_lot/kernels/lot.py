@@ -1,12 +1,18 @@
-"""All of LOT attention in two launches forward and two backward; no n x r matrix is written.
+"""LOT attention in two launches forward and two backward; no n x r matrix is written.
 
-One program per sentence and head streams blocks of tokens, the r pivots stay on chip. Kept for the gradient: the reach
-of the pivots in every pass, and the values at the pivots. Where sentences are long and programs few, the tokens are
-split among ``parts`` programs, and each pass becomes a launch. The part that finishes last merges what all parts found.
-Forward, a launch is a pass of both sides: neither needs the other one before the values.
+Each side, keys and queries, has a plan between its tokens and the r pivots, by half-updates in turns as in
+``tiles.py``. A program has a sentence and head: it streams blocks of tokens and keeps the pivots on chip.
 
-The key side ends with an update of the pivots: T updates are ``ceil(T/2)`` passes, the last of which also reduces the
-values. The query side ends with one of the tokens: ``floor(T/2)`` passes, and one that writes the values.
+    key side     T half-updates, the last one of the pivots: ``ceil(T/2)`` passes over the keys. The last pass also
+                 computes the values at the pivots, ``a_t = sum_j softmax_j(s_jt + f_j) v_j``.
+    query side   T half-updates, the last one of the queries: ``floor(T/2)`` passes over the queries. Another pass
+                 writes the values, ``out_i = sum_t softmax_t(s_it + h_t) a_t``.
+
+The gradient needs the inputs, the reaches of all passes and the values at the pivots.
+
+If there are too few programs to fill the GPU, the tokens of a sentence are split among ``parts`` programs, and each
+pass is a launch: :func:`pass_of_both` runs one pass of each side, as the sides are independent up to the values. The
+program that finishes last merges the results of all parts.
 """
 
 from typing import Any, NamedTuple
@@ -46,7 +52,7 @@ from fairseq_lot.kernels.tiles import (
 )
 from fairseq_lot.numerics.autograd import once_in_full_precision
 
-BLOCK, WARPS, STAGES = 16, 4, 3  # tokens in a block: with 32 the kernels spill registers
+BLOCK, WARPS, STAGES = 16, 4, 3  # BLOCK: tokens in a block; with 32 the kernels spill registers
 
 
 @triton.jit
@@ -58,7 +64,7 @@ def _rows(X, i, stride, e, width, real):
 
 @triton.jit
 def _scores(x, z, scale, PRECISION: tl.constexpr):
-    if (x.dtype != z.dtype) | (PRECISION == "ieee"):  # the interpreter's products know no bfloat16
+    if (x.dtype != z.dtype) | (PRECISION == "ieee"):  # the interpreter has no products of bfloat16
         x = x.to(tl.float32)
         z = z.to(tl.float32)
     return tl.dot(x, tl.trans(z), input_precision=PRECISION) * scale
@@ -67,7 +73,11 @@ def _scores(x, z, scale, PRECISION: tl.constexpr):
 @triton.jit
 def _block(X, PADS, c, end, z, stride, d, scale, HAS_PADS: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr,
            PRECISION: tl.constexpr):  # fmt: skip
-    """The tokens from c on: slots, log masses (0, or -inf of a pad), vectors, and scores with the pivots."""
+    """Load a block of tokens, from c on.
+
+    Returns:
+        their slots; log masses, 0 or -inf (pad); vectors, ``(BLOCK, D)``; scores with the pivots, ``(BLOCK, R)``.
+    """
     i = c + tl.arange(0, BLOCK)
     real = i < end
     if HAS_PADS:
@@ -78,14 +88,14 @@ def _block(X, PADS, c, end, z, stride, d, scale, HAS_PADS: tl.constexpr, BLOCK: 
 
 @triton.jit
 def _store(X, i, count, e, width, values):
-    """The rows i of values, those below count."""
+    """Store the rows i < count of values in X."""
     at = i[:, None].to(tl.int64) * width + e[None, :]
     tl.store(X + at, values.to(X.dtype.element_ty), mask=(i < count)[:, None] & (e < width)[None, :])
 
 
 @triton.jit
 def _kept(seed, dropout, g, n, i, t, R: tl.constexpr):
-    """1/(1 - dropout) where an entry of the query side stays, else 0; the same forward and backward."""
+    """Dropout of the query side's weights: factors 1/(1 - dropout) or 0, the same ones forward and backward."""
     place = ((g * n + i) * R)[:, None] + t[None, :]
     return tl.where(tl.rand(seed, place.to(tl.int32)) >= dropout, 1.0 / (1.0 - dropout), 0.0)
 
@@ -93,7 +103,7 @@ def _kept(seed, dropout, g, n, i, t, R: tl.constexpr):
 @triton.jit
 def _pass(X, z, PADS, h, stride, d, scale, updated, start, end, HAS_PADS: tl.constexpr, R: tl.constexpr,
           BLOCK: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """The tokens' update from the potential h, and their running maximum and sum for each pivot."""
+    """One pass over the tokens from ``start`` to ``end``; returns each pivot's maximum and sum, not stored yet."""
     top = tl.full([R], NEG_INF, tl.float32)
     total = tl.zeros([R], tl.float32)
     for c in range(start, end, BLOCK):
@@ -107,21 +117,21 @@ def _pass(X, z, PADS, h, stride, d, scale, updated, start, end, HAS_PADS: tl.con
 def _passes(X, z, log_masses, PADS, reaches, stride, d, scale, passes, start, end,
             TOKENS_FIRST: tl.constexpr, HAS_PADS: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr,
             D: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """So many passes over the tokens from ``start`` to ``end``, a whole sentence: stores their reaches."""
+    """Run the passes 0 to ``passes - 1`` over a whole sentence; store their reaches, ``(passes, 2, R)``."""
     t = tl.arange(0, R)
     for number in range(0, passes):
         h = potential_before(reaches, log_masses, number, t, R)
         updated = tl.where((number > 0) | TOKENS_FIRST, 1.0, 0.0)
         top, total = _pass(X, z, PADS, h, stride, d, scale, updated, start, end, HAS_PADS, R, BLOCK, D, PRECISION)
         store_reach(reaches + number * 2 * R, t, top, total, R)
-        tl.debug_barrier()  # other threads of this program read it in the next pass
+        tl.debug_barrier()  # other threads of this program read the reach in the next pass
 
 
 @triton.jit
 def _pass_of_part(X, Z, MASSES, PADS, reaches, of_parts, ARRIVED, part, parts, length, n, r, d, sxb, sxh, sxn, spb,
                   b, head, scale, number, TOKENS_FIRST: tl.constexpr, HAS_PADS: tl.constexpr, R: tl.constexpr,
                   D: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Pass ``number`` over a part of the tokens of one side."""
+    """Run pass ``number`` over one part of a side's tokens; the last part to arrive stores the reach."""
     t, e = tl.arange(0, R), tl.arange(0, D)
     start, end = part * length, tl.minimum(part * length + length, n)
     X += b * sxb + head * sxh
@@ -140,12 +150,16 @@ def pass_of_both(Q, K, Z, MASSES, QUERY_PADS, KEY_PADS, QUERY_REACHES, KEY_REACH
                  QUERIES_FIRST: tl.constexpr, KEYS_FIRST: tl.constexpr, HAS_QUERY_PADS: tl.constexpr,
                  HAS_KEY_PADS: tl.constexpr, R: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
                  BLOCK: tl.constexpr):  # fmt: skip
-    """Pass ``number`` of the keys, and that of the queries. Grid: sentence and head, part, side."""
+    """Run pass ``number`` of both sides, with the tokens split.
+
+    Writes the reaches, ``(programs, passes, 2, R)`` for each side. The keys' last pass is left to :func:`key_forward`.
+    Grid: sentence and head, part, side (0 keys, 1 queries); a program returns if its side has no such part or pass.
+    """
     g = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     b, head = g // heads, g % heads
     if tl.program_id(2) == 0:
-        if (part < key_parts) & (number < key_passes - 1):  # the last one is that of the values
+        if (part < key_parts) & (number < key_passes - 1):  # the last one computes the values, in key_forward
             _pass_of_part(K, Z, MASSES, KEY_PADS, KEY_REACHES + g * key_passes * 2 * R,
                           KEY_PARTS + g * key_parts * 2 * R, ARRIVED + g, part, key_parts, key_length, m, r, d,
                           skb, skh, skn, sbb, b, head, scale, number, KEYS_FIRST, HAS_KEY_PADS, R, D, PRECISION,
@@ -163,7 +177,11 @@ def key_forward(K, V, Z, MASSES, PADS, REACHES, OF_PARTS, A, n, r, d, dv, skb, s
                 scale, passes, length, parts,
                 TOKENS_FIRST: tl.constexpr, SPLIT: tl.constexpr, HAS_PADS: tl.constexpr, R: tl.constexpr,
                 D: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """All passes and the values at the pivots; of a part the last pass, and sums that are not divided yet."""
+    """All passes of the key side; write the reaches and the values at the pivots, A ``(programs, r, dv)``.
+
+    With SPLIT only the last pass: a program writes its part's maxima and sums to OF_PARTS, ``(programs, parts, 2, R)``,
+    and its sums of values, not divided yet, to A, ``(programs, parts, r, dv)``. Grid: sentence and head, part.
+    """
     g, b, head, part, start, end = place(heads, length, n)
     t, e, ev = tl.arange(0, R), tl.arange(0, D), tl.arange(0, DV)
     K += b * skb + head * skh
@@ -200,7 +218,10 @@ def key_forward(K, V, Z, MASSES, PADS, REACHES, OF_PARTS, A, n, r, d, dv, skb, s
 @triton.jit(do_not_specialize=RUNTIME)
 def merge_values(OF_PARTS, A_OF_PARTS, REACHES, A, r, dv, passes, parts,
                  R: tl.constexpr, DV: tl.constexpr):  # fmt: skip
-    """The values at a pivot and its reach in the last pass, of all parts. Grid: sentence and head, pivot."""
+    """Merge all parts' results of :func:`key_forward` for one pivot; write its values to A, its reach to REACHES.
+
+    Grid: sentence and head, pivot.
+    """
     g, t = tl.program_id(0).to(tl.int64), tl.program_id(1)
     ev = tl.arange(0, DV)
     top, total = tl.full([1], NEG_INF, tl.float32), tl.zeros([1], tl.float32)
@@ -226,7 +247,10 @@ def query_forward(Q, Z, MASSES, PADS, REACHES, A, OUT, n, r, d, dv, sqb, sqh, sq
                   TOKENS_FIRST: tl.constexpr, SPLIT: tl.constexpr, DROPS: tl.constexpr, HAS_PADS: tl.constexpr,
                   R: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr,
                   BLOCK: tl.constexpr):  # fmt: skip
-    """All passes and the values; of a part the values alone."""
+    """All passes of the query side; write the reaches and the values, OUT ``(programs, n, dv)``.
+
+    With SPLIT only the values of a part. Grid: sentence and head, part.
+    """
     g, b, head, part, start, end = place(heads, length, n)
     t, e, ev = tl.arange(0, R), tl.arange(0, D), tl.arange(0, DV)
     Q += b * sqb + head * sqh
@@ -254,7 +278,7 @@ def _levels(X, z, log_masses, PADS, REACHES, GRAD_H, of_parts, ARRIVED, stride, 
             start, end, g, all_programs, part, parts,
             TOKENS_FIRST: tl.constexpr, SPLIT: tl.constexpr, HAS_PADS: tl.constexpr, R: tl.constexpr,
             BLOCK: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Undo passes ``high``, ``high - 1``, ...: the gradients of the potentials before them."""
+    """Go back through passes u from ``high`` down; store the gradient of h before each, ``GRAD_H[u - 1]``."""
     t = tl.arange(0, R)
     for back in range(0, levels):
         u = high - back
@@ -270,7 +294,11 @@ def _levels(X, z, log_masses, PADS, REACHES, GRAD_H, of_parts, ARRIVED, stride, 
 
 @triton.jit
 def _of_last_tokens(s, do, a, h, log_mass, kept, PRECISION: tl.constexpr):
-    """The query side's last update: its softmax, and what the values' gradient is for the scores."""
+    """Gradient of the query side's last half-update for a block of queries.
+
+    Returns:
+        the weights ``softmax_t(s_it + h_t)``, 0 at pads; the gradient of the scores through them.
+    """
     _, w = token_potential(s, h, log_mass, 1.0)
     w = tl.where((log_mass == 0.0)[:, None], w, 0.0)
     grad = w * kept * tl.dot(do, tl.trans(a), input_precision=PRECISION)
@@ -284,6 +312,10 @@ def query_backward(Q, Z, MASSES, PADS, REACHES, A, GRAD_O, GRAD_Q, GRAD_A, GRAD_
                    TOKENS_FIRST: tl.constexpr, BEGIN: tl.constexpr, FINISH: tl.constexpr, SPLIT: tl.constexpr,
                    DROPS: tl.constexpr, HAS_PADS: tl.constexpr, R: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
                    PRECISION: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    # Gradients of the query side. BEGIN goes back through the last softmax: it writes GRAD_A, ``(parts, programs, r,
+    # dv)``, and the gradient of the last h. Then `levels` passes from `high` down write GRAD_H, ``(passes, programs,
+    # R)``. FINISH writes GRAD_Q and this part's gradient of the pivots, GRAD_Z, ``(parts, programs, r, d)``.
+    # Grid: sentence and head, part. Without SPLIT one launch does all three, with SPLIT each pass is a launch.
     g, b, head, part, start, end = place(heads, length, n)
     all_programs = tl.num_programs(0)
     t, e, ev = tl.arange(0, R), tl.arange(0, D), tl.arange(0, DV)
@@ -335,8 +367,12 @@ def query_backward(Q, Z, MASSES, PADS, REACHES, A, GRAD_O, GRAD_Q, GRAD_A, GRAD_
 
 @triton.jit
 def _of_last_pivots(s, v, da, delta, h, log_mass, peak, log_total, updated, PRECISION: tl.constexpr):
-    """The key side's last pass: its softmax over tokens, what the values' gradient is for the scores and what the
-    update of the tokens takes from it."""
+    """Gradient of the key side's last pass for a block of keys.
+
+    Returns:
+        the weights ``softmax_j(s_jt + f_j)``; the gradient of the scores through them with f fixed; the part through
+        f, to be subtracted, as from :func:`~fairseq_lot.kernels.tiles.undo_tokens`.
+    """
     f, shares = token_potential(s, h, log_mass, updated)
     share = token_shares(s, f, peak, log_total)
     grad = share * (tl.dot(v, tl.trans(da), input_precision=PRECISION) - delta[None, :])
@@ -351,6 +387,9 @@ def key_backward(K, V, Z, MASSES, PADS, REACHES, A, GRAD_A, GRAD_K, GRAD_V, GRAD
                  TOKENS_FIRST: tl.constexpr, BEGIN: tl.constexpr, FINISH: tl.constexpr, SPLIT: tl.constexpr,
                  HAS_PADS: tl.constexpr, R: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr,
                  BLOCK: tl.constexpr):  # fmt: skip
+    # Gradients of the key side, in the steps of query_backward, from GRAD_A, ``(programs, r, dv)``: BEGIN goes back
+    # through the tokens' half-update in the last pass. FINISH writes GRAD_K, GRAD_V and GRAD_Z.
+    # Grid: sentence and head, part.
     g, b, head, part, start, end = place(heads, length, n)
     all_programs = tl.num_programs(0)
     t, e, ev = tl.arange(0, R), tl.arange(0, D), tl.arange(0, DV)
@@ -397,7 +436,7 @@ def key_backward(K, V, Z, MASSES, PADS, REACHES, A, GRAD_A, GRAD_K, GRAD_V, GRAD
 
 
 class _Split(NamedTuple):
-    """Parts of a sentence and tokens of a part, on either side."""
+    """Number of parts of a sentence, and of tokens in a part, for the query side and the key side."""
 
     query_parts: int
     query_length: int
@@ -406,12 +445,12 @@ class _Split(NamedTuple):
 
     @property
     def parts(self) -> int:
-        """Of the side that has more."""
+        """Number of parts of the side that has more."""
         return max(self.query_parts, self.key_parts)
 
 
 def split(programs: int, n: int, m: int, device: torch.device) -> _Split:
-    """Among how many programs n queries and m keys of so many sentences and heads are split."""
+    """How n queries and m keys are split; ``programs`` is the number of sentences times heads."""
     return _Split(*lot_parts(programs, n, device), *lot_parts(programs, m, device))
 
 
@@ -420,13 +459,13 @@ class _Lot(torch.autograd.Function):
     def forward(ctx, q, k, v, pivots, log_masses, query_padding_mask, key_padding_mask, settings):
         scale, query_updates, key_updates, dropout = settings
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-        # without pads any tensor stands for them, unread
+        # without pads any tensor is passed in their place; it is not read
         query_pads = q if query_padding_mask is None else query_padding_mask.contiguous().view(torch.uint8)
         key_pads = k if key_padding_mask is None else key_padding_mask.contiguous().view(torch.uint8)
         bsz, heads, n, d = q.shape
         m, dv, r = k.size(2), v.size(3), pivots.size(1)
         programs, R, device = bsz * heads, padded(r), q.device
-        # drawn on the host, which need not wait for the device
+        # drawn on the CPU, which then need not wait for the GPU
         seed = int(torch.randint(2**31 - 1, (), device="cpu")) if dropout else 0
         pivots, log_masses = pivots.contiguous(), log_masses.float().contiguous()
         widths = R, padded(d), padded(dv)
@@ -452,7 +491,7 @@ class _Lot(torch.autograd.Function):
 
         key_reaches, query_reaches = empty(programs, key_passes, 2, R), empty(programs, query_passes, 2, R)
         at_pivots = empty(programs, r, dv)
-        # without parts any tensor stands for what they leave, unread
+        # without parts any tensor is passed in place of their results; it is not read
         key_parts, arrived, sums = key_reaches, key_reaches, at_pivots
         if parts.parts > 1:
             key_parts, query_parts = (empty(programs, count, 2, R) for count in (parts.key_parts, parts.query_parts))
@@ -486,7 +525,7 @@ class _Lot(torch.autograd.Function):
         dv, r, R = v.size(3), pivots.size(1), padded(pivots.size(1))
         programs, empty = bsz * heads, {"dtype": torch.float32, "device": q.device}
         query_passes, key_passes = query_reaches.size(1), key_reaches.size(1)
-        # what both sides add to, one after the other, is summed at the end
+        # each program writes its own part of the pivots' gradients; torch adds them up at the end
         grad_h = torch.empty(query_passes + key_passes - 1, programs, R, **empty)
         grad_z = torch.empty(parts.query_parts + parts.key_parts, programs, r, d, **empty)
         grad_a = torch.empty(parts.query_parts, programs, r, dv, **empty)
@@ -517,7 +556,7 @@ class _Lot(torch.autograd.Function):
 
 
 def _passes_of_both(tensors, programs, parts, query_side, key_side):
-    """All launches of :func:`pass_of_both`, whose tensors these are."""
+    """Launch :func:`pass_of_both` once per pass; ``tensors`` are its tensors."""
     q, k, pivots, _, query_pads, key_pads, query_reaches, key_reaches, *_ = tensors
     (n, d), m, (heads, r, _), passes = (
         q.shape[2:],
@@ -538,7 +577,7 @@ def _passes_of_both(tensors, programs, parts, query_side, key_side):
 
 
 def _forward(kernel: Any, programs: int, parts: _Split, numbers: Numbers, tensors: Tensors, side: Side) -> None:
-    """All passes of a side; after those of :func:`pass_of_both` the last one."""
+    """Launch ``kernel``, :func:`key_forward` or :func:`query_forward`, with the arguments of its side."""
     block, warps, stages = tuned(kernel.__name__, tensors[0].device, side.sizes, side.blocks)
     constants = side.tokens_first, parts.parts > 1, *side.constants, block
     start(kernel, (programs, int(numbers[-1])), tensors, (*side.numbers, *numbers), constants, warps, stages)

@@ -1,4 +1,4 @@
-"""What the kernels of LOT and near_far compute, in plain torch: of any dtype, on any device, with gradients."""
+"""The kernels' formulas in plain torch, for any dtype and device, with gradients; tuples of the kernels' arguments."""
 
 import math
 from typing import NamedTuple
@@ -8,14 +8,14 @@ from torch import Tensor
 
 from fairseq_lot.numerics.log_domain import log_domain_sinkhorn, pad_log_mass
 
-#: the log of no mass in what a decoder keeps: far below all others, and finite, so that sums of it have gradients
+#: log mass of a pad in a decoder's state: far below all others, but finite, so that sums of it have gradients
 NO_MASS = -1e30
-#: near_far at cross: a share that is left over counts as zero below so many units of the precision
+#: near_far at cross-attention: the share outside of the band counts as zero below this multiple of the dtype's eps
 ROUNDING = 84
 
 
 class LotInputs(NamedTuple):
-    """The tensors of LOT attention.
+    """Tensor arguments of LOT attention.
 
     Attributes:
         q: ``(bsz, num_heads, n, d)``, k: ``(bsz, num_heads, m, d)`` and v: ``(bsz, num_heads, m, value_dim)``.
@@ -34,12 +34,12 @@ class LotInputs(NamedTuple):
 
 
 class LotSettings(NamedTuple):
-    """The numbers of LOT attention.
+    """Other arguments of LOT attention.
 
     Attributes:
-        scale: the scores are ``scale·x·z``.
-        query_updates, key_updates: half-updates on either side.
-        dropout: probability of dropping an entry of the query side.
+        scale: the score of token x and pivot z is ``scale·x·z``.
+        query_updates, key_updates: number of half-updates on the query side and on the key side.
+        dropout: probability of dropping one of the query side's n x r weights.
     """
 
     scale: float
@@ -49,15 +49,15 @@ class LotSettings(NamedTuple):
 
 
 class NearFarSettings(NamedTuple):
-    """The settings of near_far attention, and its tensors without a gradient.
+    """Arguments of near_far attention that get no gradient.
 
     Attributes:
-        window: W, at most half a chunk.
-        scale: s.
-        slopes: of ALiBi, ``(num_heads,)``; None: without.
-        key_padding_mask: ``(bsz, n)``, True = a key without mass, which is not read; None: without.
-        causal: no key after the query; queries are the last tokens of the keys' sentence.
-        tangents: features are tangents, made of all keys; not causal.
+        window: W, at most half a chunk; keys at most W slots from the query have exact scores.
+        scale: s, the factor of all scores.
+        slopes: of a prior over positions [ALiBi], ``(num_heads,)``; None = no prior.
+        key_padding_mask: ``(bsz, n)``, True = pad, whose key and value are not read; None = no pads.
+        causal: queries see no later keys. The queries are the last tokens of the keys' sentence.
+        tangents: use tangent features, which depend on all keys; not with ``causal``.
     """
 
     window: int
@@ -69,13 +69,13 @@ class NearFarSettings(NamedTuple):
 
 
 class NearFarKept(NamedTuple):
-    """What near_far's decoder keeps: the last W + 1 keys, and sums over all keys before them, in float32.
+    """State of near_far's decoder in float32: the last W + 1 keys, and for each feature sums over all earlier keys.
 
     Attributes:
         keys, values: ``(bsz, num_heads, at most W + 1, width)``.
-        log_mass: ``(bsz, 1, at most W + 1)``, 0, and NO_MASS at pads; None: no pads so far.
-        log_sums, means: of the features, ``(bsz, num_heads, r)`` and ``(bsz, num_heads, r, value_dim)``; None: no key
-            has left the window.
+        log_mass: ``(bsz, 1, at most W + 1)``, 0 for tokens, NO_MASS for pads; None = no pads so far.
+        log_sums: ``(bsz, num_heads, r)``, log of the feature's sum over the earlier keys; None = no earlier keys.
+        means: ``(bsz, num_heads, r, value_dim)``, mean of their values, weighted by the feature; None likewise.
     """
 
     keys: Tensor
@@ -86,16 +86,19 @@ class NearFarKept(NamedTuple):
 
 
 class ExpectedKeys(NamedTuple):
-    """What a query at cross needs of all keys, ``(bsz, num_heads, ...)``.
+    """Keys, values and their sums for each feature, as near_far's queries at cross-attention read them.
+
+    ``...`` stands for ``bsz, num_heads``; ``b_jt`` is the log of feature t of key j.
 
     Attributes:
         key: ``s k``, ``(..., m, d)``; value: ``(..., m, value_dim)``.
-        shares: of the keys in each feature, ``(..., m, r)``.
-        log_sums, positions: ``(..., r)``, float64: log sums of the features over the keys, and the mean slot.
-        means: of the values by the shares, ``(..., r, value_dim)``.
-        probes: what queries are multiplied with: z, ``(num_heads, r, d)``, or with tangents the means of the keys by
-            the shares, ``(..., r, d)``, float64.
-        constants: of the tangents, ``(..., r)``, float64; None: without tangents.
+        shares: ``softmax_j(b_jt)``, ``(..., m, r)``.
+        log_sums: ``logsumexp_j(b_jt)``, ``(..., r)``, float64.
+        positions: mean slot of the keys, weighted by the shares, ``(..., r)``, float64.
+        means: of the values, weighted by the shares, ``(..., r, value_dim)``.
+        probes: vectors whose products with a query give its features: z, ``(num_heads, r, d)``, or with tangents the
+            keys' means, weighted by the shares, ``(..., r, d)``, float64.
+        constants: subtracted from the logs of a query's features, ``(..., r)``, float64; None without tangents.
         key_padding_mask: ``(bsz, m)``, True = pad.
     """
 
@@ -111,13 +114,13 @@ class ExpectedKeys(NamedTuple):
 
 
 class SinkhornInputs(NamedTuple):
-    """The tensors of Sinkhorn attention.
+    """Tensor arguments of Sinkhorn attention.
 
     Attributes:
         q: ``(bsz, num_heads, n, d)``, k: ``(bsz, num_heads, m, d)`` and v: ``(bsz, num_heads, m, value_dim)``.
-        factors: ``(num_heads,)``, float32, by which the scores of each head are multiplied; None = 1.
+        factors: of each head's scores, ``(num_heads,)``, float32; None = 1.
         slopes: ``(num_heads,)``, float32, of a prior over positions [ALiBi]; None = no prior.
-        positions: ``(bsz or 1, m)``, integers, of the keys; the queries are the last n of them. None = no prior.
+        positions: of the keys, ``(bsz or 1, m)``, integers; the queries have the last n of them. None = no prior.
         query_padding_mask: ``(bsz, n)`` and key_padding_mask: ``(bsz, m)``, bool, True = pad; None = no pads.
     """
 
@@ -132,11 +135,11 @@ class SinkhornInputs(NamedTuple):
 
 
 class SinkhornSettings(NamedTuple):
-    """The numbers of Sinkhorn attention.
+    """Other arguments of Sinkhorn attention.
 
     Attributes:
         scale: the scores are ``scale·factor·q·k - slope·distance``.
-        num_updates: half-updates, the last of which is a softmax of the rows.
+        num_updates: number of half-updates; the last one is the softmax of the rows.
         dropout: probability of dropping a weight.
     """
 
@@ -146,7 +149,10 @@ class SinkhornSettings(NamedTuple):
 
 
 def convolution(v: Tensor, weight: Tensor) -> Tensor:
-    """Each value with its neighbours' over tokens; arguments as for :func:`~fairseq_lot.kernels.choice.convolution`."""
+    """Depthwise convolution of the values over tokens, ``out_i = Σ_o weight_o v_(i + o - number // 2)``.
+
+    Arguments as for :func:`~fairseq_lot.kernels.choice.convolution`; values outside of the sentence are 0.
+    """
     n, number = v.size(2), weight.size(-1)
     weight = weight.repeat(1, v.size(-1) // weight.size(1), 1).unsqueeze(1)
     around = torch.nn.functional.pad(v, (0, 0, number // 2, number // 2))
@@ -154,7 +160,11 @@ def convolution(v: Tensor, weight: Tensor) -> Tensor:
 
 
 def lot(inputs: LotInputs, settings: LotSettings) -> Tensor:
-    """Values of LOT attention without dropout, ``(bsz, num_heads, n, value_dim)``; no sentence may be of pads alone."""
+    """Values of LOT attention without dropout, ``(bsz, num_heads, n, value_dim)``, zero at padded queries.
+
+    The values are ``A_q (A_k v)``: the rows of ``A_q`` are the queries' weights on the pivots, and the rows of ``A_k``
+    the pivots' weights on the keys. Each sentence must have at least one token that is not a pad.
+    """
     q, k, v, pivots, log_masses, query_padding_mask, key_padding_mask = inputs
     query_scores, key_scores = (settings.scale * x @ pivots.transpose(-1, -2) for x in (q, k))
     log_a, log_b = (
@@ -170,9 +180,14 @@ def lot(inputs: LotInputs, settings: LotSettings) -> Tensor:
 def near_far(
     q: Tensor, k: Tensor, v: Tensor, features: Tensor, feature_bias: Tensor, settings: NearFarSettings
 ) -> Tensor:
-    """Values of near_far attention by the dense formula, whose largest tensor is n x n x r; arguments as the kernel's.
+    """Values of near_far attention by the dense formula; arguments as for the kernel.
 
-    Zero in rows without mass.
+    The values are ``softmax_j(logs_ij) v``, with a and b as in ``near_far.py``, but natural logs:
+
+        logs_ij = s q_i·k_j if |i - j| ≤ W else log Σ_t exp(a_it + b_jt)
+        logs_ij -= slope |i - j|, with slopes
+
+    Rows without mass are zero. The largest tensor is ``(bsz, num_heads, n, n, r)``.
     """
     window, scale, slopes, pads, causal, tangents = settings
     rows, n, r = q.size(2), k.size(2), features.size(1)
@@ -204,7 +219,7 @@ def near_far(
 
 
 def near_far_expected(q: Tensor, keys: ExpectedKeys, *, window: int, scale: float) -> Tensor:
-    """Values of near_far with the band where the features expect it, by the dense formula."""
+    """Values of near_far at cross-attention by the dense formula, which ``transport/expected_band.py`` states."""
     query_logs = scale * q @ keys.probes.to(q.dtype).transpose(-1, -2)
     if keys.constants is None:
         query_logs = query_logs - scale / 2 * q.square().sum(-1, keepdim=True) - math.log(keys.log_sums.size(2)) / 2
@@ -221,7 +236,10 @@ def near_far_expected(q: Tensor, keys: ExpectedKeys, *, window: int, scale: floa
 
 
 def sinkhorn_attention(inputs: SinkhornInputs, settings: SinkhornSettings) -> Tensor:
-    """Values of Sinkhorn attention without dropout, ``(bsz, num_heads, n, value_dim)``; as for :func:`lot`."""
+    """Values of Sinkhorn attention without dropout, ``(bsz, num_heads, n, value_dim)``, zero at padded queries.
+
+    Each sentence must have at least one token that is not a pad.
+    """
     q, k, v, factors, slopes, positions, query_padding_mask, key_padding_mask = inputs
     scores = settings.scale * q @ k.transpose(-1, -2)
     if factors is not None:

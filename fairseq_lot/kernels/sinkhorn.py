@@ -1,7 +1,8 @@
-"""The solver alone: the conditional of a plan from its scores, in one launch forward and one backward.
+"""The Sinkhorn solver for given scores in one launch forward and one backward: the conditional, whose rows sum to 1.
 
-The shorter side is held whole, "pivots", and the other one streamed, "tokens", whichever of them must be exact; the
-rest is as in ``lot``, with scores that are read instead of made.
+The passes are those of ``tiles.py``. The shorter axis of the scores is the pivots, kept on chip; the longer one is the
+tokens, streamed. PIVOTS_EXACT: the rows are the pivots. If there are too few programs to fill the GPU, tokens are split
+among programs, and each pass is a launch, as in ``lot.py``.
 """
 
 import torch
@@ -26,7 +27,7 @@ from fairseq_lot.kernels.tiles import (
 )
 from fairseq_lot.numerics.autograd import once_in_full_precision
 
-TILE, STAGES = 4096, 3  # entries of a block
+TILE, STAGES = 4096, 3  # TILE: scores in a block
 
 
 @triton.jit
@@ -40,6 +41,8 @@ def solve_forward(S, TOKENS, PIVOTS, REACHES, OF_PARTS, ARRIVED, C, n, m, ssb, s
                   spb, sph, spm, scb, sch, scn, scm, heads, passes, first, last, length, parts,
                   TOKENS_FIRST: tl.constexpr, VALUES: tl.constexpr, SPLIT: tl.constexpr, PIVOTS_EXACT: tl.constexpr,
                   R: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    # Passes `first` to `last` - 1 over the n tokens and m pivots of S write REACHES, ``(programs, passes, 2, R)``; with
+    # VALUES the conditional is then written to C. Grid: sentence and head, part.
     g, b, head, part, start, end = place(heads, length, n)
     t = tl.arange(0, R)
     S += b * ssb + head * ssh
@@ -47,7 +50,7 @@ def solve_forward(S, TOKENS, PIVOTS, REACHES, OF_PARTS, ARRIVED, C, n, m, ssb, s
     reaches, of_parts = REACHES + g * passes * 2 * R, OF_PARTS + g * parts * 2 * R
     log_masses = tl.load(PIVOTS + b * spb + head * sph + t * spm, mask=t < m, other=NEG_INF)
     for number in range(first, last):
-        # potential_before without its branch, with which the assembler spills
+        # potential_before without its branch, which would make the kernel spill registers
         top, log_total = load_reach(reaches + (number - 1) * 2 * R, t, number > 0, R)
         h = pivot_potential(log_masses, top, log_total, number - 1)
         updated = tl.where((number > 0) | TOKENS_FIRST, 1.0, 0.0)
@@ -62,7 +65,7 @@ def solve_forward(S, TOKENS, PIVOTS, REACHES, OF_PARTS, ARRIVED, C, n, m, ssb, s
         finish_reach(reaches + number * 2 * R, of_parts, ARRIVED + g, t, top, total, part, parts, SPLIT, R)
     if VALUES:
         C += b * scb + head * sch
-        # the pass that pivots are exact by is the last one, and their shares are the tokens' in it
+        # exact pivots: C is the tokens' shares in the last pass; else the pivots' shares after it
         h = potential_before(reaches, log_masses, passes - 1 if PIVOTS_EXACT else passes, t, R)
         top, log_total = tl.zeros([R], tl.float32), tl.zeros([R], tl.float32)
         if PIVOTS_EXACT:
@@ -82,7 +85,13 @@ def solve_forward(S, TOKENS, PIVOTS, REACHES, OF_PARTS, ARRIVED, C, n, m, ssb, s
 @triton.jit
 def _start(S, C, GRAD_C, TOKENS, i, t, m, end, ssn, ssm, scn, scm, sgn, sgm, stn, delta, h, updated,
            PIVOTS_EXACT: tl.constexpr):  # fmt: skip
-    """Scores and log masses of a block, what the gradient of the conditional is for the scores, and for f before."""
+    """Gradient of the conditional for a block of tokens.
+
+    Returns:
+        the scores; the log masses; the gradient of the scores through the conditional with f fixed; the gradient of f;
+        a matrix whose sums over tokens are minus the gradient of h. If pivots are exact, this matrix is also to be
+        subtracted from the gradient of the scores.
+    """
     log_mass = tl.load(TOKENS + i * stn, mask=i < end, other=NEG_INF)
     s = _tile(S, i, t, ssn, ssm, end, m)
     share = _tile(C, i, t, scn, scm, end, m)
@@ -105,6 +114,9 @@ def solve_backward(S, TOKENS, PIVOTS, REACHES, C, GRAD_C, DELTA, GRAD_S, GRAD_TO
                    passes, top, high, levels, length, parts,
                    TOKENS_FIRST: tl.constexpr, BEGIN: tl.constexpr, FINISH: tl.constexpr, SPLIT: tl.constexpr,
                    PIVOTS_EXACT: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    # BEGIN goes back from GRAD_C to the last h; `levels` passes from `high` down write GRAD_H, ``(passes, programs,
+    # R)``; FINISH writes GRAD_S and the gradient of the tokens' log masses, GRAD_TOKENS.
+    # Grid: sentence and head, part.
     g, b, head, part, start, end = place(heads, length, n)
     all_programs = tl.num_programs(0)
     t = tl.arange(0, R)
@@ -162,17 +174,17 @@ def solve_backward(S, TOKENS, PIVOTS, REACHES, C, GRAD_C, DELTA, GRAD_S, GRAD_TO
 
 
 def blocks_of(held: int) -> Blocks:
-    """The default for so many pivots."""
+    """Default block sizes if ``held`` pivots are on chip."""
     return Blocks(max(1, min(64, TILE // held)), 4 if held <= 256 else 8, STAGES)
 
 
 class _Sinkhorn(torch.autograd.Function):
-    """On ``(bsz, heads, n, m)``, with masses ``(bsz, heads, n)`` and ``(bsz, heads, m)``."""
+    """The conditional of scores ``(bsz, heads, n, m)`` with log masses ``(bsz, heads, n)`` and ``(bsz, heads, m)``."""
 
     @staticmethod
     def forward(ctx, scores, log_a, log_b, num_updates):
         bsz, heads, n, m = scores.shape
-        exact = n < m  # the pivots are the rows, and these are exact
+        exact = n < m  # the pivots are the rows, whose sums are exact
         conditional = torch.empty_like(scores)
         s, c = (x.transpose(-1, -2) if exact else x for x in (scores, conditional))
         tokens, pivots = (log_b, log_a) if exact else (log_a, log_b)
@@ -190,7 +202,7 @@ class _Sinkhorn(torch.autograd.Function):
             blocks=blocks_of(R),
         )
         reaches = torch.empty(programs, passes, 2, R, dtype=torch.float32, device=s.device)
-        of_parts = arrived = reaches  # without parts any tensor stands for what they leave, unread
+        of_parts = arrived = reaches  # without parts any tensor is passed in place of their results; it is not read
         if parts > 1:
             of_parts = torch.empty(programs, parts, 2, R, dtype=torch.float32, device=s.device)
             arrived = torch.zeros(programs, dtype=torch.int32, device=s.device)
@@ -223,7 +235,7 @@ class _Sinkhorn(torch.autograd.Function):
         top = passes - 2 if exact else passes - 1
         grad_h = torch.empty(max(top + 1, 1), bsz * heads, padded(m), dtype=torch.float32, device=s.device)
         grad_tokens = torch.empty(bsz, heads, n, dtype=torch.float32, device=s.device)
-        delta = (c * grad_c).sum(-2) if exact else grad_tokens  # else it is not read
+        delta = (c * grad_c).sum(-2) if exact else grad_tokens  # not read otherwise
         of_parts = grad_h.new_empty(*ctx.split[:2], padded(m)) if ctx.split[1] > 1 else grad_h
         tensors = s, tokens, pivots, reaches, c, grad_c, delta, grad_s, grad_tokens, grad_h, of_parts, arrived
         side = side._replace(numbers=(*side.numbers, *grad_c.stride()))
@@ -233,7 +245,7 @@ class _Sinkhorn(torch.autograd.Function):
 
 
 def fused_sinkhorn(scores: torch.Tensor, log_a: torch.Tensor, log_b: torch.Tensor, *, num_updates: int) -> torch.Tensor:
-    """The conditional; arguments as for :func:`~fairseq_lot.kernels.choice.sinkhorn`."""
+    """The conditional; arguments as for :func:`~fairseq_lot.transport.sinkhorn.solve`."""
     *lead, n, m = scores.shape
     shape = [1] * (2 - len(lead)) + lead
     log_a, log_b = (x.expand(*shape, -1) for x in (log_a, log_b))

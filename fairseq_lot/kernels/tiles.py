@@ -1,21 +1,30 @@
-"""What the kernels share: half-updates and their gradients on a block of tokens with all pivots.
+"""Half-updates with their gradients on tiles of tokens and pivots, for the kernels of LOT and of the Sinkhorn solver.
 
-A program streams blocks of tokens, the rows of a tile; the other side, "pivots", is held whole. Everything is in the
-log domain. A pass turns the pivots' potential ``h`` into the tokens' potential ``f``, token by token, and reduces
-``scores + f`` over the tokens to ``reach``, the log of a sum of exponentials for each pivot. The next potential of the
-pivots is ``log_masses - reach``, so the reaches of all passes are all that the gradient needs.
+A tile has a block of tokens i as rows and all pivots t as columns. A program streams the blocks of a sentence and holds
+the pivots' potential ``h`` on chip. All quantities are logs. One pass over the tokens computes
+
+    f_i = log_mass_i - logsumexp_t(s_it + h_t)      the tokens' potential; 0 in a first pass without this update
+    reach_t = logsumexp_i(s_it + f_i)
+    h_t = log_masses_t - reach_t                    the pivots' next potential
+
+A reach is stored as two float32, the maximum and the log of the sum relative to the maximum. The gradient needs nothing
+but the reaches of all passes: it computes the potentials again from them.
 """
 
 import triton
 import triton.language as tl
 
 NEG_INF = tl.constexpr(float("-inf"))
-PARTS, ENTRIES = tl.constexpr(32), tl.constexpr(2048)  # parts of a sentence that are merged at once, at most
+PARTS, ENTRIES = tl.constexpr(32), tl.constexpr(2048)  # merged at once, at most: parts, and numbers in their tile
 
 
 @triton.jit
 def place(heads, length, n):
-    """Which sentence and head this program has, their number, and which of its n tokens: part, first and end."""
+    """The indices of this program in a grid of (sentence and head, part); a part has ``length`` of the n tokens.
+
+    Returns:
+        number of the sentence and head; sentence; head; part; first token; end of the tokens.
+    """
     g = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     return g, g // heads, g % heads, part, part * length, tl.minimum(part * length + length, n)
@@ -23,14 +32,14 @@ def place(heads, length, n):
 
 @triton.jit
 def load_reach(reaches, t, there, R: tl.constexpr):
-    """One reach, as its maximum and the log of the sum over that; 0 where there is none."""
-    mask = tl.where(there, t < R, False)  # Triton 3.9's interpreter knows no & of a scalar and a block
+    """Load a reach, the maximum with the log of the sum relative to it; 0 and 0 if ``there`` is false."""
+    mask = tl.where(there, t < R, False)  # Triton 3.9's interpreter has no & of a scalar and a block
     return tl.load(reaches + t, mask=mask, other=0.0), tl.load(reaches + R + t, mask=mask, other=0.0)
 
 
 @triton.jit
 def store_reach(reaches, t, top, total, R: tl.constexpr):
-    """The reach of a running maximum and sum; 0 of no token at all."""
+    """Store a reach from a running maximum and sum; 0 and 0 if no token has mass."""
     nothing = total == 0.0
     tl.store(reaches + t, tl.where(nothing, 0.0, top))
     tl.store(reaches + R + t, tl.log(tl.where(nothing, 1.0, total)))
@@ -38,18 +47,22 @@ def store_reach(reaches, t, top, total, R: tl.constexpr):
 
 @triton.jit
 def is_last(ARRIVED, parts):
-    """Whether all other parts of the sentence have come here before; what they have stored can be read then.
+    """Whether this program is the last one of a sentence to arrive; it can then read what the other parts stored.
 
-    A counter serves one launch after the other: each adds as many as there are parts.
+    The counter is never reset: every launch adds the number of parts to it.
     """
-    tl.debug_barrier()  # all threads of this program have stored theirs
+    tl.debug_barrier()  # all threads of this program have stored their results
     return (tl.atomic_add(ARRIVED, 1, sem="acq_rel", scope="gpu") + 1) % parts == 0
 
 
 @triton.jit
 def finish_reach(reaches, of_parts, ARRIVED, t, top, total, part, parts,
                  SPLIT: tl.constexpr, R: tl.constexpr):  # fmt: skip
-    """Store the reach of a sentence; that of a part goes to ``of_parts``, and the last part merges all of them."""
+    """Store the reach of a sentence, from a running maximum and sum.
+
+    With SPLIT these are of a part: each program writes them to ``of_parts``, ``(parts, 2, R)``, and the last program
+    to arrive merges all parts.
+    """
     if SPLIT:
         tl.store(of_parts + part * 2 * R + t, top)
         tl.store(of_parts + part * 2 * R + R + t, total)
@@ -70,12 +83,15 @@ def finish_reach(reaches, of_parts, ARRIVED, t, top, total, part, parts,
             store_reach(reaches, t, top, total, R)
     else:
         store_reach(reaches, t, top, total, R)
-    tl.debug_barrier()  # other threads of this program read it in the next pass
+    tl.debug_barrier()  # other threads of this program read the reach in the next pass
 
 
 @triton.jit
 def finish_gradient(to, of_parts, ARRIVED, t, grad, part, parts, SPLIT: tl.constexpr, R: tl.constexpr):  # fmt: skip
-    """Store the gradient of a potential, which is a sum over tokens; of parts as in :func:`finish_reach`."""
+    """Store the gradient of the pivots' potential, a sum over tokens.
+
+    With SPLIT ``grad`` is of a part: ``of_parts`` is ``(parts, R)``, and the last program to arrive adds up all parts.
+    """
     if SPLIT:
         tl.store(of_parts + part * R + t, grad)
         P: tl.constexpr = PARTS if PARTS * R <= ENTRIES else ENTRIES // R
@@ -93,14 +109,17 @@ def finish_gradient(to, of_parts, ARRIVED, t, grad, part, parts, SPLIT: tl.const
 
 @triton.jit
 def pivot_potential(log_masses, top, log_total, number):
-    """h after pass ``number`` with that reach; after pass -1, before the first one, 0 wherever there is mass."""
+    """The pivots' potential after pass ``number``, ``h = log_masses - reach``; -inf for pivots without mass.
+
+    Pass -1 stands for the start: h is 0.
+    """
     h = tl.where(number < 0, 0.0, log_masses - (top + log_total))
     return tl.where(log_masses == NEG_INF, NEG_INF, h)
 
 
 @triton.jit
 def potential_before(reaches, log_masses, number, t, R: tl.constexpr):
-    """The pivots' potential that pass ``number`` starts from."""
+    """Load the reach before pass ``number``; return the pivots' potential that the pass starts from."""
     top = tl.zeros([R], tl.float32)
     log_total = tl.zeros([R], tl.float32)
     if number > 0:
@@ -110,9 +129,10 @@ def potential_before(reaches, log_masses, number, t, R: tl.constexpr):
 
 @triton.jit
 def token_potential(s, h, log_mass, updated):
-    """f made from h (``updated`` is 1), or 0 (``updated`` is 0); -inf for tokens without mass.
+    """The tokens' potential ``f_i = log_mass_i - logsumexp_t(s_it + h_t)``, with ``softmax_t(s_it + h_t)``.
 
-    And the shares of the pivots in each token: its softmax, divided, so that they sum to 1 however large the scores.
+    f is 0 if ``updated`` is 0, and -inf for tokens without mass. The softmax divides by its sum, so that its rows sum
+    to 1 at scores of any size.
     """
     y = s + h[None, :]
     top = tl.max(y, 1)
@@ -125,7 +145,11 @@ def token_potential(s, h, log_mass, updated):
 
 @triton.jit
 def add_tokens(top, total, x):
-    """Take the rows of x into the running maximum and the running sum of exponentials, and the factor of the old."""
+    """Add the rows of x to each column's running maximum and sum of exponentials.
+
+    Returns:
+        the new maximum; the new sum; the factor by which the old sum was rescaled; the terms ``exp(x - maximum)``.
+    """
     new = tl.maximum(top, tl.max(x, 0))
     safe = tl.where(new == NEG_INF, 0.0, new)
     fade = tl.exp(top - safe)
@@ -135,24 +159,31 @@ def add_tokens(top, total, x):
 
 @triton.jit
 def token_shares(s, f, top, log_total):
-    """The shares of the tokens in each pivot; a large maximum goes first, so that they sum to 1 as well."""
+    """``softmax_i(s_it + f_i)`` from the pivots' reaches: the tokens' shares in each pivot.
+
+    The maximum is subtracted before the log of the sum. Their sum would round the log away at large scores.
+    """
     return tl.exp((s + f[:, None] - top[None, :]) - log_total[None, :])
 
 
 @triton.jit
 def undo_tokens(shares, grad_f):
-    """What an update of the tokens takes from the gradient of the scores; its columns, summed, from that of h."""
+    """``softmax_t(s_it + h_t) grad_f_i``: minus the gradient of the scores through the tokens' potential f.
+
+    Callers subtract it from the gradient of the scores, and its sums over tokens from the gradient of h.
+    """
     return shares * grad_f[:, None]
 
 
 @triton.jit
 def undo_pass(s, REACHES, GRAD_H, log_masses, log_mass, u, g, passes, all_programs, t, TOKENS_FIRST: tl.constexpr,
               R: tl.constexpr):  # fmt: skip
-    """Undo pass u, given the gradient of the potential that it led to.
+    """Gradients of pass u for a block of tokens, from the gradient of the potential after it, ``GRAD_H[u]``.
 
     Returns:
-        what it takes from the gradient of the scores; the part of it that the update of the tokens takes, whose column
-        sums it takes from the gradient of the potential before; and the gradient of the tokens' potential.
+        ``(BLOCK, R)``, to be subtracted from the gradient of the scores;
+        ``(BLOCK, R)``, the tokens' half-update's part of it; minus its sums over tokens is the gradient of h before u;
+        ``(BLOCK,)``, the gradient of the tokens' potential.
     """
     reaches = REACHES + (g * passes + u) * 2 * R
     top, log_total = load_reach(reaches - 2 * R, t, u > 0, R)

@@ -13,9 +13,9 @@ from fairseq_lot.errors import InputError
 
 
 def own_architecture(arch: str) -> str:
-    """Our architecture for a model of a stock architecture, of the same size if we have it.
+    """Our architecture for a stock one: ``lot_ARCH`` if we registered it, else ``lot_transformer``.
 
-    The sizes in a model's arguments count in any case.
+    The size of the model does not change: it is in the model's arguments.
     """
     own = f"lot_{arch}"
     return own if own in ARCH_MODEL_REGISTRY else "lot_transformer"
@@ -34,7 +34,12 @@ def refuse_renamed(args: Any, path: str = "the model") -> None:
 
 
 def override_attention(args: Any, overrides: dict[str, Any]) -> None:
-    """Write our options and our architecture into a model's arguments; fairseq itself only does so for namespaces."""
+    """Write overrides and our architecture into a model's arguments; fairseq writes overrides into namespaces only.
+
+    Args:
+        args: namespace or config of the model, changed in place; or None.
+        overrides: our options among ``--model-overrides``.
+    """
     if OmegaConf.is_config(args):
         with open_dict(args):
             args.update(overrides)
@@ -44,7 +49,7 @@ def override_attention(args: Any, overrides: dict[str, Any]) -> None:
 
 
 def _stock_names(args):
-    """The arguments among ``arch`` and ``_name`` that are an architecture of fairseq's own Transformer."""
+    """Arguments (``arch``, ``_name``) that name an architecture of fairseq's own Transformer, with their values."""
     named = {name: getattr(args, name, None) for name in ("arch", "_name")}
     return {
         name: arch

@@ -17,13 +17,13 @@ from fairseq_lot.modules.sites import kept_places, softmax_trained_at
 
 
 def check_configured(model: Namespace, path: str) -> None:
-    """Raise InputError if fairseq-hydra-train configures another attention than the start's checkpoint has.
+    """Raise InputError if fairseq-hydra-train configures another attention than its starting checkpoint has.
 
-    Its model is built before the checkpoint is known, so it cannot inherit the attention.
+    fairseq-hydra-train builds the model before it knows the checkpoint, so the model cannot inherit the attention.
 
     Args:
         model: the configured arguments of the model.
-        path: the checkpoint.
+        path: the checkpoint from which the training starts.
     """
     saved = read_saved(path).model
     refuse_renamed(saved, path)

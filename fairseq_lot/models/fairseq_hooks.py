@@ -4,9 +4,10 @@
   checkpoint of ours.
 - A task tells its model when an epoch begins.
 - A new model's arguments get the fingerprints of its dictionaries.
-- Refused are: a misspelt option of ours in ``--model-overrides``; a checkpoint of ours with the name of a stock
-  architecture; a training that would lose updates of the attention; a checkpoint whose attention the configuration of
-  fairseq-hydra-train does not repeat; other dictionaries than in the training; the opposite direction of translation.
+- An InputError refuses: a misspelt option of ours in ``--model-overrides``; a checkpoint of ours with the name of a
+  stock architecture; a training that would lose updates of the attention; a configuration of fairseq-hydra-train with
+  another attention than the checkpoint's; other dictionaries than in the training; the opposite direction of
+  translation.
 - In fairseq's own commands an InputError is one line.
 
 docs/fairseq.md lists these changes with their reasons.
@@ -60,7 +61,11 @@ def install() -> None:
 
 
 def _with_attention_of_start(size):
-    """Let a training of a stock architecture that starts from a checkpoint of ours train our model."""
+    """Wrap a stock architecture: a training that starts from a checkpoint of ours then trains our model.
+
+    Args:
+        size: the stock architecture's function, which adds missing sizes to the arguments.
+    """
 
     def architecture(args):
         path = starting_point(args) if take_mark(args) else None
@@ -71,7 +76,7 @@ def _with_attention_of_start(size):
 
 
 def _with_mark(stock_add_args):
-    """Mark the command lines of a stock ``transformer``."""
+    """Mark the command lines of a stock ``transformer``, see :func:`mark_parsed`."""
 
     def add_args(cls, parser):
         stock_add_args.__func__(cls, parser)
@@ -99,7 +104,7 @@ def _with_own_arguments(stock_build_model):
 
 
 def _with_overrides(stock_load):
-    """Let ``--model-overrides`` name an attention; refuse misspelt options and parameters that do not exist."""
+    """Let ``--model-overrides`` name an attention; refuse misspelt options and attention without parameters."""
 
     def load_checkpoint_to_cpu(path, arg_overrides=None, *args, **options):
         check_overrides(arg_overrides or ())
@@ -156,9 +161,10 @@ def _with_weights(stock_init):
 
 
 def _when_training_begins(stock_load):
-    """When a training begins: refuse other dictionaries than the start's, lost updates, and a start that does not fit.
+    """Check a training when it begins; InputError if its starting checkpoint or its options do not fit.
 
-    With fairseq-hydra-train also refuse a start from another attention.
+    It compares dictionaries and weights with the checkpoint's, and calls :func:`refuse_to_lose`. With
+    fairseq-hydra-train it compares the attention, too.
     """
 
     def load_checkpoint(cfg, trainer, **options):
@@ -180,7 +186,15 @@ def _when_training_begins(stock_load):
 
 
 def refuse_to_lose(model, cfg):
-    """Raise InputError if updates of the attention would be rounded away, or an average or a loss would be wrong."""
+    """Raise InputError if a training's options do not work with the attention of its model.
+
+    ``--memory-efficient-fp16`` and ``-bf16`` round updates of the attention away, ``--store-ema`` averages the counter
+    of epochs, and the loss with alignments takes logarithms of negative weights.
+
+    Args:
+        model: the model of the training.
+        cfg: fairseq's config of the training.
+    """
     learnt = [name for name, _ in model.named_parameters() if ".mechanism." in name]
     for half in ("fp16", "bf16"):
         if learnt and getattr(cfg.common, f"memory_efficient_{half}"):
@@ -211,7 +225,7 @@ def _exit_with_one_line(previous_hook):
 
 
 def announce_epochs(task: Any) -> None:
-    """Let the task tell its model when an epoch begins: fairseq 0.12.2 tells only tasks.
+    """Let the task call ``set_epoch`` of its model when an epoch begins: fairseq 0.12.2 tells only tasks.
 
     The trainer calls the hook at the start of an epoch, and when a training resumes within one.
     """

@@ -14,7 +14,14 @@ _CONTRADICTION, _OTHER_OPTIMISER = "--finetune-from-model", "please reset the op
 
 
 def other_dictionary(path: str, trained_with: int, dictionary: str, symbols: int) -> str:
-    """The message for a checkpoint whose embedding has another number of symbols than a dictionary."""
+    """The message for a checkpoint whose embedding has another number of symbols than a dictionary.
+
+    Args:
+        path: the checkpoint.
+        trained_with: number of symbols in its embedding.
+        dictionary: file of the dictionary.
+        symbols: number of symbols in the dictionary.
+    """
     return (
         f"{path} was trained with {trained_with} symbols, but {dictionary} has {symbols}; use the data folder that it "
         "was trained on"
@@ -22,13 +29,16 @@ def other_dictionary(path: str, trained_with: int, dictionary: str, symbols: int
 
 
 def explained(error: Exception, path: str | None, trainer: Any, *, fine_tunes: bool) -> Exception:
-    """The exception for an error of fairseq's at the start of a training: an InputError if known, else the error.
+    """Explain an error with which fairseq stops at the start of a training.
 
     Args:
         error: fairseq's error.
         path: the checkpoint; None: it is not a local file.
         trainer: fairseq's trainer.
         fine_tunes: the checkpoint was given by ``--finetune-from-model``.
+
+    Returns:
+        An InputError of one line if the user can correct the error, else the error itself.
     """
     message = str(error)
     if message.startswith(_UNFIT):
@@ -64,7 +74,7 @@ def _misfit(path: str, trainer: Any, error: BaseException, *, fine_tunes: bool) 
 
 
 def _first_difference(model: nn.Module, weights: dict[str, Tensor]) -> str | None:
-    """A line about the first parameter that only one of both has, or that has another shape; None if there is none."""
+    """One line about the first parameter that is missing on one side or differs in shape; None if all agree."""
     own = {name: tuple(value.shape) for name, value in model.named_parameters()}
     there = {name: tuple(value.shape) for name, value in weights.items()}
     for name, shape in own.items():

@@ -24,9 +24,9 @@ class Parameter(NamedTuple):
     """A tensor that a mechanism adds to a model.
 
     Attributes:
-        shape: of the tensor.
-        owner: the mechanism, or ``differential``.
-        is_learnt: it is a parameter, not a buffer.
+        shape: its shape.
+        owner: the name of the mechanism, or ``differential``.
+        is_learnt: true for a parameter, false for a buffer.
     """
 
     shape: torch.Size
@@ -35,7 +35,14 @@ class Parameter(NamedTuple):
 
 
 def completed(args: Namespace, defaults: dict[str, Any] | None = None) -> Namespace:
-    """A copy of the arguments with all options of the attention, and with its sites in a fixed order and spacing."""
+    """A copy of a model's arguments with a value for each option of its attention.
+
+    Sites are written in a fixed order and spacing, so that equal attentions compare equal.
+
+    Args:
+        args: the arguments of a model.
+        defaults: values for missing arguments; they come before the mechanism's own defaults.
+    """
     args = copy.copy(args)
     flat_options.set_defaults(args, defaults or {})
     flat_options.resolve_options(args)
@@ -66,7 +73,7 @@ def parameters(args: Namespace, layers: Namespace) -> dict[str, Parameter]:
 
     Args:
         args: completed arguments of the model.
-        layers: arguments with the numbers of layers.
+        layers: arguments that give the numbers of layers.
     """
     found = {}
     for site in SITES:
@@ -85,7 +92,7 @@ def parameters(args: Namespace, layers: Namespace) -> dict[str, Parameter]:
 
 
 def redrawn(before: dict[str, Parameter], after: dict[str, Parameter]) -> set[str]:
-    """Names, without layer numbers, of parameters that both have but with different owners or shapes."""
+    """Names, without layer numbers, of parameters that are in both models with different owners or shapes."""
     return {without_layer(name) for name in before.keys() & after if before[name][:2] != after[name][:2]}
 
 

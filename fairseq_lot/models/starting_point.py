@@ -63,8 +63,8 @@ class Defaults(NamedTuple):
     """The defaults that an architecture adds to a command line.
 
     Attributes:
-        attention: options of the attention.
-        size: a function that adds the sizes that the arguments lack.
+        attention: options of the attention, by flat name.
+        size: a function that adds missing sizes to the arguments.
     """
 
     attention: dict[str, Any]
@@ -77,7 +77,7 @@ class Inheritance:
 
     Attributes:
         values: arguments that are new or differ from the typed ones.
-        notes: lines for the log, each with its level.
+        notes: lines for the log, as ``(level, line)``.
         has_attention: the checkpoint names its attention.
     """
 
@@ -107,10 +107,10 @@ def take_mark(args: Namespace) -> bool:
 
 
 def inherit_from_checkpoint(args: Namespace, path: str | None, defaults: Defaults) -> bool:
-    """Complete a training's command line by the checkpoint from which it starts.
+    """Add to a training's command line the settings of the checkpoint from which it starts.
 
     Args:
-        args: the typed arguments only.
+        args: the typed arguments only; completed in place.
         path: the checkpoint; None: there is none, and only sizes are added.
         defaults: the architecture's, for arguments that neither the command line nor the checkpoint gives.
 
@@ -150,11 +150,14 @@ def plan(
         saved: the checkpoint.
         typed: the typed arguments only.
         defaults: the architecture's.
-        languages: source and target from the names of the data.
+        languages: source and target language, from the names of the data; None if unknown.
+
+    Returns:
+        The changes to the command line.
 
     Raises:
-        InputError: the architecture means another attention than the checkpoint's, or the saved state of the optimiser
-            does not have the new parameters.
+        InputError: the architecture's default attention differs from the checkpoint's, or the saved state of the
+            optimiser lacks new parameters.
     """
     refuse_renamed(saved.model, saved.path)
     args, has_attention = copy.copy(typed), getattr(saved.model, "attention", None) is not None
@@ -166,14 +169,20 @@ def plan(
 
 
 def shapes_weights(name: str) -> bool:
-    """Whether a model with another value of this argument may have weights of other shapes."""
+    """Whether the shapes of a model's weights may depend on this argument."""
     names = Namespace(**_FAIRSEQ_DEFAULTS)
     base_architecture(names)
     return hasattr(names, name) and not _TRAINING_ONLY.search(name) and name not in _NOT_IN_WEIGHTS
 
 
 def _keep_model(args, saved, size):
-    """Keep the checkpoint's shared embeddings and function; a fine-tuning also keeps sizes that were not typed."""
+    """Write into ``args`` the checkpoint's sharing of embeddings and the settings that its weights do not show.
+
+    Such settings are the numbers of heads and the activation. A fine-tuning also keeps the sizes that were not typed.
+
+    Returns:
+        Notes for the log; :func:`_keep_direction`, :func:`_draw_attention` and :func:`_keep_attention` likewise.
+    """
     path, model, notes = saved.path, saved.model, []
     arch = Namespace(**(_FAIRSEQ_DEFAULTS | vars(args)))
     size(arch)
@@ -211,7 +220,10 @@ def _languages_of_data(args):
 
 
 def _keep_direction(args, saved, languages):
-    """Keep the checkpoint's direction if no languages were typed and the data's names mean the opposite one."""
+    """Keep the checkpoint's direction of translation if the names of the data suggest the opposite one.
+
+    Typed languages are not changed.
+    """
     pair = saved.task.get("source_lang"), saved.task.get("target_lang")
     is_typed = getattr(args, "source_lang", None) or getattr(args, "target_lang", None)
     if is_typed or None in pair or tuple(languages) != pair[::-1]:
@@ -221,7 +233,7 @@ def _keep_direction(args, saved, languages):
 
 
 def _draw_attention(args, saved, defaults):
-    """Give a checkpoint with fairseq's own attention the typed attention, with random new parameters."""
+    """For a checkpoint with fairseq's own attention: train the typed attention; its new parameters are random."""
     planned = completed(args, defaults)
     if _goes_on(args, saved) and any(one.is_learnt for one in parameters(planned, planned).values()):
         raise InputError(
@@ -235,7 +247,7 @@ def _draw_attention(args, saved, defaults):
 
 
 def _keep_attention(args, saved, defaults):
-    """Keep the checkpoint's attention, except for typed options."""
+    """For a checkpoint with our attention: keep it, except for typed options."""
     path, before = saved.path, completed(saved.model)
     typed = flat_options.typed_options(args)
     _refuse_other_defaults(args, defaults, typed, before, path)
@@ -283,7 +295,7 @@ def _goes_on(args, saved):
 
 
 def _refuse_other_defaults(args, defaults, typed, saved, path):
-    """Raise InputError if the architecture means another attention than the checkpoint's, unless it was typed."""
+    """Raise InputError if the architecture's default attention differs from the checkpoint's and none was typed."""
     size = args.arch.partition("_transformer")[2]
     meant, change = defaults.get("attention", saved.attention), ""
     if "attention" not in typed and meant != saved.attention:

@@ -31,14 +31,18 @@ COMMANDS = {
 
 
 class OneLineParser(ArgumentParser):
-    """A parser with errors of one line, without the usage of all options."""
+    """A command-line parser whose errors are one line, without the usage text."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
 
 def build_parser(command: str | None = None) -> ArgumentParser:
-    """The parser. Only ``command`` gets its options, so that no other command's module is imported."""
+    """The parser of all subcommands. Only ``command`` gets its options, so that no other module is imported.
+
+    Args:
+        command: name of a subcommand; None: no subcommand gets its options.
+    """
     parser = OneLineParser(prog="fairseq-lot", description=__doc__)
     parser.add_argument("--version", action="version", version=f"fairseq-lot {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -59,15 +63,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(build: Callable[[], ArgumentParser], argv: Sequence[str], name: str = "fairseq-lot") -> int:
-    """Parse a command line and call its ``run``; errors become one line on stderr.
+    """Parse a command line and run the command; errors become one line on stderr.
 
     Args:
-        build: makes the parser.
-        argv: the command line.
-        name: of the program, for messages.
+        build: makes the parser, which sets ``run``, a function of the parsed arguments.
+        argv: the command line, without the program.
+        name: the program's name, for messages.
 
     Returns:
-        The exit code: 0 done, 2 wrong usage or bad input, 130 interrupted, 141 the reader of the output is gone.
+        The exit code: 0 done, 2 wrong usage or bad input, 130 interrupted, 141 stdout was closed by its reader.
     """
     try:
         args = build().parse_args(argv)
@@ -103,7 +107,7 @@ def run(build: Callable[[], ArgumentParser], argv: Sequence[str], name: str = "f
 
 
 def _forget_output() -> None:
-    """Redirect stdout to nowhere: the flush at exit would fail again."""
+    """Redirect stdout to the null device, so that the flush at exit does not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -11,7 +11,7 @@ COUNTABLE = 2**53  # largest whole number for torch and numpy
 
 
 def flag(name: str) -> str:
-    """``"lot_num_pivots" -> "--lot-num-pivots"``."""
+    """The command-line flag of an option: ``--lot-num-pivots`` for ``lot_num_pivots``."""
     return "--" + name.replace("_", "-")
 
 
@@ -21,8 +21,8 @@ class InputError(ValueError):
     ``fairseq-lot`` prints it as one line on stderr and exits with code 2.
 
     Args:
-        message: with ``field`` it continues that name: "must be at least 1, got 0".
-        field: the wrong option, by its name in Python.
+        message: the whole message, or with ``field`` the text after its name: "must be at least 1, got 0".
+        field: Python name of the wrong option, such as ``lot_num_pivots``; None: the error is not about an option.
     """
 
     def __init__(self, message: str, field: str | None = None):
@@ -30,14 +30,19 @@ class InputError(ValueError):
         self.message, self.field = message, field
 
     def on_command_line(self) -> "InputError":
-        """The error with the option's flag instead of its name."""
+        """The same error, with the option's command-line flag instead of its Python name."""
         if self.field is None:
             return self
         return InputError(f"{flag(self.field)} {self.message}")
 
 
 def check_least(args: Namespace, **least: int) -> None:
-    """Raise InputError if an option is below its least value or above ``COUNTABLE``; None means not given."""
+    """Raise InputError if an option is too small, or is a whole number above ``COUNTABLE``.
+
+    Args:
+        args: the parsed command line; options that are None are not checked.
+        **least: the smallest allowed value of each option.
+    """
     for name, value in least.items():
         given = getattr(args, name)
         if given is not None and not given >= value:  # also NaN
@@ -47,7 +52,10 @@ def check_least(args: Namespace, **least: int) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of another library's error, with the second if it ends with a colon; the type if it is empty."""
+    """The first line of another library's error, or its type if the message is empty.
+
+    A first line that ends with a colon is joined with the second line.
+    """
     line, *others = (str(error).strip() or type(error).__name__).splitlines()
     return f"{line} {others[0].strip()}" if line.endswith(":") and others else line
 

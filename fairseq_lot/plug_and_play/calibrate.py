@@ -90,8 +90,11 @@ def how_to_fit(
     Args:
         args: the command line.
         data: the text to fit on; None: random pieces.
-        without: the flag that switches the fit off; options of a fit are then refused.
-        pieces: the command also fits on random pieces, even if there is text.
+        without: the flag that switched the fit off, if one did; options of a fit are then refused.
+        pieces: the command fits on random pieces even if ``data`` is given.
+
+    Raises:
+        InputError: an option is invalid, or has no effect on this fit.
     """
     for field in dataclasses.fields(FitOptions) if without else ():
         if getattr(args, field.name) != field.default:
@@ -265,8 +268,8 @@ def compare(
 
     Args:
         state: the swapped checkpoint.
-        base: the checkpoint before the swap. The comparison is with it if it was not trained with softmax, else with
-            the softmax of its training.
+        base: the checkpoint before the swap. The comparison is with the softmax of its training, or with ``base``
+            itself if it was not trained with softmax.
         data, device, languages, text, **options: see :func:`calibrate`.
     """
     fitting, device, softmax = FitOptions(**options), choose_device(device), state.softmax_of_training()
@@ -290,7 +293,7 @@ def _beside(
         base: the softmax model.
         swapped: the model of ``state``, linear on sentences of any length.
         state: the swapped checkpoint.
-        sentences: with the held-out ones.
+        sentences: the comparison uses their held-out batch.
         part: see :func:`_part`.
     """
     exact = exact_up_to(state)
@@ -300,7 +303,7 @@ def _beside(
 
 
 def _part(data: str | Path | None) -> int | None:
-    """Largest number of source pieces to translate at once: random sequences are cut, text (None) is not."""
+    """Number of pieces to which the sources are cut for translation; None for text, which is not cut."""
     return LONGEST if data is None else None
 
 
@@ -317,11 +320,11 @@ def most_tokens(state: Checkpoint, *sites: str) -> int:
 
 
 def lengths_of_random(state: Checkpoint, longest: int | None) -> tuple[int, int]:
-    """Pieces in the shortest and in the longest random sentence, so that near_far is exact on none of them.
+    """Lengths in pieces of the shortest and the longest random sentence; near_far is exact on none of these lengths.
 
     Args:
         state: the swapped checkpoint.
-        longest: pieces in the longest one; None: the default, at most what the model takes.
+        longest: pieces in the longest one; None: the default, or the model's limit if that is lower.
 
     Raises:
         InputError: the given length is too long for the model, or so short that near_far is exact on it.
@@ -363,7 +366,7 @@ def _write_back(state: Checkpoint, student: TransformerModel, description: str, 
     """A copy of ``state`` with the student's fitted parameters and the description of the fit.
 
     Args:
-        distilled: the projections were fitted, too.
+        distilled: the projections were also fitted.
     """
     state = Checkpoint(state.with_own_arguments())  # drops the path: it differs from its file now
     state["model"] = dict(state["model"])
@@ -381,7 +384,7 @@ def _write_back(state: Checkpoint, student: TransformerModel, description: str, 
 
 
 def render(done: Calibrated) -> str:
-    """The errors as a table: a row for each attention, a column for each head, before → after."""
+    """The errors before and after the fit as a text table, with a row for each attention and a column for each head."""
     num_heads, (apart, together, *distilled) = done.before.size(1), done.fits
     notes = [
         f"of the output, after {apart.steps} steps on the heads and {together.steps} on the output: "

@@ -1,4 +1,7 @@
-"""The cost of a swap: the change of the model's predictions, for each place and in total."""
+"""The cost of a swap: the change of the model's predictions, for each place and in total.
+
+A place is one attention of the model: a site and a layer, such as ``encoder.0``.
+"""
 
 import contextlib
 import json
@@ -34,13 +37,13 @@ class Cost:
 
     Attributes:
         nats: mean KL(base ‖ swapped) of the next piece, over the pieces of the base's own translations.
-        error: relative squared error of the output of the encoder or of the decoder's last layer, if they have swapped
-            places; the larger one of both.
+        error: relative squared error of the encoder's output or of the last decoder layer's, whichever is larger; an
+            output counts only if a swapped place is in its stack.
         by_place: the nats if only this place is swapped, as ``{"encoder.0": 0.001}``; empty if no attention differs
             from the base's.
         error_by_place: the error if only this place is swapped.
-        measured_on: the sentences in words.
-        exact_up_to: sentences of up to so many tokens get the base's own attention, at no cost.
+        measured_on: a description of the sentences.
+        exact_up_to: sentences of at most this many tokens get the base's own attention, at no cost; 0: none do.
     """
 
     nats: float
@@ -78,7 +81,12 @@ def forget_cost(args: Namespace) -> None:
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits for the cost of a swap: nats a piece, and relative squared error of the output."""
+    """Limits for the cost of a swap, see :class:`Cost`; infinite: no limit.
+
+    Attributes:
+        nats: limit of ``Cost.nats``.
+        error: limit of ``Cost.error``.
+    """
 
     nats: float = math.inf
     error: float = math.inf
@@ -89,10 +97,10 @@ class Budget:
 
         Args:
             given: a number of nats, or its text; None or ``none``: no limit; ``default``: the default budget.
-            fitted: the swap is fitted; if not, the default is no limit.
+            fitted: the swap is fitted. Without a fit ``default`` means no limit.
 
         Raises:
-            InputError: another value.
+            InputError: ``given`` is none of these.
         """
         if given == USUAL:
             return DEFAULT_BUDGET if fitted else cls()
@@ -107,7 +115,7 @@ class Budget:
         return cls(nats=nats)
 
     def use(self, nats: float, error: float) -> float:
-        """The cost divided by its limit, the larger of both ratios; above 1 the cost exceeds the budget."""
+        """The larger of the ratios nats / limit and error / limit; above 1 the cost exceeds the budget."""
         shares = [0.0]
         for found, limit in ((nats, self.nats), (error, self.error)):
             if found and limit < math.inf:
@@ -130,7 +138,11 @@ def add_json_argument(parser: ArgumentParser | _ArgumentGroup) -> None:
 
 @contextlib.contextmanager
 def json_file(path: str | None) -> Iterator[dict[str, Any]]:
-    """Context manager: a dictionary that is written to the file, if given, when the block ends without an error."""
+    """Context manager: yield a dictionary, and write it as JSON to ``path`` if the block ends without an error.
+
+    Args:
+        path: the file; None: nothing is written.
+    """
     content: dict[str, Any] = {}
     with contextlib.nullcontext() if path is None else atomic_write(path) as file:
         yield content
@@ -140,7 +152,7 @@ def json_file(path: str | None) -> Iterator[dict[str, Any]]:
 
 
 def _without_infinity(value: Any) -> Any:
-    """The value with None for infinite numbers, which JSON lacks."""
+    """The value with None instead of infinity, which JSON cannot express; dictionaries are searched."""
     if isinstance(value, dict):
         return {name: _without_infinity(inner) for name, inner in value.items()}
     return None if value == math.inf else value
@@ -162,7 +174,8 @@ class Comparison:
         exact_up_to: see :class:`Cost`; the swapped model here is linear on sentences of any length.
 
     Attributes:
-        places: the places whose attention differs, as ``encoder.0``.
+        places: the places whose attention differs.
+        measured_on: a description of the sentences; empty without such places.
     """
 
     def __init__(
@@ -204,10 +217,13 @@ class Comparison:
 
     @torch.no_grad()
     def measured(self, ways: Sequence[Collection[str]]) -> list[tuple[float, float]]:
-        """Nats and error, see :class:`Cost`, for several sets of swapped places; infinite if they are not finite.
+        """The cost of several sets of swapped places.
 
         Args:
             ways: the sets of swapped places.
+
+        Returns:
+            For each set the nats and the error, see :class:`Cost`; infinity stands for NaN.
         """
         # sums for each set: divergence, squared differences of encoder and decoder; squares: of the base's outputs
         sums, squares = torch.zeros(len(ways), 3, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
@@ -233,7 +249,12 @@ class Comparison:
         return found
 
     def _run(self, sources: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The log probabilities of the next piece, the encoder's output and the decoder's, each without pads."""
+        """Run the base on a batch; all results are without pads.
+
+        Returns:
+            Log probabilities of the next piece, ``(pieces, symbols)``, and the outputs of the encoder and of the last
+            decoder layer, ``(pieces, embed_dim)``.
+        """
         decoder = self.base.decoder
         no_pad, real = sources.ne(self._pad), targets.ne(decoder.padding_idx)
         read = self.base.encoder(sources, src_lengths=no_pad.sum(1))
@@ -242,15 +263,15 @@ class Comparison:
         return predicted[real], read["encoder_out"][0].transpose(0, 1)[no_pad], output[real]
 
     def within(self, cost: Cost, budget: Budget) -> tuple[Cost, dict[str, tuple[float, float]]]:
-        """Give up the most expensive places, one after another, until the others together fit the budget.
+        """Return the most expensive places to softmax, one after another, until the others together fit the budget.
 
         Args:
-            cost: of all places.
+            cost: the cost of all places.
             budget: the limits.
 
         Returns:
-            The cost of the remaining places; for each place given up the nats and the error of it and all that
-            remained then.
+            The cost of the places that stay swapped. For each place that returned to softmax, the nats and the error
+            just before it returned.
 
         Raises:
             InputError: no place fits.
@@ -274,7 +295,7 @@ class Comparison:
 
     @contextlib.contextmanager
     def _swapped(self, places: Collection[str]) -> Iterator[None]:
-        """Context manager: the base with the swapped attention, including projections, at some places."""
+        """Context manager: the base has the swapped attention, with its projections, at these places."""
         chosen = [self._blocks[place] for place in places]
         try:
             for block, name, ours, _ in chosen:
@@ -285,7 +306,7 @@ class Comparison:
                 setattr(block, name, theirs)
 
     def _translated(self, sources: list[Tensor], part: int | None) -> list[tuple[Tensor, Tensor]]:
-        """Batches of sources and decoder inputs, the base's translations; sentences of similar length together."""
+        """Batches of sources and of the base's translations as decoder inputs, sorted by source length."""
         batches: list[list[int]] = [[]]
         everything = collate_tokens(sources, self._pad, left_pad=True)
         lengths = everything.ne(self._pad).sum(1)

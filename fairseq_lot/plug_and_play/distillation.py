@@ -35,8 +35,8 @@ class Distillation:
     sample needs targets; :meth:`readable` adds them.
 
     Attributes:
-        matched: the attentions with new parameters.
-        added: the new parameters.
+        matched: the attentions with new parameters, each with its teacher.
+        added: the new parameters of all these attentions.
         rows: for each new parameter the index of its attention in ``matched``.
         projections: the trained projections of these attentions.
         in_encoder: all of them are in the encoder, so the decoder need not run.
@@ -66,7 +66,7 @@ class Distillation:
         self.in_encoder = all(match.site == "encoder" for match in self.matched)
 
     def readable(self, sample: dict, part: int | None = None) -> dict:
-        """The sample with a decoder input if it needs one: without targets, the teacher's translation.
+        """The sample, with the teacher's translation as decoder input if the decoder runs and there are no targets.
 
         Args:
             sample: fairseq's batch.
@@ -162,8 +162,8 @@ class Fit:
     """The result of a fit: errors on held-out sentences, before and after it.
 
     Attributes:
-        title: name of the errors.
-        before, after: the errors.
+        title: a name for the error, for messages and tables.
+        before, after: the errors, ``(attentions, most heads)`` if heads were fitted alone, else a scalar.
         steps: number of updates.
     """
 
@@ -183,17 +183,19 @@ def fit(
     title: str = "error",
     rows: list[int] | None = None,
 ) -> Fit:
-    """Minimise errors by Adam with a cosine schedule; keep the parameters with the least held-out errors.
+    """Minimise errors by Adam with a cosine schedule; keep the parameters with the smallest held-out errors.
 
     Args:
-        fitted: lists of parameters, each with its first learning rate. They need gradients from here on.
+        fitted: lists of parameters, each with its first learning rate. The parameters are changed in place, and
+            ``requires_grad`` stays set.
         errors: a function of a sample; the sum of its result is minimised.
         samples: one for each step.
         held_out: a sample that is not fitted; measured about 20 times.
         steps: number of updates.
-        title: name of the errors, for the progress bar and messages.
-        rows: if the errors are ``(attentions, heads)``: the attention of each parameter, whose first axis is the heads.
-            Each head then keeps its own best parameters. None: the parameters with the least sum are kept.
+        title: a name for the error, for the progress bar and messages.
+        rows: for each parameter the index of its attention. Each head then keeps its own best parameters; this needs
+            errors ``(attentions, heads)`` and parameters whose first axis is the heads. None: all parameters are kept
+            from the step with the smallest sum of errors.
 
     Raises:
         InputError: the errors are not finite at the start.
@@ -240,12 +242,12 @@ def copies(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 def copy_heads(
     sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], heads: torch.Tensor, rows: list[int]
 ) -> None:
-    """Copy the values of some heads.
+    """Copy the parameters of some heads from ``sources`` into ``targets``, in place.
 
     Args:
         sources, targets: parameters in the same order, each with the heads on its first axis.
-        heads: ``(attentions, most heads)`` bool, true where a head is copied.
-        rows: the attention of each parameter.
+        heads: ``(attentions, most heads)`` bool, True = copy this head.
+        rows: for each parameter the index of its attention in ``heads``.
     """
     for source, target, row in zip(sources, targets, rows, strict=True):
         chosen = heads[row, : len(source)].view(-1, *[1] * (source.dim() - 1))
@@ -253,10 +255,10 @@ def copy_heads(
 
 
 def undo_harm(pair: Distillation, held_out: dict, apart: list[torch.Tensor], heads: Fit, together: Fit) -> Fit:
-    """Reset heads that the joint fit made worse than they were before any fit.
+    """Undo the joint fit for heads that are now worse than before any fit.
 
-    They get their parameters after the fit of the heads. If the error of the output is then larger than before the
-    joint fit, all heads do.
+    These heads get back their parameters from the end of the fit of the heads. If the error of the output is then
+    larger than before the joint fit, all heads get back theirs.
 
     Args:
         pair: the two models.
@@ -266,7 +268,7 @@ def undo_harm(pair: Distillation, held_out: dict, apart: list[torch.Tensor], hea
         together: the joint fit.
 
     Returns:
-        ``together`` with the present error of the output.
+        ``together`` with the new error of the output as ``after``.
     """
     with torch.no_grad():
         worse = pair.head_errors(held_out) > heads.before

@@ -1,4 +1,7 @@
-"""The results of a sweep: ways to swap, and a line of a file for each way and base."""
+"""The results of a sweep.
+
+A point is the result of one way to swap in one base, a line of ``sweep.jsonl``.
+"""
 
 import itertools
 import json
@@ -47,11 +50,13 @@ class Loss:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionSpec:
-    """One way to swap.
+    """One way to swap attention: a mechanism, its options and the data of its calibration.
 
     Attributes:
-        attention, options: the mechanism and its flat options.
-        calibrated_on: one of ``CALIBRATIONS``.
+        attention: the mechanism.
+        options: the mechanism's options, sites and places by their names on the command line, such as
+            ``lot_num_pivots``.
+        calibrated_on: ``"pieces"`` (random pieces), ``"text"`` (the data folder's text), or empty: not calibrated.
     """
 
     attention: str
@@ -60,7 +65,7 @@ class AttentionSpec:
 
     @property
     def key(self) -> tuple:
-        """A key that is equal for equal ways; the order of sites and places does not count."""
+        """A hashable key, equal for ways that differ at most in the order of sites, places or options."""
         options = self.options | {"attention_sites": attention_sites(Namespace(**self.options))}
         if kept := listed(named_places(options.pop("keep_softmax", None))):
             options["keep_softmax"] = kept
@@ -68,18 +73,18 @@ class AttentionSpec:
 
     @property
     def flags(self) -> str:
-        """The options as on a command line."""
+        """The options as flags of a command line."""
         return spelt(self.options)
 
     @property
     def words(self) -> str:
-        """The mechanism with its options."""
+        """The mechanism, then its options as flags."""
         return f"{self.attention} {self.flags}".strip()
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepRow(AttentionSpec):
-    """The result of one way to swap: a line of sweep.jsonl.
+    """A point: the result of one way to swap in one base.
 
     Attributes:
         base: sha256 of the checkpoint that was swapped.
@@ -87,12 +92,14 @@ class SweepRow(AttentionSpec):
         calibration_seconds: None if nothing was fitted.
         loss: nats per target token on the validation set, over ``tokens`` tokens, with teacher forcing.
         bleu: tokenised BLEU on the test set with interval, signature and comparison with the base; None with --no-bleu.
-        sacrebleu, chrf: of the same translations, detokenised; None with --no-bleu and in older files.
+        sacrebleu, chrf: scores of the same translations, detokenised; None with --no-bleu and in older files.
         balance: Δ(A), marginal error and mean shift, averaged over the encoder's heads; None in older files.
-        by_length: the loss by ``LENGTHS``; older files have fewer ranges or None.
-        seed: of the calibration.
+        by_length: the loss for each range of source lengths, by the largest length in ``LENGTHS``; older files have
+            fewer ranges or None.
+        seed: seed of the calibration.
+        commit, threads, device: the commit of this code, torch's CPU threads and the device of the measurement.
         cost: change of the predictions in nats a piece; None in older files.
-        cost_by_place: the cost if only this place is swapped.
+        cost_by_place: the cost if only this place is swapped; None in older files.
     """
 
     base: str
@@ -114,7 +121,7 @@ class SweepRow(AttentionSpec):
 
 
 def spelt(options: dict[str, bool | int | float | str]) -> str:
-    """Options as on a command line."""
+    """Options as flags of a command line, in one text."""
     words = []
     for name, value in options.items():
         if isinstance(value, float):
@@ -127,7 +134,7 @@ def expand(text: str, given: str = "--try") -> list[AttentionSpec]:
     """Parse a value of ``--try``: ``"lot --lot-num-pivots 16/32"`` gives two ways, with 16 and with 32 pivots.
 
     Args:
-        text: the value.
+        text: a mechanism and its flags; each combination of the values between slashes is one way.
         given: name of the option, for messages.
 
     Raises:
@@ -160,12 +167,12 @@ def expand(text: str, given: str = "--try") -> list[AttentionSpec]:
 
 
 def read_points(file: Path) -> list[SweepRow]:
-    """The points in a file; empty if it does not exist, InputError if a line is invalid."""
+    """The points in a ``sweep.jsonl``; empty if the file does not exist, InputError if a line is invalid."""
     return [point for _, point in read_lines_as(SweepRow, file, "point")] if file.exists() else []
 
 
 def check_settings(folder: Path, settings: dict) -> None:
-    """Raise InputError if the points of a folder were made with other settings than these."""
+    """Raise InputError if the points of a folder were made with other settings, as its ``settings.json`` says."""
     file = folder / "settings.json"
     try:
         before = _EARLIER | dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else settings
@@ -180,9 +187,17 @@ def check_settings(folder: Path, settings: dict) -> None:
 
 
 def add_point(folder: Path, settings: dict, point: SweepRow) -> list[SweepRow]:
-    """Add a point to a folder; it replaces a point of the same base and way. Returns all points of the folder.
+    """Add a point to a folder; it replaces the point of the same base and way.
 
     Another sweep may write to the folder at the same time.
+
+    Args:
+        folder: the folder of ``sweep.jsonl`` and ``settings.json``.
+        settings: the settings of all its points.
+        point: the new point.
+
+    Returns:
+        All points of the folder.
 
     Raises:
         InputError: the folder has points with other settings, or cannot be written.

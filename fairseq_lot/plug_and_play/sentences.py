@@ -29,10 +29,10 @@ class Sentences:
     """Sentences to fit on, as fairseq's batches.
 
     Attributes:
-        description: the sentences in words that follow "calibrated on".
+        description: a phrase about the sentences that continues "calibrated on".
         text: name of the text; None: the sentences are random.
         held_out: a batch to measure errors on; its sentences are in no other batch.
-        batches: in random order, endless.
+        batches: an endless iterator over the other sentences, in random order.
     """
 
     description: str
@@ -42,14 +42,14 @@ class Sentences:
 
 
 def from_text(loaded: Loaded, name: str, *, max_tokens: int, held_out: int, seed: int) -> Sentences:
-    """The loaded sentences that are not too long for the model.
+    """Batches of the loaded sentences, without those that are too long for the model.
 
     Args:
         loaded: the model with a split of a data folder, or with a file's sentences.
-        name: of the text, for messages and the description.
-        max_tokens: source pieces in a batch; a longer sentence is a batch of its own.
+        name: the text's name, for messages and the description.
+        max_tokens: most source pieces in a batch; a longer sentence is a batch of its own.
         held_out: number of sentences to measure errors on.
-        seed: of the order.
+        seed: seed of the choice and the order of sentences.
 
     Raises:
         InputError: there are fewer than twice ``held_out`` sentences.
@@ -70,7 +70,13 @@ def from_text(loaded: Loaded, name: str, *, max_tokens: int, held_out: int, seed
 
 
 def in_batches(loaded: Loaded, indices: np.ndarray, max_tokens: int) -> list[Sequence[int]]:
-    """The sentences in batches of at most so many pieces; a longer sentence is a batch of its own."""
+    """Indices of sentences, grouped into batches.
+
+    Args:
+        loaded: the sentences.
+        indices: of the sentences to use.
+        max_tokens: most pieces in a batch on a side, with pads; a longer sentence is a batch of its own.
+    """
     short, long = loaded.sentences.filter_indices_by_size(indices, (max_tokens, max_tokens))
     return [*loaded.sentences.batch_by_size(short, max_tokens=max_tokens), *([index] for index in long)]
 
@@ -81,7 +87,13 @@ def is_text_file(data: str | Path) -> bool:
 
 
 def encoded(state: Checkpoint, file: str | Path, model: TransformerModel, **text: Any) -> Loaded:
-    """A model with the sentences of a plain text file, encoded as the model's text was; blank lines are skipped.
+    """The model with a plain text file as its sentences; blank lines are skipped.
+
+    Args:
+        state: the checkpoint.
+        file: text in the source language, a sentence per line.
+        model: the checkpoint's model.
+        **text: options of :meth:`Text.of`; by default the encoding is found as for the model's own text.
 
     Raises:
         InputError: the file cannot be read, or the model's text encoding is not found.
@@ -103,18 +115,18 @@ def random_pieces(
     held_out: int,
     seed: int,
 ) -> Sentences:
-    """Sequences of independent random pieces; they need no data. They have no targets.
+    """Sequences of independent random pieces, without targets; no data are needed.
 
-    A batch has sequences of similar length, drawn uniformly between ``shortest``, at least ``SHORTEST``, and
-    ``longest``, at most what the model takes.
+    For each batch a length n is drawn uniformly from ``shortest``, at least ``SHORTEST``, to ``longest``, at most the
+    model's limit. The lengths in the batch are uniform from 3n/4 to n, and at least ``shortest``.
 
     Args:
-        model: for its dictionary, its positions and its device.
+        model: gives the dictionary, the largest length and the device.
         counted: dictionary whose counts give the probabilities; None: all pieces are equally likely.
         shortest, longest: pieces in the shortest and in the longest sequence, without the end of sentence.
-        max_tokens: source pieces in a batch.
+        max_tokens: most source pieces in a batch.
         held_out: number of sequences to measure errors on.
-        seed: of the pieces and lengths.
+        seed: seed of the pieces and lengths.
     """
     symbols, device = model.encoder.dictionary, next(model.parameters()).device
     likely = np.ones(len(symbols)) if counted is None else np.asarray(counted.count, float).clip(min=0)
@@ -155,7 +167,10 @@ def task_of_training(state: Checkpoint) -> TranslationTask | None:
 
 
 def note_training(state: Checkpoint) -> None:
-    """Write the fingerprints of the training's dictionaries into the arguments, if the dictionaries still exist."""
+    """Write fingerprints of the training's dictionaries into the checkpoint's arguments.
+
+    Nothing is written if they are there already, or if the dictionaries no longer exist.
+    """
     task = None if has_fingerprints(state.model_args) else task_of_training(state)
     if task is not None:
         note_dictionaries(state.model_args, task)

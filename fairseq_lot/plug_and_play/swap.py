@@ -169,13 +169,13 @@ class Swapped:
 
     Attributes:
         state: the swapped checkpoint.
-        description: how its new parameters were fitted, or why not.
+        description: how its new parameters were fitted, or why they were not.
         cost: the change of its predictions against the trained model.
-        calibrated: the fit; None if there was none.
+        calibrated: the result of the fit; None if there was none.
         budget: the limits for the cost.
         cost_of_all: the cost with all places swapped.
-        given_up: places that keep softmax because of the budget; for each the nats and the error of it together with
-            all places that remained then.
+        given_up: the places that returned to softmax because of the budget; for each the nats and the error just
+            before it returned.
     """
 
     state: Checkpoint
@@ -283,12 +283,12 @@ def plug_in(
 
     Args:
         checkpoint: the base.
-        data: text to fit on, see :func:`~fairseq_lot.plug_and_play.calibrate.calibrate`; None: random pieces, if there
-            is anything to fit.
+        data: text to fit on, see :func:`~fairseq_lot.plug_and_play.calibrate.calibrate`; None: random pieces. If the
+            swap has nothing to fit, text is refused and None means no fit.
         fitted: fit the new parameters.
         budget: limits for the cost.
         how: further arguments of ``calibrate``.
-        **options: of :func:`swap_as_drawn`.
+        **options: arguments of :func:`swap_as_drawn`.
 
     Raises:
         InputError: see :func:`swap`.
@@ -321,8 +321,8 @@ def with_softmax_at(state: Checkpoint, base: Checkpoint, places: list[str], **op
     Args:
         state: the swapped checkpoint.
         base: the checkpoint before the swap.
-        places: that get the base's softmax back.
-        **options: of the swap, see :func:`swap_as_drawn`.
+        places: the places that get the base's softmax back.
+        **options: the swap's arguments of :func:`swap_as_drawn`.
 
     Raises:
         InputError: the base was not trained with softmax there.
@@ -341,7 +341,7 @@ def with_softmax_at(state: Checkpoint, base: Checkpoint, places: list[str], **op
 
 
 def swap_as_drawn(checkpoint: CheckpointLike, *, attention: str = DEFAULT_SWAP, **flat_options: Any) -> Checkpoint:
-    """Replace the attention of a trained model without a fit; all weights that both models share stay bit for bit.
+    """Replace the attention of a trained model without a fit; weights that both models have do not change.
 
     Args:
         checkpoint: its path, or the result of :func:`~fairseq_lot.pretrained.checkpoint.load_checkpoint`; it is not
@@ -395,7 +395,7 @@ def swap_as_drawn(checkpoint: CheckpointLike, *, attention: str = DEFAULT_SWAP, 
         raise InputError(f"{state.path} has no attention at {', '.join(sorted(lacking))}; give other sites")
 
     def is_kept(name: str) -> bool:
-        """Whether a weight stays: λ and the norm of the differential form do, a mechanism's own if it is the same."""
+        """Whether a trained weight stays: a mechanism's own only with the same mechanism and shape, all others do."""
         if name not in weights:
             return False
         of_mechanism = (".mechanism.inner." if args.differential else ".mechanism.") in name
@@ -438,7 +438,7 @@ def options_of_swap(attention: str) -> dict[str, Any]:
 
 
 def write_attention_args(args: Namespace, attention: str, **flat_options: Any) -> None:
-    """Write a mechanism with all its options into a model's arguments; the architecture becomes ours.
+    """Write a mechanism with all its options into a model's arguments, and a pluggable architecture as ``arch``.
 
     Raises:
         InputError: an unknown mechanism or option, or an invalid value.

@@ -112,9 +112,9 @@ class BaseCheckpoint:
 
     Attributes:
         path: of the checkpoint.
-        sum: its sha256.
+        sum: its sha256 in hexadecimal.
         epoch: number of epochs of its training; None if unknown.
-        way: the softmax of its training.
+        way: the base without a swap: the softmax of its training.
     """
 
     path: str
@@ -124,7 +124,10 @@ class BaseCheckpoint:
 
 
 def run(args: Namespace) -> None:
-    """Run ``fairseq-lot sweep``: measure the missing points, write the tables and, for several bases, the figure."""
+    """Run ``fairseq-lot sweep``: measure the points that the folder lacks, write the tables and the figure.
+
+    The figure is only drawn for several bases.
+    """
     check_least(args, sentences=1, beam=1)
     folder = Path(args.out or f"{Path(args.paths[0]).with_suffix('')}.sweep")
     fitting = how_to_fit(args, args.data if args.text else None, pieces=True)
@@ -186,7 +189,10 @@ def check_whole(state: Checkpoint, data: str, valid: Iterable[str], *, bleu: boo
 
 
 def sum_of_splits(data: Path, valid: Iterable[str]) -> str:
-    """A checksum of the files that a sweep reads in a data folder; for train only of the index files."""
+    """A checksum of the files that a sweep reads in a data folder.
+
+    Of train only the index is read, which has the lengths of its sentences.
+    """
     kinds = ("dict.*", "*.idx", "test.*", "text/test.*", *(f"{split}.*" for split in valid))
     files = {file for kind in kinds for file in data.glob(kind)}
     sums = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(files) if file.is_file()}
@@ -194,7 +200,7 @@ def sum_of_splits(data: Path, valid: Iterable[str]) -> str:
 
 
 def most_tokens_of(state: Checkpoint, data: str, splits: Iterable[str]) -> int:
-    """The largest number of tokens in a sentence of some splits, over both sides."""
+    """The length in tokens of the longest sentence of these splits, on either side."""
     loaded = [load_data(state, data, split)[1] for split in splits]
     sides = [sizes for dataset in loaded if dataset for sizes in (dataset.src_sizes, dataset.tgt_sizes)]
     return max(int(sizes.max(initial=0)) for sizes in sides)
@@ -213,9 +219,10 @@ def ways_to_try(
     Args:
         tries: values of ``--try``; None: ``TRIES``, without those that do not work with the base.
         base: the base.
-        calibrations: some of ``CALIBRATIONS``; empty: calibrate nothing.
+        calibrations: the data to calibrate on, some of ``CALIBRATIONS``; empty: calibrate nothing.
         longest: pieces in the longest random sentence of a calibration; None: the default.
-        tokens: in the longest sentence to measure on; attention that is exact on all is not calibrated. None: unknown.
+        tokens: length of the longest sentence to measure on. Attention that equals softmax up to this length is not
+            calibrated. None: unknown.
 
     Raises:
         InputError: a way is invalid, or cannot be fitted on sentences of this length.
@@ -239,7 +246,7 @@ def ways_to_try(
 def _swapped_ways(
     tries: Iterable[str] | None, state: Checkpoint, sites: dict[str, Any]
 ) -> Iterator[tuple[str, AttentionSpec, Checkpoint]]:
-    """For each way in the values of ``--try``: the value, the way, and the swapped checkpoint, as drawn."""
+    """For each way in the values of ``--try``: the value, the way, and the swapped checkpoint without a fit."""
     for words in TRIES if tries is None else tries:
         for way in expand(words):
             way = replace(way, options={**sites, **options_of_swap(way.attention), **way.options})
@@ -254,7 +261,7 @@ def _swapped_ways(
 
 
 def swap_as(base: Checkpoint, way: AttentionSpec) -> Checkpoint:
-    """The base swapped in one way, as drawn."""
+    """The base, swapped in one way without a fit: new parameters have their initial values."""
     swapped = swap_as_drawn(base, attention=way.attention, **way.options)
     swapped.path = base.path  # for messages
     return swapped
@@ -281,9 +288,9 @@ def read_base(path: str) -> BaseCheckpoint:
 
 
 def check_bases(bases: Iterable[BaseCheckpoint]) -> None:
-    """Raise InputError unless all bases have the same softmax and different epochs, as in one training.
+    """Raise InputError unless all bases have the same softmax and different epochs.
 
-    Tables label checkpoints by epoch, so epochs must be unique.
+    Checkpoints of one training meet this. Tables label checkpoints by epoch, so epochs must be unique.
     """
     different = {base.sum: base for base in bases}.values()
     if len({base.way.key for base in different}) > 1:
@@ -317,11 +324,13 @@ def measured(
     """Measure one way with one base: swap, calibrate if the way says so, then BLEU and loss.
 
     Args:
-        base, state: the base and its checkpoint.
-        way: to swap.
+        base: the base.
+        state: its checkpoint.
+        way: the way to swap.
         data, valid_subset, sentences, beam, device: see the command's options.
         fitting: arguments of :func:`calibrate`.
-        translations: file for the base's translations, written if it does not exist; None: no BLEU.
+        translations: file of the base's translations of the test set, one a line; it is written if it does not exist.
+            None: no BLEU.
 
     Raises:
         InputError: the loss is not finite.
@@ -378,7 +387,12 @@ def of_detokenised(translations: list[str], lines: list[str], task: TranslationT
     """sacreBLEU and chrF of detokenised translations of the test set.
 
     Args:
-        lines: the tokenised references; they are detokenised where the data folder has no untokenised ones.
+        translations: as tokens, one per sentence.
+        lines: the references as tokens; they are detokenised and used if the data folder has no untokenised ones.
+        task: gives the data folder and the target language.
+
+    Returns:
+        The scores in percent, ``sacrebleu`` and ``chrf``.
 
     Raises:
         InputError: the untokenised references have another number of lines.
@@ -393,15 +407,15 @@ def of_detokenised(translations: list[str], lines: list[str], task: TranslationT
 
 @torch.no_grad()
 def validation_losses(loaded: Loaded, sentences: int | None = None, max_tokens: int = 4096) -> dict[str, Loss]:
-    """The loss with teacher forcing, for each range of source lengths.
+    """The validation loss with teacher forcing, for each range of source lengths.
 
     Args:
         loaded: the model with a split.
         sentences: number of random sentences; None: all that are not too long.
-        max_tokens: in a batch.
+        max_tokens: most pieces in a batch.
 
     Returns:
-        The losses by the largest number of source pieces, as in ``LENGTHS``.
+        The loss of each range. Its key is the text of the largest length in source pieces, from ``LENGTHS``.
     """
     limits = torch.tensor(LENGTHS[:-1], device=loaded.device)
     nats = torch.zeros(len(LENGTHS), dtype=torch.float64, device=loaded.device)
@@ -422,6 +436,6 @@ def validation_losses(loaded: Loaded, sentences: int | None = None, max_tokens: 
 
 
 def total(losses: Iterable[Loss]) -> Loss:
-    """The loss over all sentences of several losses."""
+    """The sum of several losses: the loss over all their sentences."""
     parts = list(losses)
     return Loss(nats=sum(part.nats for part in parts), tokens=sum(part.tokens for part in parts))

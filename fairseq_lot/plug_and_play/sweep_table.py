@@ -25,7 +25,10 @@ Line = dict[str, SweepRow]
 
 
 def _lines(points: list[SweepRow]) -> list[Line]:
-    """The points of each way, by epoch. The base comes first; ways of a mechanism stand together, as drawn first."""
+    """The points of each way, sorted by epoch.
+
+    The base is the first way. Ways of one mechanism are neighbours; without a fit comes before calibrated.
+    """
     lines: dict[tuple, Line] = {}
     for point in sorted(points, key=lambda point: point.epoch or 0):
         lines.setdefault(point.key, {})[point.base] = point
@@ -41,12 +44,15 @@ def _lines(points: list[SweepRow]) -> list[Line]:
 
 
 def _epochs(points: list[SweepRow]) -> dict[str, int | None]:
-    """The epochs of the bases by checksum, in ascending order."""
+    """The epoch of each base, by the base's checksum, in ascending order."""
     return dict(sorted({point.base: point.epoch for point in points}.items(), key=lambda item: item[1] or 0))
 
 
 def render(points: list[SweepRow]) -> str:
-    """The points as a Markdown table; with several bases a column for each epoch: softmax's loss, then differences."""
+    """The points as a Markdown table, with a row for each way.
+
+    With several bases there is a column for each epoch: the loss of softmax, and differences to it in the other rows.
+    """
     lines, epochs = _lines(points), _epochs(points)
     softmax, several = lines[0], len(epochs) > 1
     head, with_cost = ["Mechanism", "Options", "Calibrated"], any(point.cost is not None for point in points)
@@ -86,7 +92,10 @@ def render(points: list[SweepRow]) -> str:
 
 
 def render_balance(points: list[SweepRow]) -> str:
-    """The balance of the plans as a Markdown table, with one base also the loss by length; empty for older points."""
+    """The balance of the plans as a Markdown table; with one base also the loss by length.
+
+    Empty if no point has these figures, as in older files.
+    """
     if not any(point.balance or point.by_length for point in points):
         return ""
     if len(_epochs(points)) > 1:
@@ -129,7 +138,7 @@ def _balance_by_epoch(points: list[SweepRow]) -> str:
 
 
 def _cells(point: SweepRow | None, base: SweepRow | None) -> list[str]:
-    """Loss, its difference to the base's, cost of the swap, BLEU, its difference to the base's."""
+    """A point as cells: loss, loss minus the base's, cost of the swap, BLEU, BLEU minus the base's."""
     if point is None:
         return [MISSING] * 5
     bleu, more_loss, more_bleu = point.bleu, MISSING, MISSING
@@ -177,7 +186,7 @@ def _exact(points: list[SweepRow]) -> list[str]:
 
 
 def draw(points: list[SweepRow]) -> Figure:
-    """The figure: softmax's loss, and the differences of the swaps, against the epochs of the bases."""
+    """The figure: the loss of softmax, and the swaps' differences to it, against the epochs of the bases."""
     lines, epochs = _lines(points), _epochs(points)
     softmax = lines[0]
     figure = Figure(figsize=(13, 4.5), layout="constrained")

@@ -1,7 +1,7 @@
-"""Queries of near_far at cross in one launch, given the sums over all keys.
+"""near_far at cross-attention in one launch, from the features' sums over all keys.
 
-``fairseq_lot/transport/expected_band.py`` has the formula. There are no gradients: this is for translation. Logs of the
-features and the expected slot are in float64, as in plain torch, so that rounding moves no band.
+``fairseq_lot/transport/expected_band.py`` has the formula. The kernel is for translation and has no gradient. Logs of
+the features and expected positions are float64, as in plain torch, so that rounding does not move the band.
 """
 
 import torch
@@ -22,7 +22,11 @@ def attend_expected(Q, KEYS, VALUES, SHARES, PROBES, CONSTANTS, LOG_SUMS, POSITI
                     m, r, window, d, dv, sqb, sqh, sqn, heads, rounding, scale,
                     TANGENTS: tl.constexpr, HAS_PADS: tl.constexpr, R: tl.constexpr, W: tl.constexpr, D: tl.constexpr,
                     DV: tl.constexpr):  # fmt: skip
-    """One query. Grid: sentence and head, query."""
+    """Values of one query, written to OUT ``(programs, n, dv)``; the other tensors are those of ``ExpectedKeys``.
+
+    A program reads the 2W + 1 keys and values of the query's band, and r sums over all keys. The keys outside of the
+    band count as these sums minus the band's share. Grid: sentence and head, query.
+    """
     g, i = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, head = g // heads, g % heads
     t, w, e, ev = tl.arange(0, R), tl.arange(0, W), tl.arange(0, D), tl.arange(0, DV)
@@ -72,18 +76,18 @@ def attend_expected(Q, KEYS, VALUES, SHARES, PROBES, CONSTANTS, LOG_SUMS, POSITI
 
 
 def near_far_expected(q: Tensor, keys: ExpectedKeys, *, window: int, scale: float) -> Tensor:
-    """Values, ``(bsz, num_heads, n, value_dim)``, in the type of q.
+    """Values, ``(bsz, num_heads, n, value_dim)``, in the dtype of q.
 
     Args:
         q: ``(bsz, num_heads, n, d)``.
-        keys: what all queries need of the keys.
+        keys: keys, values and their sums.
         window: W.
         scale: s.
     """
     (bsz, heads, n, d), m, dv, r = q.shape, keys.key.size(2), keys.value.size(3), keys.log_sums.size(2)
     q, window = q if q.stride(-1) == 1 else q.contiguous(), min(window, m - 1)
     values = torch.empty(bsz, heads, n, dv, dtype=q.dtype, device=q.device)
-    # what is not there is not read, and any tensor stands for it
+    # any tensor is passed in place of one that is not given; it is not read
     constants = keys.log_sums if keys.constants is None else keys.constants
     pads = values if keys.key_padding_mask is None else keys.key_padding_mask.contiguous().view(torch.uint8)
     kept = (keys.key, keys.value, keys.shares, keys.probes, constants, keys.log_sums, keys.positions, keys.means)

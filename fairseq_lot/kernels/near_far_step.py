@@ -1,7 +1,8 @@
-"""One token of near_far attention in its causal form, in one launch: its values, and what is kept after it.
+"""A decoding step of causal near_far attention in one launch: one token's values, with the decoder's next state.
 
-Kept are the last W + 1 keys and values, and for every feature the log of a sum and a mean over the keys before them.
-All of it is written anew, so a beam may go on from the same tensors in several ways. Logs that are kept are natural.
+The state, ``NearFarKept``, has the last W + 1 keys and values, and for each feature two sums over all earlier keys. A
+step writes a new state and leaves the old one as it is, so several hypotheses can continue from it. The state's logs
+are natural logs.
 """
 
 import torch
@@ -20,7 +21,7 @@ WARPS, STAGES = 4, 1
 
 @triton.jit
 def _logs(x, z, scale, log_r):
-    """``s x.z_t - s|x|^2/2 - log(r)/2`` of one vector."""
+    """Logs of the features of one vector x, ``s x.z_t - s|x|^2/2 - log(r)/2``."""
     return scale * (tl.sum(z * x[None, :], 1) - 0.5 * tl.sum(x * x, 0)) - 0.5 * log_r
 
 
@@ -31,7 +32,11 @@ def next_token(Q, K, V, Z, BIAS, SLOPES, PADS, KEYS, VALUES, LOG_MASS, LOG_SUMS,
                LEAVES: tl.constexpr, HAS_FAR: tl.constexpr, HAS_MASS: tl.constexpr, HAD_MASS: tl.constexpr,
                HAS_PADS: tl.constexpr, HAS_SLOPES: tl.constexpr, R: tl.constexpr, W: tl.constexpr, D: tl.constexpr,
                DV: tl.constexpr):  # fmt: skip
-    """``length`` keys are kept, and the first of them ``LEAVES`` for the sums. Grid: sentence and head."""
+    """Values of one token, OUT ``(programs, dv)``, from a state of ``length`` keys; the next state goes to ``TO_*``.
+
+    LEAVES: the first key leaves the window and is added to the features' sums. HAS_FAR: the state has such sums.
+    HAD_MASS: it has log masses. HAS_MASS: the next state has them. Grid: sentence and head.
+    """
     g = tl.program_id(0).to(tl.int64)
     b, head = g // heads, g % heads
     t, w, e, ev = tl.arange(0, R), tl.arange(0, W), tl.arange(0, D), tl.arange(0, DV)
@@ -78,7 +83,7 @@ def next_token(Q, K, V, Z, BIAS, SLOPES, PADS, KEYS, VALUES, LOG_MASS, LOG_SUMS,
         tl.store(TO_LOG_SUMS + g * r + t, log_sums, mask=is_t)
         tl.store(TO_MEANS + place, means, mask=here)
 
-    # what stays, one slot further to the front if one left, and the new key
+    # the keys that stay, one slot further to the front if one left; then the new key
     stays = kept & (w >= first)
     after = length + 1 - first
     to = g * after + w - first
@@ -87,7 +92,7 @@ def next_token(Q, K, V, Z, BIAS, SLOPES, PADS, KEYS, VALUES, LOG_MASS, LOG_SUMS,
     tl.store(TO_KEYS + (g * after + after - 1) * d + e, k, mask=is_e)
     tl.store(TO_VALUES + (g * after + after - 1) * dv + ev, v, mask=is_ev)
     if HAS_MASS:
-        is_one = tl.where(head == 0, stays, False)  # of the heads one writes it
+        is_one = tl.where(head == 0, stays, False)  # the same for all heads, so one head writes it
         tl.store(TO_LOG_MASS + b * after + w - first, log_mass, mask=is_one)
         tl.store(TO_LOG_MASS + b * after + after - 1, mass, mask=head == 0)
 
@@ -122,12 +127,12 @@ def near_far_step(
     window: int,
     scale: float,
 ) -> tuple[Tensor, NearFarKept]:
-    """Values of one token, ``(bsz, num_heads, 1, value_dim)`` in the type of v, and what is kept after it.
+    """Values of one token, ``(bsz, num_heads, 1, value_dim)`` in the dtype of v, with the next state.
 
     Args:
         q, k, v: ``(bsz, num_heads, 1, width)``.
-        pads: ``(bsz, 1)`` bool, whether the token is one; None: it is not.
-        kept: after the token before.
+        pads: ``(bsz, 1)``, True = the token is a pad; None = no pads.
+        kept: the state after the previous token.
         features, feature_bias, slopes, window, scale: as for :func:`fairseq_lot.kernels.near_far.near_far`.
     """
     (bsz, heads, _, d), dv, r, length = q.shape, v.size(-1), features.size(1), kept.keys.size(2)
@@ -148,7 +153,7 @@ def near_far_step(
         empty(bsz, heads, r, dv) if leaves else None,
     )
     mask = None if pads is None else pads.view(torch.uint8)
-    # what is not there is neither read nor written, and any tensor stands for it
+    # any tensor is passed in place of one that is not given; it is neither read nor written
     before, to = ([values if x is None else x.contiguous() for x in state] for state in (kept, following))
     tensors = [q, k, v, features.contiguous(), feature_bias.contiguous()]
     tensors += [values if slopes is None else slopes, values if mask is None else mask, *before, values, *to]

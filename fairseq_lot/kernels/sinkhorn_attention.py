@@ -1,14 +1,21 @@
-"""Sinkhorn attention without a matrix of queries and keys: the scores are computed on chip wherever they are needed.
+"""Sinkhorn attention without an n x m matrix in memory: kernels compute the scores on chip each time they need them.
 
-Up to ``LONGEST_ON_CHIP`` queries and keys take one launch forward and one backward: a program has a sentence and head,
-and its scores stay in registers through all updates. Longer ones take a launch for each half-update, in which a program
-has a block of one side and streams the other, one for the values, and two more than that backward.
+All quantities are logs. For queries i (rows) and keys j (columns), after ``updates`` half-updates in turns,
 
-Everything is in the log domain. A half-update of a side reduces ``scores + potential of the other side`` to its
-"reach", the log of a sum of exponentials, kept as a maximum and the log of the sum over it. The side's potential is
-minus that. The reaches of all half-updates, and of the last softmax, are all that is kept for the gradient. Half-update
-``u`` is one of the rows (queries) if ``updates - u`` is even. It starts from the reach of ``u - 1``, the first one from
-a potential of 0. Scores of pads are -inf, so their potentials do not count.
+    rows:      reach_i = logsumexp_j(s_ij + h_j),  f_i = -reach_i
+    columns:   reach_j = logsumexp_i(s_ij + f_i),  h_j = -reach_j
+    values:    out_i = sum_j softmax_j(s_ij + h_j) v_j
+
+Half-update ``u`` is of the rows if ``updates - u`` is even; the first one starts from potentials of 0. A reach is
+stored as two float32, the maximum and the log of the sum relative to the maximum. The gradient needs nothing but the
+inputs and all reaches, ``REACHES`` of shape ``(updates + 1, programs, 2, longest)``; the last one is the softmax's.
+Scores of pads are -inf, so their potentials do not count.
+
+Up to ``LONGEST_ON_CHIP`` queries and keys: one launch forward, :func:`short_forward`, and one backward,
+:func:`short_backward`. A program has a sentence and head, and its scores stay in registers through all half-updates.
+
+Longer sentences: forward a launch of :func:`reduce_side` for each half-update and one for the values, backward a launch
+for each half-update and two for the gradients of the inputs. A program has a block of one side and streams the other.
 """
 
 import torch
@@ -21,7 +28,7 @@ from fairseq_lot.kernels.naive import SinkhornInputs, SinkhornSettings
 from fairseq_lot.kernels.tiles import NEG_INF
 from fairseq_lot.numerics.autograd import once_in_full_precision
 
-BLOCK, WARPS, STAGES = 32, 4, 2  # of a program on a long sentence: with 64 tokens the kernels spill registers
+BLOCK, WARPS, STAGES = 32, 4, 2  # for long sentences: with blocks of 64 tokens the kernels spill registers
 
 
 @triton.jit
@@ -34,7 +41,7 @@ def _rows(X, i, stride, D: tl.constexpr, width, real):
 
 @triton.jit
 def _store(X, i, count, D: tl.constexpr, width, values):
-    """The rows i of values, those below count."""
+    """Store the rows i < count of values in X."""
     e = tl.arange(0, D)
     at = i[:, None].to(tl.int64) * width + e[None, :]
     tl.store(X + at, values.to(X.dtype.element_ty), mask=(i < count)[:, None] & (e < width)[None, :])
@@ -58,7 +65,7 @@ def _positions(POSITIONS, i, count, PRIOR: tl.constexpr):
 
 @triton.jit
 def _products(x, y, scale, PRECISION: tl.constexpr):
-    if (x.dtype != y.dtype) | (PRECISION == "ieee"):  # the interpreter's products know no bfloat16
+    if (x.dtype != y.dtype) | (PRECISION == "ieee"):  # the interpreter has no products of bfloat16
         x = x.to(tl.float32)
         y = y.to(tl.float32)
     return tl.dot(x, tl.trans(y), input_precision=PRECISION) * scale
@@ -66,7 +73,7 @@ def _products(x, y, scale, PRECISION: tl.constexpr):
 
 @triton.jit
 def _scores(products, slope, px, py, real_x, real_y, PRIOR: tl.constexpr):
-    """Scores from scaled products, -inf at pads."""
+    """Scores from scaled products: the prior ``slope |px - py|`` is subtracted; -inf at pads."""
     if PRIOR:
         products -= slope * tl.abs(px[:, None] - py[None, :])
     return tl.where(real_x[:, None] & real_y[None, :], products, NEG_INF)
@@ -74,7 +81,7 @@ def _scores(products, slope, px, py, real_x, real_y, PRIOR: tl.constexpr):
 
 @triton.jit
 def _scale(FACTORS, SLOPES, scale, head, LEARNT: tl.constexpr, PRIOR: tl.constexpr):
-    """What products are multiplied by, and the slope of the prior."""
+    """The factor of a head's products, with the slope of its prior."""
     slope = 0.0
     if LEARNT:
         scale *= tl.load(FACTORS + head)
@@ -85,7 +92,7 @@ def _scale(FACTORS, SLOPES, scale, head, LEARNT: tl.constexpr, PRIOR: tl.constex
 
 @triton.jit
 def _kept(seed, dropout, g, m, i, j):
-    """1/(1 - dropout) where a weight stays, else 0; the same forward and backward."""
+    """Dropout of the weights: factors 1/(1 - dropout) or 0, the same ones forward and backward."""
     place = (i * m)[:, None] + j[None, :]
     return tl.where(tl.rand(seed + g, place.to(tl.int32)) >= dropout, 1.0 / (1.0 - dropout), 0.0)
 
@@ -98,21 +105,21 @@ def _save(reaches, i, count, longest, top, log_total):
 
 @triton.jit
 def _reach(reaches, i, count, longest, there):
-    """Maximum and log of the sum over it; 0 where there is none."""
+    """Load a reach, the maximum with the log of the sum relative to it; 0 and 0 if ``there`` is false."""
     mask = tl.where(there, i < count, False)
     return tl.load(reaches + i, mask=mask, other=0.0), tl.load(reaches + longest + i, mask=mask, other=0.0)
 
 
 @triton.jit
 def _finished(top, total):
-    """The reach of a running maximum and sum; 0 of nothing."""
+    """The reach of a running maximum and sum; 0 and 0 if the sum is empty."""
     nothing = total == 0.0
     return tl.where(nothing, 0.0, top), tl.log(tl.where(nothing, 1.0, total))
 
 
 @triton.jit
 def _reduced(y, AXIS: tl.constexpr):
-    """The reach of the entries along an axis."""
+    """``logsumexp(y)`` along an axis as a reach, the maximum with the log of the sum relative to it."""
     top = tl.max(y, AXIS)
     top = tl.where(top == NEG_INF, 0.0, top)
     return _finished(top, tl.sum(tl.exp(y - tl.expand_dims(top, AXIS)), AXIS))
@@ -120,7 +127,10 @@ def _reduced(y, AXIS: tl.constexpr):
 
 @triton.jit
 def _shares(s, potential, top, log_total, AXIS: tl.constexpr):
-    """What each entry has in the sums along an axis; a large maximum goes first, so that they sum to 1."""
+    """``softmax(s + potential)`` along an axis, from the axis' reach.
+
+    The maximum is subtracted before the log of the sum. Their sum would round the log away at large scores.
+    """
     other: tl.constexpr = 1 - AXIS
     y = s + tl.expand_dims(potential, other)
     return tl.exp((y - tl.expand_dims(top, AXIS)) - tl.expand_dims(log_total, AXIS))
@@ -133,6 +143,8 @@ def short_forward(Q, K, V, FACTORS, SLOPES, QUERY_PADS, KEY_PADS, POSITIONS, REA
                   HAS_QUERY_PADS: tl.constexpr, HAS_KEY_PADS: tl.constexpr, LEARNT: tl.constexpr, PRIOR: tl.constexpr,
                   DROPS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr, N: tl.constexpr,
                   M: tl.constexpr):  # fmt: skip
+    # All half-updates of one sentence and head; writes REACHES and the values, OUT ``(programs, n, dv)``.
+    # Grid: sentence and head.
     g = tl.program_id(0).to(tl.int64)
     b, head = g // heads, g % heads
     i, j = tl.arange(0, N), tl.arange(0, M)
@@ -171,6 +183,8 @@ def short_backward(Q, K, V, FACTORS, SLOPES, QUERY_PADS, KEY_PADS, POSITIONS, RE
                    HAS_QUERY_PADS: tl.constexpr, HAS_KEY_PADS: tl.constexpr, LEARNT: tl.constexpr, PRIOR: tl.constexpr,
                    DROPS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr, N: tl.constexpr,
                    M: tl.constexpr):  # fmt: skip
+    # All gradients of one sentence and head, from GRAD_O ``(programs, n, dv)``: GRAD_Q, GRAD_K, GRAD_V, and its part of
+    # the factors' gradient, GRAD_FACTORS ``(programs,)``. Grid: sentence and head.
     g = tl.program_id(0).to(tl.int64)
     b, head = g // heads, g % heads
     i, j = tl.arange(0, N), tl.arange(0, M)
@@ -223,7 +237,7 @@ def short_backward(Q, K, V, FACTORS, SLOPES, QUERY_PADS, KEY_PADS, POSITIONS, RE
         of_products = tl.sum(tl.sum(grad * _products(q, k, scale, PRECISION), 1), 0)
         tl.store(GRAD_FACTORS + g, of_products)
     grad = grad * factor
-    # read again: they would take registers throughout the loop
+    # q and k are loaded again here: kept, they would take registers throughout the loop
     k = _rows(K + b * skb + head * skh, j, skn, D, d, real_j).to(tl.float32)
     _store(GRAD_Q + g * n * d, i, n, D, d, tl.dot(grad, k, input_precision=PRECISION))
     q = _rows(Q + b * sqb + head * sqh, i, sqn, D, d, real_i).to(tl.float32)
@@ -237,7 +251,11 @@ def reduce_side(X, Y, V, FACTORS, SLOPES, X_PADS, Y_PADS, X_POSITIONS, Y_POSITIO
                 VALUES: tl.constexpr, X_HAS_PADS: tl.constexpr, Y_HAS_PADS: tl.constexpr, LEARNT: tl.constexpr,
                 PRIOR: tl.constexpr, DROPS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr,
                 BLOCK: tl.constexpr):  # fmt: skip
-    """Half-update ``number`` of the n tokens of x; with ``VALUES`` the last softmax, and the values."""
+    """Half-update ``number`` of a block of x's n tokens, from the potential of y's m tokens; writes its reach.
+
+    With VALUES it is the last softmax, x are the queries, and the values are written to OUT ``(programs, n, dv)``.
+    Grid: sentence and head, block of x.
+    """
     g = tl.program_id(0).to(tl.int64)
     b, head = g // heads, g % heads
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -280,7 +298,11 @@ def undo_update(X, Y, FACTORS, SLOPES, X_PADS, Y_PADS, X_POSITIONS, Y_POSITIONS,
                 n, m, d, sxb, sxh, sxn, syb, syh, syn, sab, sbb, spb, heads, scale, number, longest,
                 X_HAS_PADS: tl.constexpr, Y_HAS_PADS: tl.constexpr, LEARNT: tl.constexpr, PRIOR: tl.constexpr,
                 D: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """The gradient of x's potential from that of y's potential, which half-update ``number`` made from it."""
+    """Go back through half-update ``number``, which computed y's potential from x's.
+
+    Reads the gradient of y's potential, ``GRADS[number]``; writes that of x's, ``GRADS[number - 1]``. GRADS is
+    ``(updates, programs, longest)``. Grid: sentence and head, block of x.
+    """
     g = tl.program_id(0).to(tl.int64)
     b, head = g // heads, g % heads
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -308,7 +330,11 @@ def undo_update(X, Y, FACTORS, SLOPES, X_PADS, Y_PADS, X_POSITIONS, Y_POSITIONS,
 @triton.jit
 def _last_softmax(s, do, v, delta, reaches, before, i, j, n, m, longest, updates, seed, dropout, g, DROPS: tl.constexpr,
                   PRECISION: tl.constexpr):  # fmt: skip
-    """The weights of a block after dropout, and what the gradient of the values is for the scores."""
+    """Gradient of the last softmax for a tile.
+
+    Returns:
+        the weights after dropout; the gradient of the scores through them.
+    """
     top, log_total = _reach(before, j, m, longest, updates > 0)
     of_rows, log_of_rows = _reach(reaches, i, n, longest, True)
     weights = _shares(s, -(top + log_total), of_rows, log_of_rows, 1)
@@ -329,7 +355,13 @@ def gradients(Q, K, V, FACTORS, SLOPES, QUERY_PADS, KEY_PADS, QUERY_POSITIONS, K
               KIND: tl.constexpr, HAS_QUERY_PADS: tl.constexpr, HAS_KEY_PADS: tl.constexpr, LEARNT: tl.constexpr,
               PRIOR: tl.constexpr, DROPS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr,
               BLOCK: tl.constexpr):  # fmt: skip
-    """``KIND`` says of what: "first" of the keys' last potential, "queries" of q and the factors, "keys" of k and v."""
+    """Gradients of a block of queries or keys of a long sentence.
+
+    KIND "first": of the keys' last potential, ``GRADS[updates - 1]``, from the last softmax alone.
+    KIND "queries": GRAD_Q, and the block's part of the factors' gradient, GRAD_FACTORS ``(programs, blocks)``.
+    KIND "keys": GRAD_K and GRAD_V.
+    Grid: sentence and head, block of queries if KIND is "queries", else of keys.
+    """
     g = tl.program_id(0).to(tl.int64)
     b, head = g // heads, g % heads
     t = tl.arange(0, BLOCK)
@@ -394,13 +426,13 @@ def gradients(Q, K, V, FACTORS, SLOPES, QUERY_PADS, KEY_PADS, QUERY_POSITIONS, K
 
 
 def short_warps(n: int, m: int) -> tuple[int, int]:
-    """The default of a program that holds so many scores, forward and backward."""
+    """Default number of warps, forward and backward, of a program that holds n x m scores."""
     entries = padded(n) * padded(m)
     return (4, 4) if entries <= 2048 else (8, 8) if entries <= 8192 else (8, 16)
 
 
 def _short(kernel, ctx, x, backward):
-    """Widths of the tiles, warps and stages of a kernel that holds all scores."""
+    """Sides of the tile, warps and stages of a kernel that holds all scores."""
     sides = padded(ctx.numbers[0]), padded(ctx.numbers[1])
     default = Blocks(0, short_warps(*sides)[backward], 1)
     return sides, *tuned(kernel.__name__, x.device, (8 * x.element_size(), *ctx.constants[5:7], *sides), default)[1:]
@@ -418,7 +450,7 @@ class _Attention(torch.autograd.Function):
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
         bsz, heads, n, d = q.shape
         m, dv, updates, programs = k.size(2), v.size(3), num_updates - 1, bsz * heads
-        # tensors that are not there are never read, so any other stands for them
+        # any tensor is passed in place of one that is not given; it is not read
         masks = (q, query_padding_mask), (k, key_padding_mask)
         query_pads, key_pads = (x if mask is None else mask.contiguous().view(torch.uint8) for x, mask in masks)
         learnt, prior = factors is not None, slopes is not None
@@ -491,7 +523,7 @@ class _Attention(torch.autograd.Function):
 
 
 def _sides(ctx, kept, rows):
-    """Tensors, numbers and constants of a kernel whose x are the rows, or the columns."""
+    """Tensors, numbers and flags of a kernel whose x are the queries, if ``rows``, or the keys."""
     q, k, v, factors, slopes, query_pads, key_pads, positions = kept
     n, m, d, dv, sqb, sqh, sqn, skb, skh, skn, svb, svh, svn, sab, sbb, spb, heads, scale, dropout, seed = ctx.numbers
     query_has, key_has, learnt, prior, drops, *sizes = ctx.constants

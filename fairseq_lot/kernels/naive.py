@@ -182,7 +182,7 @@ def near_far(
 ) -> Tensor:
     """Values of near_far attention by the dense formula; arguments as for the kernel.
 
-    The values are ``softmax_j(logs_ij) v``, with a and b as in ``near_far.py``, but natural logs:
+    The values are ``softmax_j(logs_ij) v``, with a and b as in ``near_far.py``:
 
         logs_ij = s q_i·k_j if |i - j| ≤ W else log Σ_t exp(a_it + b_jt)
         logs_ij -= slope |i - j|, with slopes

@@ -1,39 +1,45 @@
-"""near_far attention with one half-update: three launches forward and four backward, whatever the length.
+"""near_far attention with one half-update: three launches forward and four backward at any length.
 
-Keys stand in chunks of ``C``. A block of queries is as long as a chunk and lies half a chunk off the grid,
-
-    chunks of keys       |    0    |    1    |    2    |    3    |   ...
-    blocks of queries   0    |    1    |    2    |    3    |    4   ...
-
-so the two chunks that block ``c`` overlaps, ``c - 1`` and ``c``, hold its queries' bands if ``2 W <= C``. A program
-meets these two key by key. All other chunks are *beyond* the block. ``summarise_keys`` makes of each chunk and feature
-``top_t = max_j b_jt``, ``mass_t = sum_j exp(b_jt - top_t)`` and ``sum_t = sum_j exp(b_jt - top_t) v_j``, and ``merge``
-merges these over the chunks beyond each block. To a query they are r more keys: of score ``a_it + top_t``, mass
-``mass_t`` and value ``sum_t``. Chunks are merged anew for each block, relative to the largest among them. So nothing is
-subtracted, and in the causal form no later key decides what powers are relative to.
-
-The way back is the same with the roles exchanged. Chunk ``c`` is met by blocks ``c`` and ``c + 1``; the other blocks
-reach it through sums over their queries, which ``merge`` makes, too.
-
-All logs are to base two. ``a`` and ``b`` are the logs of the features of queries and keys,
+Keys j in the band of query i, ``|i - j| <= W``, have exact scores. All other keys have the features' score,
+``log sum_t exp(a_it + b_jt)``, where a and b are the logs of the features of queries and keys,
 
     a_it = s q_i.z_t - s|q_i|^2/2 + c_t - log r        b_jt = s k_j.z_t - s|k_j|^2/2
     with tangents
     a_it = s (q_i - z_t).mean_t + c_t - log r          b_jt = s k_j.z_t
 
-where ``mean_t`` is the mean of the keys by ``softmax_j(b_jt)``. ``merge`` makes it beside the sums, and on the way back
-its gradient.
+and ``mean_t`` is the mean of the keys, weighted by ``softmax_j(b_jt)``. In the kernels all logs are to base two.
 
-Without tangents a sentence of at most ``DENSE`` slots has nothing beyond: blocks are on the grid and meet all chunks.
-That is one launch forward; backward two for one chunk, and three for two.
+Chunks and blocks: keys are cut into chunks of ``C`` slots, queries into blocks of C slots, half a chunk off.
 
-Inside a pair of block and chunk the products of features are one product of matrices, ``phi psi^T`` with
-``psi_jt = 2^(b_jt - top_t + ROOM)`` and ``phi_it = 2^(a_it + top_t - reference_i + ROOM)``. The room makes use of all
-of float32's range: features of keys in the band, or of later ones in the causal form, do not count in a row, but they
-are among those in ``top``. They may be 2^(2 ROOM) above what counts before it loses a bit.
+    chunks of keys       |    0    |    1    |    2    |    3    |   ...
+    blocks of queries   0    |    1    |    2    |    3    |    4   ...
 
-Of every row its peak and the log of its sum relative to the peak are kept apart: at scores of 1e7 a float32 that holds
-both would lose the second.
+Block ``c`` overlaps the chunks ``c - 1`` and ``c``. They hold the bands of all its queries if ``2 W <= C``; a program
+reads them key by key. All other chunks are *beyond* the block and are read as sums, three for each feature:
+
+    summarise_keys   for each chunk: top_t = max_j b_jt, mass_t = sum_j exp(b_jt - top_t),
+                     sum_t = sum_j exp(b_jt - top_t) v_j
+    merge            the same three for each block, over all chunks beyond it
+    attend           the values of each block: feature t adds exp(a_it + top_t) mass_t to the total weight of row i, and
+                     exp(a_it + top_t) sum_t to its weighted values
+
+``merge`` adds up the chunks anew for each block, relative to the largest top among them. Nothing is subtracted, so no
+digits cancel, and in the causal form no later key changes the scaling.
+
+Backward: ``query_gradients``, ``merge``, ``key_gradients``, ``add_up``. Blocks and chunks exchange their roles:
+chunk ``c`` reads the queries of blocks ``c`` and ``c + 1`` one by one, and sums over the queries of all other blocks.
+With tangents, ``merge`` also computes the means forward and their gradient backward.
+
+Short sentences: without tangents, a sentence of at most ``DENSE`` slots has nothing beyond: blocks are not shifted
+and read all chunks. Forward this is one launch. Backward it is two for one chunk (``all_gradients``), three for two.
+
+Range of float32: in a pair of block and chunk the sums over features are one matrix product, ``phi psi^T`` with
+``psi_jt = 2^(b_jt - top_t + ROOM)`` and ``phi_it = 2^(a_it + top_t - reference_i + ROOM)``. ``top`` is taken over all
+keys of the chunk, also over keys that row i does not count: those in its band, and later ones in the causal form. They
+may exceed the counted ones by a factor of 2^(2 ROOM) before precision is lost.
+
+A row's maximum and the log of its sum relative to the maximum are stored separately: at scores of 1e7 one float32 for
+both would round the log away.
 """
 
 import functools
@@ -54,13 +60,21 @@ from fairseq_lot.kernels.near_far_tiles import LOG2_E
 from fairseq_lot.numerics.autograd import once_in_full_precision
 
 CHUNK = 64  # keys in a chunk, queries in a block
-TILE = 32  # of those that a block or chunk meets, how many at once
-MERGED = 32  # chunks that are merged at once, and blocks for which they are
-STAGES = 1  # of loads ahead: loops are short, and other programs fill the time
+TILE = 32  # keys of a block, or queries of a chunk, that are read at once
+MERGED = 32  # chunks that a program of merge reads at once, and blocks that it writes
+STAGES = 1  # no loads ahead: loops are short, and other programs hide the latency
 
 
 class _Cut:
-    """How n slots are cut into chunks and blocks, and whether any chunk is beyond a block."""
+    """How n slots are cut into chunks of keys and blocks of queries.
+
+    Attributes:
+        beyond: whether chunks can be beyond a block.
+        length: C, slots in a chunk or block.
+        tile: slots that are read at once.
+        chunks, blocks: how many there are; blocks without queries are not counted.
+        sides: 2 if the sums over keys before and after a block are separate, else 1.
+    """
 
     def __init__(self, n: int, early: int, chunk: int, tile: int, settings: NearFarSettings):
         self.beyond = n > launch.DENSE or settings.tangents
@@ -68,13 +82,13 @@ class _Cut:
         self.tile = min(tile, self.length)
         self.chunks = -(-n // self.length)
         shift = self.length // 2 if self.beyond else 0
-        #: blocks before the first query
+        #: number of blocks before the first query's block
         self.skip = (early + shift) // self.length
         self.blocks = -(-(n + shift) // self.length) - self.skip
         self.sides = 2 if settings.slopes is not None and not settings.causal else 1
 
     def sums(self, count: int, programs: int, r: int, width: int, device: torch.device) -> dict[str, Tensor]:
-        """Room for the tops, masses and sums of ``count`` chunks or blocks; none if there is none beyond another."""
+        """Empty tensors for the tops, masses and sums of ``count`` chunks or blocks; of size 0 if nothing is beyond."""
         shape = (programs, self.sides, count if self.beyond else 0, r)
         return _empty(device, TOPS=shape, MASSES=shape, SUMS=(*shape, width))
 
@@ -88,14 +102,14 @@ def _to(sums: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def precision(x: Tensor) -> str:
-    """How products of float32 are taken: as precise as the inputs are; of half precision they keep ten digits."""
+    """Triton's ``input_precision`` for products of float32: full for x in float32, tf32 for x in half precision."""
     if not x.is_cuda and x.dtype != torch.float16:
         return "ieee"
     return "tf32x3" if x.dtype == torch.float32 else "tf32"
 
 
 def sizes_of_cuts(x: Tensor) -> tuple[int, int]:
-    """The length of a chunk, and of a tile of it; both small where a thread would run out of registers."""
+    """Default lengths of a chunk and of a tile; smaller if the kernels would otherwise spill registers."""
     wide = x.size(-1) > 64
     if x.is_cuda and (x.dtype == torch.float32 or (wide and torch.cuda.get_device_capability(x.device)[0] < 9)):
         return 32, 16
@@ -103,7 +117,7 @@ def sizes_of_cuts(x: Tensor) -> tuple[int, int]:
 
 
 def warps(width: int) -> int:
-    """Warps of a program with tiles of that width."""
+    """Default number of warps of a program with tiles of that width."""
     return 4 if width <= 64 else 8
 
 
@@ -112,19 +126,19 @@ def _last_beside(x: Tensor) -> Tensor:
 
 
 def _time_first(like: Tensor, width: int) -> Tensor:
-    """``(bsz, heads, n, width)``, so laid out that (n, bsz, heads x width) is a view."""
+    """An empty tensor ``(bsz, heads, n, width)``, laid out so that ``(n, bsz, heads x width)`` is a view of it."""
     bsz, heads, n, _ = like.shape
     return torch.empty(n, bsz, heads, width, dtype=like.dtype, device=like.device).permute(1, 2, 0, 3)
 
 
 def strides(name: str, x: Tensor, axes: str) -> dict[str, int]:
-    """The strides of the first axes as a kernel names them: ``sqb``, ``sqh``, ``sqn`` for ``"sq"`` and ``"bhn"``."""
+    """Strides of the first axes by their names in a kernel: ``sqb``, ``sqh``, ``sqn`` for ``"sq"`` and ``"bhn"``."""
     return {f"{name}{axis}": stride for axis, stride in zip(axes, x.stride(), strict=False)}
 
 
 @functools.cache
 def _parameters(kernel: Any) -> list[Callable[[dict[str, Any]], tuple]]:
-    """What takes a kernel's tensors, numbers and constants, in this order, from arguments by name."""
+    """Functions that pick a kernel's tensors, numbers and constants, in this order, from arguments by name."""
     names = kernel.arg_names
     small = [i for i, name in enumerate(names) if name.islower()]
     parts = names[: small[0]], names[small[0] : small[-1] + 1], names[small[-1] + 1 :]
@@ -132,7 +146,7 @@ def _parameters(kernel: Any) -> list[Callable[[dict[str, Any]], tuple]]:
 
 
 def _launch(kernel: Any, grid: tuple[int, ...], **arguments: Any) -> None:
-    """Launch with those of the arguments that the kernel takes."""
+    """Launch a kernel; arguments that it does not take are ignored."""
     tile, warps, stages = _tuned(kernel, arguments, arguments["T"])
     arguments["T"] = min(tile, arguments["C"])
     tensors, numbers, constants = (chosen(arguments) for chosen in _parameters(kernel))
@@ -145,7 +159,7 @@ def _tuned(kernel: Any, arguments: dict[str, Any], block: int) -> Blocks:
 
 
 def _merge(cut: _Cut, sources: int, targets: int, to_keys: bool, arguments: dict[str, Any]) -> None:
-    """Launch :func:`merge`, with one more program for each feature where there are tangents."""
+    """Launch :func:`merge`; with tangents there is one more program for each feature."""
     arguments = arguments | {"num_warps": 4}
     merged = _tuned(merge, arguments, MERGED).block
     grid = (arguments["programs"] * arguments["R"], -(-targets // merged) + arguments["TANGENTS"], cut.sides)
@@ -164,7 +178,7 @@ class _NearFar(torch.autograd.Function):
         numbers = {"device": device, "sizes": (8 * q.element_size(), R, D, DV), "num_warps": warps(max(d, dv))}
         chunk, tile = sizes_of_cuts(q)
         cut = _Cut(n, n - rows, _tuned(summarise_keys, numbers, chunk).block, tile, settings)
-        # what is not there is not read, and any tensor stands for it
+        # any tensor is passed in place of one that is not given; it is not read
         held = {"Q": q, "K": k, "V": v, "Z": features, "BIAS": bias, "SLOPES": q if slopes is None else slopes}
         held["PADS"] = q if pads is None else pads.contiguous().view(torch.uint8)
         numbers |= {"n": n, "early": n - rows, "skip": cut.skip, "r": r, "d": d, "dv": dv, "heads": heads}
@@ -206,7 +220,7 @@ class _NearFar(torch.autograd.Function):
         grad_out = _last_beside(grad_out)
         grads = {"GRAD_Q": _time_first(q, d), "GRAD_K": _time_first(k, d), "GRAD_V": _time_first(v, dv)}
         alone = cut.chunks == 1 and not cut.beyond
-        # parts of the gradients of the features and of the bias
+        # number of the programs' parts of the gradients of bias and features
         blocks = 1 if alone else cut.blocks
         partials = 1 if alone else cut.chunks + (1 if tangents else blocks)
         parts = _empty(device, GRAD_Z=(programs, partials, r, d), GRAD_BIAS=(programs, blocks, r))
@@ -238,9 +252,9 @@ def near_far(
     """Values of near_far attention, ``(bsz, num_heads, rows, value_dim)``, zero in rows without mass.
 
     Args:
-        q: ``(bsz, num_heads, rows, d)``; fewer rows than keys in the causal form alone.
-        k, v: ``(bsz, num_heads, n, d)``, all in one type.
-        features: z, ``(num_heads, r, d)``, in that type or float32.
+        q: ``(bsz, num_heads, rows, d)``; fewer rows than keys only in the causal form.
+        k, v: ``(bsz, num_heads, n, width)``, in the dtype of q.
+        features: z, ``(num_heads, r, d)``, in the dtype of q or float32.
         feature_bias: c, ``(num_heads, r)``.
     """
     return _NearFar.apply(q, k, v, features, feature_bias, settings)

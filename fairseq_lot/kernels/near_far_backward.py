@@ -1,4 +1,4 @@
-"""The kernels of near_far attention's gradient; ``near_far.py`` says how they work together."""
+"""Backward kernels of near_far attention; ``near_far.py`` explains how they work together."""
 
 import triton
 import triton.language as tl
@@ -28,7 +28,7 @@ from fairseq_lot.kernels.tiles import NEG_INF
 
 @triton.jit
 def _of_feature_logs(grad_logs, x, z, HAS_NORMS: tl.constexpr, PRECISION: tl.constexpr):
-    """Gradients of ``x.z_t``, less ``|x|^2/2`` with norms, as x and as z."""
+    """Gradients of x and z through ``x.z_t``, and with HAS_NORMS ``-|x|^2/2``, from those of these logs."""
     TYPE: tl.constexpr = x.dtype
     of_x = product(grad_logs, z, TYPE, PRECISION)
     if HAS_NORMS:
@@ -44,11 +44,18 @@ def query_gradients(Q, K, V, Z, BIAS, SLOPES, PADS, MEANS, CONSTANTS, TOPS, MASS
                     BEYOND: tl.constexpr, CAUSAL: tl.constexpr, TANGENTS: tl.constexpr, HAS_PADS: tl.constexpr,
                     HAS_SLOPES: tl.constexpr, R: tl.constexpr, C: tl.constexpr, T: tl.constexpr, D: tl.constexpr,
                     DV: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """The gradient of a block of queries, its part of the features' gradient, and its sums for the keys beyond it.
+    """Gradients of a block of queries, from GRAD_OUT (dout).
 
-    The sums are ``sum_i phi_it dout_i`` and ``sum_i phi_it delta_i``, relative to the largest, of a query's features
-    over the sum of its row. With tangents the part is ``sum_i grad_it q_i``, of which the gradient of the means is
-    made. Grid: sentence and head, block.
+    Writes:
+        GRAD_Q: gradient of the queries.
+        DELTA: ``delta_i = out_i.dout_i``, ``(programs, rows)``.
+        GRAD_BIAS: the block's part of the bias's gradient, ``sum_i grad_it``, ``(programs, blocks, r)``.
+        GRAD_Z: the block's part of the features' gradient, ``(programs, partials, r, d)``; with tangents instead
+            QUERY_SUMS, ``sum_i grad_it q_i``, ``(programs, blocks, r, d)``, from which ``merge`` gets the means'.
+        TO_TOPS, TO_MASSES, TO_SUMS: sums for the keys beyond the block, ``sum_i phi_it delta_i`` (masses) and
+            ``sum_i phi_it dout_i``, where ``phi_it`` is ``2^(a_it)`` over the sum of row i, relative to ``2^top_t``.
+
+    Grid: sentence and head, block.
     """
     g, at_block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, head = g // heads, g % heads
@@ -120,11 +127,11 @@ def query_gradients(Q, K, V, Z, BIAS, SLOPES, PADS, MEANS, CONSTANTS, TOPS, MASS
 @triton.jit
 def _of_means(k, real, key_logs, MEANS, GRAD_MEANS, TOTAL_TOPS, TOTAL_MASSES, g, r, d, natural,
               R: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """What keys and their logs get by the means: ``mean_t = sum_j share_jt k_j``."""
+    """Gradients of keys and of their logs ``b_jt`` through the means, ``mean_t = sum_j softmax_j(b_jt) k_j``."""
     t = tl.arange(0, R)
     means = load_rows(MEANS + g * R * d, t, d, d, t < r, D)
     of_means = load_rows(GRAD_MEANS + g * R * d, t, d, d, t < r, D)
-    if PRECISION == "tf32":  # both products below see the same numbers, so what they add to the logs sums to zero
+    if PRECISION == "tf32":  # rounded once for both products below, so that their gradients of the logs sum to zero
         of_means = (rounded_to_tf32(of_means).to(tl.int32, bitcast=True) & -0x2000).to(tl.float32, bitcast=True)
     top, mass = tl.load(TOTAL_TOPS + g * R + t), tl.load(TOTAL_MASSES + g * R + t)
     shares = tl.exp2(key_logs - finite(top)[None, :]) / tl.where(mass > 0.0, mass, 1.0)[None, :]
@@ -141,9 +148,10 @@ def key_gradients(Q, K, V, Z, BIAS, SLOPES, PADS, MEANS, CONSTANTS, GRAD_MEANS, 
                   BEYOND: tl.constexpr, CAUSAL: tl.constexpr, TANGENTS: tl.constexpr, HAS_PADS: tl.constexpr,
                   HAS_SLOPES: tl.constexpr, R: tl.constexpr, C: tl.constexpr, T: tl.constexpr, D: tl.constexpr,
                   DV: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """The gradients of a chunk of keys and values, and its part of the features' gradient: keys are rows here.
+    """Gradients of a chunk: GRAD_K, GRAD_V, and its part of the features' gradient, GRAD_Z.
 
-    Grid: sentence and head, chunk.
+    Tiles have keys as rows and queries as columns. GRAD_Z is ``(programs, partials, r, d)``; the chunks' parts come
+    after the blocks'. Grid: sentence and head, chunk.
     """
     g, c = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, head = g // heads, g % heads
@@ -163,7 +171,7 @@ def key_gradients(Q, K, V, Z, BIAS, SLOPES, PADS, MEANS, CONSTANTS, GRAD_MEANS, 
     grad_k = tl.zeros([C, D], tl.float32)
     grad_v = tl.zeros([C, DV], tl.float32)
     grad_logs = tl.zeros([C, R], tl.float32)
-    if TANGENTS:  # first, as it needs many registers
+    if TANGENTS:  # first, because it needs many registers
         grad_k, grad_logs = _of_means(
             k, real, key_logs, MEANS, GRAD_MEANS, TOTAL_TOPS, TOTAL_MASSES, g, r, d, natural, R, D, PRECISION
         )
@@ -225,7 +233,7 @@ def all_gradients(Q, K, V, Z, BIAS, SLOPES, PADS, OUT, ROW_PEAKS, ROW_LOGS, GRAD
                   natural, window, CAUSAL: tl.constexpr, HAS_PADS: tl.constexpr, HAS_SLOPES: tl.constexpr,
                   R: tl.constexpr, C: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
                   PRECISION: tl.constexpr):  # fmt: skip
-    """All gradients of a sentence of one chunk without tangents. Grid: sentence and head."""
+    """All gradients of a sentence that is one chunk, without tangents. Grid: sentence and head."""
     g = tl.program_id(0).to(tl.int64)
     b, head = g // heads, g % heads
     t, i = tl.arange(0, R), tl.arange(0, C)
@@ -280,7 +288,11 @@ def all_gradients(Q, K, V, Z, BIAS, SLOPES, PADS, OUT, ROW_PEAKS, ROW_LOGS, GRAD
 @triton.jit(do_not_specialize=RUNTIME)
 def add_up(GRAD_Z, GRAD_BIAS, TO_Z, TO_BIAS, r, d, sentences, heads, partials, blocks,
            N: tl.constexpr, D: tl.constexpr):  # fmt: skip
-    """The gradients of one feature and its bias from the parts of all programs of its head. Grid: head x feature."""
+    """Add up the parts of one feature's gradient, and of its bias's, over all sentences, blocks and chunks.
+
+    Reads GRAD_Z, ``(programs, partials, r, d)``, and GRAD_BIAS, ``(programs, blocks, r)``; writes TO_Z, ``(heads, r,
+    d)``, and TO_BIAS, ``(heads, r)``. Grid: head x feature.
+    """
     head, t = tl.program_id(0) // r, tl.program_id(0) % r
     e = tl.arange(0, D)
     total = tl.zeros([D], tl.float32)

@@ -1,4 +1,4 @@
-"""The kernels of near_far attention forward; ``near_far.py`` says how they work together."""
+"""Forward kernels of near_far attention; ``near_far.py`` explains how they work together."""
 
 import triton
 import triton.language as tl
@@ -30,10 +30,12 @@ def summarise_keys(K, V, Z, SLOPES, PADS, TOPS, MASSES, SUMS, KEY_TOPS, KEY_MASS
                    n, r, d, dv, skb, skh, skn, svb, svh, svn, spb, heads, scale,
                    TANGENTS: tl.constexpr, HAS_PADS: tl.constexpr, HAS_SLOPES: tl.constexpr, R: tl.constexpr,
                    C: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Of every chunk and feature the largest log, and the sums of masses and values relative to it.
+    """For one chunk and each feature t, sums over the chunk's keys: top, mass and sum of ``near_far.py``.
 
-    With tangents the sums of masses and keys as well, without the slopes. Grid: sentence and head, chunk, side.
-    Written as (programs, sides, chunks, R [, dv]) and (programs, chunks, R [, d]).
+    Writes TOPS and MASSES, ``(programs, sides, chunks, R)``, and SUMS, ``(programs, sides, chunks, R, dv)``. With
+    slopes ``b_jt`` falls by the distance of key j to the edge of the chunk, its end for side 0, its start for side 1.
+    With tangents side 0 also writes KEY_TOPS and KEY_MASSES, ``(programs, chunks, R)``, and KEY_SUMS, ``(programs,
+    chunks, R, d)``: without slopes, and with keys in place of values. Grid: sentence and head, chunk, side.
     """
     g, c, side = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     b, head = g // heads, g % heads
@@ -44,7 +46,7 @@ def summarise_keys(K, V, Z, SLOPES, PADS, TOPS, MASSES, SUMS, KEY_TOPS, KEY_MASS
     v = load_rows(V + b * svb + head * svh, j, svn, dv, real, DV)
     z = load_rows(Z + head * r * d, t, d, d, t < r, D)
     logs = tl.where(real[:, None], feature_logs(k, z, scale, not TANGENTS, PRECISION), NEG_INF)
-    if TANGENTS:  # noqa: SIM102, the compiler decides this one alone
+    if TANGENTS:  # noqa: SIM102, Triton must evaluate this condition alone, when it compiles
         if side == 0:
             top = tl.max(logs, 0)
             psi = tl.exp2(logs - finite(top)[None, :])
@@ -68,7 +70,7 @@ def _merge_chunks(TOPS, MASSES, SUMS, slope, target, t, side, sources, skip, dv,
                   TO_KEYS: tl.constexpr, CAUSAL: tl.constexpr, TWO_SIDES: tl.constexpr, HAS_SLOPES: tl.constexpr,
                   R: tl.constexpr, C: tl.constexpr, N: tl.constexpr, DV: tl.constexpr,
                   PRECISION: tl.constexpr):  # fmt: skip
-    """One feature's top, mass and sums over all sources beyond each target."""
+    """One feature's top, mass and sum over all sources beyond each target: ``(N,)``, ``(N,)``, ``(N, DV)``."""
     top = tl.full([N], NEG_INF, tl.float32)
     mass = tl.zeros([N], tl.float32)
     sums = tl.zeros([N, DV], tl.float32)
@@ -104,7 +106,7 @@ def _merge_chunks(TOPS, MASSES, SUMS, slope, target, t, side, sources, skip, dv,
 
 @triton.jit
 def _mean_of_keys(TOPS, MASSES, SUMS, sources, d, R: tl.constexpr, N: tl.constexpr, D: tl.constexpr):
-    """One feature's top and mass over all keys, and their mean; zero of no keys."""
+    """One feature's top and mass over all keys, with the mean of the keys; 0 if there are no keys."""
     top = tl.full([1], NEG_INF, tl.float32)
     mass = tl.zeros([1], tl.float32)
     total = tl.zeros([D], tl.float32)
@@ -124,7 +126,7 @@ def _mean_of_keys(TOPS, MASSES, SUMS, sources, d, R: tl.constexpr, N: tl.constex
 
 @triton.jit
 def _add_query_sums(QUERY_SUMS, GRAD_BIAS, g, t, r, d, sources, N: tl.constexpr, D: tl.constexpr):
-    """One feature's ``sum_i grad_i q_i`` and ``sum_i grad_i`` over all blocks."""
+    """One feature's ``sum_i grad_it q_i`` and ``sum_i grad_it``, added up over all blocks."""
     sums = tl.zeros([D], tl.float32)
     total = tl.zeros([1], tl.float32)
     for start in range(0, sources, N):
@@ -145,15 +147,16 @@ def merge(TOPS, MASSES, SUMS, SLOPES, TO_TOPS, TO_MASSES, TO_SUMS,
           DV: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """One feature's sums over all sources beyond each of N targets.
 
-    Sources are chunks and targets blocks or, ``TO_KEYS``, the other way round; blocks are counted from ``skip`` on.
-    Without slopes what is before and what is after is one sum; with them each side has its own, and falls with the gap
-    between chunk and block.
+    Forward, sources are chunks and targets are blocks; with TO_KEYS (backward) it is the reverse. Blocks are numbered
+    from ``skip`` on. Reads TOPS and MASSES, ``(programs, sides, sources, R)``, and SUMS, ``(programs, sides, sources,
+    R, dv)``; writes the same with targets in place of sources to TO_TOPS, TO_MASSES and TO_SUMS. With slopes, sources
+    fall by the gap between chunk and block. Two sides: those before a target and those after it have separate sums.
 
-    With tangents one more program per feature sums over all sources. Forward it makes the mean of the keys, the
-    constant ``s z.mean``, and the top and mass of the keys. ``TO_KEYS`` it makes the gradient of the mean, over s,
-    and what z gets by the constant.
+    With tangents, one more program per feature sums over all sources. Forward it writes the mean of the keys to MEANS,
+    the constant ``s z.mean`` to CONSTANTS, and the keys' top and mass to TOTAL_TOPS and TOTAL_MASSES. With TO_KEYS it
+    writes the gradient of the mean, divided by s, to GRAD_MEANS, and the gradient of z through the constant to GRAD_Z.
 
-    Grid: (sentence and head) x feature, N targets and one more with tangents, side.
+    Grid: (sentence and head) x feature, N targets (with tangents, one more), side.
     """
     g, t, side = tl.program_id(0).to(tl.int64) // R, tl.program_id(0) % R, tl.program_id(2)
     head = g % heads
@@ -197,9 +200,11 @@ def attend(Q, K, V, Z, BIAS, SLOPES, PADS, MEANS, CONSTANTS, TOPS, MASSES, SUMS,
            BEYOND: tl.constexpr, CAUSAL: tl.constexpr, TANGENTS: tl.constexpr, HAS_PADS: tl.constexpr,
            HAS_SLOPES: tl.constexpr, R: tl.constexpr, C: tl.constexpr, T: tl.constexpr, D: tl.constexpr,
            DV: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """The values of a block of queries; the peak of each row, +inf without mass, and the log of its sum over that.
+    """The values of a block of queries, written to OUT ``(rows, programs, dv)``.
 
-    Queries stand in the slots from ``early`` on, blocks are counted from ``skip`` on. Grid: sentence and head, block.
+    Also writes, ``(programs, rows)`` each, the maximum of a row to ROW_PEAKS, +inf for rows without mass, and the log
+    of its sum relative to the maximum to ROW_LOGS. Queries are the slots from ``early`` on; blocks are numbered from
+    ``skip`` on. Grid: sentence and head, block.
     """
     g, at_block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, head = g // heads, g % heads
@@ -236,7 +241,7 @@ def attend(Q, K, V, Z, BIAS, SLOPES, PADS, MEANS, CONSTANTS, TOPS, MASSES, SUMS,
         k = load_rows(K + b * skb + head * skh, j, skn, d, real, D)
         distance = i[:, None] - j[None, :]
         near, far = near_and_far(distance, real[None, :], window, CAUSAL)
-        # the features' part, as ``part`` times 2^reference
+        # weights by the features: ``part`` times 2^reference
         key_logs = tl.where(real[:, None], feature_logs(k, z, scale, not TANGENTS, PRECISION), NEG_INF)
         top = finite(tl.max(key_logs, 0))
         reference = tl.max(a + top[None, :], 1)
@@ -265,5 +270,5 @@ def attend(Q, K, V, Z, BIAS, SLOPES, PADS, MEANS, CONSTANTS, TOPS, MASSES, SUMS,
     row = g * (n - early) + i - early
     tl.store(ROW_PEAKS + row, tl.where(some, peak, INF), mask=is_query)
     tl.store(ROW_LOGS + row, tl.log2(mass), mask=is_query)
-    width = tl.num_programs(0) * dv  # time first, as the projection after it wants them
+    width = tl.num_programs(0) * dv  # time first, as the output projection reads it
     store_rows(OUT + g * dv, i - early, width, dv, is_query, values / mass[:, None], DV)

@@ -18,12 +18,15 @@ from fairseq_lot.transport.sinkhorn import solve
 class Certificate:
     """Ratios of a measured change to its bound, one for each of k perturbations; at most 1 where the theorem holds.
 
+    P_τ(S) is the entropic plan of the scores S at temperature τ, with row sums 1. The perturbation changes the scores
+    from S to T, and the values from V to W.
+
     Attributes:
-        plan_ratio: ``‖P_τ(S) - P_τ(T)‖₁`` over ``(n/τ) ‖S - T‖_∞``, inequality (31) of [CETA]; ``(k, ...)``.
-        output_ratio: ``Σ_i ‖((P_τ(S) - P_τ(T)) V)_i‖₂`` over ``(n/τ) ‖S - T‖_∞ max_j ‖V_j - mean V‖₂``, a bound
-            derived from (31); ``(k, ...)``.
-        inequality_44_ratio: ``‖P_τ(S) V - P_τ(T) W‖`` over ``‖V - W‖ + (n/τ) ‖S - T‖_∞ ‖W‖``, inequality (44) of
-            [CETA]; ``‖·‖`` is the largest norm of a row; ``(k, ...)``.
+        plan_ratio: ``(k, ...)``, ``‖P_τ(S) - P_τ(T)‖₁`` over ``(n/τ) ‖S - T‖_∞``, inequality (31) of [CETA].
+        output_ratio: ``(k, ...)``, ``Σ_i ‖((P_τ(S) - P_τ(T)) V)_i‖₂`` over
+            ``(n/τ) ‖S - T‖_∞ max_j ‖V_j - mean V‖₂``, a bound derived from (31).
+        inequality_44_ratio: ``(k, ...)``, ``‖P_τ(S) V - P_τ(T) W‖`` over ``‖V - W‖ + (n/τ) ‖S - T‖_∞ ‖W‖``, inequality
+            (44) of [CETA]; ``‖·‖`` is the largest norm of a row.
         marginal_error: ``(...)``, in units of mass: the marginal error of the base plan plus the largest one of the
             perturbed plans. The theorems assume 0.
     """
@@ -50,10 +53,10 @@ def perturbation_certificate(
     Args:
         scores: ``(..., n, m)``, S, without pads; float64 for ratios near 0.
         v: ``(..., m, d)``, the values V.
-        noise: ``(k, ..., n, m)``, T - S; not all zero in any plan.
+        noise: ``(k, ..., n, m)``, T - S; each n × m matrix has an entry that is not 0.
         value_noise: ``(k, ..., m, d)``, W - V for (44); default: W = V.
         epsilon: τ, in the unit of the scores: a number, or one for each plan, ``(..., 1, 1)``.
-        tolerance: the solver stops at this marginal error.
+        tolerance: the solver stops at this marginal error, in units of mass.
     """
     n = scores.size(-2)
     log_a, log_b = uniform_log_mass(None, scores), uniform_log_mass(None, scores.transpose(-1, -2))
@@ -73,15 +76,15 @@ def perturbation_certificate(
 class CouplingCertificate:
     """Ratios of a measured change to its bound for LOT's weights ``A = n·Γ1 diag(1/σ) Γ2ᵀ``.
 
-    Γ1 has the scores S1, Γ2 the scores S2, in units of ε; T1 and T2 are the perturbed ones, and B is A with them.
+    Γ1 is computed from the scores S1, Γ2 from the scores S2, both divided by ε. The perturbation changes S1 to T1, S2
+    to T2, the values from V to W and so the weights from A to B. ``‖·‖`` is the largest norm of a row.
 
     Attributes:
-        plan_ratio: ``‖A - B‖₁`` over ``n √(‖S1 - T1‖_∞² + ‖S2 - T2‖_∞²)``, exact plans; ``(k, ...)``.
-        output_ratio: ``‖A V - B W‖`` over ``‖V - W‖`` plus the same bound times ``‖W‖``, exact plans; ``‖·‖`` is the
-            largest norm of a row; ``(k, ...)``.
-        as_run_ratio: ``‖A V - B W‖`` over ``‖V - W‖ + √((u1 ‖S1 - T1‖_∞)² + (u2 ‖S2 - T2‖_∞)²) ‖W‖``, plans after u1
-            and u2 half-updates; ``(k, ...)``.
-        marginal_error: ``(...)``, in units of mass, as in :class:`Certificate`: the larger of the two plans'.
+        plan_ratio: ``(k, ...)``, ``‖A - B‖₁`` over ``β = n √(‖S1 - T1‖_∞² + ‖S2 - T2‖_∞²)``, for exact plans.
+        output_ratio: ``(k, ...)``, ``‖A V - B W‖`` over ``‖V - W‖ + β ‖W‖``, for exact plans.
+        as_run_ratio: ``(k, ...)``, ``‖A V - B W‖`` over ``‖V - W‖ + √((u1 ‖S1 - T1‖_∞)² + (u2 ‖S2 - T2‖_∞)²) ‖W‖``,
+            for plans after u1 and u2 half-updates.
+        marginal_error: ``(...)``, in units of mass: the larger one of both plans, each as in :class:`Certificate`.
     """
 
     plan_ratio: Tensor
@@ -106,14 +109,15 @@ def coupling_certificate(
     """Perturb the scores of both plans and compare the change of their coupling with its bound.
 
     Args:
-        query_scores: ``(..., n, r)``, S1, and key_scores: ``(..., m, r)``, S2, without pads, already divided by
-            epsilon; float64 for ratios near 0.
+        query_scores: ``(..., n, r)``, S1, without pads, already divided by epsilon; float64 for ratios near 0.
+        key_scores: ``(..., m, r)``, S2, likewise.
         log_masses: ``(..., r)``, log σ.
         v: ``(..., m, d)``, the values V.
-        query_noise: ``(k, ..., n, r)``, T1 - S1, and key_noise: ``(k, ..., m, r)``, T2 - S2, not both all zero.
+        query_noise: ``(k, ..., n, r)``, T1 - S1.
+        key_noise: ``(k, ..., m, r)``, T2 - S2; not zero everywhere if query_noise is.
         value_noise: ``(k, ..., m, d)``, W - V; default: W = V.
         query_updates, key_updates: u1 and u2, the half-updates for ``as_run_ratio``.
-        tolerance: the solver of the exact plans stops at this marginal error.
+        tolerance: the solver of the exact plans stops at this marginal error, in units of mass.
     """
     n = query_scores.size(-2)
     log_a, log_b = uniform_log_mass(None, query_scores), uniform_log_mass(None, key_scores)

@@ -9,7 +9,8 @@ The features give the expected position p_i. Written with whole matrices, for qu
     values = softmax(logs, -1) v
 
 Each query reads 2W + 1 keys: time and memory are O(n (r + W) d). The features' sum over the keys outside of the band
-is their sum over all keys minus the band's. A rest below rounding (1e-5 in float32) counts as zero.
+is computed as the sum over all keys minus the sum over the band; a difference below rounding (1e-5 in float32) counts
+as zero.
 """
 
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from fairseq_lot.numerics.autograd import once_in_full_precision
 
 @dataclass(frozen=True)
 class FarSummary:
-    """Sums over all keys, one for each feature; only the shares grow with the number of keys.
+    """Sums over all keys for each of r features, and the shares of the keys in them.
 
     Attributes:
         log_sums: ``(bsz, num_heads, r)``, ``log Σ_j exp(key_logs_jt)``, in the dtype of key_logs.
@@ -115,10 +116,10 @@ def near_far_at_expected(
     """``softmax(logs) v`` with the logs at the top of this file.
 
     Args:
-        q: ``(bsz, num_heads, n, d)``; k: ``(bsz, num_heads, m, d)``; ``q·k`` are the scores.
+        q: ``(bsz, num_heads, n, d)``; k: ``(bsz, num_heads, m, d)``, already scaled: ``q·k`` are the scores.
         v: ``(bsz, num_heads, m, value_dim)``.
-        query_logs: ``(bsz, num_heads, n, r)``; in the dtype of the summary's log_sums (float64).
-        summary: of all keys, from :func:`summarise_far`.
+        query_logs: ``(bsz, num_heads, n, r)``, in the dtype of the summary's log_sums (float64).
+        summary: the sums over all keys, from :func:`summarise_far`.
         key_padding_mask: ``(bsz, m)``, True = pad.
         window: W, in tokens.
         need_weights: also return the weights; n × m memory.

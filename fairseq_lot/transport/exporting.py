@@ -1,4 +1,7 @@
-"""Whether torch.export is recording: it records one computation for all data, so values must not decide anything."""
+"""A test whether torch.export is recording.
+
+torch.export records one computation for all data, so no branch may depend on the values of tensors.
+"""
 
 import torch
 

@@ -65,10 +65,11 @@ def near_far(
 ) -> tuple[Tensor, Tensor | None]:
     """``softmax(logs) v`` and ``logsumexp(logs)`` with the logs at the top of this file.
 
-    Time and memory are O((n + m) (r + W + block) d), forward and backward. Each row is computed relative to its largest
-    power, which may be a feature that does not count in the row: of a key in its band or, if causal, of a later key. A
-    row whose sum is e^-85 of that power keeps full precision; below e^-110 it counts as empty. docs/internals.md has
-    the bound that follows.
+    Time and memory are O((n + m) (r + W + block) d), forward and backward.
+
+    Each row is computed relative to its largest exponential. That may be the feature of a key whose features do not
+    count in the row: a key in its band or, if causal, a later key. A row keeps full precision if its sum is at least
+    e^-85 of that exponential; below e^-110 it counts as empty. docs/internals.md derives a bound from this.
 
     Args:
         q: ``(bsz, num_heads, n, d)``; k: ``(bsz, num_heads, m, d)``.
@@ -93,7 +94,7 @@ def near_far(
 
 @functools.lru_cache(16)
 def _band(length, width, before, window, causal, dtype, device):
-    """Masks, ``(length, width)``: 1 in the band; its logs; 1 where features count. Cached: all layers share them."""
+    """Three masks, ``(length, width)``: 1 in the band, its logs, 1 where features count; cached for all layers."""
     every = torch.ones(length, width, dtype=dtype, device=device)
     band = every.triu(before - window).tril_(before + (0 if causal else window))
     return band, band.log(), every.tril_(before - window - 1) if causal else every - band
@@ -103,10 +104,14 @@ class _Layout:
     """The cut of n queries and m keys into blocks of queries, each with a neighbourhood of keys.
 
     Attributes:
-        length: L, the queries in a block; count: the number of blocks.
-        before, after: keys of a neighbourhood before and after its block; width: its number of keys.
-        sides: the sides of a neighbourhood that have keys outside of it.
-        band: ``(length, width)``, 1 in the band and 0 elsewhere; log_band: its logs; outside: 1 where features count.
+        length: L, the number of queries in a block.
+        count: the number of blocks.
+        before, after: numbers of keys of a neighbourhood before and after its block.
+        width: number of keys in a neighbourhood: before + length + after.
+        sides: the sides on which keys outside of a neighbourhood count: ``_LEFT``, and ``_RIGHT`` unless causal.
+        band: ``(length, width)``, 1 in the band, 0 elsewhere.
+        log_band: ``(length, width)``, 0 in the band, -inf elsewhere.
+        outside: ``(length, width)``, 1 where features count, 0 elsewhere.
     """
 
     def __init__(self, n: int, m: int, window: int, causal: bool, like: Tensor):
@@ -159,16 +164,25 @@ class _Layout:
         return own.flatten(2, 3)[:, :, : self.m]
 
     def leaving(self, neighbours: Tensor, side: int) -> Tensor:
-        """The ``length`` keys of each neighbourhood that the next one in order no longer has; a view.
+        """The ``length`` keys of each neighbourhood that the next neighbourhood does not contain; a view.
 
-        Blocks are taken from left to right for the left side, in reverse for the right side. So the left side's are the
-        first keys of a neighbourhood, and each key left of a neighbourhood occurs once among those of earlier blocks.
+        For the left side the next neighbourhood is the one to the right, and its first keys leave. So the keys left of
+        a neighbourhood are the keys that left one of the earlier ones, each once. The right side is the mirror image.
+
+        Args:
+            neighbours: ``(b, h, count, width, c)``, from :meth:`neighbours`.
+            side: ``_LEFT`` or ``_RIGHT``.
+
+        Returns:
+            ``(b, h, count, length, c)``.
         """
         return neighbours[..., : self.length, :] if side == _LEFT else neighbours[..., self.width - self.length :, :]
 
 
 class _NoDecay:
     """Sums over the keys on both sides of a neighbourhood, without slopes: both sides share one sum and one product.
+
+    :class:`_Decay` has the same methods for slopes. Here decays are 1, so most methods return their argument.
 
     Attributes:
         log_band, outside: ``(length, width)``, as in the layout.
@@ -187,7 +201,7 @@ class _NoDecay:
         return grad
 
     def of_queries(self, phi: Tensor) -> Tensor:
-        """Features of the queries, in the layout of the joined sums."""
+        """Features of the queries, ``(..., r)``, in the layout of :meth:`join`: 2r columns if sides stay separate."""
         return phi
 
     def grad_of_queries(self, grad: Tensor) -> Tensor:
@@ -195,7 +209,7 @@ class _NoDecay:
         return grad
 
     def join(self, sums: list[Tensor], axis: int) -> Tensor:
-        """One tensor for the sums of all sides; may overwrite them."""
+        """One tensor for the sums of all sides: here their sum, with decay their concatenation; may overwrite them."""
         return sums[0] if len(sums) == 1 else sums[0].add_(sums[1])
 
     def split(self, grad: Tensor, axis: int) -> list[Tensor]:
@@ -203,7 +217,7 @@ class _NoDecay:
         return [grad] * self.num_sides
 
     def sums_before(self, blocks: Tensor, *, reverse: bool) -> Tensor:
-        """For each block the sum of all blocks before it, along axis 2; of all after it with ``reverse``."""
+        """For each block the sum of all blocks before it along axis 2; with ``reverse`` of all blocks after it."""
         if ways(blocks).adds_one_by_one:
             return _added_one_by_one(blocks, torch.add, reverse)
         blocks = _shifted(blocks, reverse)
@@ -216,7 +230,7 @@ class _Decay(_NoDecay):
     Attributes:
         log_band, outside: ``(num_heads, 1, length, width)``, as in the layout, with the decay.
         key_decay: for each side, ``(num_heads, 1, length, 1)``: from a key to the edge of its block towards the query.
-        block_decay: ``(num_heads, 1, 1)``: from a block to the next.
+        block_decay: ``(num_heads, 1, 1)``: from one block to the next.
         query_decay: for each side, like ``key_decay``: from the edge of a key's block to a query in the next block.
     """
 
@@ -265,7 +279,7 @@ class _Decay(_NoDecay):
 
 
 class _NearFar(torch.autograd.Function):
-    """The block form. Stores the kernel in the neighbourhoods and the features for the gradients."""
+    """:func:`near_far` in blocks; stores the kernel in the neighbourhoods and the features for the gradients."""
 
     @staticmethod
     def forward(ctx, q, k, v, query_logs, key_logs, key_log_mass, feature_bias, slopes, settings):
@@ -356,7 +370,7 @@ class _NearFar(torch.autograd.Function):
 
 
 def _relative_powers(*parts):
-    """``2^(x + α y - peak)`` for each ``(x, y, α)``, then peak: each row's largest exponent over all of them."""
+    """For parts ``(x, y, α)``: ``2^(x + α y - peak)`` of each, then peak, each row's largest ``x + α y`` of all."""
     like = parts[0][1]
     if ways(like).adds_one_by_one or torch.compiler.is_compiling():
         whole = logs = [torch.add(x, y, alpha=alpha) for x, y, alpha in parts]
@@ -373,9 +387,15 @@ def _relative_powers(*parts):
 
 
 def _sums_outside(layout, decay, psi, v):
-    """``Σ_j ψ_j v_j`` and ``Σ_j ψ_j`` over the keys outside of each neighbourhood, both sides joined.
+    """``Σ_j ψ_j v_jᵀ`` and ``Σ_j ψ_j`` over the keys outside of each neighbourhood, both sides joined.
 
-    ``(b, h, count, r, c)`` and ``(b, h, count, 1, r)``; with decay 2r instead of r, unless causal.
+    Args:
+        layout, decay: the blocks, and how their sums decay.
+        psi: ``(b, h, count, width, r)``, features of the keys in each neighbourhood.
+        v: ``(b, h, count, width, c)``, their values.
+
+    Returns:
+        ``(b, h, count, r, c)`` and ``(b, h, count, 1, r)``; with decay 2r instead of r, unless causal.
     """
     sums: list[Tensor] = []
     mass_sums: list[Tensor] = []
@@ -405,7 +425,13 @@ def _shifted(blocks, reverse):
 
 
 def _added_one_by_one(blocks: Tensor, add: Callable[..., object], reverse: bool) -> Tensor:
-    """For each block the sum of the blocks before it, by ``add(sum so far, next block, out=...)``."""
+    """For each block the sum of the blocks before it along axis 2; with ``reverse`` of the blocks after it.
+
+    Args:
+        blocks: the summands.
+        add: called as ``add(sum so far, next block, out=new sum)``.
+        reverse: sum from the last block to the first.
+    """
     sums = torch.empty_like(blocks)
     added, before = blocks.unbind(2), sums.unbind(2)
     order = range(blocks.size(2) - 1, -1, -1) if reverse else range(blocks.size(2))

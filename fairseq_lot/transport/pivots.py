@@ -1,7 +1,7 @@
 """Low-rank couplings: two plans composed through a pivot measure [LOTFormer, LowRankSinkhorn].
 
 Queries have the masses a, keys b, pivots σ. A plan in U(a, σ) has the row sums a and the column sums σ. Its
-``conditional`` is the plan with each row divided by its sum. ``sinkhorn`` finds the plan by half-updates and ends with
+``conditional`` is the plan with each row divided by its sum. ``solve`` finds the plan by half-updates and ends with
 the rows: row sums are exact, column sums converge.
 """
 

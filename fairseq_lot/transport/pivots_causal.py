@@ -59,8 +59,8 @@ def prefix_apply(
 ) -> tuple[Tensor, PrefixState | None]:
     """``A v`` with ``A_ij = Σ_t w_it exp(S_jt) / Σ_{j' ≤ i} exp(S_j't)`` for ``j ≤ i``, 0 for later keys.
 
-    Time and memory are O(n · chunk_len · r + n d). Later keys can change the rounding of a query's values, nothing
-    else: on a CPU they may decide between :func:`_apply_without_peaks` and :func:`_apply_with_peaks`.
+    Time and memory are O(n · chunk_len · r + n d). Later keys change a query's values by rounding at most: on a CPU
+    all scores decide between :func:`_apply_without_peaks` and :func:`_apply_with_peaks`.
 
     Args:
         query_weights: w, ``(..., n, r)``, each row a probability vector on the pivots.
@@ -191,8 +191,8 @@ def falling_sums(chunks: Tensor, decay: Callable[[int], Tensor], *, reverse: boo
 
     Args:
         chunks: ``(..., count, r, c)``.
-        decay: maps a number of chunks to the factor by which a sum decays over them: one factor, or one for each chunk
-            that has so many chunks before it.
+        decay: a function of a number of chunks k: the factor by which a sum decays over k chunks. It broadcasts to
+            ``(..., count - k, r, c)``, one factor for each pair of chunks at distance k.
         reverse: suffix sums.
 
     Returns:
@@ -209,7 +209,11 @@ def falling_sums(chunks: Tensor, decay: Callable[[int], Tensor], *, reverse: boo
 
 
 class _FallingSums(torch.autograd.Function):
-    """:func:`falling_sums` of chunks that are relative to peaks; so is each sum. Peaks get no gradient."""
+    """:func:`falling_sums` for chunks that are stored relative to peaks.
+
+    Chunk i is stored as ``exp(-peak_i)`` times its value, and so is the sum up to chunk i: ``(..., count, r, c)``. The
+    peaks, ``(..., count, r)``, get no gradient.
+    """
 
     @staticmethod
     def forward(ctx, chunks, peaks):
@@ -224,7 +228,7 @@ class _FallingSums(torch.autograd.Function):
 
 
 def _decay(peaks, reach):
-    """Factors that convert sums to the peaks ``reach`` chunks later."""
+    """Factors that convert each sum from its own peak to the peak ``reach`` chunks later."""
     return torch.exp(peaks[..., :-reach, :] - peaks[..., reach:, :]).unsqueeze(-1)
 
 

@@ -69,10 +69,12 @@ def solve(
     tolerance: float | None = None,
     log_factor: Tensor | None = None,
 ) -> Plan:
-    """Entropic plan: it maximises ``⟨plan, scores⟩ + H(plan)`` over U(a, b), up to ``num_updates`` half-updates.
+    """The entropic plan after ``num_updates`` half-updates.
 
-    The half-updates alternate between columns and rows and end with the rows, as a softmax over the columns. So rows
-    are exact up to rounding after any number of updates, and ``num_updates=1`` is the softmax of the scores.
+    It converges to the plan P that maximises ``⟨P, scores⟩ + H(P)`` over U(a, b), the matrices with the row sums a and
+    the column sums b. The half-updates alternate between columns and rows and end with the rows, as a softmax over the
+    columns. So rows are exact up to rounding after any number of updates, and ``num_updates=1`` is the softmax of the
+    scores.
 
     On a CPU the updates scale the rows and columns of ``exp(scores)``
     (:func:`~fairseq_lot.transport.sinkhorn_scaling.scaled_conditional`). With extreme scores, with a factor and on

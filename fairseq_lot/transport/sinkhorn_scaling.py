@@ -16,14 +16,15 @@ def scaled_conditional(
     """The conditional of :func:`~fairseq_lot.transport.sinkhorn.solve`, or None if the scores are too extreme.
 
     The updates scale the rows and columns of ``K = exp(scores)``, with scores shifted if they are large. Each update
-    costs one product of K with a vector. Entries that underflow in K must be negligible in every sum. The smallest and
-    the largest sum tell whether they are; reading these would make the host wait for a GPU.
+    costs one product of K with a vector. Entries that underflow in K must be negligible in every sum; the smallest and
+    the largest sum show it. Reading them would make the host wait for a GPU, so this function is for CPUs.
 
-    The gradient is the exact one of the updates. Each update contributes the plan times an outer product of two
-    vectors. So the backward pass stores vectors only and applies all updates as one product of rank ``num_updates``.
+    The gradient is the exact gradient of all updates. Each update contributes the plan times an outer product of two
+    vectors, entry by entry. So the forward pass stores the plan and vectors only, and the backward pass applies all
+    updates as one matrix of rank ``num_updates``.
 
     Args:
-        scores, log_a, log_b, num_updates, tolerance: as for ``sinkhorn``.
+        scores, log_a, log_b, num_updates, tolerance: as for ``solve``.
 
     Returns:
         ``(..., n, m)``; None also during torch.export and for one update (a softmax).
@@ -40,7 +41,7 @@ def scaled_conditional(
 
 
 class _Masses(NamedTuple):
-    """The masses of one side, ``(G or 1, n)`` or ``(G or 1, m)``.
+    """The masses of one side, ``(G or 1, n)`` or ``(G or 1, m)``; G as in :class:`_Solution`.
 
     Attributes:
         mass: the exponential of the log mass; 0 also where it underflows.
@@ -85,7 +86,7 @@ class _Solution:
 
 
 def _solve(scores, log_a, log_b, num_updates, tolerance):
-    """Alternate between columns and rows, the rows last."""
+    """The solution after all half-updates, the rows last; arguments as for :func:`scaled_conditional`."""
     *lead, n, m = scores.shape
     kernel = _exp(scores)
     of_rows, of_columns = _masses(log_a, log_b, lead)
@@ -121,7 +122,7 @@ def _exp(scores):
 
 
 def _masses(log_a, log_b, lead):
-    """The masses of rows and columns; computed in one tensor, which halves the number of kernels."""
+    """The masses of rows and columns, for the leading sizes ``lead``; one tensor for both halves the kernels."""
     logs = [x.unsqueeze(0) if x.dim() == 1 else x.expand(*lead, -1).flatten(0, -2) for x in (log_a, log_b)]
     log_mass = torch.cat([x.expand(max(map(len, logs)), -1) for x in logs], -1)
     mass, has_mass = log_mass.exp(), torch.empty_like(log_mass)
@@ -142,7 +143,7 @@ def _columns(matrix, u):
 
 
 class _Unrolled(torch.autograd.Function):
-    """Gives the conditional of a solution the gradient of all its updates."""
+    """Return the conditional of a solution; its backward pass is the gradient of all updates."""
 
     @staticmethod
     def forward(ctx, scores, log_a, log_b, solution):
@@ -186,9 +187,14 @@ def _undo_updates(plan, a, b, row_sums, column_sums, grad_log_w):
     replaced by the plan, ``K_ij w_j / r_i`` with the last w and the last row sums r. Then each u is multiplied by r and
     each w divided by the last w: both become ratios of stored sums. docs/internals.md derives it.
 
+    Args:
+        plan: ``(G, n, m)``, rows divided by their sums.
+        a, b, row_sums, column_sums: as in :class:`_Solution`.
+        grad_log_w: ``(G, m)``.
+
     Returns:
-        left, right: ``(G, T, n)`` and ``(G, T, m)`` for T updates. Their outer products, summed and times the plan, are
-        to be subtracted from the gradient of the scores. The caller fills the first place, for the last update.
+        left, right: ``(G, T, n)`` and ``(G, T, m)`` for T updates. ``plan_ij Σ_t left_ti right_tj`` is to be subtracted
+        from the gradient of the scores. Index t = 0, the last update, is left for the caller to fill.
         grad_log_a, grad_log_b: ``(G, n)`` and ``(G, m)``.
     """
     last_row, last_column = row_sums[-1], column_sums[-1]

@@ -52,7 +52,7 @@ class _Matching(NamedTuple):
         return _Matching(self.columns[groups, lines])
 
     def squares(self, q: Tensor, k: Tensor) -> Tensor:
-        """Terms of ``n ⟨C, U_l⟩``, C the squared distances: summed over the last axis they give it, ``(G, L, n·d)``."""
+        """Terms whose sum over the last axis is ``n ⟨C, U_l⟩``, with the squared distances C: ``(G, L, n·d)``."""
         return _take(k, self.columns).sub_(q.unsqueeze(1)).square_().flatten(2)
 
     def add_values(self, out: Tensor, weights: Tensor, x: Tensor) -> None:
@@ -115,10 +115,10 @@ def hard_sliced_plan(
     U_l sorts queries and keys along slice l and couples them in order. ``σ_l ∝ exp(-τ ⟨C, U_l⟩)``, where C holds the
     squared distances.
 
-    Time is O(L n log n + L n d), memory O(n d + L n) plus one chunk, forward and backward: the sorted tokens are
-    gathered again instead of stored. A chunk is as many slices as its size allows. Equal projections keep the order of
-    their tokens. Gradients go to v and, through σ, to q and k. The plans are piecewise constant in the slices, so the
-    slices get the gradient 0.
+    Time is O(L n log n + L n d), memory O(n d + L n) plus one chunk, forward and backward. A chunk is as many slices as
+    fit into a temporary tensor of fixed size; the backward pass gathers the sorted tokens again. Tokens with equal
+    projections keep their order. Gradients go to v and, through σ, to q and k. The plans are piecewise constant in the
+    slices, so the slices get the gradient 0.
 
     Args:
         q: ``(bsz, num_heads, tgt_len, d)`` and k: ``(bsz, num_heads, src_len, d)``, zero at pads.
@@ -208,7 +208,13 @@ def _combine(weights, plans, x, length):
 
 
 def _chunks(num_groups, num_lines, size, chunk):
-    """Slices of the two axes: each part has about ``chunk`` elements, given ``size`` elements per group and line."""
+    """Pairs of slice objects ``(groups, lines)`` for parts of about ``chunk`` elements.
+
+    Args:
+        num_groups, num_lines: the sizes of the two axes that are cut; a line is one slice of ESP.
+        size: number of elements per group and line.
+        chunk: number of elements in a part.
+    """
     lines = max(1, min(num_lines, chunk // size))
     groups = max(1, chunk // (size * num_lines))
     for i in range(0, num_groups, groups):
@@ -217,7 +223,7 @@ def _chunks(num_groups, num_lines, size, chunk):
 
 
 def _parts(plans, width):
-    """Chunks of the groups and the slices, for entries that each take ``width`` elements."""
+    """:func:`_chunks` of plans whose entries take ``width`` elements each."""
     num_groups, num_lines, size = plans.columns.shape
     return _chunks(num_groups, num_lines, size * width, ways(plans.columns).hard_chunk)
 
@@ -258,7 +264,7 @@ def _inverse(permutation):
 
 
 def _flat_index(index, length):
-    """Indices of tokens within their group, ``(G, L, S)``, as indices of rows in the flattened ``(G·length, c)``."""
+    """Indices of tokens in their group, ``(G, L, S)``, as indices of rows of a ``(G·length, c)``: ``(G·L·S,)``."""
     start = length * torch.arange(index.size(0), device=index.device).view(-1, 1, 1)
     return (index + start).flatten()
 

@@ -100,9 +100,9 @@ def soft_sliced_apply(
     ``U_l = A_lᵀ I B_l``, where A_l and B_l sort queries and keys (:class:`SoftSort`) and I couples their ranks
     (:func:`staircase`). ``σ_l ∝ exp(-τ ⟨C, U_l⟩)``, where C holds the squared distances.
 
-    Short sentences: the plan of each slice is computed, O(n³) per slice. Long ones: sums over the tokens of each rank,
-    O(n² d). A few sentences, heads or slices are computed at a time, so that their n×n matrices stay in the processor's
-    cache. The backward pass computes them again.
+    For short sentences the plan of each slice is computed, in time O(n³) per slice. For long ones the plan is applied
+    by sums over the tokens of each rank, in time O(n² d). A few sentences, heads or slices are computed at a time, so
+    that their n×n matrices stay in the processor's cache. The backward pass computes them again.
 
     Args:
         q: ``(bsz, num_heads, tgt_len, d)``; k: ``(bsz, num_heads, src_len, d)``; v: ``(bsz, num_heads, src_len, c)``;
@@ -164,7 +164,7 @@ class _InChunks(torch.autograd.Function):
 
 
 def _of_chunk(parts, sentences, per_sentence, temperatures):
-    """Values of a chunk, with σ over its slices only, and ``log Σ_l exp(-τ ⟨C, U_l⟩)`` of these, ``(bsz, heads)``."""
+    """Values of a chunk, with σ over its slices only, and ``log Σ_l exp(-τ ⟨C, U_l⟩)`` over them, ``(bsz, heads)``."""
     (q, k, v, slices), (temperature, inverse_temperature) = parts, temperatures
     rank_plan, query_pads, key_pads = (None if x is None else x[sentences] for x in per_sentence)
     from_queries = _soft_sort(q, slices, query_pads, temperature)

@@ -68,13 +68,16 @@ def draw_normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
 
 
 def _outside_of_autocast(device_type):
-    """A context without autocast; none during export if autocast is off: torch may fail to load a recorded context."""
+    """A context that switches autocast off; during export an empty one if autocast is off already.
+
+    torch may fail to load an exported model with a recorded autocast context.
+    """
     needless = is_exporting() and not torch.is_autocast_enabled(device_type)
     return contextlib.nullcontext() if needless else torch.autocast(device_type, enabled=False)
 
 
 def refuse_scripting(module: nn.Module) -> NoReturn:
-    """Raise an InputError of one line; torch.jit.script calls this first and would fail with a long message."""
+    """Raise an InputError of one line; torch.jit.script calls this before it compiles and fails with a long message."""
     raise InputError("torch.jit.script cannot compile modules of fairseq_lot; use torch.export.export")
 
 
@@ -120,8 +123,8 @@ class Mechanism(nn.Module):
         head_dim: width of a query and of a key in one head.
         options: an instance of ``options_class``.
         layer: 0-based index of the layer in its stack; part of the seed of initial values, so that layers differ.
-        dropout: probability of dropping an entry of A (lot, set: of its query-side plan; esp, near_far: a column) in
-            training, and also in evaluation if ``retain_dropout`` is set.
+        dropout: probability of dropping an entry of A in training, and also in evaluation if ``retain_dropout`` is set.
+            lot and set drop entries of their query-side plan, esp and near_far drop whole columns of A.
     """
 
     options_class: ClassVar[type[Options]] = Options
@@ -152,8 +155,8 @@ class Mechanism(nn.Module):
         """Normal random numbers, ``(num_heads, number, head_dim)``; they depend on the seed and the layer alone.
 
         Args:
-            number: of vectors per head.
-            seed: of the own generator, so that a swap always draws the same numbers.
+            number: vectors per head.
+            seed: seed of a separate generator, so that a swap always draws the same numbers.
             std: standard deviation; None: ``head_dim^(1/4)``.
         """
         generator = torch.Generator("cpu").manual_seed(seed * 1_000 + self.layer)
@@ -173,7 +176,7 @@ class Mechanism(nn.Module):
         raise NotImplementedError
 
     def probes(self, like: Tensor) -> Tensor | None:
-        """Vectors z, ``(num_heads, r, head_dim)``, such that only q·z and k·z are needed; None if q and k are.
+        """Vectors z, ``(num_heads, r, head_dim)``, such that only q·z and k·z are needed; None: q and k are needed.
 
         The caller may then compute the products by one narrow projection and call :meth:`forward_scored`. A mechanism
         with probes has a method ``attend_scored`` that gets the products.
@@ -232,7 +235,7 @@ class Mechanism(nn.Module):
         return self._attend_without_pads(self.attend_scored, query_scores, key_scores, v, masks, need_weights)
 
     def _attend_without_pads(self, attend, q, k, v, masks, need_weights, *, pads_are_zero=False):
-        """Check the arguments, zero the padded slots of inputs (unless ``pads_are_zero``) and outputs, and attend."""
+        """Check the arguments and call ``attend`` with zeros in padded slots; zero the padded rows of its output."""
         name = self._title()
         if torch.jit.is_tracing():
             raise InputError(
@@ -265,11 +268,14 @@ class Mechanism(nn.Module):
         return None
 
     def pivot_problem(self, q: Tensor, k: Tensor) -> PivotProblem | None:
-        """The arguments of :func:`pivot_coupling` that give :meth:`coupling`; None if there are none."""
+        """The arguments of :func:`pivot_coupling` that give :meth:`coupling`; None for mechanisms without pivots."""
         return None
 
     def epsilon(self) -> float | Tensor:
-        """The entropic regularisation: a number, or one per head, ``(num_heads, 1, 1)``; 1, as softmax's, if none."""
+        """The entropic regularisation ε: a number, or one per head, ``(num_heads, 1, 1)``.
+
+        1 for mechanisms without the option, because softmax is the entropic plan at ε = 1.
+        """
         return getattr(self.options, "epsilon", 1.0)
 
     def combine_heads(self, x: Tensor) -> Tensor:
@@ -277,7 +283,9 @@ class Mechanism(nn.Module):
         return x
 
     def summarise(self, k: Tensor, v: Tensor, key_padding_mask: Pads = None, need_weights: bool = False) -> DecodeCache:
-        """Precompute from the keys all that :meth:`attend_summary` needs; for mechanisms that do not couple queries.
+        """Precompute from keys and values the cache that :meth:`attend_summary` reads, for cross-attention in decoding.
+
+        For mechanisms that do not couple queries.
 
         Args:
             k, v, key_padding_mask: as for :meth:`forward`.
@@ -318,11 +326,11 @@ class Mechanism(nn.Module):
         return output, self._cache_of(k, v, key_padding_mask)
 
     def drop(self, weights: Tensor) -> Tensor:
-        """Attention dropout of single entries, if :attr:`drops`."""
+        """Attention dropout of single entries of A; no change unless :attr:`drops`."""
         return nn.functional.dropout(weights, self.dropout) if self.drops else weights
 
     def drop_keys(self, v: Tensor) -> Tensor:
-        """Dropout of whole columns of A, if :attr:`drops`: it drops keys for all queries."""
+        """Dropout of whole columns of A: drops values of keys for all queries; no change unless :attr:`drops`."""
         return v * self.drop(v.new_ones(v.shape[:3])).unsqueeze(-1) if self.drops else v
 
     @property

@@ -64,7 +64,7 @@ def attend_by_length(
 
     Args:
         limit: number of keys.
-        exact, linear: the two methods.
+        exact, linear: the two methods, called like :meth:`Mechanism.attend`.
         q, k, v, masks, need_weights: as for :meth:`Mechanism.attend`.
         positional: ``exact`` compares slots of queries and keys, so keys must not be cut alone.
     """
@@ -128,7 +128,7 @@ def attend_by_row(
     """Causal attention: ``exact`` for the first ``limit`` tokens of a sentence, ``linear`` for the later ones.
 
     Tokens are counted from the first real one. The queries are the last tokens of the keys' sentence. With pads the
-    host reads the mask, so it waits for a GPU.
+    host reads the mask, so it waits for a GPU. Arguments as for :func:`attend_by_length`.
     """
     tgt_len, src_len = q.size(2), k.size(2)
     early = src_len - tgt_len  # keys before the first query

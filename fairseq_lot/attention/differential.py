@@ -19,7 +19,10 @@ def scheduled_lambda_init(layer: int) -> float:
 
 
 def side_by_side(v: Tensor) -> Tensor:
-    """``[v_2h, v_2h+1]`` for each pair of heads, ``(bsz, num_heads / 2, src_len, 2 value_dim)``."""
+    """The values of each pair of heads in one tensor, ``[v_2h, v_2h+1]``.
+
+    ``(bsz, num_heads, src_len, value_dim) -> (bsz, num_heads / 2, src_len, 2 value_dim)``.
+    """
     return v.unflatten(1, (-1, 2)).transpose(2, 3).flatten(3)
 
 

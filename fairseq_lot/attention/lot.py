@@ -25,7 +25,7 @@ from fairseq_lot.transport.pivots_causal import PrefixState, absorb, empty_prefi
 
 @dataclass(frozen=True)
 class LotOptions(PivotOptions):
-    """Options of LOT: those of pivots, updates of the query side, learnt parts, a convolution of the values."""
+    """Options of LOT: pivots, half-updates of the query-side plan, learnt parts, a convolution of the values."""
 
     query_updates: int | None = option(
         None,
@@ -143,7 +143,7 @@ class Lot(Mechanism):
         return AttentionOutput(self.drop(from_queries) @ at_pivots, coupling.conditional if need_weights else None)
 
     def _mixed(self, v: Tensor) -> Tensor:
-        """The values after the convolution, if there is one."""
+        """The values after the convolution; unchanged if there is none."""
         return v if self.convolution is None else self.convolution(v)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, masks: Masks, need_weights: bool) -> AttentionOutput:

@@ -100,7 +100,7 @@ class NearFar(Mechanism):
         φ_t(q) = exp(s·(q - z_t)·k̄_t + c_t) / r
         ψ_t(k) = exp(s·k·z_t),                   k̄_t the mean of the keys by ψ_t
 
-    Then ``Σ_j φ_t(q) ψ_t(k_j)`` is ``exp(c_t) / r`` times the exponential of a tangent: of log Σ_j exp(s·q·k_j) at
+    Then ``Σ_j φ_t(q) ψ_t(k_j)`` is ``exp(c_t) / r`` times the exponential of the tangent of log Σ_j exp(s·q·k_j) at
     q = z_t. The tangent is exact at z_t and a lower bound elsewhere, for any norms of q and k.
 
     The prior ``alibi`` multiplies both by ``exp(-slope·|i - j|)``, with one slope per head [ALiBi].
@@ -111,8 +111,8 @@ class NearFar(Mechanism):
     O(n (r + W) d) for any T.
 
     With T = 1 row i depends on query i alone. Such attention works in the decoder, with a cache of constant size: sums
-    over the keys that left the window. With ``band="expected"`` it works at cross. With T ≥ 3 columns get near their
-    marginal; rows are exact for any T.
+    over the keys that left the window. With ``band="expected"``, where the window is centred at the position that the
+    features expect, it also works at cross. With T ≥ 3 columns get near their marginal; rows are exact for any T.
 
     Sentences of at most E = ``exact_up_to`` real keys have the exact kernel everywhere: with T = 1 that is
     :class:`Softmax`, with more updates :class:`Sinkhorn` at ε = 1. In the decoder the first E rows are exact, counted
@@ -161,11 +161,17 @@ class NearFar(Mechanism):
         return alibi_slopes(self.num_heads, dtype=like.dtype, device=like.device)
 
     def _logs(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """``s·x·z_t - s‖x‖²/2 - (log r)/2``, ``(bsz, num_heads, len, r)``: log ψ or log φ, up to c and factors of r."""
+        """``s·x·z_t - s‖x‖²/2 - (log r)/2``, ``(bsz, num_heads, len, r)``: log φ or log ψ up to c and powers of r."""
         return feature_logs(x, self.features, scale=self.scaling, dtype=dtype)
 
     def _side_logs(self, tokens, sides, masks):
-        """log φ of the queries, without c, and log ψ of the keys; None and None without features."""
+        """log φ of the queries, without c, and log ψ of the keys; None and None without features.
+
+        Args:
+            tokens: queries and keys in one tensor, ``(bsz, num_heads, tgt_len + src_len, head_dim)``.
+            sides: queries and keys, views of ``tokens``.
+            masks: the masks of the attention.
+        """
         q, k = sides
         if not self.options.num_features:
             return None, None
@@ -223,7 +229,7 @@ class NearFar(Mechanism):
         return None if self.options.prior is None else _kept_slopes(self.num_heads, device)
 
     def _by_kernel(self, q, k, v, masks):
-        """Values by a fused kernel that stores no features; None if it does not support the case or is not wanted."""
+        """Values by a fused kernel that stores no features; None if it is off or does not support the case."""
         options = self.options
         if options.band == "expected" or options.num_updates > 1 or not options.num_features or not kernels.wanted(q):
             return None
@@ -236,9 +242,10 @@ class NearFar(Mechanism):
 
     @torch.no_grad()
     def _rows_are_kept(self, sides, logs):
-        """Whether causal rows keep their precision if they are computed relative to all keys, later ones included.
+        """Whether causal rows keep their precision in :meth:`_by_blocks`, which scales them by later keys, too.
 
-        Each row has at least the score of its own key. False where reading the scores would make the host wait.
+        Row i contains the score of key i. Precision is kept if no key's features exceed it by more than a fixed gap.
+        False where reading the scores would make the host wait.
         """
         (q, k), (query_logs, key_logs) = sides, logs
         if query_logs is None:
@@ -249,13 +256,24 @@ class NearFar(Mechanism):
         return (largest - self.scaling * (q * k).sum(-1)).max().item() < _LARGEST_GAP
 
     def _products(self, sides, v, logs, log_mass, **kind):
-        """:func:`near_far` for two sides and the logs of their features; without logs only the band."""
+        """:func:`near_far` with the options of this mechanism.
+
+        Args:
+            sides: queries and keys.
+            v: the values.
+            logs: the logs of the features of both sides; None and None: only the band.
+            log_mass: log masses of the keys, or None.
+            **kind: ``causal`` and ``with_log_sums``.
+        """
         bias = None if logs[0] is None else self.feature_bias
         settings = {"window": self.options.window, "scale": self.scaling, **kind}
         return near_far(sides[0], sides[1], v, logs[0], logs[1], log_mass, bias, self._slopes(sides[0]), **settings)
 
     def _log_masses(self, sides, logs, masks):
-        """log w after all half-updates but the last one, of the rows; None: equal for all keys."""
+        """log w, ``(bsz, num_heads or 1, src_len)``, after all half-updates but the last; None: equal for all keys.
+
+        The last half-update divides the rows by their sums; :func:`near_far` does that.
+        """
         g = None if masks.key_pads is None else pad_log_mass(masks.key_pads, sides[1])
         if self.options.num_updates > 1:
             f = None if masks.query_pads is None else pad_log_mass(masks.query_pads, sides[0])
@@ -267,7 +285,10 @@ class NearFar(Mechanism):
         return g
 
     def _update(self, sides, logs, log_mass, pads):
-        """A half-update: minus the log of the row sums; -inf at pads and in rows without mass."""
+        """A half-update of the first side: minus the log of the row sums; -inf at pads and in rows without mass.
+
+        ``log_mass`` belongs to the second side, ``pads`` to the first.
+        """
         nothing = sides[1].new_empty(*sides[1].shape[:3], 0)
         _, sums = self._products(sides, nothing, logs, log_mass, with_log_sums=True)
         empty = sums == torch.finfo(sums.dtype).min
@@ -308,7 +329,7 @@ class NearFar(Mechanism):
         return summary | {"key_means": key_means, "constants": constants}
 
     def _expected_by_kernel(self, q, summary):
-        """Values at cross by one fused kernel; None if it does not support the case or is not wanted."""
+        """Values at cross by one fused kernel; None if it is off or does not support the case."""
         if not kernels.wanted(q):
             return None
         names = ("key", "value", "shares", "log_sums", "positions", "means")
@@ -340,9 +361,11 @@ class NearFar(Mechanism):
         return AttentionOutput(values, weights)
 
     def summarise(self, k: Tensor, v: Tensor, key_padding_mask: Pads = None, need_weights: bool = False) -> DecodeCache:
-        """With band expected: keys, values, features and their sums; else, or if all are short, keys and values.
+        """The cache of cross-attention.
 
-        In a batch of short and long sentences it also has the keys and values of the short ones.
+        It has keys and values alone if the band is diagonal or no sentence is longer than E. Else it has keys, values,
+        features and their sums. A batch with short and long sentences also has a copy of keys and values for the short
+        ones.
         """
         limit = self.options.exact_up_to
         if self.options.band == "diagonal" or k.size(2) <= limit:
@@ -376,7 +399,7 @@ class NearFar(Mechanism):
     def causal_step(
         self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Pads, cache: DecodeCache, need_weights: bool
     ) -> tuple[AttentionOutput, DecodeCache]:
-        """The cache has all keys and values up to E tokens, then the last W + 1 and sums over the earlier ones.
+        """The cache has all keys and values up to E tokens; later the last W + 1 keys and sums over the earlier ones.
 
         After E tokens its size is constant.
         """
@@ -414,7 +437,7 @@ class NearFar(Mechanism):
         return AttentionOutput(values[0] if len(values) == 1 else torch.cat(values, 2)), window.as_cache()
 
     def _step_by_kernel(self, q, k, v, pads, window):
-        """The values of one token and the next window by one fused kernel; None if it does not support the case."""
+        """The values of one token and the next window by one fused kernel; None if it is off or lacks the case."""
         if self.drops or not self.options.num_features or not kernels.wanted(q):
             return None
         if window is None:
@@ -440,7 +463,7 @@ class NearFar(Mechanism):
         return values, _Window(keys, kept, log_mass, sums)
 
     def _number_within_exact(self, k, key_padding_mask, cache):
-        """Number of new keys among the first E tokens of some sentence; leading pads do not count as tokens."""
+        """Number of new keys that are among the first E tokens in at least one sentence; leading pads are no tokens."""
         if self.exact is None:
             return 0
         before = cache["key"].size(2) if cache else 0
@@ -487,7 +510,13 @@ class NearFar(Mechanism):
         return _Window(k, v, log_mass, far)
 
     def _without_first(self, window, key_logs, slopes):
-        """The window after its first key, which has these feature logs, was moved into the sums."""
+        """The window without its first key, which is added to the sums.
+
+        Args:
+            window: a window of W + 2 keys.
+            key_logs: logs of the first key's features, ``(bsz, num_heads, 1, r)``.
+            slopes: the slopes of the prior, or None.
+        """
         k, v, log_mass, far = window
         if log_mass is not None:
             key_logs, log_mass = key_logs + log_mass[:, :, :1, None], log_mass[:, :, 1:]
@@ -499,7 +528,7 @@ class NearFar(Mechanism):
         return _Window(k[:, :, 1:], v[:, :, 1:], log_mass, absorb(far, key_logs.squeeze(2), v[:, :, 0]))
 
     def _attend_window(self, q, window):
-        """The values of the last token; its window after the key W + 1 tokens before it was moved into the sums."""
+        """The values of the last token, and its window of at most W + 1 keys; an older key goes into the sums."""
         is_full, slopes = window.keys.size(2) > self.options.window + 1, self._slopes(window.keys)
         if is_full:
             tokens = torch.cat([q, window.keys[:, :, :1]], 2)
@@ -524,7 +553,7 @@ class NearFar(Mechanism):
 
 @functools.lru_cache(16)
 def _kept_slopes(num_heads: int, device: torch.device) -> Tensor:
-    """The slopes of ALiBi for the kernels; cached, because a decoding step would launch more kernels for them alone."""
+    """The slopes of ALiBi in float32, cached: computing them would launch more kernels in each decoding step."""
     with torch.inference_mode(False):
         return alibi_slopes(num_heads, dtype=torch.float32, device=device)
 
@@ -535,7 +564,7 @@ class _Window(NamedTuple):
     Attributes:
         keys, values: ``(bsz, num_heads, at most W + 1, head_dim)``, at least float32.
         log_mass: ``(bsz, 1, at most W + 1)``, 0 for tokens, NO_MASS at pads; None: no pads so far.
-        far: the sums; None: no key has left the window yet.
+        far: sums over the keys that left the window; None: no key has left it yet.
     """
 
     keys: Tensor

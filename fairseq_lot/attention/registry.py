@@ -1,4 +1,4 @@
-"""The registry of mechanisms."""
+"""The registry of mechanisms: maps a name to a class, and builds mechanisms by name."""
 
 import dataclasses
 from typing import Any

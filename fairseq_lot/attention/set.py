@@ -14,7 +14,7 @@ from fairseq_lot.transport.positions import linear_log_factor
 
 @dataclass(frozen=True)
 class SetOptions(PivotOptions):
-    """Options of SeT: those of pivots, and a position factor, off by default [SeTformer]."""
+    """Options of SeT: pivots, and a position factor, which is off by default [SeTformer]."""
 
     positional_temperature: float | None = option(
         None,

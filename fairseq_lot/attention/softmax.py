@@ -65,7 +65,7 @@ class Softmax(Mechanism):
 def _is_step(q, k):
     """Whether two matrix products are faster than torch's kernel: with one query on a CPU they take half the time.
 
-    torch computes smaller products without its matrix library, more slowly.
+    False for small products, which torch computes without its matrix library, more slowly.
     """
     wide = ways(q).steps_by_products and q.dtype in (torch.float32, torch.float64)
     return wide and q.size(-2) == 1 and q.size(-1) * k.size(-2) >= 400

@@ -1,13 +1,21 @@
-"""``python -m benchmarks costs``: what LOT's layer should take on an H100, from what it took before tokens were split.
+"""``python -m benchmarks costs``: what layers with the new kernels should take on an H100; none of it is measured.
 
-At 512 and 2,048 tokens a processor of the H100 had one program at most, so the difference of these two times is that of
-96 blocks of 16 tokens in every pass: the time of a block in a pass. A launch within a CUDA graph is taken to be 2.5 µs,
-a processor to run two programs at once as fast as one. What remains of the time at 512 tokens is the harness's, as it
-is for torch's attention. The model is good for a factor of 1.5; nothing of it has been measured.
+8,192 tokens a batch, 4 heads of 64, fp16, from CUDA graphs. The time of softmax is measured. So is the harness's own
+time: what softmax takes at 32 tokens, where its kernel does next to nothing. A launch within a graph is taken to be
+2.5 µs.
+
+LOT: at 512 and 2,048 tokens, before tokens were split, a processor had one program at most. So the difference of these
+two times is that of 96 blocks of 16 tokens in every pass: the time of a block in a pass. A processor is taken to run
+two programs at once as fast as one. Good for a factor of 1.5.
+
+near_far and Sinkhorn: what their kernels compute and move is counted. Products are taken to run at 400 TFLOP/s in half
+precision and at half of it in TF32, powers at 3.5 T/s, other operations at 20 T/s, memory at 4.5 TB/s (the level-2
+cache); what takes longest counts whole and the rest half, because they overlap. Good for a factor of 1.5 to 2.
 """
 
 import csv
 from argparse import Namespace
+from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq_lot import cli
@@ -16,21 +24,92 @@ from fairseq_lot.output.tables import Table
 
 NAME = "python -m benchmarks costs"
 FOLDER = Path(__file__).with_name("h100_graphs")
-TOKENS, HEADS, PROCESSORS, BLOCK, LAUNCH, AT_ONCE = 8192, 4, 132, 16, 2.5e-6, 2
-#: launches of five updates on either side; where tokens are split merges, sums and counters are among them
+TOKENS, HEADS, WIDTH, FEATURES, PROCESSORS, LAUNCH = 8192, 4, 64, 32, 132, 2.5e-6
+WAYS = {"forward": "forward_seconds", "both": "forward_backward_seconds"}
+#: of LOT: tokens in a block, programs that a processor runs at once
+BLOCK, AT_ONCE = 16, 2
+#: LOT's launches of five updates on either side; where tokens are split merges, sums and counters are among them
 WHOLE, SPLIT = {"forward": 2, "both": 4}, {"forward": 6, "both": 17}
+#: of near_far: keys in a chunk, and in a tile
+CHUNK, TILE = 64, 32
+HALF, TF32, POWERS, OTHER, BYTES = 400e12, 200e12, 3.5e12, 20e12, 4.5e12  # a second
+TENSOR = 2 * TOKENS * HEADS * WIDTH  # bytes of q, k, v or the output
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the launches of one direction do.
+
+    Attributes:
+        launches: their number.
+        half, tf32: floating-point operations of products, by precision.
+        powers, other: exponentials, and operations that are no products.
+        moved: bytes read and written.
+    """
+
+    launches: int
+    half: float
+    tf32: float
+    powers: float
+    other: float
+    moved: float
+
+    @property
+    def seconds(self) -> float:
+        """The time of these launches in a CUDA graph."""
+        parts = [self.half / HALF + self.tf32 / TF32, self.powers / POWERS + self.other / OTHER, self.moved / BYTES]
+        return self.launches * LAUNCH + (max(parts) + sum(parts)) / 2
+
+
+def near_far(n: int) -> dict[str, Work]:
+    """The work of near_far's kernels on sentences of n > 128 tokens, forward and backward, in the encoder."""
+    rows = HEADS * max(1, TOKENS // n)
+    chunks, blocks = -(-n // CHUNK), -(-(n + CHUNK // 2) // CHUNK)
+    met = 2 * CHUNK  # keys that a block of queries meets one by one
+    pairs = rows * blocks * CHUNK * met
+    logs = rows * blocks * CHUNK * FEATURES * WIDTH * 2  # operations that make the logs of a side's features
+    merged = rows * blocks * chunks * FEATURES * WIDTH * 2
+    sums = rows * chunks * (FEATURES * WIDTH + 2 * FEATURES) * 4  # bytes of the sums of all chunks
+    of_sums = rows * chunks * CHUNK * FEATURES
+    of_blocks = rows * blocks * (met * FEATURES + CHUNK * FEATURES * (1 + met // TILE))
+    forward = Work(
+        launches=3,
+        half=3 * logs + pairs * 4 * WIDTH + of_sums * 4 * WIDTH,
+        tf32=pairs * 2 * FEATURES + logs + merged,
+        powers=(powers := pairs + of_blocks + of_sums),
+        other=22 * pairs + 8 * powers,
+        moved=(6 + met // CHUNK) * TENSOR + 4 * sums,
+    )
+    backward = Work(
+        launches=4,
+        half=11 * logs + pairs * 14 * WIDTH,
+        tf32=3 * pairs * 2 * FEATURES + 3 * logs + merged,
+        powers=(powers := 2 * (pairs + of_blocks)),
+        other=45 * pairs + 8 * powers,
+        moved=(9 + 4 * met // CHUNK) * TENSOR + 5 * sums + 8 * rows * (blocks + chunks) * FEATURES * WIDTH,
+    )
+    return {"forward": forward, "backward": backward}
+
+
+def sinkhorn(n: int, updates: int) -> dict[str, Work]:
+    """The work of Sinkhorn attention on sentences of n <= 128 tokens: one launch each way, scores stay on the chip."""
+    pairs = HEADS * max(1, TOKENS // n) * n * n
+    # a half-update reads every score: a maximum, a subtraction, a power, a sum
+    forward = Work(1, pairs * 4 * WIDTH, 0, pairs * (updates + 1), pairs * 6 * updates, 4 * TENSOR)
+    # the updates once more, then two powers an update for its gradient
+    backward = Work(1, pairs * 10 * WIDTH, 0, pairs * 3 * updates, pairs * 20 * updates, 8 * TENSOR)
+    return {"forward": forward, "backward": backward}
 
 
 def measured(name: str, contender: str) -> dict[int, dict[str, float]]:
     """Seconds of a contender by length and direction."""
     lines = (FOLDER / name / "bench.csv").read_text(encoding="utf-8").splitlines()[1:]
     rows = [row for row in csv.DictReader(lines) if row["contender"] == contender]
-    keys = {"forward": "forward_seconds", "both": "forward_backward_seconds"}
-    return {int(row["length"]): {way: float(row[key]) for way, key in keys.items()} for row in rows}
+    return {int(row["length"]): {way: float(row[key]) for way, key in WAYS.items()} for row in rows}
 
 
 def predicted(n: int, way: str, before: dict[int, dict[str, float]]) -> tuple[int, int, float]:
-    """Programs of a launch, launches and seconds for sentences of n tokens."""
+    """Programs of a launch, launches and seconds of LOT for sentences of n tokens."""
     slope = (before[2048][way] - before[512][way]) / ((2048 - 512) // BLOCK)  # of a block in all passes
     harness = before[512][way] - 512 // BLOCK * slope
     rows = HEADS * max(1, TOKENS // n)
@@ -39,6 +118,12 @@ def predicted(n: int, way: str, before: dict[int, dict[str, float]]) -> tuple[in
     launches = (SPLIT if parts > 1 else WHOLE)[way]
     seconds = harness + launches * LAUNCH + turns * -(-length // BLOCK) * slope
     return rows * parts, launches, seconds
+
+
+def counted(work: dict[str, Work], way: str, harness: dict[str, float]) -> tuple[int, float]:
+    """Launches and seconds of a layer by the work of its kernels."""
+    directions = [work["forward"]] if way == "forward" else list(work.values())
+    return sum(one.launches for one in directions), harness[way] + sum(one.seconds for one in directions)
 
 
 def build_parser() -> cli.OneLineParser:
@@ -52,10 +137,21 @@ def run(args: Namespace) -> None:
     """Print the table."""
     before, softmax = measured("lot", "lot r=32"), measured("softmax", "sdpa")
     rows = []
-    for way in ("forward", "both"):
+    for way in WAYS:
         for n in (512, 2048, 8192):
             programs, launches, seconds = predicted(n, way, before)
-            times = [f"{1e3 * x:.2f}" for x in (softmax[n][way], before[n][way], seconds)]
-            rows.append([way, n, programs, launches, *times, f"{softmax[n][way] / seconds:.2f}"])
-    head = ["", "n", "programs", "launches", "SDPA, ms", "LOT before", "LOT, predicted", "SDPA ÷ predicted"]
-    print(Table(head, rows, align="<>>>>>>>").markdown())
+            rows.append(["LOT", way, n, programs, launches, before[n][way], seconds])
+    for way in WAYS:
+        for n in (2048, 8192):
+            launches, seconds = counted(near_far(n), way, softmax[32])
+            old = measured("near_far", "near_far r=32")[n][way]
+            rows.append(["near_far", way, n, HEADS * TOKENS // n * (n // CHUNK + 1), launches, old, seconds])
+    for way in WAYS:
+        launches, seconds = counted(sinkhorn(128, 15), way, softmax[32])
+        rows.append(["Sinkhorn, 15 updates", way, 128, HEADS * TOKENS // 128, launches, None, seconds])
+    lines = []
+    for name, way, n, programs, launches, old, seconds in rows:
+        times = ["–" if x is None else f"{1e3 * x:.2f}" for x in (softmax[n][way], old, seconds)]
+        lines.append([name, way, n, programs, launches, *times, f"{softmax[n][way] / seconds:.2f}"])
+    head = ["", "", "n", "programs", "launches", "SDPA, ms", "before, ms", "predicted, ms", "SDPA ÷ predicted"]
+    print(Table(head, lines, align="<<>>>>>>>").markdown())

@@ -1,4 +1,4 @@
-"""The model of what LOT's layer takes on an H100."""
+"""The model of what layers take on an H100."""
 
 import pytest
 
@@ -18,5 +18,21 @@ def test_it_gives_back_what_was_measured_without_parts(n, way, monkeypatch):
 def test_the_table_has_every_length_and_direction(capsys):
     assert main(["costs"]) == 0
     rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
-    assert [row[:2] for row in rows] == [[way, n] for way in ("forward", "both") for n in ("512", "2048", "8192")]
-    assert all(int(row[2]) >= costs.PROCESSORS for row in rows)
+    lengths = {"LOT": ("512", "2048", "8192"), "near_far": ("2048", "8192"), "Sinkhorn, 15 updates": ("128",)}
+    assert [row[:3] for row in rows] == [
+        [name, way, n] for name, of_name in lengths.items() for way in ("forward", "both") for n in of_name
+    ]
+    assert all(int(row[3]) >= costs.PROCESSORS for row in rows)
+
+
+def test_work_is_linear_in_the_tokens_and_not_in_the_length():
+    # the summaries of chunks are merged for each block: what grows with the length
+    assert costs.near_far(8192)["forward"].half == pytest.approx(costs.near_far(2048)["forward"].half, rel=0.02)
+    assert costs.near_far(8192)["forward"].tf32 > costs.near_far(2048)["forward"].tf32
+    one, other = (costs.sinkhorn(128, updates)["forward"] for updates in (3, 15))
+    assert one.half == other.half and one.powers * 4 == other.powers
+
+
+def test_what_takes_longest_counts_whole_and_the_rest_half():
+    work = costs.Work(launches=2, half=costs.HALF, tf32=0, powers=0, other=costs.OTHER / 2, moved=costs.BYTES / 2)
+    assert work.seconds == pytest.approx(2 * costs.LAUNCH + 1 + 0.5)

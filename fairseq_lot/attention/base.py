@@ -330,7 +330,7 @@ class Mechanism(nn.Module):
         return nn.functional.dropout(weights, self.dropout) if self.drops else weights
 
     def drop_keys(self, v: Tensor) -> Tensor:
-        """Dropout of whole columns of A: drops values of keys for all queries; no change unless :attr:`drops`."""
+        """Dropout of whole columns of A: a key is dropped for all queries; no change unless :attr:`drops`."""
         return v * self.drop(v.new_ones(v.shape[:3])).unsqueeze(-1) if self.drops else v
 
     @property

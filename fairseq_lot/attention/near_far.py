@@ -363,9 +363,9 @@ class NearFar(Mechanism):
     def summarise(self, k: Tensor, v: Tensor, key_padding_mask: Pads = None, need_weights: bool = False) -> DecodeCache:
         """The cache of cross-attention.
 
-        It has keys and values alone if the band is diagonal or no sentence is longer than E. Else it has keys, values,
-        features and their sums. A batch with short and long sentences also has a copy of keys and values for the short
-        ones.
+        It has keys and values alone if the band is diagonal or there are at most E slots. Else it has keys, values,
+        shares of the features and their sums; in a batch with short sentences it also has a copy of their keys and
+        values.
         """
         limit = self.options.exact_up_to
         if self.options.band == "diagonal" or k.size(2) <= limit:

@@ -72,7 +72,7 @@ class Options:
 
 @dataclass(frozen=True)
 class PivotOptions(Options):
-    """Options of plans by pivots. Defaults are from [LOTFormer]'s plug-in for translation, except ``pivot_std``."""
+    """Options of plans through pivots. Defaults: [LOTFormer]'s plug-in for translation, except ``pivot_std``."""
 
     num_pivots: int = option(32, "pivots per head, r in the paper: the rank of A", minimum=1)
     epsilon: float = option(1.0, "entropic regularisation, in the unit of the scores", above=1e-30)

@@ -178,7 +178,7 @@ def shapes_weights(name: str) -> bool:
 def _keep_model(args, saved, size):
     """Write into ``args`` the checkpoint's sharing of embeddings and the settings that its weights do not show.
 
-    Such settings are the numbers of heads and the activation. A fine-tuning also keeps the sizes that were not typed.
+    Such settings are, for example, the numbers of heads. A fine-tuning also keeps the sizes that were not typed.
 
     Returns:
         Notes for the log; :func:`_keep_direction`, :func:`_draw_attention` and :func:`_keep_attention` likewise.

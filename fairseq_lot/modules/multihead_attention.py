@@ -13,7 +13,7 @@ from fairseq_lot.transport.marginals import Pads
 
 
 def _exactly(method: Callable, first: Tensor, *others: Any) -> Any:
-    """Call a method of a mechanism with autocast off, as in its ``forward``."""
+    """Call a method of a mechanism with autocast off, as in its ``forward``; ``first`` gives the type of device."""
     with torch.autocast(first.device.type, enabled=False):
         return method(first, *others)
 
@@ -175,7 +175,7 @@ class PluggableMultiheadAttention(FairseqIncrementalState, nn.Module):
         return split_heads(self.k_proj(key), self), split_heads(self.v_proj(value), self)
 
     def _attend_static(self, q, key, value, key_padding_mask, incremental_state, need_weights):
-        """Attend to keys that never change. The first step summarises them; LOT then has weights only if it asks."""
+        """Attend to keys that never change. The first step summarises them; for LOT's weights it must request them."""
         summary = self._read_cache(incremental_state)
         if not summary:
             sides = self._keys_and_values(key, value)

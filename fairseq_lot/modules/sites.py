@@ -127,7 +127,7 @@ def softmax_trained_at(args: Any, places: Iterable[Place]) -> dict[str, Any]:
     """The flat options of the softmax attention with which a checkpoint was trained at some places.
 
     Args:
-        args: the arguments of the checkpoint's model. After a swap they also name the attention before the swap.
+        args: the arguments of the checkpoint's model; after a swap they also name the attention of the training.
         places: the places.
 
     Returns:

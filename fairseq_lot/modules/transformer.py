@@ -82,7 +82,8 @@ def _wrap(layer, cfg):
 class _WithoutLooking(TorchFunctionMode):
     """A context for torch.export, which cannot branch on the values of tokens.
 
-    fairseq tests whether there are pads. Here the answer is always yes, which is right for all tokens.
+    fairseq tests whether there are pads. Here the answer is always yes, which is safe: a mask without pads changes
+    nothing. Shapes are numbers here, not tensors.
     """
 
     def __torch_function__(self, function, types, args=(), kwargs=None):

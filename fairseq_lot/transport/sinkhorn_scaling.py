@@ -122,7 +122,12 @@ def _exp(scores):
 
 
 def _masses(log_a, log_b, lead):
-    """The masses of rows and columns, for the leading sizes ``lead``; one tensor for both halves the kernels."""
+    """The masses of rows and columns; computed in one tensor, which takes half as many kernels.
+
+    Args:
+        log_a, log_b: the log masses, ``(..., n)`` and ``(..., m)``.
+        lead: the leading sizes of the scores.
+    """
     logs = [x.unsqueeze(0) if x.dim() == 1 else x.expand(*lead, -1).flatten(0, -2) for x in (log_a, log_b)]
     log_mass = torch.cat([x.expand(max(map(len, logs)), -1) for x in logs], -1)
     mass, has_mass = log_mass.exp(), torch.empty_like(log_mass)

@@ -235,7 +235,7 @@ class Mechanism(nn.Module):
         return self._attend_without_pads(self.attend_scored, query_scores, key_scores, v, masks, need_weights)
 
     def _attend_without_pads(self, attend, q, k, v, masks, need_weights, *, pads_are_zero=False):
-        """Check the arguments and call ``attend`` with zeros in padded slots; zero the padded rows of its output."""
+        """Call ``attend`` with checked arguments, zeros in padded slots; its padded rows become zeros, too."""
         name = self._title()
         if torch.jit.is_tracing():
             raise InputError(

@@ -1,4 +1,4 @@
-"""The registry of mechanisms: maps a name to a class, and builds mechanisms by name."""
+"""The registry of mechanisms: their classes by name."""
 
 import dataclasses
 from typing import Any

@@ -25,7 +25,7 @@ from fairseq_lot.numerics.autograd import once_in_full_precision
 
 @dataclass(frozen=True)
 class FarSummary:
-    """Sums over all keys for each of r features, and the shares of the keys in them.
+    """Sums over all keys for each of r features, with the keys' shares in them.
 
     Attributes:
         log_sums: ``(bsz, num_heads, r)``, ``log Σ_j exp(key_logs_jt)``, in the dtype of key_logs.

@@ -235,7 +235,13 @@ class Mechanism(nn.Module):
         return self._attend_without_pads(self.attend_scored, query_scores, key_scores, v, masks, need_weights)
 
     def _attend_without_pads(self, attend, q, k, v, masks, need_weights, *, pads_are_zero=False):
-        """Call ``attend`` with checked arguments, zeros in padded slots; its padded rows become zeros, too."""
+        """Check the arguments, then call ``attend`` with zeros at pads; padded rows of the output are zero.
+
+        Args:
+            attend: :meth:`attend`, or another method with the same arguments.
+            q, k, v, masks, need_weights: the arguments of ``attend``.
+            pads_are_zero: q, k and v are already zero at pads.
+        """
         name = self._title()
         if torch.jit.is_tracing():
             raise InputError(

@@ -86,7 +86,7 @@ def run(args: Namespace) -> None:
 
 
 def _describe(split: str, sides: Sequence[Side]) -> str:
-    """A line about a split: number of sentences, their largest lengths, share of unknown pieces."""
+    """A line about a split: number of sentences, the longest one on each side, share of unknown pieces."""
     longest = " and ".join(
         f"{side.sizes.max() - 1} pieces ({name}, sentence {side.sizes.argmax() + 1})"
         for name, side in zip(_SIDES, sides, strict=True)
@@ -103,11 +103,11 @@ def _describe(split: str, sides: Sequence[Side]) -> str:
 def _advice(
     source: str, target: str, dictionaries: Sequence[Dictionary], splits: Sequence[Sequence[Side]]
 ) -> list[str]:
-    """Lines with the flags that training and translation need for a data folder.
+    """Lines for the user: the flags that fairseq-train and fairseq-generate need for a data folder.
 
     Args:
         source, target: the languages.
-        dictionaries: of the source and the target.
+        dictionaries: source and target dictionary.
         splits: both sides of each split.
     """
     joined = dictionaries[0].symbols == dictionaries[1].symbols

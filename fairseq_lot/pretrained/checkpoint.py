@@ -36,7 +36,7 @@ class Checkpoint(dict):
     It is pickled as a plain ordered dictionary, which torch's safe loader accepts.
 
     Attributes:
-        path: the file that it was read from; its name in messages.
+        path: the file that it was read from, for messages.
     """
 
     def __init__(self, content: dict, path: str = "checkpoint") -> None:
@@ -70,12 +70,15 @@ class Checkpoint(dict):
 
     @property
     def max_positions(self) -> tuple[int, int]:
-        """Longest source and target that the model takes, in pieces with the end of sentence."""
+        """The lengths of the longest source and the longest target, in pieces, including the end of sentence."""
         source, target = (getattr(self.model_args, f"max_{side}_positions", None) for side in ("source", "target"))
         return source or DEFAULT_MAX_SOURCE_POSITIONS, target or DEFAULT_MAX_TARGET_POSITIONS
 
     def attention_of_training(self) -> tuple[str, str]:
-        """The attention that was trained and its sites: as a swap noted them, else the checkpoint's own."""
+        """The attention of the training and its sites, separated by commas.
+
+        A swap notes both in the checkpoint. Without a swap they are the checkpoint's own.
+        """
         args = self.model_args
         if hasattr(args, "trained_attention"):  # written by a swap; some old ones lack the sites
             return args.trained_attention, getattr(args, "trained_sites", UNKNOWN_SITES)
@@ -87,7 +90,7 @@ class Checkpoint(dict):
         return "trained with {} attention at {}".format(*self.attention_of_training())
 
     def softmax_of_training(self) -> dict[str, Any] | None:
-        """Options that give the swapped sites the softmax of their training; None if that is impossible.
+        """Model arguments that give the swapped sites the softmax of their training; None if there is no such softmax.
 
         Empty for plain softmax. For softmax with a prior they name the prior and all sites that have it.
         """
@@ -155,6 +158,9 @@ CheckpointLike = str | Path | dict
 
 def load_checkpoint(checkpoint: CheckpointLike) -> Checkpoint:
     """Load a fairseq checkpoint of a Transformer as fairseq's own dictionary: ``cfg`` or ``args``, ``model``, ...
+
+    Args:
+        checkpoint: its path, or a checkpoint in memory.
 
     Raises:
         InputError: the file is missing, damaged or foreign, contains objects other than data, or is no Transformer.

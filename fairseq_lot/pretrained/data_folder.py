@@ -1,4 +1,4 @@
-"""Checks of a data folder of fairseq-preprocess: is it complete and readable, does it fit a checkpoint?"""
+"""Checks of a data folder made by fairseq-preprocess: it is complete, readable and fits a checkpoint."""
 
 import re
 import struct
@@ -25,7 +25,7 @@ class Side:
     """One language of a split.
 
     Attributes:
-        sizes: lengths of its sentences in pieces, including the end of sentence.
+        sizes: length of each sentence in pieces, including the end of sentence.
         unknown: number of pieces that are not in the dictionary.
     """
 
@@ -131,10 +131,11 @@ def check_lengths(
     """Raise InputError if sentences are longer than a limit; the message has their numbers and ways out.
 
     Args:
-        sizes: lengths of the source and, if it counts, of the target, including the end of sentence.
-        limits: one per side; None: no limit.
+        sizes: for the source, and the target if it is limited: the length of each sentence in pieces, including the
+            end of sentence.
+        limits: the largest length for each side; None: no limit.
         where: the data, for the message.
-        takes: subject and verb for the limit, for the message.
+        takes: words before the limit in the message.
         way_out: how to raise the limit; ``{flags}`` stands for the flags of the sides with such sentences.
     """
     found, flags, several = [], [], False
@@ -154,13 +155,23 @@ def check_lengths(
 
 
 def too_long(sizes: Iterable[np.ndarray], limits: Iterable[int | None]) -> np.ndarray:
-    """Whether each sentence is longer than the limit of its side, on any side; None: no limit."""
+    """For each sentence, whether it is too long on at least one side, ``(sentences,)`` bool.
+
+    Args:
+        sizes: for each side the length of each sentence.
+        limits: the largest length for each side; None: no limit.
+    """
     longer = [lengths > (np.inf if limit is None else limit) for lengths, limit in zip(sizes, limits, strict=False)]
     return np.any(longer, axis=0)
 
 
 def numbers(indices: Sequence[int] | np.ndarray, most: int = 10) -> str:
-    """Numbers of sentences, counted from 1: "29, 30"; after ``most`` of them "and N more"."""
+    """Sentence numbers as text, counted from 1: "29, 30".
+
+    Args:
+        indices: of the sentences, counted from 0.
+        most: how many numbers are listed; "and N more" stands for the rest.
+    """
     shown, more = ", ".join(str(int(i) + 1) for i in indices[:most]), len(indices) - most
     return f"{shown} and {more} more" if more > 0 else shown
 
@@ -179,7 +190,7 @@ def read_dictionary(data: str | Path, lang: str) -> Dictionary:
 
 
 def check_embeddings(task: TranslationTask, state: Checkpoint) -> None:
-    """Raise InputError unless the dictionaries are those of the training, as far as that is known.
+    """Raise InputError if the dictionaries are known to differ from the training's.
 
     Each embedding must have a row for each symbol. The symbols are compared with the fingerprints in the checkpoint,
     else with the dictionaries of the training's data folder if it still exists.

@@ -16,9 +16,9 @@ def read_flags(parser: ArgumentParser, words: Sequence[str], command: str) -> Na
     """Parse a command line as fairseq's command does.
 
     Args:
-        parser: of the command.
-        words: the command line.
-        command: its name, for the message.
+        parser: fairseq's parser of this command.
+        words: the command line, without the command.
+        command: the command's name, for the message.
 
     Raises:
         InputError: the command would refuse the line.

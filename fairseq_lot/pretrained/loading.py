@@ -55,10 +55,10 @@ class Loaded:
     Attributes:
         model: in eval mode.
         task: fairseq's task, with the dictionaries.
-        sentences: a split of the data, a ``LanguagePairDataset``; or None.
-        path: of the checkpoint, for messages.
+        sentences: the loaded split, a ``LanguagePairDataset``; None if only the dictionaries were loaded.
+        path: path of the checkpoint, for messages.
         encoders: the training's options of ``bpe`` and ``tokenizer``, see
-            :func:`~fairseq_lot.pretrained.checkpoint.saved_encoders`.
+            :meth:`~fairseq_lot.pretrained.checkpoint.Checkpoint.encoders`.
     """
 
     model: TransformerModel
@@ -86,8 +86,8 @@ class Loaded:
         """Draw random sentences among those that are not too long for the model.
 
         Args:
-            sentences: how many; None: all.
-            seed: of the draw.
+            sentences: how many to draw; None: all.
+            seed: seed of the draw.
 
         Returns:
             Indices of the drawn sentences, and of the remaining ones; the shortest first in both.
@@ -109,12 +109,19 @@ class Loaded:
         return drawn, others
 
     def source(self, pieces: Sequence[str]) -> torch.Tensor:
-        """The encoder's input for a sentence of these pieces, ``(len,)`` indices, with the end of sentence."""
+        """The encoder's input for a sentence of these pieces: indices ``(len,)``, with the end of sentence.
+
+        For a multilingual model it may start with the symbol of a language.
+        """
         dictionary = self.task.source_dictionary
         return torch.tensor([*source_symbols(self.task), *map(dictionary.index, pieces), dictionary.eos()])
 
     def with_sources(self, sources: Sequence[torch.Tensor]) -> "Loaded":
-        """The same model with these sources as its sentences, without targets."""
+        """The same model with other sentences, without targets.
+
+        Args:
+            sources: encoder inputs as made by :meth:`source`.
+        """
         lengths, dictionary = [len(source) for source in sources], self.task.source_dictionary
         dataset = LanguagePairDataset(sources, lengths, dictionary, tgt_dict=self.task.target_dictionary)
         return replace(self, sentences=dataset)
@@ -157,7 +164,7 @@ class Loaded:
 
 @contextlib.contextmanager
 def _weights_unread(model: TransformerModel) -> Iterator[None]:
-    """Context manager: the decoder does not return weights of cross-attention, as in ``fairseq-generate``."""
+    """Context manager: the decoder's layers return no weights of cross-attention unless asked, as in fairseq-generate."""
     wanted = [(layer, layer.need_attn) for layer in model.decoder.layers]
     try:
         for layer, _ in wanted:
@@ -170,7 +177,13 @@ def _weights_unread(model: TransformerModel) -> Iterator[None]:
 
 @contextlib.contextmanager
 def refuse_overflow(name: str) -> Iterator[None]:
-    """Context manager: InputError that names the model if no score is finite; fairseq's search only asserts then."""
+    """Context manager: turn the AssertionError of fairseq's search into an InputError.
+
+    The search raises it if no score is finite.
+
+    Args:
+        name: of the model, for the message.
+    """
     try:
         yield
     except AssertionError as error:
@@ -184,13 +197,13 @@ def on_device(sample: dict, device: torch.device) -> dict:
 
 
 def build(state: Checkpoint, *, device: str | torch.device | None = "cpu", **overrides: Any) -> TransformerModel:
-    """The model of a checkpoint, in eval mode, without features of training such as checkpointed activations.
+    """Build the model of a checkpoint in eval mode, without training features such as activation checkpointing.
 
-    It needs no data: its dictionaries have numbers as symbols.
+    No data are needed: the symbols of its dictionaries are numbers.
 
     Args:
         state: the checkpoint.
-        device: of the model; None: it stays where it is.
+        device: of the model; None: the CPU, where it is built.
         overrides: model arguments that replace the saved ones.
 
     Raises:
@@ -215,11 +228,11 @@ def build(state: Checkpoint, *, device: str | torch.device | None = "cpu", **ove
 
 
 def untrained(args: Namespace, source: int, target: int) -> TransformerModel:
-    """A new model with these arguments.
+    """A new model with these arguments and random weights.
 
     Args:
-        args: of the model, with ``arch``.
-        source, target: numbers of symbols in the two dictionaries; the symbols are named by numbers.
+        args: the model's arguments, including ``arch``.
+        source, target: sizes of the source and the target dictionary; their symbols are numbers.
     """
     dictionaries = []
     for symbols in (source, target):
@@ -244,8 +257,8 @@ def load(
     Args:
         checkpoint: its path, or the checkpoint in memory.
         data: folder made by fairseq-preprocess; None: the one that the checkpoint was trained on.
-        split: train, valid or test; None: only the dictionaries.
-        needs_target: refuse a split without target side.
+        split: train, valid, test or another split; None: only the dictionaries.
+        needs_target: a split without its target side is refused.
         device: of the model; None: a GPU if there is one.
         pair: source and target language; None: the checkpoint's, else from the names of the data's files.
 
@@ -260,9 +273,10 @@ def load(
 
 
 def check_pairs(state: Checkpoint, loaded: Loaded, as_trained: TransformerModel | None = None) -> None:
-    """Refuse data whose dictionaries cannot be compared with the training's, if the loss shows that they differ.
+    """Refuse data with other dictionaries than the training's, judged by the model's loss.
 
-    If the loss is inconclusive, a line on stderr says so.
+    Nothing is done if the dictionaries themselves can be compared. If the loss is inconclusive, a line on stderr says
+    so.
 
     Args:
         state: the checkpoint.
@@ -270,7 +284,7 @@ def check_pairs(state: Checkpoint, loaded: Loaded, as_trained: TransformerModel 
         as_trained: the model with the attention that it was trained with; None: it is built here.
 
     Raises:
-        InputError: the model is sure of wrong pieces.
+        InputError: the loss shows other dictionaries: the model is sure of wrong pieces.
     """
     task, dataset = loaded.task, loaded.sentences
     if are_compared(state, task):
@@ -309,7 +323,10 @@ def check_pairs(state: Checkpoint, loaded: Loaded, as_trained: TransformerModel 
 
 
 def _as_trained(state: Checkpoint, loaded: Loaded) -> TransformerModel:
-    """The model with the softmax of its training at swapped sites: a swap may have cost much quality. Else itself."""
+    """The model as it was trained: a swapped one with its softmax again, since a swap may cost much quality.
+
+    The loaded model itself if it was not swapped, or if its training was not with softmax.
+    """
     softmax = state.softmax_of_training()
     if softmax is None or not hasattr(state.model_args, "trained_attention"):
         return loaded.model

@@ -1,4 +1,6 @@
-"""Models of fairseq's task ``translation_multi_simple_epoch``: symbols tell them the languages to read and write.
+"""Multilingual models, of fairseq's task ``translation_multi_simple_epoch``.
+
+Symbols in the input tell such a model the source and the target language.
 
 The dictionaries are those of the data folder plus a symbol for each language. The source may begin with such a symbol
 (``--encoder-langtok``), and so may the target (``--decoder-langtok``).
@@ -13,7 +15,7 @@ from fairseq_lot.errors import InputError
 
 
 def is_multilingual(saved: dict) -> bool:
-    """Whether the saved options are of this task."""
+    """Whether a checkpoint's task options are of this task."""
     return saved.get("task", saved.get("_name")) == "translation_multi_simple_epoch"
 
 
@@ -31,7 +33,7 @@ def set_up(options: dict) -> FairseqTask:
 
 
 def source_symbols(task: FairseqTask) -> list[int]:
-    """Indices of the symbols at the start of each source; empty or the symbol of a language."""
+    """Dictionary indices that each source starts with: one language symbol, or none."""
     if not isinstance(task, TranslationMultiSimpleEpochTask):
         return []
     spec, _ = task.args.langtoks["main"]
@@ -40,7 +42,7 @@ def source_symbols(task: FairseqTask) -> list[int]:
 
 
 def language_symbols(task: FairseqTask) -> set[int]:
-    """Indices of the language symbols at the start of sources and targets; they are not text."""
+    """Dictionary indices of the language symbols that sources and targets start with; they are not text."""
     if not isinstance(task, TranslationMultiSimpleEpochTask):
         return set()
     _, spec = task.args.langtoks["main"]

@@ -1,4 +1,4 @@
-"""Find out from a model's loss on a few pairs of sentences whether it was trained with other dictionaries.
+"""Tests by a model's loss on a few sentence pairs whether it was trained with other dictionaries.
 
 With a dictionary in another order a trained model is sure of wrong pieces: its loss is above that of a guess, and far
 above its own entropy. A model that has learnt little has a loss near its entropy with any dictionary: that is
@@ -77,8 +77,8 @@ def measure(
     Args:
         model: in eval mode.
         dataset: the pairs.
-        batch: makes fairseq's batch from indices of the dataset.
-        dictionary: of the targets.
+        batch: function from indices of the dataset to fairseq's batch.
+        dictionary: dictionary of the targets.
         other_sources: also measure the loss with sources of other pairs.
 
     Returns:
@@ -119,5 +119,5 @@ def measure(
 
 
 def _at(log_probs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """The log probability of each target piece."""
+    """The log probability of each target piece, ``(bsz, tgt_len)``."""
     return log_probs.gather(-1, target.unsqueeze(-1)).squeeze(-1)

@@ -105,8 +105,8 @@ class Text:
     """The text encoding of a model.
 
     Attributes:
-        tokenizer: fairseq's; None: sentences and translations are tokens.
-        bpe: fairseq's; None: tokens are pieces.
+        tokenizer: fairseq's tokenizer; None: sentences are tokens already, and translations stay tokens.
+        bpe: fairseq's BPE; None: tokens are pieces.
         lower: sentences are lower-cased.
         joined: how pieces of a translation join to words if ``bpe`` is None, see :func:`piece_kind`.
         known: a dictionary that must have at least half of each sentence's pieces; None: no check.
@@ -135,8 +135,8 @@ class Text:
             loaded: the model with its data.
             bpe, tokenizer: names of fairseq's encoders.
             bpe_codes: file with the codes or the model of the BPE.
-            tokenised: sentences are tokens.
-            pieces: sentences are pieces.
+            tokenised: sentences are tokens already.
+            pieces: sentences are pieces already.
 
         Raises:
             InputError: an encoder is unknown, lacks its file or package, makes pieces that the model does not know, or
@@ -168,7 +168,12 @@ class Text:
 
     @classmethod
     def of_pieces(cls, task: TranslationTask, known: Dictionary | None = None) -> "Text":
-        """The encoding for sentences that are pieces; translations are tokens."""
+        """The encoding for sentences that are pieces already. Pieces of translations are joined to tokens.
+
+        Args:
+            task: gives the target dictionary.
+            known: see :class:`Text`.
+        """
         return cls(None, None, False, piece_kind(task.target_dictionary), known)
 
     def encode(self, sentences: Sequence[str], first_line: int = 1) -> list[list[str]]:
@@ -218,12 +223,12 @@ def _share(dictionary: Dictionary, condition: Callable[[str], bool]) -> float:
 
 
 def _guess_tokenizer(bpe: str | None, is_saved: bool, dictionary: Dictionary) -> str | None:
-    """The tokenizer if neither options nor checkpoint name one: Moses, or None if the text shows that there was none.
+    """The tokenizer if options and checkpoint name none: Moses, or None if the text was not tokenised.
 
     Args:
         bpe: the name of the BPE.
-        is_saved: the checkpoint names the BPE but no tokenizer: then there was none.
-        dictionary: of the source.
+        is_saved: the checkpoint names the BPE. If it then names no tokenizer, there was none.
+        dictionary: dictionary of the source.
     """
     reads_raw_text = bpe == "sentencepiece" and _is_raw(dictionary)
     return None if is_saved or reads_raw_text else "moses"
@@ -244,7 +249,7 @@ def _is_raw(dictionary: Dictionary) -> bool:
 
 
 def _moses_options(spelt: list[str]) -> dict[str, bool]:
-    """The options of Moses that the symbols show."""
+    """The options of Moses, guessed from a dictionary's symbols."""
     return {
         "moses_no_dash_splits": not any("@-@" in symbol for symbol in spelt),
         "moses_no_escape": any(mark in symbol for symbol in spelt for mark in "'\""),
@@ -255,8 +260,8 @@ def _build_bpe(name: str, codes: str | Path | None, of_training: dict, task: Tra
     """Build a BPE and compare it with the dictionary.
 
     Args:
-        name: of fairseq's encoder.
-        codes: its file; None: the one of the training, else one in the data folder.
+        name: name of fairseq's encoder.
+        codes: its file; None: the training's file, else one in the data folder.
         of_training: the encoder's options in the checkpoint.
         task: with the data folder and the dictionary.
         guessed: the name was guessed from the pieces, so subword_nmt may also be fastbpe.

@@ -32,7 +32,8 @@ class Translator:
     Args:
         checkpoint: its path, or the result of ``swap`` or ``calibrate``.
         data: its data folder; None: the one that it was trained on.
-        split: load this split of the data, whose sentences are pieces; None: only the dictionaries.
+        split: a split to load with its sentences, which are pieces; ``text`` and :meth:`translate` are then refused.
+            None: only the dictionaries.
         beam: size of the beam.
         device: of the model; None: a GPU if there is one.
         languages: source and target; None: the checkpoint's, else from the file names in ``data``.
@@ -67,10 +68,14 @@ class Translator:
         self._beam = beam
 
     def symbols(self, pieces: Sequence[str], where: str) -> torch.Tensor:
-        """The encoder's input for a sentence of these pieces, ``(len,)`` indices, with the end of sentence.
+        """The encoder's input for a sentence: indices ``(len,)``, with the end of sentence.
+
+        Args:
+            pieces: the pieces of the sentence.
+            where: name of the sentence in the message.
 
         Raises:
-            InputError: the sentence, which the message calls ``where``, is too long for the model.
+            InputError: the sentence is too long for the model.
         """
         symbols = self.loaded.source(pieces)
         limit, length = self.loaded.model.max_positions()[0], len(symbols)
@@ -79,12 +84,12 @@ class Translator:
         return symbols
 
     def search(self, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The best translation of each source; both are indices with the end of sentence."""
+        """The best translation of each source. Both are indices ``(len,)`` with the end of sentence."""
         found = dict(self.loaded.with_sources(sources).translate(self._beam, _BATCH))
         return [found[i] for i in range(len(sources))]
 
     def spell(self, target: torch.Tensor) -> str:
-        """The sentence for a translation of :meth:`search`."""
+        """A translation of :meth:`search` as text."""
         return self.text.decode(_string(self.loaded.task, target))
 
     @overload
@@ -94,7 +99,7 @@ class Translator:
     def translate(self, sentences: list[str], first_line: int = 1) -> list[str]: ...
 
     def translate(self, sentences: str | list[str], first_line: int = 1) -> str | list[str]:
-        """Translate one sentence, or a list of sentences; a blank one stays blank.
+        """Translate one sentence or a list of sentences; the translation of a blank sentence is empty.
 
         Args:
             sentences: one sentence or a list.
@@ -104,7 +109,8 @@ class Translator:
             The translation, or a list with one per sentence.
 
         Raises:
-            InputError: wrong types, invalid text, a sentence that is too long for the model, or a split was loaded.
+            InputError: an argument has another type, the text is invalid, a sentence is too long for the model, or a
+                split was loaded.
         """
         if self.loaded.sentences is not None:
             raise InputError("a Translator with a split cannot translate text; make one without split")
@@ -134,6 +140,9 @@ def _string(task: TranslationTask, target: torch.Tensor, joined: str | None = No
 
 def translate_split(loaded: Loaded, *, beam: int) -> list[str]:
     """Translate each sentence of the loaded split; pieces are joined to words.
+
+    Returns:
+        The translations as lines of tokens, in the order of the split.
 
     Raises:
         InputError: a sentence is empty or too long for the model.

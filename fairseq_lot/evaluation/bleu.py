@@ -45,8 +45,8 @@ def measure(
 
     Args:
         hypotheses, references: one per sentence.
-        metric: keyword arguments of sacreBLEU's BLEU: SACREBLEU or TOKENISED.
-        base: the base's translations of the same sentences.
+        metric: keyword arguments of sacreBLEU's BLEU: ``SACREBLEU`` for detokenised text, ``TOKENISED`` for tokens.
+        base: translations of the same sentences by the base, the system to compare with.
         samples, seed: of the bootstrap; the same seed gives the same interval and p-value.
 
     Returns:
@@ -119,6 +119,11 @@ def resampled_scores(statistics: list[np.ndarray], *, samples: int, seed: int) -
     """Corpus BLEU on bootstrap resamples of the test set, ``(systems, samples)``.
 
     All systems get the same resamples: the ones of sacreBLEU for the same seed.
+
+    Args:
+        statistics: for each system the :func:`sentence_statistics` of the same sentences.
+        samples: number of resamples.
+        seed: seed of the resamples.
     """
     columns = np.hstack(statistics)
     sentences = len(columns)
@@ -131,7 +136,7 @@ def resampled_scores(statistics: list[np.ndarray], *, samples: int, seed: int) -
 
 
 def interval(scores: np.ndarray) -> tuple[float, float]:
-    """The bounds of the 95 % interval: one fortieth of the resamples lies outside at each end."""
+    """The bounds of the 95 % interval of ``(samples,)`` resampled scores: 2.5 % of them lie outside at each end."""
     ordered = np.sort(scores)
     outside = len(ordered) // 40
     return ordered[outside], ordered[len(ordered) - outside - 1]
@@ -143,6 +148,10 @@ def paired_p_value(differences: np.ndarray, difference: float) -> float:
     It is the share of resamples whose centred difference is at least as large as the difference on the test set.
     sacreBLEU's paired test takes absolute values before it centres. That makes it one-sided for all but the smallest
     differences (its p is about half of this one) and gives two equal systems the smallest p; here they get 1.
+
+    Args:
+        differences: of the two scores on each resample, ``(samples,)``.
+        difference: of the two scores on the test set.
     """
     if np.ptp(differences) == 0:  # one sentence, or sentences that are all the same
         return 1.0

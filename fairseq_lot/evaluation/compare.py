@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _detokenised(scored: dict[str, dict[int, Row]]) -> dict[str, dict[str, dict[int, float]]]:
-    """Scores of detokenised text: by metric, system and seed; old rows have no chrF."""
+    """Scores of detokenised text: metric, then system, then seed to score; chrF is absent in old rows."""
     found: dict[str, dict[str, dict[int, float]]] = {"sacreBLEU": {}, "chrF": {}}
     for system, by_seed in scored.items():
         found["sacreBLEU"][system] = {seed: row.sacrebleu.score for seed, row in by_seed.items()}
@@ -77,7 +77,8 @@ class Difference:
         system, other: their names.
         scores: BLEU of both, averaged over the seeds that both have.
         by_seed: the difference for each of these seeds; ``mean`` is their mean.
-        low, high, p: bounds of the 95 % bootstrap interval, and the p-value.
+        low, high: bounds of the 95 % bootstrap interval of ``mean``.
+        p: p-value of the paired bootstrap test of ``mean``.
     """
 
     system: str
@@ -107,12 +108,13 @@ def differences(
 ) -> list[Difference]:
     """Compare all pairs of systems on the seeds that both have.
 
-    All systems and seeds are scored on the same resamples of the test set. So the interval and p are about other
-    sentences, not other seeds; ``by_seed`` shows the seeds.
+    All systems and seeds are scored on the same resamples of the test set. So the interval and p measure the chance of
+    the choice of sentences, not of the training seed; ``by_seed`` shows the latter.
 
     Args:
-        systems: for each system and seed the statistics of the same sentences.
-        samples, seed: of the bootstrap.
+        systems: for each system and seed the :func:`~fairseq_lot.evaluation.bleu.sentence_statistics` of the same
+            sentences.
+        samples, seed: number and seed of the bootstrap's resamples.
         against: only pairs with this system; None: all.
     """
     runs = [(name, number) for name, by_seed in systems.items() for number in by_seed]
@@ -155,9 +157,9 @@ def compare(
     """A table with a row for each difference; arguments as for :func:`differences`.
 
     Args:
-        signature: sacreBLEU's, for the notes.
-        heading: of the table.
-        detokenised: further metrics of detokenised text, by metric, system and seed; a column for each metric.
+        signature: sacreBLEU's signature, for the notes.
+        heading: heading of the table.
+        detokenised: scores by further metrics: metric, then system, then seed to score. Each metric is a column.
     """
     detokenised = detokenised or {}
     seeds = {number for by_seed in systems.values() for number in by_seed}
@@ -187,6 +189,6 @@ def compare(
 
 
 def _mean_change(mine: dict[int, float], theirs: dict[int, float]) -> str:
-    """The mean difference over the seeds that both have."""
+    """The mean difference over the seeds that both have, as text; arguments: seed to score."""
     changes = [mine[seed] - theirs[seed] for seed in mine.keys() & theirs.keys()]
     return f"{sum(changes) / len(changes):+.2f}" if changes else MISSING

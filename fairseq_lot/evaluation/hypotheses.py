@@ -79,7 +79,11 @@ def read_nbest(path: str | Path, sentences: int) -> list[list[Hypothesis]]:
 
 
 def _lines(path: str | Path) -> Iterator[tuple[str, str]]:
-    """The complete lines of an output, each with its place for messages; InputError if sentences were skipped."""
+    """The complete lines of an output: for each its place, for messages, and its text.
+
+    Raises:
+        InputError: fairseq-generate skipped sentences.
+    """
     raw = read_bytes(path)
     for number, line in enumerate(split_lines(raw[: raw.rfind(b"\n") + 1], path), start=1):
         place = f"{path}, line {number}"
@@ -89,14 +93,14 @@ def _lines(path: str | Path) -> Iterator[tuple[str, str]]:
 
 
 def _words(text: str, place: str) -> str:
-    """The words of a hypothesis; InputError if it has pieces."""
+    """The text of a hypothesis; InputError if it has pieces instead of words."""
     if _piece(text):
         raise InputError(f"{place}: still has pieces; generate with --remove-bpe sentencepiece or subword_nmt")
     return " ".join(text.split())
 
 
 def _check_whole(hypotheses: dict, sentences: int, path: str | Path) -> None:
-    """Raise InputError unless the sentences with hypotheses are those of the corpus."""
+    """Raise InputError unless the keys of ``hypotheses`` are the numbers 0 to ``sentences`` - 1."""
     if not hypotheses or hypotheses.keys() != set(range(sentences)):
         found = f"{len(hypotheses)} whole H- lines, the last of sentence {max(hypotheses, default=0)}"
         missing = [sentence for sentence in range(sentences) if sentence not in hypotheses]

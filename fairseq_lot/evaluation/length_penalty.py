@@ -1,4 +1,4 @@
-"""The length penalty of fairseq's beam search, chosen on validation.
+"""Choice of the length penalty of fairseq's beam search on the validation set.
 
 fairseq divides the log-probability of each finished hypothesis by ``pieces ** lenpen``, then sorts the hypotheses of a
 sentence. The search itself does not use the penalty: neither which hypotheses finish nor when it stops. So one
@@ -16,8 +16,8 @@ GRID = tuple(quarters / 4 for quarters in range(2, 13))  # 0.5 to 3; fairseq's d
 def rank(nbest: Sequence[Sequence[Hypothesis]], lenpen: float) -> list[int]:
     """The index of each sentence's best hypothesis under a length penalty.
 
-    It is the best one of ``fairseq-generate --lenpen``, unless two scores of a sentence differ by less than 5e-7,
-    relative: fairseq divides in float32, and the printed scores are rounded. Then either of the two may come first.
+    ``fairseq-generate --lenpen`` gives the same one, unless the best two scores differ by less than 5e-7, relative:
+    fairseq divides in float32 and prints rounded scores, so either of the two may come first.
 
     Args:
         nbest: the hypotheses of each sentence, generated with ``--lenpen 1``.
@@ -33,7 +33,7 @@ def rank(nbest: Sequence[Sequence[Hypothesis]], lenpen: float) -> list[int]:
 def choose(nbest: Sequence[Sequence[Hypothesis]], references: Sequence[str]) -> tuple[float, dict[float, float]]:
     """The length penalty of ``GRID`` with the highest tokenised BLEU, and the BLEU of each penalty.
 
-    Among equal ones the nearest to 1, fairseq's default, is chosen.
+    Of penalties with equal BLEU the nearest to 1, fairseq's default, is chosen.
 
     Args:
         nbest: as for :func:`rank`.

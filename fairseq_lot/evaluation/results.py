@@ -26,7 +26,7 @@ def parse(kind: type[Kind], line: str, name: str) -> Kind:
     Args:
         kind: the class.
         line: the JSON.
-        name: of the object, for the message.
+        name: what the object is called in the message.
 
     Raises:
         ValueError: the line is not a JSON object with the fields of ``kind`` and their types; a field with a default
@@ -59,7 +59,7 @@ def read_lines_as(kind: type[Kind], path: str | Path, name: str) -> Iterator[tup
 
 
 def read_rows(paths: Iterable[str | Path]) -> list[Row]:
-    """The rows of results files, without duplicates.
+    """The rows of results files; a row that occurs several times is read once.
 
     Raises:
         InputError: as for :func:`read_lines_as`, or one name has two different systems, trainings, test sets or rows.
@@ -83,7 +83,7 @@ def read_rows(paths: Iterable[str | Path]) -> list[Row]:
 
 
 def tables(rows: Iterable[Row]) -> list[list[Row]]:
-    """The rows of each table: one experiment on one test set."""
+    """The rows grouped into tables; a table has one experiment on one test set."""
     found: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         found.setdefault((row.dataset, row.experiment), []).append(row)
@@ -91,7 +91,7 @@ def tables(rows: Iterable[Row]) -> list[list[Row]]:
 
 
 def by_system(rows: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
-    """The rows of each backbone and system, in the order of the tables: by mechanism, then by name."""
+    """The rows by ``(backbone, system)``, in the order of the tables: by mechanism, then by name."""
     found: dict[tuple[str, str], list[Row]] = {}
     for row in sorted(rows, key=lambda row: (row.backbone != "transformer", row.backbone, mechanism_order(row))):
         found.setdefault((row.backbone, row.system), []).append(row)
@@ -105,7 +105,7 @@ def mechanism_order(row: Row) -> tuple[int, str, str]:
 
 
 def is_at(row: Row, stage: str) -> bool:
-    """Whether a row belongs to a stage; a base belongs to plug-and-play and from scratch."""
+    """Whether a row belongs to a stage. The base's rows belong to all stages but fine-tuned."""
     return row.stage == stage or (row.stage == BASE and stage != FINE_TUNED)
 
 
@@ -115,7 +115,7 @@ def at_stage(rows: Iterable[Row], stage: str) -> dict[int, Row]:
 
 
 def path_of(results: str | Path) -> Path:
-    """The file of the counts for ``NAME.jsonl``: ``NAME.sentences.tsv`` in the same folder."""
+    """The path of the counts for the rows in ``NAME.jsonl``: ``NAME.sentences.tsv`` in the same folder."""
     return Path(results).with_suffix(".sentences.tsv")
 
 
@@ -126,14 +126,14 @@ def format_statistics(row: Label, statistics: np.ndarray) -> str:
 
     Args:
         row: the row.
-        statistics: ``sentence_statistics`` of its tokens.
+        statistics: :func:`~fairseq_lot.evaluation.bleu.sentence_statistics` of its tokenised translations.
     """
     counts = bz2.compress(statistics[:, :6].astype("<u4").tobytes())
     return f"{json.dumps(row.key, ensure_ascii=False)}\t{base64.b85encode(counts).decode('ascii')}"
 
 
 def read_statistics(results: str | Path, rows: list[Row]) -> dict[tuple, np.ndarray]:
-    """The counts of the rows that have some, by the rows' keys.
+    """The sentence statistics of the rows, by the rows' keys; rows without counts are left out.
 
     Args:
         results: the file of the rows, ``NAME.jsonl``.

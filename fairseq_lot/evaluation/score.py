@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def read_label(text: str) -> Label:
-    """Parse ``--label``; InputError if it is not a label."""
+    """Parse the JSON of ``--label``; InputError if it is not a label."""
     try:
         return parse(Label, text, "label")
     except ValueError as error:
@@ -74,7 +74,15 @@ def read_label(text: str) -> Label:
 
 
 def score(args: argparse.Namespace, label: Label) -> tuple[Row, np.ndarray]:
-    """The row of a system and the statistics of its sentences, from the options; writes nothing."""
+    """Score the translations that the options name; nothing is written.
+
+    Args:
+        args: options of the command.
+        label: the label of the row.
+
+    Returns:
+        The row, and the :func:`~fairseq_lot.evaluation.bleu.sentence_statistics` of the tokenised translations.
+    """
     resampling, language = bleu.bootstrap_settings(args), target_language(args)
     references = read_lines(args.tokenised_reference)
     check_joined(references, args.tokenised_reference)
@@ -118,7 +126,7 @@ def score(args: argparse.Namespace, label: Label) -> tuple[Row, np.ndarray]:
 
 
 def target_language(args: argparse.Namespace) -> str:
-    """The typed language, else the ending of the tokenised reference's name."""
+    """The target language: ``--target-lang``, else the ending of the tokenised reference's file name."""
     typed = args.target_lang
     language = Path(args.tokenised_reference).suffix[1:] if typed is None else typed
     if language == "txt" or not (_LANGUAGE if typed is None else _NAME).fullmatch(language):

@@ -55,7 +55,7 @@ def result_tables(rows: Iterable[Row], *, metric: str = "tokenised", papers: boo
     Args:
         rows: scored systems.
         metric: ``tokenised`` or ``sacrebleu``.
-        papers: instead, tables with medians of tokenised BLEU beside those of the papers.
+        papers: make other tables: medians of tokenised BLEU beside the scores in the papers.
     """
     show = _papers if papers else _full
     found = []
@@ -69,8 +69,8 @@ class _Systems:
     """The rows of one table, and their scores by one metric.
 
     Attributes:
-        rows: by backbone and system, in the order of the table.
-        stages: the stages with columns: those that were run, and one for the base.
+        rows: by ``(backbone, system)``, the key of the methods, in the order of the table.
+        stages: the stages that get columns: all that were run; the base is shown under plug-and-play or from scratch.
         with_length: some row has the length of its translations.
         with_chrf: some row has chrF.
         with_lenpen: some row has a chosen length penalty.
@@ -87,7 +87,7 @@ class _Systems:
         self.stages = [stage for stage in (FROM_SCRATCH, PLUG_AND_PLAY, FINE_TUNED) if stage in run]
 
     def scores(self, key: tuple[str, str], stage: str) -> dict[int, MetricScore]:
-        """Scores of a system at a stage, by seed."""
+        """The scores of a system at a stage, by seed."""
         return {seed: getattr(row, self.metric) for seed, row in at_stage(self.rows.get(key, []), stage).items()}
 
     def length(self, key: tuple[str, str], stage: str) -> str:
@@ -103,7 +103,7 @@ class _Systems:
         return ", ".join(chosen) if set(chosen) - {MISSING} else MISSING
 
     def others(self, key: tuple[str, str], stage: str) -> list[str]:
-        """The medians of a system's other scores: the other BLEU, then chrF if there are any."""
+        """The medians of a system's scores by the other metrics: the other BLEU, then chrF if a row has it."""
         rows = at_stage(self.rows.get(key, []), stage).values()
         scores = [[getattr(row, OTHER[self.metric]).score for row in rows]]
         if self.with_chrf:
@@ -111,20 +111,20 @@ class _Systems:
         return [f"{median(found):.2f}" if found else MISSING for found in scores]
 
     def control(self, backbone: str) -> tuple[str, str]:
-        """The key of the control: the base, which is also fine-tuned, else plain softmax, else two empty words."""
+        """The key of the control: the system of the base, else plain softmax, else two empty texts."""
         own = {key: rows for key, rows in self.rows.items() if key[0] == backbone}
         base = [key for key, rows in own.items() if any(row.stage == BASE for row in rows)]
         plain = [key for key, rows in own.items() if rows[0].settings == PLAIN]
         return next(iter(base + plain), ("", ""))
 
     def differences(self, key: tuple[str, str], stage: str) -> list[float]:
-        """Differences to the control's scores, for each common seed; empty for the control itself."""
+        """Score minus the control's score for each seed that both have; empty for the control itself."""
         control = self.control(key[0])
         theirs = {} if key == control else self.scores(control, stage)
         return [_minus(score, theirs[seed]) for seed, score in self.scores(key, stage).items() if seed in theirs]
 
     def median(self, key: tuple[str, str], stage: str) -> str:
-        """The median of a system's scores and the median of their differences to the control's, seed by seed."""
+        """The median of a system's scores as text; in brackets the median of :meth:`differences`."""
         scores, control = self.scores(key, stage), self.scores(self.control(key[0]), stage)
         if not scores:
             return MISSING
@@ -144,7 +144,10 @@ def _minus(metric: MetricScore, control: MetricScore) -> float:
 
 
 def _full(systems: _Systems, heading: str) -> Table:
-    """The table with scores and intervals, differences to the base with tests, and differences to the control."""
+    """The full table of scores with intervals.
+
+    It also has differences to the base, with tests, and differences to the control.
+    """
     lines = []
     for key, own in systems.rows.items():
         cells = list(key)
@@ -193,7 +196,7 @@ def _difference(found: list[MetricScore]) -> str:
 
 
 def _middle(differences: Sequence[float], more: str = "", star: str = "") -> str:
-    """The median; in brackets the range if there are several, and the text ``more``."""
+    """The median difference as text, followed by ``star``; brackets have the range of several, then ``more``."""
     several = f"{min(differences):+.2f} to {max(differences):+.2f}" if len(differences) > 1 else ""
     brackets = "; ".join(part for part in (several, more) if part)
     return f"{median(differences):+.2f}{star}" + (f" ({brackets})" if brackets else "")
@@ -264,7 +267,7 @@ def _listed(values: Iterable) -> str:
 
 
 def _papers(systems: _Systems, heading: str) -> Table:
-    """The table with the papers' scores and the medians of the rows, with differences to softmax."""
+    """The table of the papers' scores beside the medians of the rows, each with its difference to softmax."""
     # the papers' settings are the defaults
     settings = {key: own[0].settings for key, own in systems.rows.items()}
     shown = [(*key, own.attention if own == System(attention=own.attention) else "") for key, own in settings.items()]

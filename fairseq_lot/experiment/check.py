@@ -1,6 +1,6 @@
 """Check an experiment before anything is trained, and refuse one that would fail later.
 
-Refused are entries that contradict each other, unknown flags, and models that cannot be built.
+It refuses entries that contradict each other, unknown flags, and models that cannot be built.
 """
 
 import contextlib
@@ -77,7 +77,7 @@ def _check_data(experiment: Experiment) -> None:
 
 
 def _check_starting_points(experiment: Experiment) -> None:
-    """Raise InputError if the start of a system's training is not defined."""
+    """Raise InputError if a system, the base or the control has no defined training to start from."""
     systems = experiment.systems
     trained = [name for name, system in systems.items() if system.from_scratch]
     if experiment.pretrain is None and (trained or experiment.base is None):
@@ -131,7 +131,7 @@ def _check_system(name: str, system: System, experiment: Experiment) -> None:
 
 
 def _check_calibration(place: str, system: System, calibration: Calibration, experiment: Experiment) -> None:
-    """Raise InputError if a system cannot be calibrated to the base, or not with these options."""
+    """Raise InputError if a system cannot be calibrated to the base, or an option is not used by this fit."""
     base = experiment.trained_as
     own, of_base = (
         set((one.sites or DEFAULTS["attention_sites"]).replace(" ", "").split(",")) for one in (system, base)
@@ -144,7 +144,7 @@ def _check_calibration(place: str, system: System, calibration: Calibration, exp
 
 
 def _check_models(experiment: Experiment) -> None:
-    """Raise InputError where fairseq does not take the flags of a stage, or a system's model cannot be built."""
+    """Raise InputError if fairseq refuses the flags of a stage, or a system's model cannot be built."""
 
     def train(given: list[str]) -> Namespace:
         nowhere = f"--save-dir={os.devnull}/none"  # a checkpoint in fairseq's default folder would be read
@@ -172,11 +172,13 @@ def _check_models(experiment: Experiment) -> None:
 
 
 def _check_model(place: str, system: System, model: Namespace, trained: Namespace) -> None:
-    """Raise InputError where the model of a system cannot be built, fitted or trained.
+    """Raise InputError if the model of a system cannot be built, fitted or trained.
 
     Args:
+        place: the system's place in the file, for the message.
+        system: the system.
         model: arguments of fairseq-train for the base.
-        trained: those of the system's own training.
+        trained: arguments of fairseq-train for the system's own training.
     """
     attention, fit = (ArgumentParser(allow_abbrev=False, add_help=False) for _ in range(2))
     add_attention_args(attention, differential=False)
@@ -197,7 +199,10 @@ def _check_model(place: str, system: System, model: Namespace, trained: Namespac
 
 
 def _refuse_new_data(work: str, data: Path) -> None:
-    """Raise InputError where the data of a training were made anew under their name; train.py has noted a sum."""
+    """Raise InputError if a data folder has changed since a training in ``work`` used it.
+
+    The checksum that ``train.py`` noted beside each training is compared.
+    """
     noted = sorted(Path(work).glob("seed*/*/**/data.sum"))
     if noted and data.is_dir():
         now = sum_of(data)
@@ -208,7 +213,12 @@ def _refuse_new_data(work: str, data: Path) -> None:
 
 
 def _refuse_base(path: str, **places: Collection[Any]) -> None:
-    """Raise InputError where a checkpoint to plug into is missing, or stands for several seeds or backbones."""
+    """Raise InputError if the base's checkpoint is missing, or one checkpoint stands for several seeds or backbones.
+
+    Args:
+        path: the path, with ``{seed}`` and ``{backbone}`` where it depends on them.
+        **places: the values of ``seed`` and ``backbone``.
+    """
     for name, values in places.items():
         if len(values) > 1 and f"{{{name}}}" not in path:
             way_out = f"write {{{name}}} into the path, or give one {name}"
@@ -220,7 +230,14 @@ def _refuse_base(path: str, **places: Collection[Any]) -> None:
 
 
 def _refuse(place: str, flags: Flags, given: set[str], why: str = "the experiment says it elsewhere") -> None:
-    """Raise InputError where there is a flag that has no place there."""
+    """Raise InputError if one of ``flags`` is not allowed in this entry of the experiment.
+
+    Args:
+        place: the entry, for the message.
+        flags: the flags of the entry.
+        given: names of the flags that are not allowed.
+        why: the reason, for the message.
+    """
     for name in flags:
         if name in given:
             raise InputError(f"{place}: {name} has no place here, {why}; remove it")
@@ -265,7 +282,11 @@ def check_file(path: str) -> None:
 
 
 def main() -> int:
-    """Check the config files on the command line, then the experiment, as JSON on stdin; return 2 if it is wrong."""
+    """Check the config files on the command line, then the experiment that stdin has as JSON.
+
+    Returns:
+        The exit code: 0 if all are right, else 2.
+    """
     try:
         for path in sys.argv[1:]:
             check_file(path)

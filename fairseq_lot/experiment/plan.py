@@ -1,4 +1,4 @@
-"""Arguments and output paths of an experiment's jobs; ``workflow/Snakefile`` has their rules."""
+"""Arguments and paths of an experiment's jobs, for the rules in ``workflow/Snakefile``."""
 
 import itertools
 import os
@@ -24,18 +24,24 @@ from fairseq_lot.experiment.spec import (
 
 
 class Plan:
-    """The jobs of an experiment. Patterns are paths with ``{seed}``, ``{backbone}`` and ``{system}``.
+    """The jobs of an experiment. Patterns are paths with the wildcards ``{seed}``, ``{backbone}`` and ``{system}``.
 
     Attributes:
+        work: the experiment's folder.
         home: pattern of the folder for a seed and a backbone.
-        own: pattern of a system's folder in it; the base is the system "base".
-        row: pattern of the start of a row's file names, also with ``{stage}`` and ``{subset}``.
+        own: pattern of a system's folder in ``home``; the base is the system "base".
+        row: pattern of a row's files without their ending; it also has ``{stage}`` and ``{subset}``.
         base: pattern of the base's checkpoint.
-        precision: of trainings and translations.
+        precision: precision of trainings and translations.
+        half: the flag for this precision, none for fp32.
         pair: flags for the languages.
-        pretrained, plugged, tuned: names of the systems that are trained from scratch, plugged in, fine-tuned.
-        controls: names of the systems that are the fine-tuned base.
-        subsets: for each test set its part of file names, with its part of names in tables.
+        pretrained: names of the systems that are trained from scratch, including "base" unless a checkpoint is given.
+        plugged: names of the systems that are swapped into the base.
+        tuned: names of the systems that are fine-tuned.
+        controls: names of the systems that are the base itself, to be fine-tuned as the control.
+        systems: names of the systems with rows, by stage.
+        subsets: the test sets: the suffix in file names, such as ``.test1``, to the suffix of the dataset's name in
+            tables, such as ``, news``; both may be empty.
     """
 
     def __init__(self, experiment: Experiment):
@@ -62,13 +68,13 @@ class Plan:
         }
 
     def every(self, pattern: str, systems: Iterable[str]) -> list[str]:
-        """The paths of a pattern for all seeds, backbones and these systems."""
+        """The paths of a pattern for each seed, each backbone and these systems."""
         names = itertools.product(self.experiment.seeds, self.experiment.backbones, systems)
         return [pattern.format(seed=seed, backbone=backbone, system=system) for seed, backbone, system in names]
 
     @property
     def rows(self) -> list[str]:
-        """The start of each row's file names, in the order of the results."""
+        """The path of each row's files without their ending, in the order of the results."""
         folders = [
             (folder, stage) for stage, systems in self.systems.items() for folder in self.every(self.own, systems)
         ]
@@ -76,7 +82,7 @@ class Plan:
 
     @property
     def making_data(self) -> str:
-        """Shell commands that make missing data and check all splits that are used."""
+        """Shell commands that make the data folder if it is missing, then check all splits that are used."""
         data = self.experiment.data
         missing = shlex.quote(f"{data} is missing; make it with scripts/prepare_*.sh")
         prepare = self.experiment.prepare or f"echo {missing} && exit 2"
@@ -94,7 +100,7 @@ class Plan:
 
     @property
     def reporting(self) -> str:
-        """Flags of ``fairseq-lot report`` for all trainings and the swapped models of the first seed and backbone."""
+        """Arguments of ``fairseq-lot report``: all training logs, and the models of the first seed and backbone."""
         logs = self.every(self.own + "/train.log", self.pretrained)
         logs += self.every(self.own + "/finetuned/train.log", self.tuned)
         swapped = self.every(self.own + "/swapped.pt", self.plugged)[: len(self.plugged)]
@@ -103,7 +109,7 @@ class Plan:
         return shlex.join([*files, "--data", self.experiment.data, "--split", "test", *self.pair])
 
     def limits(self, split: str) -> list[str]:
-        """Flags of ``fairseq-lot check``: the length limits under which neither training nor generation aborts."""
+        """Flags of ``fairseq-lot check``: the split's length limits, so that training or generation will not abort."""
         shared = self.experiment.pretrain or {}
         trainings = [own | shared for own in self.experiment.backbones.values()]
         skipped = any("skip-invalid-size-inputs-valid-test" in flags for flags in trainings)
@@ -117,7 +123,7 @@ class Plan:
 
     @property
     def training_threads(self) -> int:
-        """Threads of a training from scratch: two if it is the only one, since all other jobs wait for it."""
+        """CPU threads of a training from scratch: two if it is the only one, since all other jobs wait for it."""
         return 2 if len(self.every(self.own, self.pretrained)) == 1 else 1
 
     def job(self, seed: str, backbone: Backbone, system: str, stage: Stage = BASE, subset: str = "") -> "Job":
@@ -127,7 +133,14 @@ class Plan:
 
 @dataclass(frozen=True)
 class Job:
-    """A job for one system of an experiment, or for one of its rows."""
+    """A job for one system of an experiment, or for one of its rows.
+
+    Attributes:
+        plan: the plan of the experiment.
+        seed, backbone, name: the values of the wildcards; ``name`` is the system's, or "base".
+        stage: stage of the row.
+        subset: suffix of the row's test set in file names, a key of ``plan.subsets``.
+    """
 
     plan: Plan
     seed: str
@@ -138,23 +151,23 @@ class Job:
 
     @property
     def system(self) -> System:
-        """The definition of the system; for the base the one that it is trained as."""
+        """The definition of the system; the base has the definition that it is trained as."""
         experiment = self.plan.experiment
         return experiment.trained_as if self.name == "base" else experiment.systems[self.name]
 
     @property
     def pretraining(self) -> str:
-        """Flags of ``pretrain.sh``."""
+        """Flags of ``pretrain.sh``, quoted for a shell."""
         return self._training(self.plan.experiment.pretrain)
 
     @property
     def finetuning(self) -> str:
-        """Flags of ``finetune.sh``."""
+        """Flags of ``finetune.sh``, quoted for a shell."""
         return self._training({**(self.plan.experiment.finetune or {}), **(self.system.finetune or {})})
 
     @property
     def plugging(self) -> str:
-        """Flags of ``fairseq-lot swap``."""
+        """Flags of ``fairseq-lot swap``, quoted for a shell."""
         fit, how = self.system.calibrate, ["--no-calibrate"]
         if fit is not None:
             how = [f"--calibrate={self.plan.experiment.data}", *self.plan.pair] if fit.with_ == "text" else []
@@ -164,23 +177,23 @@ class Job:
 
     @property
     def translating(self) -> str:
-        """Flags of ``score.sh``."""
+        """Flags of ``score.sh``, quoted for a shell."""
         subset = words({"gen-subset": self.subset[1:]} if self.subset else {})
         return shlex.join([*subset, *self.plan.pair, *self.plan.half, *words(self.plan.experiment.generate)])
 
     @property
     def start(self) -> str:
-        """The checkpoint that a fine-tuning starts from."""
+        """The path of the checkpoint that the fine-tuning starts from."""
         return self._at(self.plan.base if self.name in self.plan.controls else self.plan.own + "/swapped.pt")
 
     @property
     def start_done(self) -> str:
-        """The file that exists once that checkpoint is complete."""
+        """The path of the file that exists once :attr:`start` is complete."""
         return self._at(self.plan.home + "/base.done") if self.name in self.plan.controls else self.start
 
     @property
     def scored(self) -> str:
-        """The checkpoint of a row."""
+        """The path of the checkpoint that is scored for the row."""
         if self.stage == BASE:
             return self._at(self.plan.base)
         own = {PLUG_AND_PLAY: "/swapped.pt", FINE_TUNED: "/finetuned/checkpoint_best.pt"}
@@ -188,17 +201,17 @@ class Job:
 
     @property
     def scored_done(self) -> str:
-        """The file that is there when that checkpoint is whole."""
+        """The path of the file that exists once :attr:`scored` is complete."""
         own = {PLUG_AND_PLAY: "/swapped.pt", FINE_TUNED: "/finetuned.done"}
         return self._at(self.plan.own + own.get(self.stage, ".done"))
 
     def of_base(self, ending: str) -> str | None:
-        """A file of the base's row on the same test set; None for the base itself."""
+        """The path of the base's file with this ending on the same test set; None for the base itself."""
         return None if self.stage == BASE else self._at(f"{self.plan.home}/base/base{self.subset}{ending}")
 
     @property
     def label(self) -> str:
-        """The label of a row, for ``score.sh``."""
+        """The label of the row as JSON, for ``score.sh``."""
         experiment = self.plan.experiment
         shared = experiment.model_dump(include={"size", "base", "pretrain", "finetune"}, exclude_unset=True)
         label = Label(
@@ -224,6 +237,6 @@ class Job:
 
 
 def state_of(path: str) -> str:
-    """Size and time of a file, to notice if it is replaced, also by an older one."""
+    """Size and modification time of a file as text; it differs if another file, even an older one, replaces it."""
     stat = os.stat(path)
     return str((stat.st_size, int(stat.st_mtime)))

@@ -48,7 +48,7 @@ def build_parser() -> ArgumentParser:
 
 
 def run(args: Namespace) -> None:
-    """Translate, unless it was done before, then score."""
+    """Translate the test set unless that was done before, then write the row ``OUT.jsonl``."""
     checkpoint, data, base = args.checkpoint, args.data, None if args.base == "-" else args.base
     if not Path(checkpoint).is_file():
         raise InputError(f"there is no checkpoint {checkpoint}")
@@ -91,10 +91,13 @@ def run(args: Namespace) -> None:
 
 
 def read_generation_flags(words: Sequence[str]) -> Namespace:
-    """What fairseq-generate makes of its flags; ``lenpen`` may also be "chosen".
+    """Parse a command line as fairseq-generate does, but allow "chosen" as ``--lenpen``.
+
+    Args:
+        words: the command line, without the command.
 
     Raises:
-        InputError: it would refuse them, or no length penalty can be chosen with them.
+        InputError: fairseq-generate would refuse it, or no length penalty can be chosen with these flags.
     """
     lenpen, others = take("lenpen", words)
     is_chosen = lenpen == CHOSEN
@@ -106,7 +109,7 @@ def read_generation_flags(words: Sequence[str]) -> Namespace:
 
 
 def refuse_choice(typed: Namespace) -> None:
-    """Raise InputError if a length penalty cannot be chosen on validation."""
+    """Raise InputError if these flags of fairseq-generate do not allow to choose a length penalty on validation."""
     reason = None
     if typed.beam < 2:
         reason = f"a beam of {typed.beam} has one translation of a sentence; give --beam 2 or more, or a number"
@@ -123,12 +126,13 @@ def refuse_choice(typed: Namespace) -> None:
 def choose_lenpen(
     typed: Namespace, state: Checkpoint, command: Sequence[str], out: Path, *, inputs: Sequence[str], cpu: bool
 ) -> float:
-    """The length penalty with the best BLEU on the validation set, which is translated unless that is done.
+    """The length penalty with the best BLEU on the validation set, which is translated if it was not yet.
 
     Args:
-        typed: flags of fairseq-generate.
-        command: what translates the test set, without a length penalty.
-        out: where translations of the validation set are kept: ``OUT.out``.
+        typed: parsed flags of fairseq-generate.
+        state: the checkpoint.
+        command: the command that translates the test set, without a length penalty.
+        out: start of the file names for the validation set, see :func:`translate`.
         inputs, cpu: as for :func:`translate`.
     """
     task, dataset = load_data(with_languages(state, typed_pair(typed)), typed.data, _VALID, needs_target=False)
@@ -147,7 +151,9 @@ def check_whole(typed: Namespace, state: Checkpoint, dataset: LanguagePairDatase
     """Raise InputError if fairseq-generate would skip sentences of a test set, or stop at one.
 
     Args:
-        typed: flags of fairseq-generate.
+        typed: parsed flags of fairseq-generate.
+        state: the checkpoint.
+        dataset: the test set.
     """
     where, without = f"{typed.data}, split {typed.gen_subset}", ""
     if typed.skip_invalid_size_inputs_valid_test:
@@ -168,10 +174,15 @@ def check_whole(typed: Namespace, state: Checkpoint, dataset: LanguagePairDatase
 
 
 def remove_bpe(typed: str | None, dictionary: Dictionary, file: str) -> list[str]:
-    """The flag for fairseq-generate to join pieces to words, by the kind of pieces in the dictionary.
+    """The words ``--remove-bpe KIND`` that make fairseq-generate join pieces to words; empty if pieces are words.
+
+    Args:
+        typed: the value of ``--remove-bpe`` on the command line, if any.
+        dictionary: dictionary of the targets, whose pieces show the kind.
+        file: its file, for the message.
 
     Raises:
-        InputError: another one was typed, which would leave pieces or join words.
+        InputError: the typed value would leave pieces or join words.
     """
     kind = piece_kind(dictionary)
     if typed is not None and not joins(typed, kind):
@@ -181,9 +192,18 @@ def remove_bpe(typed: str | None, dictionary: Dictionary, file: str) -> list[str
 
 
 def translate(command: Sequence[str], out: Path, *, inputs: Sequence[str], cpu: bool) -> None:
-    """Write ``OUT.out`` by a command, unless the same command made it from the same files.
+    """Write the stdout of a command to ``OUT.out``, unless the same command made it from the same files.
 
-    ``OUT.device`` says where that was, ``OUT.err`` has the command's log. A second process waits for the first.
+    ``OUT.device`` names the device and ``OUT.err`` has the command's log. A second process waits for the first.
+
+    Args:
+        command: the command.
+        out: start of the file names, ``OUT``.
+        inputs: files and folders that the command reads.
+        cpu: the command runs on the CPU.
+
+    Raises:
+        InputError: the command fails, or a file cannot be written.
     """
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -216,7 +236,7 @@ def _translate(command: Sequence[str], out: Path, inputs: Sequence[str], cpu: bo
 
 
 def _states(paths: Sequence[str]) -> list[str]:
-    """Names, sizes and times of files, and of the files in folders."""
+    """Name, size and modification time of each file as text; of a folder, of each file in it."""
     states = []
     for path in paths:
         files = [entry.path for entry in os.scandir(path)] if os.path.isdir(path) else [path]
@@ -227,7 +247,14 @@ def _states(paths: Sequence[str]) -> list[str]:
 
 
 def reference_file(task: TranslationTask, split: str, lines: list[str], out: str) -> str:
-    """The file of the references: the data folder's, else ``OUT.LANGUAGE``, which is written here."""
+    """The path of the references: the data folder's file, else ``OUT.LANGUAGE``, which is written here.
+
+    Args:
+        task: gives the data folder and the target language.
+        split: name of the split.
+        lines: the references.
+        out: start of the file name, ``OUT``.
+    """
     file = text_of(task, split)
     if file is None:
         file = Path(f"{out}.{task.cfg.target_lang}")

@@ -34,7 +34,7 @@ CHOSEN = "chosen"  # the value of lenpen that stands for the best one on validat
 
 
 def _matches(pattern: str, fault: str) -> AfterValidator:
-    """A check that refuses a text which does not match. Its message is the text, followed by the fault."""
+    """A pydantic check: refuse a text that does not match a pattern. The message is the text, then ``fault``."""
 
     def check(text: str) -> str:
         if not re.fullmatch(pattern, text):
@@ -132,11 +132,11 @@ class _Written(_Strict):
 
 
 class Calibration(_Written):
-    """The calibration of a system; further entries are flags of the fit.
+    """The calibration of a system. Further entries are flags of the fit, see ``fairseq-lot calibrate --help``.
 
     Attributes:
-        with_: fit on random pieces, or on the text of the data.
-        split: of the text.
+        with_: the sentences to fit on: random pieces, or the text of the data; ``with`` in files.
+        split: split of the text; default: train.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -156,9 +156,9 @@ class System(_Written):
 
     Attributes:
         attention: the mechanism, as ``fairseq-lot swap --help`` names it.
-        options: of the mechanism, such as ``lot-num-pivots``.
-        sites: encoder, cross, decoder, separated by commas; encoder by default.
-        calibrate: fit the mechanism to softmax.
+        options: options of the mechanism, such as ``lot-num-pivots``.
+        sites: the sites with this attention: encoder, cross, decoder, separated by commas; default: encoder.
+        calibrate: fit the mechanism to the base's softmax; None: it stays as initialised.
         finetune: flags that differ from the fine-tuning of the other systems; false: the system is only plugged in.
         from_scratch: train it with this attention from scratch.
     """
@@ -196,19 +196,19 @@ class Experiment(_Written):
         tests: the test sets of the data with their names in tables; default: only "test".
         languages: source and target, for data of several pairs.
         work: folder of checkpoints, logs, rows and the table.
-        report: also make the report page with curves and maps.
+        report: also make the HTML page of ``fairseq-lot report``.
         size: small has 3+3 layers of width 128, medium 6+6 of width 256, iwslt_de_en 6+6 of width 512.
-        precision: of training and translation; default: the profile's, else fp32.
-        default_precision: the precision of a profile; ``precision`` overrides it.
+        precision: precision of training and translation; default: ``default_precision``, else fp32.
+        default_precision: the precision in a Snakemake profile, for all experiments that give none.
         backbones: the Transformers to swap in, each with its own flags of fairseq-train, which must not be in pretrain
             or finetune.
-        seeds: of the trainings; all jobs run once for each.
+        seeds: seeds of the trainings; all jobs run once for each seed.
         base: the checkpoint whose attention is swapped; without it a base is trained with the flags of pretrain.
         control: the system that the base is trained as; default: plain softmax.
         pretrain: flags of fairseq-train; not needed with a base if no system is from scratch.
         finetune: flags of fairseq-train; without them nothing is fine-tuned.
         generate: flags of fairseq-generate; ``lenpen: chosen`` takes the length penalty that is best on validation.
-        systems: by their names in tables, folders and logs.
+        systems: the systems by their names in tables, folders and logs.
     """
 
     experiment: Name
@@ -242,7 +242,7 @@ class Experiment(_Written):
 
     @property
     def test_sets(self) -> dict[str, str]:
-        """The name of each test set in tables; empty for a single test set without a name."""
+        """Name in tables by test set; empty for a single test set without a name."""
         return self.tests or {"test": ""}
 
     @property
@@ -255,7 +255,7 @@ class Experiment(_Written):
 class MetricScore:
     """One BLEU score with its 95 % bootstrap interval and its paired test against the base.
 
-    Args:
+    Attributes:
         score, low, high: BLEU and the bounds of its interval, in percent.
         signature: sacreBLEU's signature.
         base, delta, p: BLEU of the base, score minus base, and the p-value; None without a base.
@@ -277,11 +277,12 @@ class Label(_Strict):
     """The system, stage and seed of a row.
 
     Attributes:
-        dataset, experiment, system: names in tables.
+        dataset, experiment, backbone, system: names in tables.
         settings: definition of the system.
-        training: size, flags of the backbone and of both trainings.
-        seed: of the training.
-        precision: of the translations.
+        training: the experiment's size and base, and the flags of the backbone, pretraining and fine-tuning.
+        stage: "base", "from scratch", "plug-and-play" or "fine-tuned".
+        seed: seed of the training.
+        precision: precision of the translations.
     """
 
     dataset: Text = "unnamed"
@@ -317,10 +318,17 @@ class Row(Label):
     """A scored system; the fields are written in this order.
 
     Attributes:
+        sentences: number of sentences in the test set.
         length: number of tokens in all translations divided by that in the references; BLEU penalises values below 1.
             None in old rows.
+        tokenised, sacrebleu: BLEU of the tokens and of the detokenised text.
         chrf: sacreBLEU's chrF of the detokenised text; None in old rows, and then not written.
+        reference: the origin of the detokenised references.
+        bootstrap_samples, bootstrap_seed: number and seed of the bootstrap's resamples.
+        device, seconds: where the test set was translated, and how long fairseq-generate took; None: unknown.
         lenpen: the length penalty of the beam search if it was chosen on validation, else None and not written.
+        commit: commit of this code.
+        command: the command that translated.
     """
 
     sentences: int
@@ -339,7 +347,7 @@ class Row(Label):
 
 
 def words(flags: Mapping[str, Flag]) -> list[str]:
-    """Flags as words of a command line."""
+    """Flags as words of a command line, ``--name`` or ``--name=value``."""
     return [
         f"--{name}" if value is True else f"--{name}={'false' if value is False else value}"
         for name, value in flags.items()
@@ -347,7 +355,7 @@ def words(flags: Mapping[str, Flag]) -> list[str]:
 
 
 def first_fault(error: ValidationError) -> tuple[str, str]:
-    """The place of the first error, such as ``systems.LOT.sites``, with the reason, the value and the way out."""
+    """The first error as two texts: its place, such as ``systems.LOT.sites``, and the reason with the value."""
     first: Any = error.errors(include_url=False)[0]
     place, value = [part for part in first["loc"] if part not in ("[flags]", "[false]")], repr(first["input"])
     if place[-1:] == ["[key]"]:

@@ -34,7 +34,7 @@ def build_parser() -> ArgumentParser:
 
 
 def pretrain(args: Namespace) -> None:
-    """Train a model from scratch."""
+    """Train a model from scratch, as ``scripts/pretrain.sh DATA OUT FLAGS``."""
     own = "--arch lot_transformer_small --attention softmax --lr-scheduler inverse_sqrt --lr 0.0005"
     if take("lr-scheduler", args.flags, "inverse_sqrt")[0] in _WITH_WARM_UP:  # others do not have the flag
         own += " --warmup-updates 4000"
@@ -43,7 +43,7 @@ def pretrain(args: Namespace) -> None:
 
 
 def finetune(args: Namespace) -> None:
-    """Train a swapped checkpoint, or the base as the control."""
+    """Fine-tune a swapped checkpoint, or the base as the control: ``scripts/finetune.sh SWAPPED DATA OUT FLAGS``."""
     swapped, out = Path(args.swapped), Path(args.out)
     if not swapped.is_file():
         raise InputError(f"there is no checkpoint {swapped}; make it with fairseq-lot swap")
@@ -68,7 +68,8 @@ def train(data: str, out: Path, flags: Sequence[str], start: str | None = None) 
         start: identifies the checkpoint that a fine-tuning starts from; None: a training from scratch.
 
     Raises:
-        InputError: ``out`` belongs to another training, would be trained again in part, or cannot be written.
+        InputError: ``out`` belongs to another training or cannot be written, or a flag would reset part of a training
+            that resumes.
     """
     data = data.rstrip("/")
     if not Path(data).is_dir():
@@ -105,7 +106,7 @@ def train(data: str, out: Path, flags: Sequence[str], start: str | None = None) 
 
 
 def sum_of(data: str | Path) -> str:
-    """A checksum of the files that a training on a data folder depends on."""
+    """A checksum of a data folder: its dictionaries and the index of train."""
     found = hashlib.sha256()
     for pattern in ("dict.*.txt", "train.*.idx"):
         for file in sorted(Path(data).glob(pattern)):
@@ -114,7 +115,7 @@ def sum_of(data: str | Path) -> str:
 
 
 def _refuse_other(out: Path, notes: dict[str, str]) -> None:
-    """Raise InputError if the checkpoints in a folder are from another training than these notes describe."""
+    """Raise InputError if the checkpoints in a folder are from another training than the new notes describe."""
     data, old = notes["data"], _noted(out, "flags") or notes["flags"]
     goes_on = (out / "checkpoint_last.pt").is_file() and _is_longer(old, notes["flags"])
     if old != notes["flags"] and not goes_on:
@@ -127,7 +128,7 @@ def _refuse_other(out: Path, notes: dict[str, str]) -> None:
 
 
 def _refuse_to_begin_again(out: Path, flags: Sequence[str]) -> None:
-    """Raise InputError if fairseq-train would not resume from the checkpoints in a folder."""
+    """Raise InputError if fairseq-train would not resume fully from the checkpoints in a folder."""
     if not (out / "checkpoint_last.pt").is_file() and _noted(out, "flags") is None:
         unknown = f"{out} has checkpoints that were not trained here, and no checkpoint_last.pt"
         raise InputError(f"{unknown}; give another folder")
@@ -137,7 +138,7 @@ def _refuse_to_begin_again(out: Path, flags: Sequence[str]) -> None:
 
 
 def _is_longer(old: str, new: str) -> bool:
-    """Whether two trainings have the same flags, except that the second may have a larger ``--max-epoch``."""
+    """Whether the new flags are the old ones with a larger ``--max-epoch``, without ``--patience``."""
     epochs = re.compile(r" --max-epoch[ =](\d+)")
     one, other = (([0, *map(int, epochs.findall(f" {flags}"))])[-1] for flags in (old, new))
     same = epochs.sub("", f" {old}") == epochs.sub("", f" {new}")
@@ -145,7 +146,7 @@ def _is_longer(old: str, new: str) -> bool:
 
 
 def _embeddings(data: str) -> str:
-    """The flag that shares embeddings: all of them if both languages have one dictionary."""
+    """Name of the fairseq flag that shares embeddings: all embeddings if both languages have one dictionary."""
     dictionaries = [file.read_bytes() for file in Path(data).glob("dict.*.txt")]
     shared = len(dictionaries) == 2 and dictionaries[0] == dictionaries[1]
     return "share-all-embeddings" if shared else "share-decoder-input-output-embed"
@@ -160,7 +161,7 @@ def _checkpoints(out: Path) -> list[Path]:
 
 
 def _noted(out: Path, name: str) -> str | None:
-    """The text of a note from an earlier call; None if there is none."""
+    """The text of the note ``name`` from an earlier call; None if there is none."""
     file = out / name
     return file.read_text(encoding="utf-8").rstrip("\n") if file.is_file() else None
 
@@ -171,7 +172,7 @@ def _note(out: Path, name: str, text: str) -> None:
 
 
 def _call(*command: str) -> None:
-    """Run a command, which inherits the lock of job.sh; exit with its exit code if it fails."""
+    """Run a command; exit with its exit code if it fails. The command inherits the lock that ``job.sh`` holds."""
     code = subprocess.run(command, close_fds=False, check=False).returncode
     if code:
         sys.exit(code if code > 0 else 128 - code)  # of a signal as a shell has it

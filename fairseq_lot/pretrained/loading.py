@@ -164,7 +164,7 @@ class Loaded:
 
 @contextlib.contextmanager
 def _weights_unread(model: TransformerModel) -> Iterator[None]:
-    """Context manager: the decoder's layers return no weights of cross-attention unless asked, as in fairseq-generate."""
+    """Context manager: as in fairseq-generate, decoder layers return no weights of cross-attention unless asked."""
     wanted = [(layer, layer.need_attn) for layer in model.decoder.layers]
     try:
         for layer, _ in wanted:

@@ -27,7 +27,8 @@ def spans(sides: list[list[str]], sizes: Iterator[int], most: int) -> Iterator[s
     Args:
         sides: the lines of both languages, as pieces separated by spaces.
         sizes: number of pairs in each document.
-        most: a document ends earlier where it would have more pieces than this on a side; it has at least one pair.
+        most: largest number of pieces of a document on a side; a longer document ends earlier, but has at least one
+            pair.
 
     Yields:
         The slice of pairs of each document.
@@ -43,14 +44,14 @@ def spans(sides: list[list[str]], sizes: Iterator[int], most: int) -> Iterator[s
 def join_folder(folder: Path, languages: tuple[str, str], tests: list[int], seed: int) -> None:
     """Join the sentences in a folder of ``fairseq-lot encode``; its files are replaced.
 
-    Documents of train and valid have a random number of sentences, those of train in random order. The sentences of
+    Documents of train and valid have a random number of sentences; train is shuffled before. The sentences of
     the test set become one test set for each number in ``tests``: test, test1, test2, ...
 
     Args:
         folder: the folder.
         languages: of the source and the target.
-        tests: number of sentences in a document of each test set.
-        seed: of the order and the numbers of sentences.
+        tests: for each test set, the number of sentences in a document.
+        seed: seed of the order and the numbers of sentences.
 
     Raises:
         InputError: the sentences are joined already, or :func:`read_parallel` refuses the text.
@@ -72,13 +73,21 @@ def join_folder(folder: Path, languages: tuple[str, str], tests: list[int], seed
 
 
 def write_names(folder: Path, names: dict[str, list[str]]) -> None:
-    """Write ``{split}.names``, the name of each pair's document."""
+    """Write ``{split}.names``, one line per pair: the name of its document."""
     for split, lines in names.items():
         (folder / f"{split}.names").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def read_names(folder: Path, counts: dict[str, int]) -> dict[str, list[str]]:
-    """Read the files of :func:`write_names`; InputError if a split has another number of pairs than in ``counts``."""
+    """Read the files of :func:`write_names`: for each split the document's name of each pair.
+
+    Args:
+        folder: the folder of the files.
+        counts: number of pairs in each split.
+
+    Raises:
+        InputError: a file has another number of lines.
+    """
     names = {}
     for split, count in counts.items():
         names[split] = read_lines(folder / f"{split}.names")
@@ -118,8 +127,8 @@ def join_named(folder: Path, languages: tuple[str, str], names_in: Path, tests: 
         folder: the folder.
         languages: of the source and the target.
         names_in: folder with ``{train,valid,test}.names``.
-        tests: largest number of pieces in a document of each test set.
-        seed: of the random lengths.
+        tests: for each test set from ``test1`` on, the largest number of pieces in a document.
+        seed: seed of the random lengths.
 
     Raises:
         InputError: the paragraphs are joined already, names and pairs differ in number, or :func:`read_parallel`
@@ -153,7 +162,14 @@ def refuse_joined(folder: Path) -> None:
 
 
 def write_test(folder: Path, out: Path, number: int, documents: list[slice]) -> None:
-    """Write test set ``number``: join the pieces, tokens and raw text of the test set in ``folder``."""
+    """Write one test set: the joined pieces, tokens and raw text of the test set in ``folder``.
+
+    Args:
+        folder: folder with the sentences.
+        out: folder to write to.
+        number: 0 for ``test``, else N for ``testN``.
+        documents: slice of the sentences in each document.
+    """
     for path in folder.rglob("test.*"):
         lines, name = read_lines(path), f"test{number or ''}{path.suffix}"
         file = out / path.relative_to(folder).with_name(name)
@@ -181,7 +197,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    """Run ``fairseq-lot documents``."""
+    """Run ``fairseq-lot documents``: replace the sentences in the folder by documents."""
     check_least(args, seed=0)
     tests = args.tests or ([1, 4, 16, 64] if args.names is None else [512, 1024, 2048])
     if min(tests) < 1:

@@ -67,10 +67,17 @@ def encode_lines(model: bytes, lines: Sequence[str], threads: int = 1) -> list[s
 
 
 def learn_codes(lines: Iterable[str], merges: int) -> bytes:
-    """Learn the codes of subword-nmt's BPE, as fairseq's own recipes do; the same lines give the same bytes.
+    """Learn the codes of subword-nmt's BPE, as fairseq's own recipes do.
+
+    Args:
+        lines: sentences of both languages.
+        merges: number of merges.
+
+    Returns:
+        The file of the codes; the same lines give the same bytes.
 
     Raises:
-        InputError: the text allows fewer merges.
+        InputError: the text does not allow this many merges.
     """
     from subword_nmt import learn_bpe as learner
 
@@ -86,7 +93,10 @@ def learn_codes(lines: Iterable[str], merges: int) -> bytes:
 
 
 def segment_lines(codes: bytes, lines: Sequence[str], threads: int = 1) -> list[str]:
-    """Encode each line by subword-nmt's codes; pieces are separated by single spaces, ``@@`` marks a continued word."""
+    """Encode each line by subword-nmt's codes; pieces are separated by single spaces.
+
+    A piece ends with ``@@`` if its word goes on.
+    """
     from subword_nmt.apply_bpe import BPE
 
     segment = BPE(io.StringIO(codes.decode())).segment
@@ -101,7 +111,8 @@ class Bpe:
         file_name: name of the file that stores the learned model.
         learn: ``(lines, vocab_size) -> model``.
         encode: ``(model, lines, threads) -> lines of pieces``.
-        reserved: regular expression of strings that must not occur in the text: pieces or symbols are spelt so.
+        reserved: regular expression of strings that must not occur in the text, because they mean something in pieces
+            or are fairseq's own symbols.
     """
 
     file_name: str

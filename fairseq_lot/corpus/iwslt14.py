@@ -2,8 +2,8 @@
 
 The splits follow fairseq's prepare-iwslt14.sh. The training pairs are cleaned; every 23rd remaining pair goes to valid.
 The test set is five TED sets in a fixed order. fairseq gets 160,239, 7,283 and 6,750 pairs. Cleaning counts Moses
-tokens, and sacremoses splits a few words differently from Moses' Perl script. So single pairs may be kept or dropped
-differently, and the pairs after them move between train and valid.
+tokens, and sacremoses splits a few words differently from Moses' Perl script. So a few pairs that fairseq keeps may be
+dropped or the reverse, and then later pairs move between train and valid.
 """
 
 import http.client
@@ -68,7 +68,7 @@ def fetch(url: str, path: str | Path) -> None:
 
 
 def read_members(archive: str | Path) -> dict[str, bytes]:
-    """The contents of the files in MEMBERS, by name; nothing is unpacked on disk.
+    """The contents of the archive's files in ``MEMBERS``, by name; nothing is unpacked on disk.
 
     Raises:
         InputError: the archive is missing, truncated or not IWSLT'14's.
@@ -107,18 +107,24 @@ def _collect(tar: tarfile.TarFile, names: Collection[str]) -> dict[str, bytes]:
 
 
 def train_lines(lines: list[str]) -> list[str]:
-    """The sentences of a train.tags file, with titles and descriptions, without tags and metadata lines."""
+    """The sentences of a train.tags file. Titles and descriptions stay; tags and metadata are removed."""
     return [" ".join(TEXT_TAGS.sub("", line).split()) for line in lines if not METADATA.search(line)]
 
 
 def test_lines(lines: list[str]) -> list[str]:
-    """The segments of an XML test set, with plain apostrophes."""
+    """The sentences of an XML test set, with typewriter apostrophes."""
     segments = (SEGMENT_TAGS.sub("", line) for line in lines if "<seg id" in line)
     return [" ".join(segment.replace("\u2019", "'").split()) for segment in segments]
 
 
 def _sides(members: dict[str, bytes], name: str, ending: str, sentences: Sentences) -> list[list[str]]:
-    """The sentences of ``{name}.{language}{ending}`` in both languages, line by line; InputError if counts differ."""
+    """The German and the English sentences of the files ``{name}.{language}{ending}``; InputError if counts differ.
+
+    Args:
+        members: contents of the archive's files.
+        name, ending: parts of the file names.
+        sentences: function from the lines of a file to its sentences.
+    """
     files = [f"{name}.{language}{ending}" for language in LANGUAGES]
     german, english = (sentences(split_lines(members[file], f"{file} in the archive")) for file in files)
     if len(german) != len(english) or not german:
@@ -154,7 +160,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    """Run ``fairseq-lot iwslt14``."""
+    """Run ``fairseq-lot iwslt14``: download the archive if it is missing, then write the raw text of the splits."""
     if args.url is not None and not Path(args.archive).exists():
         fetch(args.url, args.archive)
     splits = split_archive(args.archive)

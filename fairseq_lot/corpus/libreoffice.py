@@ -33,7 +33,7 @@ def read_pages(path: str | Path) -> dict[str, Page]:
 
 
 def split_pages(pages: dict[str, Page]) -> dict[str, list[str]]:
-    """The page names of each split; each split has short and long pages."""
+    """The page names of each split, chosen so that each split has short and long pages."""
     by_length = sorted(pages, key=lambda name: (-sum(len(english.split()) for _, english in pages[name]), name))
     split_of = {}
     for rank, name in enumerate(by_length):
@@ -53,7 +53,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    """Run ``fairseq-lot libreoffice``."""
+    """Run ``fairseq-lot libreoffice``: write the raw text of the splits, with the page name of each pair."""
     check_least(args, max_words=1, test_pairs=1)
     pages = read_pages(args.pairs)
     if args.max_words is not None:

@@ -8,7 +8,7 @@ from tqdm import tqdm
 
 
 def rules_of(code: str) -> str:
-    """The language code for Moses' rules: ``en`` for en, EN, eng, en_XX and eng_Latn, ``et`` for ekk.
+    """The language code that selects Moses' rules: ``en`` for en, EN, eng, en_XX and eng_Latn, ``et`` for ekk.
 
     Moses knows two-letter codes in lower case. For all others it has no language-specific rules.
 
@@ -31,7 +31,7 @@ def tokenise_lines(lines: Sequence[str], language: str) -> list[str]:
 
 
 def detokenise(lines: list[str], *, language: str) -> list[str]:
-    """Undo Moses tokenisation and its escapes (``&apos;``) with sacremoses."""
+    """Undo the Moses tokenisation of each line, including escapes (``&apos;``); lower case stays."""
     from sacremoses import MosesDetokenizer
 
     detokenizer = MosesDetokenizer(lang=rules_of(language))

@@ -23,11 +23,11 @@ def language_code(text: str) -> str:
 
 
 def add_text_arguments(parser: ArgumentParser, name: str, kind: str) -> None:
-    """Add the options for the text that a command reads: ``--name``, ``--source`` and ``--target``.
+    """Add the options for the text that a command reads: ``--NAME``, ``--source`` and ``--target``.
 
     Args:
-        parser: of the command.
-        name: of the option.
+        parser: parser of the command.
+        name: name of the option for the text.
         kind: an adjective for the text in the help, such as "tokenised".
     """
     parser.add_argument(
@@ -55,9 +55,12 @@ def read_splits(
     Args:
         sources: a folder, or a prefix for each split. A number N instead of the second or third prefix takes N pairs
             out of train, evenly spread.
-        languages: of the source and the target.
+        languages: source and target language.
         out: the folder that the command will write; it must be another one.
-        allow_empty: splits whose empty lines are kept.
+        allow_empty: splits that may have empty lines, which are kept.
+
+    Returns:
+        For each split the lines of both languages.
 
     Raises:
         InputError: bad arguments, or :func:`read_parallel` refuses the text.
@@ -85,7 +88,11 @@ def read_splits(
 
 
 def _hold_out(sides: list[list[str]], count: int, path: str) -> tuple[list[list[str]], list[list[str]]]:
-    """Split a text: the rest, then ``count`` evenly spread pairs without empty sides."""
+    """Take ``count`` evenly spread pairs out of a text; pairs with an empty side stay.
+
+    Returns:
+        The remaining pairs, then the pairs taken out, each as the lines of both languages.
+    """
     full = [number for number, pair in enumerate(zip(*sides, strict=True)) if all(pair)]
     if not 1 <= count < len(full):
         raise InputError(f"cannot hold out {count} of the {len(full)} pairs in {path}; hold out and leave at least one")

@@ -15,10 +15,14 @@ MAX_TOKENS = 175
 def clean_indices(
     source: Sequence[str], target: Sequence[str], *, max_ratio: float = MAX_RATIO, max_tokens: int = MAX_TOKENS
 ) -> list[int]:
-    """Indices of the pairs that cleaning keeps, as Moses' clean-corpus-n does.
+    """Indices of the pairs that cleaning keeps, by the rules of Moses' clean-corpus-n.
 
     A pair is dropped if a side is empty or has more than ``max_tokens`` tokens, or if one side has more than
     ``max_ratio`` times as many tokens as the other.
+
+    Args:
+        source, target: lines of tokens, separated by spaces.
+        max_ratio, max_tokens: the limits.
     """
     kept = []
     for index, pair in enumerate(zip(source, target, strict=True)):

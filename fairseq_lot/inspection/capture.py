@@ -19,12 +19,12 @@ from fairseq_lot.modules.sites import attentions, unwrapped
 
 @dataclass(frozen=True)
 class Captured:
-    """The record of one attention on one batch; values at pads are arbitrary.
+    """The record of one attention on one batch; entries at pads are arbitrary.
 
     Attributes:
         site, layer: the place of the attention; layers count from 0, as in parameter names.
         mechanism: the attention mechanism; None for fairseq's own softmax attention.
-        q, k, v: ``(bsz, num_heads, len, head_dim)``, not scaled.
+        q, k, v: projected queries, keys and values, ``(bsz, num_heads, len, head_dim)``; q is not scaled.
         causal: query i saw only the keys 0 .. i + src_len - tgt_len.
         weights: A, ``(bsz, heads, tgt_len, src_len)``; differential attention has one A per pair of heads.
     """
@@ -40,7 +40,7 @@ class Captured:
 
     @property
     def name(self) -> str:
-        """The mechanism's name in the registry, with its prior, and "differential" in front if it is."""
+        """The mechanism's name in the registry, such as "lot", "softmax with alibi" or "differential lot"."""
         if self.mechanism is None:
             return DEFAULT
         plans = unwrapped(self.mechanism)
@@ -56,7 +56,7 @@ class Captured:
 
     @property
     def epsilon(self) -> float | Tensor:
-        """The mechanism's epsilon: a number, or one per head, ``(heads, 1, 1)``; 1, as softmax's, if it has none."""
+        """The mechanism's epsilon: a number, or ``(heads, 1, 1)``; 1 for softmax and others without the option."""
         plans = unwrapped(self.mechanism)
         return 1.0 if plans is None else plans.epsilon()
 
@@ -129,7 +129,7 @@ def capture(model: nn.Module) -> Iterator[list[Captured]]:
 
 
 def _record(seen: list[Captured], site: str, layer: int, attention: Any, args: tuple, kwargs: dict) -> None:
-    """The forward pre-hook of one attention."""
+    """The forward pre-hook of one attention: compute its weights, then append the record to ``seen``."""
     given = inspect.signature(attention.forward).bind(*args, **kwargs).arguments
     if given.get("incremental_state") is not None:
         return

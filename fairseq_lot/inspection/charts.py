@@ -9,7 +9,7 @@ from fairseq_lot.inspection.training_log import Curves
 
 
 def bleu_bars(rows: Sequence[Row]) -> Figure:
-    """Bars of tokenised BLEU with 95 % intervals, one per row."""
+    """A bar chart of tokenised BLEU in percent with 95 % intervals, one bar per row."""
     figure = Figure(figsize=(8, 1.2 + 0.3 * len(rows)), layout="constrained")
     axes = figure.subplots()
     rows = sorted(rows, key=lambda row: (row.dataset, row.backbone, STAGES.index(row.stage), row.system))
@@ -28,7 +28,11 @@ def bleu_bars(rows: Sequence[Row]) -> Figure:
 
 
 def loss_curves(trainings: dict[str, Curves]) -> Figure:
-    """Training and validation loss of each named training against the number of updates."""
+    """The loss curves of each training, in bits per target token, against the number of updates.
+
+    Args:
+        trainings: the curves by the name of the training.
+    """
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
     for i, (name, curves) in enumerate(trainings.items()):

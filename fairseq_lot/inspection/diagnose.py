@@ -81,16 +81,17 @@ def diagnose(
         loaded: the model with its data.
         sentences: number of random sentences.
         batch: largest number of sentences in a batch.
-        perturbations: per sentence, for the encoder's certificates; 0: no certificates.
-        seed: of the random sentences and perturbations.
+        perturbations: number of perturbations per sentence, for the encoder's certificates; 0: no certificates.
+        seed: seed of the random sentences and perturbations.
         measures: some of ``MEASURES``.
         sites: the sites to measure.
 
     Returns:
-        A dictionary with these keys. ``sentences``: the number of sentences used. ``left_out``: numbers of the
-        sentences that are too long for the model, and so were never drawn. ``rows``: one per site, layer and head, each
-        measure averaged over the sentences. ``certificates``: one per encoder layer, over all heads, sentences and
-        perturbations. ``coupling_certificates``: the same for LOT's two plans, if the encoder has LOT.
+        A dictionary with these keys. ``sentences``: the number of sentences used. ``left_out``: numbers, from 1, of the
+        sentences that are too long for the model, and so were never drawn. ``rows``: one dictionary per site, layer and
+        head, with each measure averaged over the sentences. ``certificates``: one :func:`~per_head.summary` per encoder
+        layer, over all heads, sentences and perturbations: measured changes under noise, divided by their proved
+        bounds. ``coupling_certificates``: the same for LOT's two plans, if the encoder has LOT.
 
     Raises:
         InputError: an attention is not finite.
@@ -134,7 +135,10 @@ def diagnose(
 
 
 def _batches(loaded: Loaded, drawn: Iterable[int], most: int) -> Iterator[list[int]]:
-    """Batches of at most ``most`` sentences, fewer if they are long: all plans of a batch are in memory."""
+    """The drawn indices in batches of at most ``most`` sentences.
+
+    Batches of long sentences are smaller, because all plans of a batch are in memory.
+    """
     sentences, batch = loaded.sentences, list[int]()
     for index in drawn:
         longest = max(int(sentences.num_tokens(one)) for one in (*batch, index))

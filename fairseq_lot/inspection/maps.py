@@ -21,13 +21,14 @@ def sentence_maps(models: Mapping[str, Translator], sentences: Sequence[Sequence
     All decoders get the first model's translation, so all maps have the same tokens.
 
     Args:
-        models: by the name that the report shows.
+        models: the models by the name that the report shows; they share their vocabularies.
         sentences: the pieces of each sentence, without the end of sentence.
         sites: the sites to show.
 
     Returns:
-        ``models``: the names. ``sentences``: for each its ``source`` and ``target`` pieces, the ``translation``, and
-        ``maps``, for each model one dictionary per site, layer and head.
+        A dictionary for JSON with these keys. ``models``: the names. ``sentences``: for each its ``source`` pieces,
+        ``target`` pieces, ``translation`` and ``maps``: for each model a list with one dictionary per site, layer and
+        head. Matrices are as made by :func:`quantise`.
 
     Raises:
         InputError: vocabularies differ, a sentence is blank or too long, or an attention is not finite.
@@ -58,7 +59,14 @@ def sentence_maps(models: Mapping[str, Translator], sentences: Sequence[Sequence
 
 @torch.no_grad()
 def _maps_of(model: Translator, source: torch.Tensor, before: torch.Tensor, sites: Sequence[str]) -> list[dict]:
-    """The maps of one sentence in one model."""
+    """The maps of one sentence in one model.
+
+    Args:
+        model: the model.
+        source: the encoder's input, ``(src_len,)``.
+        before: the decoder's input, ``(tgt_len,)``.
+        sites: the sites to show.
+    """
     with capture(model.loaded.model) as seen:
         device = model.loaded.device
         inputs = source[None], torch.tensor([len(source)]), before[None]
@@ -70,7 +78,7 @@ def _maps_of(model: Translator, source: torch.Tensor, before: torch.Tensor, site
 
 
 def _heads(attention: Captured) -> Iterator[dict]:
-    """The map of each head of one attention, with its measures and, for LOT, its pivots."""
+    """For each head of one attention a dictionary of its map, its measures and, for LOT, its pivots."""
     pivots = None
     if attention.mechanism is not None and not attention.causal:
         coupling = attention.mechanism.coupling(attention.q, attention.k)
@@ -97,7 +105,7 @@ def clusterings(from_queries: torch.Tensor, to_keys: torch.Tensor) -> tuple[torc
         to_keys: ``p(key | pivot)``, ``(..., r, m)``.
 
     Returns:
-        ``(..., n, r)`` and ``(..., m, r)``. Rows sum to 1, or to 0 for a key without mass from any pivot.
+        The two assignments, ``(..., n, r)`` and ``(..., m, r)``. Rows sum to 1, or to 0 for a key without mass.
     """
     joint = from_queries.mean(-2).unsqueeze(-1) * to_keys
     keys = joint / joint.sum(-2, keepdim=True).clamp_min(torch.finfo(joint.dtype).tiny)
@@ -109,7 +117,11 @@ def _rounded(values: torch.Tensor) -> list[float]:
 
 
 def quantise(matrix: torch.Tensor) -> dict:
-    """A matrix in 8 bits, row by row: value = low + (high - low)·byte/255."""
+    """A matrix in 8 bits per entry: value = low + (high - low)·byte/255.
+
+    Returns:
+        ``rows``, ``columns``, ``low``, ``high``, and ``bytes``: the entries row by row, in base64.
+    """
     values = matrix.double().cpu().numpy()
     low, high = min(0.0, values.min()), values.max()
     size = (high - low) or 1.0

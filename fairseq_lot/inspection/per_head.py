@@ -1,4 +1,7 @@
-"""Measures and certificates of one captured attention, for each head."""
+"""Measures and certificates of one captured attention, for each head.
+
+A certificate is a measured change under a perturbation, divided by its proved bound: at most 1 if the bound holds.
+"""
 
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
@@ -58,7 +61,8 @@ def measure_heads(
 
     Args:
         attention: the record.
-        query_padding_mask: ``(bsz, tgt_len)`` and key_padding_mask: ``(bsz, src_len)`` bool, True = pad.
+        query_padding_mask: ``(bsz, tgt_len)`` bool, True = pad.
+        key_padding_mask: ``(bsz, src_len)`` bool, True = pad.
         measures: some of ``MEASURES``. The effective rank takes cubic time, far longer than the others.
 
     Returns:
@@ -81,7 +85,12 @@ def measure_heads(
 
 
 def mean_rows(site: str, layer: int, name: str, signed: bool, parts: list[dict]) -> Iterator[dict]:
-    """One table row per head: the mean of each measure over the sentences of all batches, ``parts``."""
+    """One row of the table per head, with the mean of each measure over all sentences.
+
+    Args:
+        site, layer, name, signed: the attention, see :class:`Captured`.
+        parts: for each batch the result of :func:`measure_heads`.
+    """
     means = {measure: torch.cat([part[measure] for part in parts]).mean(0).tolist() for measure in parts[0]}
     for head in range(len(next(iter(means.values())))):
         figures = {measure: heads[head] for measure, heads in means.items()}
@@ -89,13 +98,18 @@ def mean_rows(site: str, layer: int, name: str, signed: bool, parts: list[dict])
 
 
 def certify(attention: Captured, padding_mask: torch.Tensor, perturbations: int, seeds: list) -> Iterator[dict]:
-    """Certificates of the exact plan (:func:`perturbation_certificate`), one dictionary per sentence.
+    """Certificates of the exact plan of q·k for each sentence.
+
+    Scores and values are perturbed by random signs times ``_NOISE_SIZES`` in turn.
 
     Args:
-        attention: the record.
+        attention: the record of self-attention.
         padding_mask: ``(bsz, len)`` bool, True = pad.
-        perturbations: number per sentence: random signs of the sizes ``_NOISE_SIZES`` in turn.
+        perturbations: number of perturbations per sentence.
         seeds: one for each sentence.
+
+    Yields:
+        The fields of :class:`~fairseq_lot.transport.certificates.Certificate`, with ``attention`` and ``epsilon``.
     """
     values = attention.values_of_plans(padding_mask)
     for q, k, v, pads, seed in zip(attention.q, attention.k, values, padding_mask, seeds, strict=True):
@@ -146,8 +160,13 @@ def _size_of(v: torch.Tensor) -> torch.Tensor:
 def summary(layer: int, parts: list[dict]) -> dict:
     """Summarise the certificates of one layer over its sentences.
 
+    Args:
+        layer: number of the layer.
+        parts: the certificates of each sentence.
+
     Returns:
-        The largest and the mean of each ratio, the largest marginal error, and the fields that all sentences share.
+        The layer, the largest and the mean of each ratio, the largest marginal error, and the settings that all
+        sentences share.
     """
     figures: dict[str, Any] = {"layer": layer}
     for name, first in parts[0].items():

@@ -83,8 +83,8 @@ def page(rows: Sequence[Row], figures: dict[str, Figure], maps: dict | None) -> 
 
     Args:
         rows: scored systems, for the tables.
-        figures: by their titles.
-        maps: the result of ``sentence_maps``; None: no attention maps.
+        figures: the figures by their titles.
+        maps: the result of :func:`~fairseq_lot.inspection.maps.sentence_maps`; None: no attention maps.
     """
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("fairseq_lot.inspection", "page"),
@@ -139,7 +139,7 @@ def _first_of_split(loaded: Loaded) -> list[list[str]]:
 
 
 def _short_names(paths: Sequence[str]) -> dict[str, str]:
-    """Paths by short names: without the leading folders that all share, but with each file's own folder."""
+    """Each path by a short name: the path without the folders that all share, but with the file's own folder."""
     parts = [Path(path).parts for path in paths]
     shared = 0
     while all(len(part) > shared + 2 for part in parts) and len({part[shared] for part in parts}) == 1:

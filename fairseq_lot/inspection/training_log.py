@@ -20,7 +20,7 @@ class Curves:
     """Losses in bits per target token, by number of updates.
 
     Attributes:
-        train: means since the previous log entry.
+        train: means over the updates since the previous log entry.
         valid: means over the validation set; with several sets, over the first one.
     """
 

@@ -12,7 +12,7 @@ _SVG = {"svg.fonttype": "none", "svg.hashsalt": "fairseq-lot"}  # text instead o
 
 
 def as_bytes(figure: Figure, form: str) -> bytes:
-    """The figure as a file of this format: ``svg`` or ``png``."""
+    """The bytes of the figure's file, in the format ``form``: ``svg`` or ``png``."""
     buffer = io.BytesIO()
     with matplotlib.rc_context(_SVG):
         figure.savefig(buffer, format=form, dpi=150, metadata={"Date": None} if form == "svg" else None)

@@ -18,7 +18,7 @@ def refuse_same(paths: Mapping[str, str | Path | None]) -> None:
     """Raise InputError if two options name the same file: one would overwrite the other.
 
     Args:
-        paths: the file of each option; None if not given.
+        paths: the file by the name of its option; None: the option is not given.
     """
     given = [(option, path) for option, path in paths.items() if path is not None]
     for (one, path), (other, same) in itertools.combinations(given, 2):
@@ -67,9 +67,13 @@ def atomic_write(path: str | Path, mode: str = "w") -> Iterator[IO]:
 
 @contextlib.contextmanager
 def locked(path: str | Path) -> Iterator[int]:
-    """Hold the lock of a file, which is made where it is missing; wait while another process has it.
+    """Context manager: hold the lock of a file; wait while another process has it.
 
-    A child process that gets the descriptor, which this yields, keeps the lock when this process is killed.
+    Args:
+        path: the file; it is created if it is missing.
+
+    Yields:
+        The file descriptor. A child process that inherits it keeps the lock if this process is killed.
     """
     with open(path, "a") as lock:
         with contextlib.suppress(OSError):  # file systems without locks

@@ -17,7 +17,7 @@ class Table:
 
     Attributes:
         head: the column titles.
-        rows: the cells, one for each title; shown by ``str``.
+        rows: the rows, each with a cell for each title; cells are shown by ``str``.
         heading: a line above the table, if not empty.
         notes: a list below the table.
         align: ``<`` (left) or ``>`` (right) for each column; empty: all left.

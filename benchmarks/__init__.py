@@ -1,1 +1,1 @@
-"""Time and memory of one attention layer, or of a whole model, against what one would use instead."""
+"""Benchmarks: time and memory of an attention layer or of a whole model, compared with softmax attention."""

@@ -23,7 +23,7 @@ from fairseq_lot.output.provenance import current_commit
 from fairseq_lot.pretrained.device import add_device_argument, choose_device
 
 NAME = "python -m benchmarks"
-#: commands that stand in the first argument's place
+#: subcommands, by the first argument
 OTHERS = {"costs": costs, "gpu": gpu, "launches": launches, "translate": translating, "tune": tune}
 
 
@@ -88,7 +88,7 @@ def build_parser() -> ArgumentParser:
 
 
 def run(args: Namespace) -> None:
-    """Measure length by length, write the files after each, print the Markdown."""
+    """Measure length by length; write the files after each length; print the Markdown."""
     check_least(args, tokens=1, num_heads=1, head_dim=1, repeats=1, threads=1, warm_up=0, prefix=1, vocabulary=8)
     kind = LayerBench if args.model is None else ModelBench
     lengths, tokens = sorted(set(args.lengths or kind.lengths)), args.tokens or kind.tokens
@@ -122,7 +122,7 @@ def run(args: Namespace) -> None:
 
 
 def _goes_on(figures: Figures | None, patience: float) -> bool:
-    """Whether a contender has a chance at a longer length."""
+    """Whether a contender is measured at longer lengths: it had enough memory and took at most ``patience`` seconds."""
     return figures is not None and max(x for key, x in figures.items() if key.endswith("_seconds")) <= patience
 
 

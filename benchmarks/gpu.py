@@ -1,8 +1,9 @@
-"""``python -m benchmarks gpu PART``: what is wanted of a GPU that one has for half an hour, in parts of ten minutes.
+"""``python -m benchmarks gpu PART``: use half an hour on a GPU, in parts of at most ten minutes.
 
-smoke checks every kernel and trains for a moment. tune finds block sizes. layers and models measure. experiment runs
-the flagship, several trainings and translations at once. A part stops in time; the same call goes on, and does nothing
-twice. What it has found is packed into FOLDER/PART.tar.xz.00, .01 and so on, of at most 15 MB: cat and tar unpack them.
+smoke checks every kernel and runs short trainings. tune finds block sizes. layers and models measure time and memory.
+experiment runs the experiment of --config, with several trainings and translations at once. A part stops after
+--seconds; the same command then continues it and repeats nothing. The results are packed into FOLDER/PART.tar.xz.00,
+.01 and so on, at most 15 MB each; unpack them with: cat FOLDER/PART.tar.xz.* | tar -xJ
 """
 
 import contextlib
@@ -39,7 +40,7 @@ LAYERS = (
     "set",
 )
 MODELS = (f"near_far {EVERYWHERE} --near-far-tangents --near-far-exact-up-to 0/512", "lot")
-#: systems that the smoke test trains
+#: systems that the part smoke trains
 TRAINED = (
     "--attention softmax --attention-sites encoder,decoder --softmax-prior alibi",
     "--attention near_far --attention-sites encoder,cross,decoder --near-far-tangents",
@@ -49,12 +50,12 @@ TRAINED = (
     "--attention esp",
     "--attention set",
 )
-#: seconds between the signal that asks a command to end and the one that makes it
+#: seconds between SIGINT and SIGKILL when a command is stopped
 GRACE = 15.0
 
 
 class Scale(NamedTuple):
-    """How large everything is."""
+    """Sizes of the measurements and trainings."""
 
     lengths: tuple[int, ...]
     model_lengths: tuple[int, ...]
@@ -76,7 +77,7 @@ TINY = Scale((4, 8), (4,), (3,), 8, 2, ("--device", "cpu", "--repeats", "1", "--
 
 
 def steps(part: str, args: Namespace, work: Path) -> dict[str, list[str]]:
-    """The commands of a part, by the names of their logs."""
+    """The commands of a part, by name; logs have the same names."""
     scale, python = (TINY if args.tiny else FULL), [sys.executable]
     if part == "smoke":
         config = yaml.safe_load(Path(args.config).read_text(encoding="utf-8"))
@@ -112,7 +113,7 @@ def steps(part: str, args: Namespace, work: Path) -> dict[str, list[str]]:
         found = {
             "layers": measured("layers", LAYERS, scale.lengths, "--patience", "0.5", *([] if args.tiny else peers))
         }
-        graphs = () if args.tiny else LAYERS[:3]  # one by one: what cannot be captured ends its command
+        graphs = () if args.tiny else LAYERS[:3]  # a command each: a layer that cannot be captured ends its command
         for i, way in enumerate(graphs):
             found[f"graphs{i}"] = measured(f"graphs{i}", (way,), scale.lengths, "--graphs", "--patience", "0.5")
         return found
@@ -124,7 +125,7 @@ def steps(part: str, args: Namespace, work: Path) -> dict[str, list[str]]:
 
 
 def run(args: Namespace) -> None:
-    """Run what a part still lacks until the time is over, and pack what there is."""
+    """Run the commands of a part that are not done, until the time is over; then pack all results."""
     check_least(args, seconds=1, at_once=1)
     if not Path(args.config).is_file():
         raise InputError(f"there is no {args.config}; give one of config/*.yaml")
@@ -159,7 +160,7 @@ def run(args: Namespace) -> None:
 
 
 def finish(name: str, command: list[str], work: Path, environment: dict[str, str], end: float) -> int | None:
-    """Run a command unless it has been done, and return its exit code; None when the time is over."""
+    """Run a command, unless it is done already; return its exit code, or None if the time is over."""
     done, log, words = work / f"{name}.done", work / f"{name}.log", shlex.join(command)
     if done.is_file() and done.read_text(encoding="utf-8").strip() == words:
         return 0
@@ -185,7 +186,7 @@ def finish(name: str, command: list[str], work: Path, environment: dict[str, str
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:
-    """End a command and all that it has started."""
+    """Stop a command with all processes that it started."""
     for how in (signal.SIGINT, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, how)
@@ -195,7 +196,7 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
 
 @contextlib.contextmanager
 def shared_gpu(folder: Path, environment: dict[str, str]) -> Iterator[None]:
-    """NVIDIA's multi-process service, with which several processes compute at once; without it they take turns."""
+    """Context manager: run NVIDIA's multi-process service, so that processes compute at once and not in turns."""
     control = shutil.which("nvidia-cuda-mps-control")
     if control is None:
         yield
@@ -214,14 +215,14 @@ def shared_gpu(folder: Path, environment: dict[str, str]) -> Iterator[None]:
 
 
 def pack(archive: Path, folders: list[Path]) -> None:
-    """Everything in the folders but checkpoints and what is not complete, in files of at most 15 MB."""
+    """Pack the folders into files of at most 15 MB, without checkpoints and incomplete files."""
     for old in archive.parent.glob(f"{archive.name}.*"):
         old.unlink()
     left_out = [f"--exclude={pattern}" for pattern in ("*.pt", "*.part", "*.lock")]
     named = [word for folder in folders if folder.is_dir() for word in ("-C", str(folder.parent), folder.name)]
     tar = subprocess.Popen(["tar", "-cJ", *left_out, *named], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     subprocess.run(["split", "-d", "-b", "15M", "-", f"{archive}."], stdin=tar.stdout, check=True)
-    if tar.wait() > 1:  # 1: a file changed as it was read
+    if tar.wait() > 1:  # 1: a file changed while tar read it
         raise InputError(f"cannot pack {', '.join(map(str, folders))}; is there space left in {archive.parent}?")
     size = sum(file.stat().st_size for file in archive.parent.glob(f"{archive.name}.*"))
     print(f"{archive}.*: {size / 1e6:.1f} MB", flush=True)

@@ -1,9 +1,8 @@
-"""``python -m benchmarks.heads``: where the encoder's heads look, and what a swap of one head alone costs.
+"""``python -m benchmarks.heads``: how each encoder head attends, with the cost of swapping this head alone.
 
-Every head of every checkpoint: the mass of its attention on keys at most W tokens away, its entropy and its effective
-rank; and for each mechanism, calibrated without data, the change of the validation loss where it stands in this head
-and softmax in all others. Results go to ``heads.jsonl``, which a further call goes on with, ``heads.md`` and
-``heads.svg``.
+For each head of each checkpoint: the mass of its attention on keys at most W tokens away, its entropy and its effective
+rank. For each mechanism, calibrated without data: the change of the validation loss if it replaces softmax in this head
+alone. Results are written to ``heads.jsonl``, ``heads.md`` and ``heads.svg``; another call adds to ``heads.jsonl``.
 """
 
 import argparse
@@ -37,7 +36,7 @@ MECHANISMS = ("lot", "near_far")
 
 
 class OneHead(Mechanism):
-    """A mechanism in one head, and softmax in the others."""
+    """A mechanism in one head with softmax in all other heads."""
 
     def __init__(self, mechanism: Mechanism, head: int):
         super().__init__(num_heads=mechanism.num_heads, head_dim=mechanism.head_dim, options=mechanism.options)
@@ -52,7 +51,7 @@ class OneHead(Mechanism):
 
 
 def main() -> None:
-    """Measure what is not in the file yet, then write the table and the figure."""
+    """Measure the checkpoints that are not in the file yet, then write the table and the figure."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.heads", description=__doc__.split("\n")[0])
     parser.add_argument("data", metavar="DATA", help="folder made by fairseq-preprocess")
     parser.add_argument("--path", required=True, nargs="+", metavar="BASE.pt", help="checkpoints of one training")
@@ -102,7 +101,7 @@ def measure(path: str, data: str, sentences: int) -> list[dict[str, Any]]:
 
 
 def looks(loaded: Loaded, sentences: int = 64) -> list[dict[str, Any]]:
-    """Where each head of the encoder looks: means over sentences."""
+    """Mass near the diagonal, entropy and effective rank of each encoder head, as means over sentences."""
     found: dict[int, list[torch.Tensor]] = {}
     with capture(loaded.model) as seen:
         for index in loaded.draw(sentences, 1)[0]:
@@ -124,7 +123,7 @@ def looks(loaded: Loaded, sentences: int = 64) -> list[dict[str, Any]]:
 
 
 def render(rows: list[dict]) -> str:
-    """The two sharpest heads of each checkpoint, and the others together, as a Markdown table."""
+    """A Markdown table: for each checkpoint the two heads of least entropy, then all other heads in one row."""
     head = ["Epoch", "Layer", "Head", "Entropy", "Eff. rank", *(f"Mass, W = {w}" for w in WINDOWS), *MECHANISMS]
     looks = {"entropy": ".2f", "effective_rank": ".1f"} | {f"mass_{w}": ".2f" for w in WINDOWS}
     cells = []
@@ -146,7 +145,7 @@ def render(rows: list[dict]) -> str:
 
 
 def draw(rows: list[dict]) -> Figure:
-    """What a swap of a head costs against the mass that the head has near the diagonal."""
+    """A figure: the cost of swapping a head against the head's mass near the diagonal."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     panels = figure.subplots(1, len(MECHANISMS), sharex=True, sharey=True)
     for panel, name in zip(panels, MECHANISMS, strict=True):

@@ -1,9 +1,8 @@
-"""``python -m benchmarks launches``: what Python spends on starting our kernels, without a GPU.
+"""``python -m benchmarks launches``: measure the time that Python takes to launch our kernels, without a GPU.
 
-Kernels are compiled for an H100, and everything runs on CPU tensors up to the call that would hand a kernel to the
-device; that call does nothing. Two times are printed of each mechanism, forward and backward: that of starting one
-kernel by :func:`~fairseq_lot.kernels.launch.start`, and that of everything that Python and torch do for a layer, its
-tensors on the CPU included. The time by Triton's own path from the names of the arguments stands beside them.
+Kernels are compiled for an H100. The code runs on CPU tensors up to the call that hands a kernel to the device; this
+call does nothing. The table has three times for each mechanism and direction: one launch with our launcher
+(fairseq_lot/kernels/launch.py), the same launch with Triton's own, and a layer, with all that Python and torch do.
 """
 
 import sys
@@ -24,12 +23,12 @@ from fairseq_lot.kernels.naive import LotInputs, LotSettings, NearFarSettings, S
 from fairseq_lot.output.tables import Table
 
 NAME = "python -m benchmarks launches"
-#: sentences, heads, tokens, width of a head, pivots
+#: sentences, heads, tokens, head_dim, pivots
 SHAPE = (2, 4, 40, 64, 32)
 
 
 class NoDevice:
-    """A driver of Triton for a device that is not there: kernels are compiled, and their launch does nothing."""
+    """A Triton driver without a device: kernels are compiled, but launches do nothing."""
 
     def __init__(self) -> None:
         from triton.backends.compiler import GPUTarget
@@ -54,7 +53,7 @@ class NoDevice:
 
 
 def remove_device() -> None:
-    """From now on Triton's kernels are compiled in this process and not run; what they should fill holds anything.
+    """Make Triton compile kernels without running them, for the rest of the process; outputs stay uninitialised.
 
     Raises:
         InputError: no Triton, or its interpreter is on.
@@ -71,7 +70,7 @@ def remove_device() -> None:
 
 @contextmanager
 def recorded() -> Iterator[list[tuple]]:
-    """The arguments of all launches."""
+    """Context manager: record the arguments of all launches."""
     calls: list[tuple] = []
     modules = [module for name, module in sys.modules.items() if name.startswith("fairseq_lot.kernels.")]
     holders = [module for module in modules if getattr(module, "start", None) is launch.start]
@@ -91,7 +90,7 @@ def recorded() -> Iterator[list[tuple]]:
 
 
 def microseconds(work: Callable[[], object], repeats: int) -> float:
-    """The lower quartile of the times of a call."""
+    """The lower quartile of the times of ``repeats`` calls."""
     times = []
     for _ in range(repeats + repeats // 4):
         begin = perf_counter()
@@ -101,7 +100,7 @@ def microseconds(work: Callable[[], object], repeats: int) -> float:
 
 
 def works() -> dict[str, Callable[[], torch.Tensor]]:
-    """A layer of each mechanism that has kernels."""
+    """A function that runs a layer, for each mechanism with kernels."""
     from fairseq_lot.kernels.lot import lot
     from fairseq_lot.kernels.near_far import near_far
     from fairseq_lot.kernels.sinkhorn import fused_sinkhorn
@@ -125,13 +124,13 @@ def works() -> dict[str, Callable[[], torch.Tensor]]:
 
 
 def by_positions(calls: Sequence[tuple]) -> None:
-    """The launches, as the mechanisms make them."""
+    """Repeat launches with our launcher, by positional arguments."""
     for call in calls:
         launch.start(*call)
 
 
 def by_names(calls: Sequence[tuple]) -> None:
-    """The same launches by Triton's own path; :func:`named` makes the calls."""
+    """Repeat launches with Triton's own launcher; :func:`named` prepares the calls."""
     for kernel, grid, arguments in calls:
         kernel[grid](**arguments)
 
@@ -139,7 +138,7 @@ def by_names(calls: Sequence[tuple]) -> None:
 def named(
     kernel: Any, grid: tuple, tensors: tuple, numbers: tuple, constants: tuple, warps: int, stages: int
 ) -> tuple[Any, tuple, dict[str, Any]]:
-    """The kernel, the grid and the arguments by name of a call of :func:`~fairseq_lot.kernels.launch.start`."""
+    """Turn a call of :func:`~fairseq_lot.kernels.launch.start` into kernel, grid and arguments by name."""
     arguments = dict(zip(kernel.arg_names, (*tensors, *numbers, *constants), strict=True))
     return kernel, grid, {**arguments, "num_warps": warps, "num_stages": stages}
 

@@ -1,4 +1,4 @@
-"""One attention layer: forward pass, and forward and backward pass."""
+"""Benchmark of one attention layer: the forward pass alone, then the forward with the backward pass."""
 
 import copy
 import runpy
@@ -22,7 +22,7 @@ Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Values(torch.nn.Module):
-    """The values of a mechanism."""
+    """A module that returns only the values of a mechanism."""
 
     def __init__(self, mechanism: Mechanism):
         super().__init__()
@@ -33,13 +33,13 @@ class Values(torch.nn.Module):
 
 
 class LayerBench:
-    """Mechanisms, torch's attention, attention of other projects and the products alone, on random q, k and v.
+    """The contenders, on random q, k and v: mechanisms, torch's attention, other projects', and the bare products.
 
     Args:
         mechanisms: as :func:`~benchmarks.mechanisms.read_ways` takes them; None for all.
-        ranks: for what has pivots or features.
+        ranks: numbers of pivots or features.
         peers: attention of other projects, as :func:`read_peer` takes it.
-        graphs: replay them from CUDA graphs, which leaves out the time of starting kernels from Python.
+        graphs: replay contenders from CUDA graphs, without the time that Python takes to launch kernels.
     """
 
     base, turn = "sdpa", 0.0
@@ -63,7 +63,7 @@ class LayerBench:
         graphs: bool = False,
     ):
         self.graphs = graphs
-        if graphs:  # which hold their memory from the capture on
+        if graphs:  # a graph holds its memory from its capture on, so there is no peak to measure
             self.measures = self.measures[:2]
         self.shape, self.factory = (num_heads, head_dim), cast(dict[str, Any], {"device": device, "dtype": dtype})
         self.words = f"heads {num_heads}, head_dim {head_dim}{', replayed from CUDA graphs' * graphs}"
@@ -81,7 +81,7 @@ class LayerBench:
             self.contenders[with_rank("products alone", rank)] = partial(products, pivots)
 
     def jobs(self, names: Iterable[str], bsz: int, length: int) -> dict[str, Callable[[], Job]]:
-        """What makes the job of each of these contenders; all get the same q, k, v and gradient."""
+        """Functions that make the job of each contender; all get the same q, k, v and gradient."""
         num_heads, head_dim = self.shape
         *inputs, gradient = (torch.randn(bsz, num_heads, length, head_dim, **self.factory) for _ in range(4))
         for x in inputs:
@@ -90,8 +90,8 @@ class LayerBench:
 
 
 def job(attend: Attention, inputs: Sequence[torch.Tensor], gradient: torch.Tensor, graphs: bool = False) -> Job:
-    """A forward pass without gradients, and a forward and a backward pass."""
-    if graphs:  # of a copy, since a module is changed
+    """The timed passes: forward without gradients; forward with backward."""
+    if graphs:  # a copy, because the module is changed
         attend = cast(Attention, torch.cuda.make_graphed_callables(copy.copy(attend), tuple(inputs)))
 
     @torch.no_grad()
@@ -107,17 +107,17 @@ def job(attend: Attention, inputs: Sequence[torch.Tensor], gradient: torch.Tenso
 
 
 def products(pivots: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """The four products that no attention through pivots can do without, on weights that are not computed."""
+    """The four products that any attention through pivots needs; scores are used as weights."""
     to_pivots = torch.bmm(q.flatten(0, 1), pivots.repeat(q.size(0), 1, 1))
     from_pivots = torch.bmm(k.flatten(0, 1), pivots.repeat(k.size(0), 1, 1))
     return torch.bmm(to_pivots, torch.bmm(from_pivots.transpose(-1, -2), v.flatten(0, 1))).view(v.shape)
 
 
 def read_peer(text: str, num_heads: int, head_dim: int, num_pivots: int) -> tuple[str, Attention]:
-    """The name and the attention of another project: ``NAME=FOLDER``, with a file ``peer.py`` in the folder.
+    """The name and the attention of another project, from ``NAME=FOLDER``.
 
-    Its ``build(num_heads=..., head_dim=..., num_pivots=...)`` returns a function of q, k and v. It can import modules
-    that lie beside it.
+    The folder's file ``peer.py`` has a function ``build(num_heads=..., head_dim=..., num_pivots=...)``, which returns a
+    function of q, k and v. ``peer.py`` can import modules of its folder.
 
     Raises:
         InputError: no such file, or it does not define ``build`` or fails.

@@ -1,4 +1,4 @@
-"""Times and peak memory of what is to be compared, in turns."""
+"""Times and peak memory of several contenders, measured in turns."""
 
 import contextlib
 import math
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.benchmark import timer  # waits for a GPU before it looks at the clock
+from torch.utils.benchmark import timer  # synchronises the GPU, then reads the clock
 from tqdm import tqdm
 
 from fairseq_lot.errors import is_out_of_memory
@@ -20,13 +20,13 @@ Figures = dict[str, float]  # by name: seconds, bytes, numbers
 
 @dataclass(frozen=True)
 class Job:
-    """What is measured of one contender at one length.
+    """The measurements of one contender at one length.
 
     Attributes:
-        works: what is timed, by the name of its figure; of the last one ``peak_bytes`` are measured, too, before all
-            others are timed.
-        known: figures that need no measuring.
-        rates: a number, by the name of its figure, that is to be divided by the seconds of a work.
+        works: functions to time, by the name of their figure. The last one also gives ``peak_bytes``, which is measured
+            before anything is timed.
+        known: figures that need no measurement.
+        rates: by the name of the figure, an amount with the name of the work whose seconds divide it.
     """
 
     works: dict[str, Callable[[], object]]
@@ -35,7 +35,7 @@ class Job:
 
 
 class LiveTensors(TorchDispatchMode):
-    """Counts the bytes of all tensors that torch's operations have made and that are still alive."""
+    """Counts the bytes of all live tensors that torch operations made inside the context."""
 
     def __init__(self):
         super().__init__()
@@ -47,7 +47,7 @@ class LiveTensors(TorchDispatchMode):
         for x in tree_leaves(out):
             if isinstance(x, torch.Tensor):
                 storage = x.untyped_storage()
-                if storage._cdata not in given | self._alive:  # not a view of what was there before
+                if storage._cdata not in given | self._alive:  # not a view of an older tensor
                     self._alive.add(storage._cdata)
                     self._bytes += storage.nbytes()
                     weakref.finalize(storage, self._forget, storage._cdata, storage.nbytes()).atexit = False
@@ -60,9 +60,9 @@ class LiveTensors(TorchDispatchMode):
 
 
 def peak_memory(work: Callable[[], object], device: torch.device) -> int:
-    """Bytes of tensors alive at once in a call, beyond those that were there before.
+    """Largest number of bytes that a call adds to the tensors that exist before it.
 
-    On a GPU its allocator says so. Elsewhere what one operation needs inside is not seen.
+    On a GPU the allocator counts them. Elsewhere the temporary memory inside an operation is not counted.
     """
     if device.type != "cuda":
         with LiveTensors() as live:
@@ -75,7 +75,7 @@ def peak_memory(work: Callable[[], object], device: torch.device) -> int:
 
 
 def _turn(work: Callable[[], object], at_least: float) -> list[float]:
-    """Seconds of each of as many calls as take so many seconds together, one at least."""
+    """Seconds of each call; calls repeat until they took ``at_least`` seconds together."""
     seconds: list[float] = []
     while not seconds or sum(seconds) < at_least:
         start = timer()
@@ -93,20 +93,20 @@ def measure(
     limit: float = math.inf,
     turn: float = 0.0,
 ) -> dict[str, Figures | None]:
-    """Measure all contenders in turns, so that whatever else the machine does affects all alike.
+    """Measure all contenders in turns, so that other load on the machine affects all alike.
 
-    Of the times the lower quartile counts: what else the machine does only ever adds time.
+    A figure is the lower quartile of its times, because other load only adds time.
 
     Args:
-        makers: what makes each contender's job, by name.
-        device: where they run.
-        warm_up: rounds before those that count; the measurement of peak memory comes before them.
+        makers: functions that make each contender's job, by name.
+        device: where the jobs run.
+        warm_up: rounds that do not count; peak memory is measured before them.
         repeats: rounds that count.
-        limit: no more rounds after so many seconds, but one that counts.
-        turn: a work is done again and again until its turn has taken so many seconds, and once at least.
+        limit: seconds after which no round starts, once one round has counted.
+        turn: seconds for which a work is repeated in its turn; it runs at least once.
 
     Returns:
-        The figures by contender; None where memory did not suffice.
+        The figures by contender; None if memory did not suffice.
     """
     found: dict[str, Figures | None] = dict.fromkeys(makers)
     jobs: dict[str, Job] = {}
@@ -145,5 +145,5 @@ def measure(
 
 
 def lower_quartile(seconds: list[float]) -> float:
-    """A quarter of them are less than this."""
+    """The value that a quarter of the values are below."""
     return sorted(seconds)[len(seconds) // 4]

@@ -1,4 +1,4 @@
-"""Mechanisms as a benchmark's command line names them: with flat options, as ``fairseq-lot sweep --try`` takes them."""
+"""Mechanisms on a benchmark's command line: a name with flat options, as for ``fairseq-lot sweep --try``."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -6,12 +6,14 @@ from dataclasses import replace
 from fairseq_lot.modules.flat_options import options_of
 from fairseq_lot.plug_and_play.points import AttentionSpec, expand, spelt
 
-# how the option ends that is a mechanism's rank, where it has one
+# endings of the option that sets a mechanism's rank
 RANKS = ("_num_pivots", "_num_features")
 
 
 def read_ways(texts: Iterable[str], ranks: list[int]) -> dict[str, AttentionSpec]:
-    """What the texts name, by its name in the table; what has a rank once for every rank, unless its text gives one.
+    """Read mechanisms with their options, by their label in the table.
+
+    A mechanism with a rank is entered once for each of ``ranks``, unless its text sets the rank.
 
     Raises:
         InputError: unknown mechanism or option.
@@ -30,5 +32,5 @@ def read_ways(texts: Iterable[str], ranks: list[int]) -> dict[str, AttentionSpec
 
 
 def with_rank(label: str, rank: object) -> str:
-    """The name of a contender of this rank, which figures read from its end."""
+    """A contender's label with its rank at the end, where figures look for it."""
     return f"{label} r={rank}"

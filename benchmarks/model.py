@@ -1,4 +1,4 @@
-"""A whole model: its encoder, a training step and a decoding step."""
+"""Benchmark of a whole model: the encoder, a training step, a decoding step."""
 
 from argparse import Namespace
 from collections.abc import Callable, Iterable
@@ -23,16 +23,16 @@ from fairseq_lot.pretrained.loading import untrained
 
 
 class ModelBench:
-    """One architecture with softmax, and with other mechanisms at some of its sites, on random pieces.
+    """The contenders, on random pieces: one architecture with softmax or with other mechanisms at some sites.
 
     Args:
-        arch: of fairseq's ``transformer`` or of ours.
+        arch: an architecture of fairseq's ``transformer`` or of ours.
         mechanisms: as :func:`~benchmarks.mechanisms.read_ways` takes them; None for LOT in the encoder, and at
             all sites.
-        ranks: for what has pivots or features.
-        longest: document, in tokens.
-        prefix: tokens that a decoding step has behind it.
-        vocabulary: pieces, random ones.
+        ranks: numbers of pivots or features.
+        longest: tokens of the longest document.
+        prefix: tokens before the decoding step.
+        vocabulary: number of pieces.
     """
 
     base, turn = DEFAULT, 0.3
@@ -79,7 +79,7 @@ class ModelBench:
         return untrained(args, self.vocabulary, self.vocabulary).to(self.device, self.dtype).train()
 
     def jobs(self, names: Iterable[str], bsz: int, length: int) -> dict[str, Callable[[], Job]]:
-        """What makes the job of each of these contenders; all get the same documents."""
+        """Functions that make the job of each contender; all get the same documents."""
         shape = 2, bsz, max(length, self.prefix + 1)
         pieces = torch.randint(Dictionary().nspecial, self.vocabulary, shape).to(self.device)
         source, target = pieces[..., :length]
@@ -88,12 +88,12 @@ class ModelBench:
 
 
 def job(model: TransformerModel, source: torch.Tensor, target: torch.Tensor, written: torch.Tensor) -> Job:
-    """The encoder and a step of decoding as ``fairseq-generate`` makes them, and a training step without its update.
+    """The timed parts: encoder, decoding step as in ``fairseq-generate``, training step without the optimiser's update.
 
     Args:
         model: in training mode.
         source, target: ``(bsz, n)``, without pads.
-        written: ``(bsz, t)``; the step is that which follows the last of them.
+        written: ``(bsz, t)``, tokens of the translation so far; the decoding step comes after the last one.
     """
     symbols, lengths = model.encoder.dictionary, source.new_full((len(source),), source.size(1))
     previous = target.roll(1, -1)
@@ -109,7 +109,7 @@ def job(model: TransformerModel, source: torch.Tensor, target: torch.Tensor, wri
         finally:
             model.zero_grad()
 
-    translating = deepcopy(model, {id(x): x for x in (*model.parameters(), symbols)})  # with the same parameters
+    translating = deepcopy(model, {id(x): x for x in (*model.parameters(), symbols)})  # shares the parameters
     translating.make_generation_fast_()
 
     @torch.no_grad()

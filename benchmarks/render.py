@@ -1,4 +1,4 @@
-"""What a benchmark writes: CSV, Markdown and a log-log figure."""
+"""Output of a benchmark: CSV, Markdown and a log-log figure."""
 
 import csv
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ _MARKERS = "osv^DPX"
 
 @dataclass(frozen=True)
 class Measure:
-    """One table and one panel: figures of one name, in the unit that people read, which is a factor of theirs."""
+    """A table with its panel: the figures named ``key``, times ``factor`` to have them in ``unit``."""
 
     title: str
     key: str
@@ -38,13 +38,13 @@ class Measure:
 
 @dataclass
 class Results:
-    """What has been found so far.
+    """The results so far.
 
     Attributes:
         header: everything that the figures depend on, in one line.
-        base: the contender that the others are compared with.
+        base: the contender that all others are compared with.
         measures: the tables and panels.
-        rows: figures by contender and length; None where memory did not suffice.
+        rows: figures by contender and length; None if memory did not suffice.
     """
 
     header: str

@@ -1,8 +1,8 @@
-"""``python -m benchmarks translate``: documents translated by fairseq's beam search, and where the time goes.
+"""``python -m benchmarks translate``: time of fairseq's beam search on documents, by part of the model.
 
-Models have random weights and translate documents of random pieces into as many pieces as these have, so that all
-take the same steps. Time is that of the processor, on one thread unless told otherwise, and models take turns: other
-work on the machine counts little. The least time of the turns counts.
+Models have random weights. They translate documents of random pieces into the same number of pieces, so that all take
+the same steps. Times are CPU times, on one thread by default. Models take turns, and the least time of all turns
+counts, so that other load on the machine matters little.
 """
 
 import functools
@@ -25,7 +25,7 @@ from fairseq_lot.output.tables import Table
 
 NAME = "python -m benchmarks translate"
 EVERYWHERE = "near_far --attention-sites encoder,cross,decoder --near-far-tangents --near-far-exact-up-to 0/512"
-#: what is timed, by the columns of the table: attributes of a model or of its decoder's layers, and their methods
+#: the timed methods by column of the table: attribute of a model or of its decoder's layers, with the method's name
 PARTS: dict[str, tuple[tuple[str, str], ...]] = {
     "encoder": (("encoder", "forward"),),
     "decoder's self-attention": (("self_attn", "forward"), ("self_attn", "reorder_incremental_state")),
@@ -36,7 +36,7 @@ Seconds = dict[str, float]
 
 
 def timed(function: Callable[..., Any], name: str, spent: Seconds) -> Callable[..., Any]:
-    """The function; what it takes is added to the seconds of this name."""
+    """The function, changed so that it adds its time to ``spent[name]``."""
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -50,7 +50,7 @@ def timed(function: Callable[..., Any], name: str, spent: Seconds) -> Callable[.
 
 
 def translate(model: TransformerModel, source: torch.Tensor, beam: int) -> Seconds:
-    """Seconds of each part of a translation into as many pieces, and of all of it."""
+    """Seconds of each part of a translation, and of all of it; the translation has as many pieces as the source."""
     length = source.size(1)
     search = {"beam_size": beam, "max_len_a": 0, "max_len_b": length - 1, "min_len": length - 1}
     generator = SequenceGenerator([model], model.encoder.dictionary, **search)

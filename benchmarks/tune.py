@@ -1,10 +1,10 @@
-"""``python -m benchmarks tune``: how many tokens, warps and stages of each kernel are fastest on this GPU.
+"""``python -m benchmarks tune``: find the fastest block size, warps and stages of each kernel on this GPU.
 
-Of each kernel one number is changed after the other, from the defaults on, and what is faster by two per cent is kept.
-Whatever is tried must first agree with float64 to what a kernel's test before its first use allows. What does not
-compile, or needs more shared memory than there is, is left out. All of it is written to the table that the kernels
-read, after each trial: stopped, the same command goes on where it was. A table is of one name of a GPU; in half
-precision float16 and bfloat16 share it.
+The search starts from the defaults and changes one number of a kernel after the other. A change is kept if it is faster
+by two per cent. Before it is timed, a candidate must agree with float64 as closely as the kernel's test before its
+first use demands. Candidates that do not compile or need too much shared memory are left out. Each trial is written to
+the table that the kernels read, so after a stop the same command continues. A table is for GPUs of one name; float16
+and bfloat16 share its entries.
 """
 
 import json
@@ -39,13 +39,13 @@ from fairseq_lot.output.provenance import current_commit
 from fairseq_lot.output.tables import Table
 
 NAME = "python -m benchmarks tune"
-GAIN = 0.98  # of the time: what is not at least so much faster is noise
+GAIN = 0.98  # new time over old: smaller gains are noise
 WRONG = "wrong"
 WINDOW = 8  # near_far's default
 
 
 Candidates = dict[str, dict[str, tuple[int, ...]]]
-#: without a GPU a number that the interpreter reads, and a value beside the default
+#: without a GPU: only a number that the interpreter uses, with two values
 REHEARSED: Candidates = {
     kernel: {field: values[:2] for field, values in numbers.items() if field == "block" or "block" not in numbers}
     for kernel, numbers in CANDIDATES.items()
@@ -53,11 +53,11 @@ REHEARSED: Candidates = {
 
 
 class Work(NamedTuple):
-    """What launches some kernels.
+    """Functions that launch some kernels.
 
     Attributes:
-        forward, both: a forward pass, and a forward and a backward pass; they are timed.
-        error: how far a small problem is from float64, as a multiple of what is allowed.
+        forward, both: the timed passes, forward alone and forward with backward.
+        error: the difference to float64 on a small problem, as a multiple of the allowed difference.
     """
 
     forward: Callable[[], object]
@@ -66,7 +66,7 @@ class Work(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Of the problems that are timed, and of those that are compared with float64."""
+    """Sizes of the problems that are timed, and of the ones that are compared with float64."""
 
     device: torch.device
     dtype: torch.dtype
@@ -82,25 +82,25 @@ class Sizes(NamedTuple):
     tested: int = 2 * launch.LOT_PART + 5
 
     def normal(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Numbers that take a gradient."""
+        """A random tensor that requires a gradient."""
         return torch.randn(*shape, device=self.device).to(dtype or self.dtype).requires_grad_()
 
     def sentences(self, n: int) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """q, k and v of sentences of n tokens, and which of these are pads."""
+        """q, k and v of sentences of n tokens, with their padding mask."""
         bsz = max(1, self.tokens // n)
         pads = torch.zeros(bsz, n, dtype=torch.bool, device=self.device)
         pads[0, -3:] = True
         return [self.normal(bsz, self.heads, n, self.d) for _ in range(3)], pads
 
     def pivots(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Pivots or features, and their log masses or biases."""
+        """Pivots with their log masses, or features with their biases."""
         pivots = self.d**0.25 * torch.randn(self.heads, self.r, self.d, device=self.device)
         masses = torch.randn(self.heads, self.r, device=self.device).log_softmax(-1)
         return pivots.to(self.dtype).requires_grad_(), masses.requires_grad_()
 
 
 def layer(function: Callable[..., torch.Tensor], leaves: Sequence[torch.Tensor], error: Callable[[], float]) -> Work:
-    """Both directions of a function."""
+    """The work of a function: its forward pass, and its forward with its backward pass."""
 
     def forward():
         with torch.no_grad():
@@ -114,7 +114,7 @@ def layer(function: Callable[..., torch.Tensor], leaves: Sequence[torch.Tensor],
 
 
 def lot_works(sizes: Sizes) -> Iterator[Work]:
-    """LOT with five updates, and its convolution over three values."""
+    """LOT with five updates; its convolution over three values."""
     from fairseq_lot.kernels.convolution import convolution
     from fairseq_lot.kernels.lot import lot
 
@@ -144,7 +144,7 @@ def set_works(sizes: Sizes) -> Iterator[Work]:
 
 
 def sinkhorn_works(sizes: Sizes) -> Iterator[Work]:
-    """Sinkhorn attention on sentences whose scores a program holds, and on longer ones."""
+    """Sinkhorn attention on short sentences, whose scores stay on chip, then on long ones."""
     from fairseq_lot.kernels.sinkhorn_attention import sinkhorn_attention
 
     settings = SinkhornSettings(sizes.d**-0.5, sizes.sinkhorn_updates)
@@ -160,7 +160,7 @@ def sinkhorn_works(sizes: Sizes) -> Iterator[Work]:
 
 
 def near_far_works(sizes: Sizes) -> Iterator[Work]:
-    """near_far with tangents, a step of its decoder, and a step at cross."""
+    """near_far: training with tangents, a decoding step, and a decoding step at cross-attention."""
     from fairseq_lot.kernels.near_far import near_far
     from fairseq_lot.kernels.near_far_expected import near_far_expected
     from fairseq_lot.kernels.near_far_step import near_far_step
@@ -202,7 +202,7 @@ WORKS = {"near_far": near_far_works, "lot": lot_works, "sinkhorn": sinkhorn_work
 
 
 def microseconds(work: Callable[[], object], device: torch.device) -> float:
-    """The time of a call: on a GPU from a CUDA graph, without the time that Python takes."""
+    """The time of a call; on a GPU from a CUDA graph, without the time that Python takes."""
     if device.type == "cuda":
         from triton.testing import do_bench_cudagraph
 
@@ -213,18 +213,18 @@ def microseconds(work: Callable[[], object], device: torch.device) -> float:
 
 
 class Stopped(Exception):
-    """The time is over."""
+    """The time limit is over."""
 
 
 class Tuner:
-    """Tries what a table may say.
+    """Tries block sizes; keeps the fastest ones in a table.
 
     Args:
-        table: as :func:`~fairseq_lot.kernels.blocks.read` gives it; it is changed.
+        table: from :func:`~fairseq_lot.kernels.blocks.read`; it is changed in place.
         device: where kernels run.
         limit: seconds after which :class:`Stopped` is raised.
-        candidates: the values that are tried, by kernel and number.
-        timed: what times a call.
+        candidates: the values to try, by kernel and number.
+        timed: function that times a call.
     """
 
     def __init__(
@@ -241,12 +241,12 @@ class Tuner:
 
     @property
     def chosen(self) -> dict[str, Blocks]:
-        """What the table says now."""
+        """The block sizes in the table now."""
         entries = self.table["kernels"].items()
         return {name: Blocks(*(entry[field] for field in Blocks._fields)) for name, entry in entries}
 
     def tune(self, work: Work) -> None:
-        """Tune all kernels that this launches."""
+        """Tune all kernels that the work launches."""
         with blocks.trying(self.chosen) as asked:
             work.forward()
             forward = dict(asked)
@@ -270,7 +270,7 @@ class Tuner:
                     self._write()
 
     def _try(self, name, entry, candidate, run, error):
-        """Microseconds with a candidate; infinite where it cannot be used."""
+        """Microseconds with a candidate; infinite if it cannot be used."""
         key = " ".join(map(str, candidate))
         if key not in entry["tried"]:
             if monotonic() > self.end:
@@ -300,7 +300,7 @@ class Tuner:
             return f"{type(failure).__name__}: {first_line(failure)}"[:120]
 
     def _check_device(self, name, failure):
-        """After some errors a GPU answers no more."""
+        """Raise InputError if the GPU no longer works, as after some errors."""
         try:
             torch.cuda.synchronize()
         except RuntimeError as error:
@@ -382,7 +382,7 @@ def run(args: Namespace) -> None:
     try:
         for mechanism in args.mechanisms:
             if mechanism == "near_far" and dtype not in choice.DTYPES[1:]:
-                continue  # whose kernels are for half precision
+                continue  # its kernels are for half precision only
             for work in WORKS[mechanism](sizes):
                 tuner.tune(work)
     except Stopped:
@@ -395,7 +395,7 @@ def run(args: Namespace) -> None:
 
 
 def _table(device: torch.device, again: bool) -> dict[str, Any]:
-    """The table to go on with; times by another Triton are forgotten."""
+    """The table to continue with; entries of another Triton version are dropped."""
     import triton
 
     name = blocks.name_of(device)

@@ -1,16 +1,17 @@
-"""``python -m benchmarks costs``: what layers with the new kernels should take on an H100; none of it is measured.
+"""``python -m benchmarks costs``: predict the time of layers with the new kernels on an H100; none is measured.
 
-8,192 tokens a batch, 4 heads of 64, fp16, from CUDA graphs. The time of softmax is measured. So is the harness's own
-time: what softmax takes at 32 tokens, where its kernel does next to nothing. A launch within a graph is taken to be
-2.5 µs.
+A batch has 8,192 tokens, with 4 heads of 64, in fp16, and layers run from CUDA graphs. Two times are measured: that of
+softmax, and the benchmark's overhead, which is softmax's time at 32 tokens, where its kernel does almost nothing. A
+launch in a graph is assumed to take 2.5 µs.
 
-LOT: at 512 and 2,048 tokens, before tokens were split, a processor had one program at most. So the difference of these
-two times is that of 96 blocks of 16 tokens in every pass: the time of a block in a pass. A processor is taken to run
-two programs at once as fast as one. Good for a factor of 1.5.
+LOT: expect errors of up to a factor of 1.5. Before tokens were split, each multiprocessor ran at most one program at
+512 and 2,048 tokens. So the difference of these two times is the time of 96 blocks of 16 tokens in all passes, which
+gives the time of one block. A multiprocessor is assumed to run two programs at once as fast as one.
 
-near_far and Sinkhorn: what their kernels compute and move is counted. Products are taken to run at 400 TFLOP/s in half
-precision and at half of it in TF32, powers at 3.5 T/s, other operations at 20 T/s, memory at 4.5 TB/s (the level-2
-cache); what takes longest counts whole and the rest half, because they overlap. Good for a factor of 1.5 to 2.
+near_far and Sinkhorn: expect errors of up to a factor of 1.5 to 2. The prediction counts operations and bytes of the
+kernels. Assumed speeds: products 400 TFLOP/s in half precision and 200 in TF32, powers 3.5 T/s, other operations
+20 T/s, memory 4.5 TB/s (the level-2 cache). Products, other work and memory overlap: the slowest counts in full, the
+other two count half.
 """
 
 import csv
@@ -26,24 +27,24 @@ NAME = "python -m benchmarks costs"
 FOLDER = Path(__file__).with_name("h100_graphs")
 TOKENS, HEADS, WIDTH, FEATURES, PROCESSORS, LAUNCH = 8192, 4, 64, 32, 132, 2.5e-6
 WAYS = {"forward": "forward_seconds", "both": "forward_backward_seconds"}
-#: of LOT: tokens in a block, programs that a processor runs at once
+#: LOT: tokens in a block, programs that a multiprocessor runs at once
 BLOCK, AT_ONCE = 16, 2
-#: LOT's launches of five updates on either side; where tokens are split merges, sums and counters are among them
+#: LOT: launches for five updates on each side; SPLIT, with tokens split, includes merges, sums and counters
 WHOLE, SPLIT = {"forward": 2, "both": 4}, {"forward": 6, "both": 17}
-#: of near_far: keys in a chunk, and in a tile
+#: near_far: keys in a chunk, keys in a tile
 CHUNK, TILE = 64, 32
-HALF, TF32, POWERS, OTHER, BYTES = 400e12, 200e12, 3.5e12, 20e12, 4.5e12  # a second
+HALF, TF32, POWERS, OTHER, BYTES = 400e12, 200e12, 3.5e12, 20e12, 4.5e12  # per second
 TENSOR = 2 * TOKENS * HEADS * WIDTH  # bytes of q, k, v or the output
 
 
 @dataclass(frozen=True)
 class Work:
-    """What the launches of one direction do.
+    """Operations and bytes of all launches of one direction.
 
     Attributes:
-        launches: their number.
+        launches: number of launches.
         half, tf32: floating-point operations of products, by precision.
-        powers, other: exponentials, and operations that are no products.
+        powers, other: exponentials; operations that are neither products nor exponentials.
         moved: bytes read and written.
     """
 
@@ -65,9 +66,9 @@ def near_far(n: int) -> dict[str, Work]:
     """The work of near_far's kernels on sentences of n > 128 tokens, forward and backward, in the encoder."""
     rows = HEADS * max(1, TOKENS // n)
     chunks, blocks = -(-n // CHUNK), -(-(n + CHUNK // 2) // CHUNK)
-    met = 2 * CHUNK  # keys that a block of queries meets one by one
+    met = 2 * CHUNK  # keys that a block of queries reads one by one
     pairs = rows * blocks * CHUNK * met
-    logs = rows * blocks * CHUNK * FEATURES * WIDTH * 2  # operations that make the logs of a side's features
+    logs = rows * blocks * CHUNK * FEATURES * WIDTH * 2  # operations for the logs of the features of queries or of keys
     merged = rows * blocks * chunks * FEATURES * WIDTH * 2
     sums = rows * chunks * (FEATURES * WIDTH + 2 * FEATURES) * 4  # bytes of the sums of all chunks
     of_sums = rows * chunks * CHUNK * FEATURES
@@ -92,25 +93,25 @@ def near_far(n: int) -> dict[str, Work]:
 
 
 def sinkhorn(n: int, updates: int) -> dict[str, Work]:
-    """The work of Sinkhorn attention on sentences of n <= 128 tokens: one launch each way, scores stay on the chip."""
+    """The work of Sinkhorn attention on sentences of n <= 128 tokens: one launch per direction, scores stay on chip."""
     pairs = HEADS * max(1, TOKENS // n) * n * n
     # a half-update reads every score: a maximum, a subtraction, a power, a sum
     forward = Work(1, pairs * 4 * WIDTH, 0, pairs * (updates + 1), pairs * 6 * updates, 4 * TENSOR)
-    # the updates once more, then two powers an update for its gradient
+    # the updates again, then two powers per update for its gradient
     backward = Work(1, pairs * 10 * WIDTH, 0, pairs * 3 * updates, pairs * 20 * updates, 8 * TENSOR)
     return {"forward": forward, "backward": backward}
 
 
 def measured(name: str, contender: str) -> dict[int, dict[str, float]]:
-    """Seconds of a contender by length and direction."""
+    """Measured seconds of a contender, by length and direction."""
     lines = (FOLDER / name / "bench.csv").read_text(encoding="utf-8").splitlines()[1:]
     rows = [row for row in csv.DictReader(lines) if row["contender"] == contender]
     return {int(row["length"]): {way: float(row[key]) for way, key in WAYS.items()} for row in rows}
 
 
 def predicted(n: int, way: str, before: dict[int, dict[str, float]]) -> tuple[int, int, float]:
-    """Programs of a launch, launches and seconds of LOT for sentences of n tokens."""
-    slope = (before[2048][way] - before[512][way]) / ((2048 - 512) // BLOCK)  # of a block in all passes
+    """Programs per launch, launches, and predicted seconds of LOT for sentences of n tokens."""
+    slope = (before[2048][way] - before[512][way]) / ((2048 - 512) // BLOCK)  # seconds of one block in all passes
     harness = before[512][way] - 512 // BLOCK * slope
     rows = HEADS * max(1, TOKENS // n)
     parts, length = num_parts(rows, n, LOT_PART, PROCESSORS, PER_PROCESSOR)
@@ -121,7 +122,7 @@ def predicted(n: int, way: str, before: dict[int, dict[str, float]]) -> tuple[in
 
 
 def counted(work: dict[str, Work], way: str, harness: dict[str, float]) -> tuple[int, float]:
-    """Launches and seconds of a layer by the work of its kernels."""
+    """Launches and predicted seconds of a layer, from the work of its kernels."""
     directions = [work["forward"]] if way == "forward" else list(work.values())
     return sum(one.launches for one in directions), harness[way] + sum(one.seconds for one in directions)
 

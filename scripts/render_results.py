@@ -1,6 +1,6 @@
-"""Prints the tables of pages anew, and the pages of results/.
+"""Regenerates the tables in README.md, docs/ and results/log/, then the pages of results/.
 
-A table of README.md or docs/ stands between two comments; the command in the first prints it:
+A table in a page is between two comments. The command in the first comment prints it:
 
 <!-- $ fairseq-lot table results/NAME.jsonl -->   or   <!-- $ cat FILE -->
 <!-- / -->
@@ -29,12 +29,12 @@ BLOCK = re.compile(r"^<!-- \$ ([^\n]+) -->$.*?^<!-- / -->$", re.MULTILINE | re.D
 
 
 def rendered(page: str) -> str:
-    """The text of a page with all of its tables printed anew."""
+    """The text of a page with all its tables printed again by their commands."""
     return BLOCK.sub(lambda block: f"<!-- $ {block[1]} -->\n\n{printed(block[1])}\n\n<!-- / -->", page)
 
 
 def printed(command: str) -> str:
-    """What a command prints in the repository's root, without line ends around it."""
+    """The output of a command in the repository's root, without newlines at its start and end."""
     program, *words = shlex.split(command)
     if program == "cat" and len(words) == 1:
         return Path(words[0]).read_text(encoding="utf-8").strip("\n")
@@ -49,7 +49,7 @@ def printed(command: str) -> str:
 
 
 def page_of(path: Path) -> str:
-    """The page of a file of rows: its table, then the paired tests against the control at each stage."""
+    """The page of a file of rows: its table, then the paired tests against the control, stage by stage."""
     rows, name = read_rows([path]), path.relative_to(ROOT)
     commands = [f"fairseq-lot table {name}"]
     counted = read_statistics(path, rows)
@@ -70,7 +70,7 @@ def control_of(rows: list[Row]) -> str:
 
 
 def index() -> str:
-    """The page that lists the others."""
+    """The text of results/README.md, which lists all other pages."""
     lines = []
     for path in sorted(RESULTS.glob("*.jsonl")):
         rows = read_rows([path])
@@ -105,7 +105,7 @@ def pages_of_results() -> dict[Path, str]:
 
 
 def main() -> None:
-    """Write the pages."""
+    """Write all pages."""
     os.chdir(ROOT)
     pages = {page: rendered(page.read_text(encoding="utf-8")) for page in PAGES} | pages_of_results()
     for page, after in pages.items():

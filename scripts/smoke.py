@@ -1,7 +1,7 @@
-"""Whether everything computes what it should on a device: mechanisms and kernels, against float64 on the CPU.
+"""Checks all mechanisms and kernels on a device against float64 on the CPU.
 
-What is off by more than 1e-4, four times what the CPU is off by in the same precision, and a rounding to that, has
-failed, and then the exit code is 1.
+A check fails if the relative error is more than 1e-4, plus four times the CPU's error in the same precision, plus one
+rounding to this precision. If a check fails, the exit code is 1.
 """
 
 import argparse
@@ -38,7 +38,7 @@ CASES: list[tuple[str, dict[str, Any], bool]] = [
     ("softmax", {}, True),
 ]
 HEADS = 4
-#: on a GPU and on the CPU: sentences, tokens of the queries and of the keys, r, head_dim
+#: by device: sentences, queries, keys, r, head_dim
 SIZES = {
     "cuda": [(8, 200, 300, 32, 64), (1, 4096, 4096, 32, 64), (2, 100, 100, 64, 64), (2, 100, 100, 16, 128)],
     "cpu": [(2, 6, 7, 5, 16)],
@@ -46,14 +46,14 @@ SIZES = {
 
 
 def pads(bsz: int, n: int) -> torch.Tensor:
-    """A third of the first sentence is padding."""
+    """A padding mask: the last third of the first sentence is padding."""
     mask = torch.zeros(bsz, n, dtype=torch.bool)
     mask[0, n - n // 3 :] = True
     return mask
 
 
 def results(function: Function, inputs: Tensors, learnt: Tensors = ()) -> Outcome:
-    """Values and gradients of them, in one vector each; float64 on the CPU."""
+    """Values of a function, with all its gradients in one vector; both in float64 on the CPU."""
     leaves = [x.detach().requires_grad_() for x in inputs]
     values = function(*leaves)
     weights = torch.randn(values.shape, generator=torch.Generator().manual_seed(1)).to(values)
@@ -62,7 +62,7 @@ def results(function: Function, inputs: Tensors, learnt: Tensors = ()) -> Outcom
 
 
 def judge(found: Outcome, exact: Outcome, plain: Outcome, dtype: torch.dtype) -> list[str]:
-    """What is said of the values and of the gradients."""
+    """Two cells of the table, for the values and for the gradients: the error, after FAILED if it is too large."""
     said = []
     for one, wish, other in zip(found, exact, plain, strict=True):
         error, usual = ((x - wish).norm() / wish.norm() for x in (one, other))
@@ -72,7 +72,7 @@ def judge(found: Outcome, exact: Outcome, plain: Outcome, dtype: torch.dtype) ->
 
 
 def check_mechanisms(device: torch.device) -> Iterator[list[str]]:
-    """Every mechanism in every precision."""
+    """Check every mechanism in every precision; a row of the table each."""
     bsz, n, _, _, d = SIZES[device.type][0]
     mask = pads(bsz, n)
     for (name, options, causal), (precision, dtype) in itertools.product(CASES, DTYPES.items()):
@@ -94,7 +94,7 @@ def _attend(mechanism: Mechanism, masks: Tensors, causal: bool, *tensors: torch.
 
 
 def check_kernels(device: torch.device) -> Iterator[list[str]]:
-    """The kernels, each of which first passes its own test, against their twins in plain torch."""
+    """Check the kernels against their twins in plain torch; each kernel must first pass its own test."""
     for bsz, n, m, r, d in SIZES[device.type]:
         masks, settings = [pads(bsz, n), pads(bsz, m)], naive.LotSettings(d**-0.5, 5, 5)
         here = [mask.to(device) for mask in masks]
@@ -119,17 +119,17 @@ def _lot(function: Callable, masks: Tensors, settings: naive.LotSettings, *tenso
 
 
 def compare(kernel: Function, twin: Function, inputs: Tensors, device: torch.device) -> list[str]:
-    """A kernel on the device and its twin in float64 on the CPU."""
+    """Compare a kernel on the device with its twin in float64 on the CPU."""
     try:
         found = results(kernel, [x.to(device) for x in inputs])
-    except InputError as error:  # what keeps it from running, in one line
+    except InputError as error:  # its one-line message says why the kernel cannot run
         return [f"{'FAILED' if device.type == 'cuda' else 'not run'}: {error}", ""]
     exact = results(twin, [x.double() for x in inputs])
     return judge(found, exact, exact, inputs[0].dtype)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print everything; return 1 if something failed."""
+    """Print the tables of all checks; return 1 if a check failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_device_argument(parser)
     try:

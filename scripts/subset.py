@@ -1,9 +1,9 @@
-"""Takes the sentence pairs that a list of hashes names from a training set: IWSLT'14's 65k subset from all of it.
+"""Selects sentence pairs of a training set by a list of their hashes, such as IWSLT'14's 65k subset.
 
-python scripts/subset.py config/iwslt14-65k.pairs TEXT OUT       # prepare_iwslt14.sh does it where PAIRS is given
+python scripts/subset.py config/iwslt14-65k.pairs TEXT OUT       # as in prepare_iwslt14.sh with PAIRS
 
-A hash is of the characters of a pair without the spaces between them, so it does not depend on how they were parted
-into tokens. The pairs keep the order of the list. Validation and test set are copied, the latter with its raw text.
+A hash is of the characters of a pair in lower case without spaces, so it does not depend on the tokenisation. The pairs
+have the order of the list. The validation set and the test set are copied, with the test set's raw text if it is there.
 """
 
 import argparse
@@ -20,13 +20,13 @@ SIZE = 5  # bytes of a hash
 
 
 def hash_of(pair: tuple[str, ...]) -> bytes:
-    """What stands for a pair in a list."""
+    """The hash of a pair, as in a list."""
     kept = ("".join(html.unescape(sentence).lower().split()) for sentence in pair)
     return hashlib.blake2b("\t".join(kept).encode(), digest_size=SIZE).digest()
 
 
 def pairs_of(folder: Path) -> list[tuple[str, ...]]:
-    """The training set of a folder."""
+    """The sentence pairs of a folder's training set."""
     sides = [read_lines(folder / f"train.{language}") for language in LANGUAGES]
     if len(sides[0]) != len(sides[1]):
         raise InputError(f"{folder} has {len(sides[0])} and {len(sides[1])} lines of training text; prepare it again")
@@ -34,14 +34,14 @@ def pairs_of(folder: Path) -> list[tuple[str, ...]]:
 
 
 def chosen(hashes: bytes, pairs: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """The pairs that a list names, each once, in its order."""
+    """The pairs whose hashes are in the list, each once, in the list's order."""
     by_hash = {hash_of(pair): pair for pair in reversed(pairs)}
     wanted = (hashes[at : at + SIZE] for at in range(0, len(hashes), SIZE))
     return [by_hash[one] for one in wanted if one in by_hash]
 
 
 def main() -> None:
-    """Write the folder, or with ``--make`` the list."""
+    """Write the folder OUT; with ``--make`` write the list."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("list", type=Path, metavar="LIST", help="hashes of the pairs, one after the other")
     parser.add_argument("folder", type=Path, metavar="TEXT", help="tokenised {train,valid,test}.{de,en}")

@@ -1,13 +1,13 @@
-"""Whether the cost that swap prints can be believed: it against what swaps add to the loss on text.
+"""The figure of the cost that ``fairseq-lot swap`` prints, against the loss that swaps add on text.
 
 python docs/figures/cost.py results/iwslt14-65k.small.cost results/sym-math.cost
 
-The folders are of these sweeps, of a 65k base after 16 epochs and of a model of formulas that was trained elsewhere:
+The folders are sweeps of a 65k base after 16 epochs, and of a model of formulas that was trained elsewhere:
 
     fairseq-lot sweep DATA --path BASE.pt --out FOLDER --no-bleu --sentences 600 --steps 100 --joint-steps 50 \\
         --held-out 32 --try ...
 
-and their rows name the ways that were tried.
+The rows of a folder name the values of --try.
 """
 
 import argparse
@@ -20,12 +20,12 @@ from fairseq_lot.plug_and_play.cost import DEFAULT_NATS
 from fairseq_lot.plug_and_play.points import DRAWN, read_points
 
 MARKERS = {DRAWN: "o", "pieces": "s", "text": "^"}
-# what is shown on a logarithmic scale; below, losses count as equal
+# least loss on the logarithmic part of the scale; smaller differences count as none
 LEAST = 1e-3
 
 
 def draw(folders):
-    """A panel for each sweep: colours are mechanisms with their options, forms how they were fitted."""
+    """The figure: a panel for each sweep, colours for mechanisms with options, marker shapes for calibration."""
     figure = Figure(figsize=(13, 7), layout="constrained")
     for axes, folder in zip(figure.subplots(1, len(folders), squeeze=False)[0], folders, strict=True):
         base, *points = read_points(folder / "sweep.jsonl")

@@ -1,4 +1,4 @@
-"""The README's figure: one head of a trained encoder under softmax, Sinkhorn, calibrated LOT and calibrated near_far.
+"""The README's figure: one head of a trained encoder with softmax, Sinkhorn, calibrated LOT, calibrated near_far.
 
 After ``bash scripts/quickstart.sh``:
 
@@ -21,7 +21,7 @@ COLOURS = "Blues"
 
 
 def weights_of(checkpoint, args):
-    """The pieces of the sentence, and A of the head as an array."""
+    """The pieces of the sentence, with the head's attention matrix A as an array."""
     model = fairseq_lot.Translator(checkpoint, args.data)
     with capture(model.loaded.model) as seen:
         model.translate([args.sentence])
@@ -31,7 +31,7 @@ def weights_of(checkpoint, args):
 
 
 def draw(panels, pieces):
-    """A map for each name, under bars for what its keys receive."""
+    """The figure: for each panel the matrix A as a map, below bars of the sums of its columns."""
     figure = Figure(figsize=(13, 4.1), layout="constrained")
     axes = figure.subplots(2, len(panels), sharex="col", sharey="row", height_ratios=(1, 4))
     scale = PowerNorm(0.5, vmin=0, vmax=max(weights.max() for weights in panels.values()))

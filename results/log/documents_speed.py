@@ -1,9 +1,8 @@
-"""Speed and memory of trainings on documents: fairseq-train and fairseq-generate of several models, in turns.
+"""Speed and memory of fairseq-train and fairseq-generate on documents, for several models in turns.
 
 python results/log/documents_speed.py data-bin/documents softmax=BASE 'near_far=checkpoints/documents/...' >FILE.md
 
-Run it on an idle machine. A folder of a training holds ``flags`` and ``checkpoint_best.pt``, as scripts/pretrain.sh
-leaves them.
+Run it on an idle machine. A folder of a training has ``flags`` and ``checkpoint_best.pt`` from scripts/pretrain.sh.
 """
 
 import argparse
@@ -25,7 +24,7 @@ SUBSETS = {"test2": "16 sentences", "test3": "up to 1,000 pieces"}
 
 
 def measured(command, pattern):
-    """The last number that a command's log matches, and its peak memory in MiB."""
+    """The last number that ``pattern`` finds in a command's log, with the command's peak memory in MiB."""
     with tempfile.TemporaryFile("w+") as log:
         child = subprocess.Popen(shlex.split(command), stdout=log, stderr=log)
         _, status, usage = os.wait4(child.pid, 0)
@@ -37,7 +36,7 @@ def measured(command, pattern):
 
 
 def main():
-    """Measure all models in turns, then print medians beside the first model's."""
+    """Measure all models in turns, then print medians, with ratios to the first model."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", metavar="DATA")
     parser.add_argument("trainings", nargs="+", metavar="NAME=FOLDER")

@@ -1,4 +1,4 @@
-"""What near_far adds to softmax's loss by window W and number of features r: a table for each T and calibration.
+"""near_far's loss minus softmax's, by window W and number of features r: a table for each T and calibration.
 
 python results/log/grid.py results/NAME/sweep.jsonl >results/NAME/grid.md
 """
@@ -14,7 +14,7 @@ FITTED = {DRAWN: "as drawn", PIECES: "fitted without data", TEXT: "fitted on tex
 
 
 def tables(path):
-    """One for each number of updates and each way to fit, of the points of a sweep of one base."""
+    """The tables of a sweep of one base: one for each number of updates and kind of calibration."""
     points = read_points(path)
     softmax = points[0].loss  # the base is measured first
     found = {}

@@ -1,4 +1,4 @@
-"""Heads of the encoder after training: a line for each file of ``fairseq-lot diagnose --json``, named after the file.
+"""The encoder's heads after training: a table with a row for each file of ``fairseq-lot diagnose --json``.
 
 python results/log/heads.py results/iwslt14-65k.small.heads/*.json >results/iwslt14-65k.small.heads/heads.md
 """
@@ -16,12 +16,12 @@ MEASURES = ("entropy", "effective_rank", *BALANCE)
 
 
 def by_number(path):
-    """What files are sorted by: numbers in a name count as numbers, so 4 epochs stand before 16."""
+    """Sorting key of files: numbers in a name are compared as numbers, so 4 epochs come before 16."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.stem)]
 
 
 def table(paths):
-    """Means over the heads of the encoder, and the sharpest head."""
+    """For each file the means over the encoder's heads, and the figures of the head with the least entropy."""
     lines = []
     for path in sorted(map(Path, paths), key=by_number):
         report = json.loads(path.read_text(encoding="utf-8"))

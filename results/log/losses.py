@@ -1,4 +1,4 @@
-"""Validation losses of several trainings side by side, in nats per target token. FILE.json holds them.
+"""Validation losses of several trainings side by side, in nats per target token; FILE.json has the data.
 
 python results/log/losses.py results/iwslt14-65k.losses/FILE.json [--add NAME LOG]... >FILE.md
 """
@@ -14,12 +14,12 @@ from fairseq_lot.output.tables import MISSING, Table
 
 
 def of_log(log):
-    """The losses of a training by its updates, with as many digits as tables have."""
+    """The validation losses of a training's log, by number of updates, rounded as in tables."""
     return {str(at): round(bits * math.log(2), 4) for at, bits in sorted(read_curves(log).valid.items())}
 
 
 def table(trainings):
-    """A line for each training, a column for each epoch of the first one, which was validated at the end of each."""
+    """A row for each training, a column for each epoch of the first one, which was validated after every epoch."""
     updates = list(next(iter(trainings.values())))
     rows = [
         [name, *(f"{valid[at]:.4f}" if at in valid else MISSING for at in updates)] for name, valid in trainings.items()
@@ -30,7 +30,7 @@ def table(trainings):
 
 
 def keep_and_print(description, kind, measure, show):
-    """Add to FILE.json what ``measure`` finds in each file of ``--add``, then print all of it as ``show`` does."""
+    """Add ``measure(path)`` of each file of ``--add`` to FILE.json, then print ``show`` of its whole content."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("path", type=Path, metavar="FILE.json")
     parser.add_argument("--add", nargs=2, action="append", default=[], metavar=("NAME", kind))

@@ -1,6 +1,6 @@
-"""Two trials beside near_far, which no package option offers: LOT and a band with a gate, LOT and a convolution of V.
+"""Two experimental mechanisms outside of the package: LOT with a gated band, and LOT with a convolution of V.
 
-They are registered as mechanisms, and the rest is ``fairseq-lot sweep``:
+The script registers them, then runs ``fairseq-lot``:
 
     python results/log/lot_hybrids.py sweep DATA --path BASE.pt --out FOLDER --try gated_band --try lot_and_convolution
 """
@@ -19,7 +19,7 @@ from fairseq_lot.attention.registry import MECHANISMS
 
 @dataclass(frozen=True)
 class GatedBandOptions(Options):
-    """Those of LOT that matter here, and the band's."""
+    """Options of LOT, of the band and of the gate."""
 
     num_pivots: int = option(32, "pivots per head", minimum=1)
     window: int = option(2, "W: the band has the keys at most so many tokens away", minimum=0)
@@ -47,7 +47,7 @@ class GatedBand(Mechanism):
 
 
 class LotAndConvolution(Mechanism):
-    """``A_lot v`` and a depthwise convolution of v over 7 tokens, zero at the start."""
+    """``A_lot v`` plus a depthwise convolution of v over 7 tokens, whose weights start at zero."""
 
     positional = True
 
@@ -63,7 +63,7 @@ class LotAndConvolution(Mechanism):
         return AttentionOutput(far.values + near.unflatten(1, v.shape[1:2] + v.shape[3:]).transpose(2, 3), far.weights)
 
 
-# before the options of all mechanisms are read
+# before fairseq_lot.cli is imported, which reads the options of all mechanisms
 MECHANISMS |= {"gated_band": GatedBand, "lot_and_convolution": LotAndConvolution}
 
 if __name__ == "__main__":

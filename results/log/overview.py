@@ -1,4 +1,4 @@
-"""How far every system is ahead of softmax that was trained for as long, at every stage.
+"""BLEU of every system at every stage, minus the BLEU of softmax after as many epochs.
 
 python results/log/overview.py >results/iwslt14-65k.overview.md
 python results/log/overview.py --short >results/iwslt14-65k.short.md
@@ -23,7 +23,7 @@ RESULTS = Path(__file__).resolve().parents[2] / "results"
 CONTROL = "softmax"
 OF_32, OF_16 = {"A": "iwslt14-65k.near_far", "B": "iwslt14-65k"}, {"": "iwslt14-65k.fine-tuning"}
 SCRATCH = {"": "iwslt14-65k.from-scratch.16-epochs"}
-# title, stage, and by the letter of the base each file that has rows; of a system that is in two the first counts
+# title, stage, files of rows by the base's letter; if a system is in two files, the first one counts
 COLUMNS = (
     ("Plugged in, base of 32 epochs", PLUG_AND_PLAY, OF_32),
     ("then fine-tuned, 2 epochs", FINE_TUNED, OF_32),
@@ -36,12 +36,12 @@ NOTES = (
     "Sinkhorn has ε = 0.1 and 15 updates, ESPFormer's setting for translation; at ε = 1 it has 3. A and B are two "
     "trainings of the base.",
 )
-# of the figure: heading, and the label of two columns
+# panels of the figure: heading, labels of its columns
 PANELS = (
     ("Plugged into a trained model", {COLUMNS[0][0]: "as swapped, base of 32 epochs", COLUMNS[1][0]: COLUMNS[1][0]}),
     ("Trained from scratch, 16 epochs", {COLUMNS[3][0]: COLUMNS[3][0]}),
 )
-# of the short table: attention, its time in n, the system
+# rows of the short table: attention, its time in n, the system
 SHORT = (
     ("near_far, calibrated without data", "linear", "near_far"),
     ("LOT, calibrated without data", "linear", "LOT calibrated without data"),
@@ -58,14 +58,14 @@ STYLES = ({"color": "C0"}, {"color": "C1", "markerfacecolor": "white"})
 
 @functools.cache
 def read(name):
-    """The rows of a file and the counts of their sentences."""
+    """The rows of a file, with the counts of their sentences."""
     path = RESULTS / f"{name}.jsonl"
     rows = read_rows([path])
     return rows, read_statistics(path, rows)
 
 
 def ahead(name, stage):
-    """By system how far it is ahead of the control; and by system its place among mechanisms."""
+    """Each system's difference to the control; each system's place in the order of mechanisms."""
     rows, statistics = read(name)
     counts = {
         system: {seed: statistics[row.key] for seed, row in at_stage(own, stage).items()}
@@ -81,7 +81,7 @@ def ahead(name, stage):
 
 @functools.cache
 def overview():
-    """By system, in the order of the mechanisms, and by column the letter of the base and the difference."""
+    """By system, in the order of mechanisms, then by column: the letter of the base, and the difference."""
     lines, order = {}, {}
     for title, stage, files in COLUMNS:
         for letter, name in files.items():
@@ -99,7 +99,7 @@ def cell(letter, difference):
 
 
 def table():
-    """A line for each system, a column for each stage."""
+    """The table: a row for each system, a column for each stage."""
     titles = [title for title, *_ in COLUMNS]
     rows = [
         [system, *(cell(*found[title]) if title in found else MISSING for title in titles)]
@@ -109,7 +109,7 @@ def table():
 
 
 def softmax_bleu(title):
-    """Mean BLEU of the control over the seeds, for a column; of the first file with its stage."""
+    """Mean BLEU of the control over seeds, for a column, in the column's first file."""
     stage, files = next((stage, files) for found, stage, files in COLUMNS if found == title)
     rows, _ = read(next(iter(files.values())))
     by_seed = [at_stage(own, stage) for (_, system), own in by_system(rows).items() if system == CONTROL]
@@ -117,7 +117,7 @@ def softmax_bleu(title):
 
 
 def short_table():
-    """The table of README.md: BLEU of softmax, and a line for each of SHORT, without intervals."""
+    """The table of README.md, without intervals: BLEU of softmax, then a row for each system of SHORT."""
     softmax = [f"{softmax_bleu(title):.2f} BLEU" for title in SHORT_COLUMNS]
     rows = [["softmax", "n²", *softmax]] + [
         [
@@ -135,7 +135,7 @@ def short_table():
 
 
 def draw():
-    """A panel for each of PANELS, a line for each system, the best on top, with numbers beside the marks."""
+    """The figure: a panel for each of PANELS, a line for each system, the best on top, numbers on the right."""
     figure = Figure(figsize=(9, 8), layout="constrained")
     for axes, (heading, labels) in zip(figure.subplots(2, 1), PANELS, strict=True):
         first = next(iter(labels))

@@ -1,4 +1,4 @@
-"""How many times faster or smaller one contender of benchmarks/ is than another.
+"""Tables of ratios: how many times faster or smaller one contender of benchmarks/ is than another.
 
 for name in readme layer convolution prior model sentences lengths; do
     python results/log/ratios.py $name >benchmarks/ratios/$name.md
@@ -22,7 +22,7 @@ ALIBI = "softmax --softmax-prior alibi", "near_far --near-far-prior alibi r=32"
 
 
 def forward_and_both(folder, *pairs):
-    """Rows of the times of a layer: forward, then with backward."""
+    """Rows of a table for the times of a layer: forward, then forward with backward."""
     ways = ("forward", FORWARD), ("forward + backward", BOTH)
     return [(f"{way}: {title}", folder, key, *two) for way, key in ways for title, *two in pairs]
 
@@ -36,7 +36,7 @@ MODEL = [
         ("peak memory of a training step", MEMORY),
     )
 ]
-# by name: head of the first column, lengths, and in each row its title, the folder, what was measured of which two
+# by name: head of the first column, lengths, rows; a row is title, folder, figure, dividend, divisor
 TABLES = {
     "readme": (
         "softmax's time ÷ its time, by tokens",
@@ -99,14 +99,14 @@ TABLES = {
 
 @functools.cache
 def figures(folder: str) -> dict[tuple[str, int], dict[str, str]]:
-    """The lines of a benchmark by contender and length."""
+    """The lines of a benchmark's bench.csv, by contender and length."""
     with (BENCHMARKS / folder / "bench.csv").open(encoding="utf-8") as file:
-        next(file)  # what the figures depend on
+        next(file)  # the line that describes the benchmark
         return {(line["contender"], int(line["length"])): line for line in csv.DictReader(file)}
 
 
 def table(name: str) -> str:
-    """One of the tables."""
+    """The table of this name."""
     head, lengths, described = TABLES[name]
     rows = []
     for title, folder, key, over, under in described:

@@ -1,1 +1,1 @@
-"""Preparation of parallel text: from an archive or one's own files to BPE pieces."""
+"""Preparation of parallel text: from an archive or a user's own files to BPE pieces."""

@@ -27,8 +27,8 @@ def spans(sides: list[list[str]], sizes: Iterator[int], most: int) -> Iterator[s
     Args:
         sides: the lines of both languages, as pieces separated by spaces.
         sizes: number of pairs in each document.
-        most: largest number of pieces of a document on a side; a longer document ends earlier, but has at least one
-            pair.
+        most: largest number of pieces in a document on a side. A document that would exceed it ends earlier; it has at
+            least one pair.
 
     Yields:
         The slice of pairs of each document.
@@ -44,7 +44,7 @@ def spans(sides: list[list[str]], sizes: Iterator[int], most: int) -> Iterator[s
 def join_folder(folder: Path, languages: tuple[str, str], tests: list[int], seed: int) -> None:
     """Join the sentences in a folder of ``fairseq-lot encode``; its files are replaced.
 
-    Documents of train and valid have a random number of sentences; train is shuffled before. The sentences of
+    Documents of train and valid have a random number of sentences; train is shuffled first. The sentences of
     the test set become one test set for each number in ``tests``: test, test1, test2, ...
 
     Args:

@@ -160,7 +160,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    """Run ``fairseq-lot iwslt14``: download the archive if it is missing, then write the raw text of the splits."""
+    """Run ``fairseq-lot iwslt14``: write the raw text of the splits.
+
+    The archive is downloaded first if it is missing and ``--url`` is given.
+    """
     if args.url is not None and not Path(args.archive).exists():
         fetch(args.url, args.archive)
     splits = split_archive(args.archive)

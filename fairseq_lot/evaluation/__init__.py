@@ -1,1 +1,1 @@
-"""Scores of translations, and tables of scores; without torch and fairseq."""
+"""Scores of translations with tables of scores; nothing here imports torch or fairseq."""

@@ -109,7 +109,7 @@ def read_generation_flags(words: Sequence[str]) -> Namespace:
 
 
 def refuse_choice(typed: Namespace) -> None:
-    """Raise InputError if these flags of fairseq-generate do not allow to choose a length penalty on validation."""
+    """Raise InputError if no length penalty can be chosen on validation with these flags of fairseq-generate."""
     reason = None
     if typed.beam < 2:
         reason = f"a beam of {typed.beam} has one translation of a sentence; give --beam 2 or more, or a number"

@@ -152,8 +152,9 @@ class Calibrated:
     Attributes:
         state: the calibrated checkpoint.
         description: the fit in words, as written into the checkpoint.
-        matched: the fitted attentions.
-        before, after: relative squared error of each head on held-out sentences, ``(attentions, most heads)``.
+        matched: the fitted attentions, each with its teacher.
+        before, after: relative squared error of each head on held-out sentences, ``(attentions, most heads)``; 0 where
+            an attention has fewer heads.
         fits: the fit of the heads, the fit of the output, and with ``distill_steps`` the fit with the projections.
         cost: the change of the predictions against softmax, on the held-out sentences.
         comparison: the calibrated model and the softmax model on these sentences.
@@ -183,15 +184,15 @@ def calibrate(
     """Fit the parameters that a swap added. The teacher is the same model with the softmax of its training.
 
     1. Each attention alone gets the teacher's queries, keys and values, and is fitted to the outputs of its heads.
-    2. All attentions together are fitted to the output of the encoder, or of the decoder if some are there.
+    2. All attentions together are fitted to the output of the encoder, or of the decoder if one of them is there.
     3. With ``distill_steps`` their projections are fitted as well: to the output of the encoder, or to the teacher's
-       predictions if some are in the decoder. The result counts as trained with the new attention, so it cannot be
-       calibrated again.
+       predictions if one of them is in the decoder. The result counts as trained with the new attention, so it
+       cannot be calibrated again.
 
     A near_far that is exact up to E tokens is fitted with E = 0, on random sentences longer than E.
 
     Args:
-        checkpoint: with swapped attention: its path, or the result of ``swap``; it is not changed.
+        checkpoint: the swapped checkpoint: its path, or the result of ``swap``; it is not changed.
         data: a folder made by fairseq-preprocess; its targets are used only for decoder sites. Or a plain text file in
             the source language, encoded as the model's text was; the data folder of the training must then exist.
             None: random pieces, drawn by the counts of the training's dictionary if it exists, else uniformly.

@@ -208,7 +208,7 @@ class Comparison:
             self._pairs = self._translated(sources, part)
 
     def cost(self) -> Cost:
-        """The cost of all places together and of each alone."""
+        """The cost of all places together, with the cost of each place alone."""
         if not self.places:
             return Cost(0.0, exact_up_to=self._exact_up_to)
         (nats, error), *alone = self.measured([self.places, *([place] for place in self.places)])
@@ -263,15 +263,15 @@ class Comparison:
         return predicted[real], read["encoder_out"][0].transpose(0, 1)[no_pad], output[real]
 
     def within(self, cost: Cost, budget: Budget) -> tuple[Cost, dict[str, tuple[float, float]]]:
-        """Return the most expensive places to softmax, one after another, until the others together fit the budget.
+        """Undo the swap at the most expensive places, one after another, until the others together fit the budget.
 
         Args:
             cost: the cost of all places.
             budget: the limits.
 
         Returns:
-            The cost of the places that stay swapped. For each place that returned to softmax, the nats and the error
-            just before it returned.
+            The cost of the places that stay swapped. For each place where the swap was undone, the nats and the error
+            just before.
 
         Raises:
             InputError: no place fits.

@@ -32,7 +32,7 @@ class Distillation:
     """A model with swapped attention, the student, and the same model with softmax, the teacher.
 
     The methods measure their difference on a sample, fairseq's batch. If attentions of the decoder are fitted, the
-    sample needs targets; :meth:`readable` adds them.
+    sample needs a decoder input; :meth:`readable` adds one.
 
     Attributes:
         matched: the attentions with new parameters, each with its teacher.
@@ -80,7 +80,7 @@ class Distillation:
     def head_errors(self, sample: dict) -> torch.Tensor:
         """``‖student - teacher‖² / ‖teacher‖²`` of each head's output, ``(attentions, most heads)``.
 
-        0 where an attention has fewer heads. Each of the student's mechanisms gets the teacher's q, k and v.
+        It is 0 where an attention has fewer heads. Each mechanism of the student gets the teacher's q, k and v.
         """
         student_of = {match.teacher: match for match in self.matched}
         errors: dict[Mechanism, torch.Tensor] = {}
@@ -134,13 +134,13 @@ class Distillation:
 
 @torch.no_grad()
 def translate_greedily(teacher: TransformerModel, sample: dict, part: int | None = None) -> torch.Tensor:
-    """The decoder's input for the teacher's own greedy translations, ``(bsz, tgt_len)``.
+    """The teacher's own greedy translations as decoder input, ``(bsz, tgt_len)`` indices.
 
     Args:
         teacher: the model.
         sample: fairseq's batch of sources.
-        part: cut sources into parts of at most so many pieces, translate each and join the translations. For random
-            pieces: long sources take long, and the teacher may only know sentences. None: do not cut.
+        part: cut sources into parts of at most this many pieces, translate each part and join the translations. This
+            is for random pieces: long sources are slow, and the teacher may know only sentences. None: do not cut.
     """
     dictionary, sources = teacher.decoder.dictionary, sample["net_input"]["src_tokens"]
     most, eos = teacher.max_positions()[1] - 1, sources.new_tensor([dictionary.eos()])

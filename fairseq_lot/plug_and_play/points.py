@@ -94,8 +94,8 @@ class SweepRow(AttentionSpec):
         bleu: tokenised BLEU on the test set with interval, signature and comparison with the base; None with --no-bleu.
         sacrebleu, chrf: scores of the same translations, detokenised; None with --no-bleu and in older files.
         balance: Δ(A), marginal error and mean shift, averaged over the encoder's heads; None in older files.
-        by_length: the loss for each range of source lengths, by the largest length in ``LENGTHS``; older files have
-            fewer ranges or None.
+        by_length: the loss for each range of source lengths; keys are ``LENGTHS`` as text. Older files have fewer
+            ranges or None.
         seed: seed of the calibration.
         commit, threads, device: the commit of this code, torch's CPU threads and the device of the measurement.
         cost: change of the predictions in nats a piece; None in older files.

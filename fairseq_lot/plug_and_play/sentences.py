@@ -74,7 +74,7 @@ def in_batches(loaded: Loaded, indices: np.ndarray, max_tokens: int) -> list[Seq
 
     Args:
         loaded: the sentences.
-        indices: of the sentences to use.
+        indices: the sentences to use.
         max_tokens: most pieces in a batch on a side, with pads; a longer sentence is a batch of its own.
     """
     short, long = loaded.sentences.filter_indices_by_size(indices, (max_tokens, max_tokens))

@@ -174,8 +174,8 @@ class Swapped:
         calibrated: the result of the fit; None if there was none.
         budget: the limits for the cost.
         cost_of_all: the cost with all places swapped.
-        given_up: the places that returned to softmax because of the budget; for each the nats and the error just
-            before it returned.
+        given_up: the places where the swap was undone because of the budget; for each the nats and the error just
+            before.
     """
 
     state: Checkpoint

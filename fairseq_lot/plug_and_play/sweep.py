@@ -415,7 +415,7 @@ def validation_losses(loaded: Loaded, sentences: int | None = None, max_tokens: 
         max_tokens: most pieces in a batch.
 
     Returns:
-        The loss of each range. Its key is the text of the largest length in source pieces, from ``LENGTHS``.
+        The loss of each range. Keys are ``LENGTHS`` as text: the largest length in source pieces, or "more".
     """
     limits = torch.tensor(LENGTHS[:-1], device=loaded.device)
     nats = torch.zeros(len(LENGTHS), dtype=torch.float64, device=loaded.device)

@@ -47,7 +47,7 @@ def measure(
         hypotheses, references: one per sentence.
         metric: keyword arguments of sacreBLEU's BLEU: ``SACREBLEU`` for detokenised text, ``TOKENISED`` for tokens.
         base: translations of the same sentences by the base, the system to compare with.
-        samples, seed: of the bootstrap; the same seed gives the same interval and p-value.
+        samples, seed: number and seed of the resamples; the same seed gives the same interval and p-value.
 
     Returns:
         Scores rounded to two decimals, the p-value to four.
@@ -106,7 +106,7 @@ def relative_length(statistics: np.ndarray) -> float:
 
 
 def corpus_score(statistics: np.ndarray) -> float:
-    """BLEU of all sentences, as sacreBLEU's ``corpus_score``."""
+    """BLEU of all sentences in percent, as sacreBLEU's ``corpus_score``; see :func:`sentence_statistics`."""
     return _bleu(statistics.sum(0))
 
 
@@ -116,7 +116,7 @@ def _bleu(counts: np.ndarray) -> float:
 
 
 def resampled_scores(statistics: list[np.ndarray], *, samples: int, seed: int) -> np.ndarray:
-    """Corpus BLEU on bootstrap resamples of the test set, ``(systems, samples)``.
+    """Corpus BLEU in percent on bootstrap resamples of the test set, ``(systems, samples)``.
 
     All systems get the same resamples: the ones of sacreBLEU for the same seed.
 
@@ -150,8 +150,8 @@ def paired_p_value(differences: np.ndarray, difference: float) -> float:
     differences (its p is about half of this one) and gives two equal systems the smallest p; here they get 1.
 
     Args:
-        differences: of the two scores on each resample, ``(samples,)``.
-        difference: of the two scores on the test set.
+        differences: the difference of the two scores on each resample, ``(samples,)``.
+        difference: the difference of the two scores on the test set.
     """
     if np.ptp(differences) == 0:  # one sentence, or sentences that are all the same
         return 1.0

@@ -71,7 +71,7 @@ def _detokenised(scored: dict[str, dict[int, Row]]) -> dict[str, dict[str, dict[
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """The difference of two systems in tokenised BLEU, system minus other.
+    """The difference of two systems in tokenised BLEU, system minus other, in percent.
 
     Attributes:
         system, other: their names.
@@ -108,8 +108,8 @@ def differences(
 ) -> list[Difference]:
     """Compare all pairs of systems on the seeds that both have.
 
-    All systems and seeds are scored on the same resamples of the test set. So the interval and p measure the chance of
-    the choice of sentences, not of the training seed; ``by_seed`` shows the latter.
+    All systems and seeds are scored on the same resamples of the test set. So the interval and p express the
+    uncertainty from the choice of test sentences, not from the training seed; ``by_seed`` shows the latter.
 
     Args:
         systems: for each system and seed the :func:`~fairseq_lot.evaluation.bleu.sentence_statistics` of the same

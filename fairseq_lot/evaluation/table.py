@@ -91,7 +91,7 @@ class _Systems:
         return {seed: getattr(row, self.metric) for seed, row in at_stage(self.rows.get(key, []), stage).items()}
 
     def length(self, key: tuple[str, str], stage: str) -> str:
-        """The median length of a system's translations."""
+        """The median of ``Row.length`` of a system's rows, as text."""
         rows = at_stage(self.rows.get(key, []), stage).values()
         lengths = [row.length for row in rows if row.length is not None]
         return f"{median(lengths):.3f}" if lengths else MISSING

@@ -63,7 +63,8 @@ def measure_heads(
         attention: the record.
         query_padding_mask: ``(bsz, tgt_len)`` bool, True = pad.
         key_padding_mask: ``(bsz, src_len)`` bool, True = pad.
-        measures: some of ``MEASURES``. The effective rank takes cubic time, far longer than the others.
+        measures: some of ``MEASURES``, which :mod:`fairseq_lot.transport.diagnostics` defines. The effective rank takes
+            cubic time, far longer than the others.
 
     Returns:
         For each measure a ``(bsz, heads)`` tensor in float64.

@@ -105,7 +105,7 @@ def split_lines(raw: bytes, name: str | Path) -> list[str]:
 
     Args:
         raw: the text.
-        name: of the file, for the message.
+        name: name of the file, for the message.
     """
     try:
         text = raw.decode("utf-8-sig")

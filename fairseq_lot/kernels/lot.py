@@ -1,7 +1,7 @@
 """LOT attention in two launches forward and two backward; no n x r matrix is written.
 
-Each side, keys and queries, has a plan between its tokens and the r pivots, by half-updates in turns as in
-``tiles.py``. A program has a sentence and head: it streams blocks of tokens and keeps the pivots on chip.
+Each side, keys and queries, solves for a plan between its tokens and the r pivots by alternating half-updates, as in
+``tiles.py``. A program handles one sentence and head: it streams blocks of tokens and keeps the pivots on chip.
 
     key side     T half-updates, the last one of the pivots: ``ceil(T/2)`` passes over the keys. The last pass also
                  computes the values at the pivots, ``a_t = sum_j softmax_j(s_jt + f_j) v_j``.
@@ -103,7 +103,7 @@ def _kept(seed, dropout, g, n, i, t, R: tl.constexpr):
 @triton.jit
 def _pass(X, z, PADS, h, stride, d, scale, updated, start, end, HAS_PADS: tl.constexpr, R: tl.constexpr,
           BLOCK: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """One pass over the tokens from ``start`` to ``end``; returns each pivot's maximum and sum, not stored yet."""
+    """One pass over the tokens from ``start`` to ``end``: the maximum and sum of exponentials of each pivot."""
     top = tl.full([R], NEG_INF, tl.float32)
     total = tl.zeros([R], tl.float32)
     for c in range(start, end, BLOCK):

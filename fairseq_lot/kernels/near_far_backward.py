@@ -28,7 +28,7 @@ from fairseq_lot.kernels.tiles import NEG_INF
 
 @triton.jit
 def _of_feature_logs(grad_logs, x, z, HAS_NORMS: tl.constexpr, PRECISION: tl.constexpr):
-    """Gradients of x and z through ``x.z_t``, and with HAS_NORMS ``-|x|^2/2``, from those of these logs."""
+    """Gradients of x and z from ``grad_logs``, the gradient of ``x.z_t - |x|^2/2``; without HAS_NORMS of ``x.z_t``."""
     TYPE: tl.constexpr = x.dtype
     of_x = product(grad_logs, z, TYPE, PRECISION)
     if HAS_NORMS:
@@ -51,9 +51,9 @@ def query_gradients(Q, K, V, Z, BIAS, SLOPES, PADS, MEANS, CONSTANTS, TOPS, MASS
         DELTA: ``delta_i = out_i.dout_i``, ``(programs, rows)``.
         GRAD_BIAS: the block's part of the bias's gradient, ``sum_i grad_it``, ``(programs, blocks, r)``.
         GRAD_Z: the block's part of the features' gradient, ``(programs, partials, r, d)``; with tangents instead
-            QUERY_SUMS, ``sum_i grad_it q_i``, ``(programs, blocks, r, d)``, from which ``merge`` gets the means'.
+            QUERY_SUMS, ``sum_i grad_it q_i``, ``(programs, blocks, r, d)``, for ``merge``.
         TO_TOPS, TO_MASSES, TO_SUMS: sums for the keys beyond the block, ``sum_i phi_it delta_i`` (masses) and
-            ``sum_i phi_it dout_i``, where ``phi_it`` is ``2^(a_it)`` over the sum of row i, relative to ``2^top_t``.
+            ``sum_i phi_it dout_i``, where ``phi_it`` is ``2^(a_it - top_t)`` over the total weight of row i.
 
     Grid: sentence and head, block.
     """

@@ -1,8 +1,8 @@
 """A decoding step of causal near_far attention in one launch: one token's values, with the decoder's next state.
 
-The state, ``NearFarKept``, has the last W + 1 keys and values, and for each feature two sums over all earlier keys. A
-step writes a new state and leaves the old one as it is, so several hypotheses can continue from it. The state's logs
-are natural logs.
+The state, ``NearFarKept``, has the last W + 1 keys and values. For each feature it has the log of the sum over all
+earlier keys and the mean of their values. A step writes a new state and does not change the old one, so several
+hypotheses can continue from it. Logs in the state are natural logs.
 """
 
 import torch

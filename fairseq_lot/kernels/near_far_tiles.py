@@ -60,7 +60,7 @@ def store_rows(X, i, stride, width, real, values, WIDTH: tl.constexpr):
 
 @triton.jit
 def is_key(PADS, j, n, HAS_PADS: tl.constexpr):
-    """Whether the slots j are in the sentence and no pads."""
+    """Whether the slots j are inside the sentence and are not pads."""
     real = (j >= 0) & (j < n)
     if HAS_PADS:
         real = real & (tl.load(PADS + j, mask=real, other=1) == 0)
@@ -69,7 +69,7 @@ def is_key(PADS, j, n, HAS_PADS: tl.constexpr):
 
 @triton.jit
 def feature_logs(x, z, scale, HAS_NORMS: tl.constexpr, PRECISION: tl.constexpr):
-    """Logs of the features of x: ``s x.z_t``, and with HAS_NORMS minus ``s|x|^2/2``; ``(rows, R)``."""
+    """Logs of the features of x, ``(rows, R)``: ``s x.z_t - s|x|^2/2``; without HAS_NORMS ``s x.z_t`` alone."""
     logs = product_in_two(x, z, PRECISION)
     if HAS_NORMS:
         wide = x.to(tl.float32)

@@ -1,8 +1,8 @@
 """The Sinkhorn solver for given scores in one launch forward and one backward: the conditional, whose rows sum to 1.
 
 The passes are those of ``tiles.py``. The shorter axis of the scores is the pivots, kept on chip; the longer one is the
-tokens, streamed. PIVOTS_EXACT: the rows are the pivots. If there are too few programs to fill the GPU, tokens are split
-among programs, and each pass is a launch, as in ``lot.py``.
+tokens, streamed. PIVOTS_EXACT: the rows, whose sums are exact, are the pivots. If there are too few programs to fill
+the GPU, tokens are split among programs, and each pass is a launch, as in ``lot.py``.
 """
 
 import torch

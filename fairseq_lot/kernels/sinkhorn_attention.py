@@ -1,6 +1,6 @@
 """Sinkhorn attention without an n x m matrix in memory: kernels compute the scores on chip each time they need them.
 
-All quantities are logs. For queries i (rows) and keys j (columns), after ``updates`` half-updates in turns,
+All quantities are logs. For queries i (rows) and keys j (columns), after ``updates`` alternating half-updates,
 
     rows:      reach_i = logsumexp_j(s_ij + h_j),  f_i = -reach_i
     columns:   reach_j = logsumexp_i(s_ij + f_i),  h_j = -reach_j
@@ -12,10 +12,11 @@ inputs and all reaches, ``REACHES`` of shape ``(updates + 1, programs, 2, longes
 Scores of pads are -inf, so their potentials do not count.
 
 Up to ``LONGEST_ON_CHIP`` queries and keys: one launch forward, :func:`short_forward`, and one backward,
-:func:`short_backward`. A program has a sentence and head, and its scores stay in registers through all half-updates.
+:func:`short_backward`. A program handles one sentence and head; its scores stay in registers through all half-updates.
 
 Longer sentences: forward a launch of :func:`reduce_side` for each half-update and one for the values, backward a launch
-for each half-update and two for the gradients of the inputs. A program has a block of one side and streams the other.
+for each half-update and two for the gradients of the inputs. A program handles a block of one side; it streams the
+other side.
 """
 
 import torch
@@ -127,7 +128,7 @@ def _reduced(y, AXIS: tl.constexpr):
 
 @triton.jit
 def _shares(s, potential, top, log_total, AXIS: tl.constexpr):
-    """``softmax(s + potential)`` along an axis, from the axis' reach.
+    """``softmax(s + potential)`` along an axis, from the reach along this axis.
 
     The maximum is subtracted before the log of the sum. Their sum would round the log away at large scores.
     """
@@ -251,7 +252,7 @@ def reduce_side(X, Y, V, FACTORS, SLOPES, X_PADS, Y_PADS, X_POSITIONS, Y_POSITIO
                 VALUES: tl.constexpr, X_HAS_PADS: tl.constexpr, Y_HAS_PADS: tl.constexpr, LEARNT: tl.constexpr,
                 PRIOR: tl.constexpr, DROPS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr,
                 BLOCK: tl.constexpr):  # fmt: skip
-    """Half-update ``number`` of a block of x's n tokens, from the potential of y's m tokens; writes its reach.
+    """Half-update ``number`` of a block of x's n tokens, from the potential of y's m tokens; write its reach.
 
     With VALUES it is the last softmax, x are the queries, and the values are written to OUT ``(programs, n, dv)``.
     Grid: sentence and head, block of x.

@@ -3,7 +3,7 @@
 A tile has a block of tokens i as rows and all pivots t as columns. A program streams the blocks of a sentence and holds
 the pivots' potential ``h`` on chip. All quantities are logs. One pass over the tokens computes
 
-    f_i = log_mass_i - logsumexp_t(s_it + h_t)      the tokens' potential; 0 in a first pass without this update
+    f_i = log_mass_i - logsumexp_t(s_it + h_t)      the tokens' potential; 0 in a first pass that skips it
     reach_t = logsumexp_i(s_it + f_i)
     h_t = log_masses_t - reach_t                    the pivots' next potential
 
@@ -60,8 +60,8 @@ def finish_reach(reaches, of_parts, ARRIVED, t, top, total, part, parts,
                  SPLIT: tl.constexpr, R: tl.constexpr):  # fmt: skip
     """Store the reach of a sentence, from a running maximum and sum.
 
-    With SPLIT these are of a part: each program writes them to ``of_parts``, ``(parts, 2, R)``, and the last program
-    to arrive merges all parts.
+    With SPLIT they belong to one part: each program writes them to ``of_parts``, ``(parts, 2, R)``, and the last
+    program to arrive merges all parts.
     """
     if SPLIT:
         tl.store(of_parts + part * 2 * R + t, top)
@@ -90,7 +90,8 @@ def finish_reach(reaches, of_parts, ARRIVED, t, top, total, part, parts,
 def finish_gradient(to, of_parts, ARRIVED, t, grad, part, parts, SPLIT: tl.constexpr, R: tl.constexpr):  # fmt: skip
     """Store the gradient of the pivots' potential, a sum over tokens.
 
-    With SPLIT ``grad`` is of a part: ``of_parts`` is ``(parts, R)``, and the last program to arrive adds up all parts.
+    With SPLIT ``grad`` belongs to one part: each program writes it to ``of_parts``, ``(parts, R)``, and the last
+    program to arrive adds up all parts.
     """
     if SPLIT:
         tl.store(of_parts + part * R + t, grad)
@@ -182,7 +183,8 @@ def undo_pass(s, REACHES, GRAD_H, log_masses, log_mass, u, g, passes, all_progra
 
     Returns:
         ``(BLOCK, R)``, to be subtracted from the gradient of the scores;
-        ``(BLOCK, R)``, the tokens' half-update's part of it; minus its sums over tokens is the gradient of h before u;
+        ``(BLOCK, R)``, the part of it from the tokens' half-update, whose sums over tokens are minus the gradient of h
+        before pass u;
         ``(BLOCK,)``, the gradient of the tokens' potential.
     """
     reaches = REACHES + (g * passes + u) * 2 * R

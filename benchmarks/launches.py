@@ -100,7 +100,7 @@ def microseconds(work: Callable[[], object], repeats: int) -> float:
 
 
 def works() -> dict[str, Callable[[], torch.Tensor]]:
-    """A function that runs a layer, for each mechanism with kernels."""
+    """Functions that run a layer, one for each mechanism with kernels."""
     from fairseq_lot.kernels.lot import lot
     from fairseq_lot.kernels.near_far import near_far
     from fairseq_lot.kernels.sinkhorn import fused_sinkhorn
@@ -163,7 +163,7 @@ def measure(repeats: int) -> list[list]:
 
 
 def both(work: Callable[[], torch.Tensor], gradient: torch.Tensor) -> None:
-    """A forward and a backward pass."""
+    """Run a forward pass with its backward pass."""
     work().backward(gradient)
 
 

@@ -100,7 +100,7 @@ class Sizes(NamedTuple):
 
 
 def layer(function: Callable[..., torch.Tensor], leaves: Sequence[torch.Tensor], error: Callable[[], float]) -> Work:
-    """The work of a function: its forward pass, and its forward with its backward pass."""
+    """The work of a function: the forward pass alone, then the forward with the backward pass."""
 
     def forward():
         with torch.no_grad():

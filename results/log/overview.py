@@ -81,7 +81,7 @@ def ahead(name, stage):
 
 @functools.cache
 def overview():
-    """By system, in the order of mechanisms, then by column: the letter of the base, and the difference."""
+    """The base's letter with the difference, by system and column; systems have the order of mechanisms."""
     lines, order = {}, {}
     for title, stage, files in COLUMNS:
         for letter, name in files.items():

@@ -1,4 +1,4 @@
-"""``scaled_dot_product_attention`` by its memory-efficient kernel, and by no other; there is none for the CPU."""
+"""torch's ``scaled_dot_product_attention`` with only its memory-efficient kernel allowed, which needs a GPU."""
 
 from collections.abc import Callable
 

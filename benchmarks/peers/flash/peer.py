@@ -1,4 +1,4 @@
-"""``scaled_dot_product_attention`` by its flash kernel, and by no other."""
+"""torch's ``scaled_dot_product_attention`` with only its flash kernel allowed."""
 
 from collections.abc import Callable
 

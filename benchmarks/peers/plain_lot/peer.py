@@ -1,4 +1,4 @@
-"""LOT attention in plain torch, beside the one by kernels."""
+"""LOT attention in plain torch, without our kernels."""
 
 import os
 from collections.abc import Callable

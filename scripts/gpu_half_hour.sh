@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs a part of what is wanted of a GPU that one has for half an hour; the machine may have no network.
+# Runs one part of a half-hour program for a borrowed GPU; the machine may have no network.
 #
 #   bash scripts/gpu_half_hour.sh pack                     # before, here: .gpu/wheels, what the machine's Python lacks
 #   bash scripts/gpu_half_hour.sh PART --out FOLDER        # there: smoke, tune, layers, models, experiment
@@ -7,8 +7,8 @@
 #   PYTHON  pack: a Python of the machine's version (python3); PART: the one with PyTorch (python3)
 #   THERE   pack: a file with names of the packages that the machine has, one a line; without it only torch counts as there
 #   FLAGS   of PART: python -m benchmarks gpu --help
-# .gpu and the data of config/iwslt14-65k-full.yaml travel with the repository. A part that has run out of time goes on
-# by the same call on the same machine.
+# Copy .gpu and the data of config/iwslt14-65k-full.yaml with the repository. A part stops in time; the same call on the
+# same machine continues it.
 set -euo pipefail
 source "$(dirname "$0")/lib/common.sh"
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 import tarfile
 from argparse import Namespace
+from importlib.util import find_spec
 
 import pytest
 import yaml
@@ -20,6 +21,7 @@ TINY = {
     "languages": ["de", "en"],
     "systems": {"LOT": {"attention": "lot"}, "SeT": {"attention": "set", "from-scratch": True}},
 }  # fmt: skip
+NEEDS_TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="no triton: pip install -e '.[kernels-test]'")
 
 
 @pytest.fixture
@@ -49,7 +51,7 @@ def half_hour(data, tmp_path):
     ("part", "packed"),
     [
         ("smoke", "smoke/mechanisms.log"),
-        ("tune", "tuned/cpu.json"),
+        pytest.param("tune", "tuned/cpu.json", marks=NEEDS_TRITON),
         ("layers", "layers/layers/bench.csv"),
         ("models", "models/decoding3/bench.csv"),
     ],

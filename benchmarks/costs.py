@@ -137,22 +137,23 @@ def build_parser() -> cli.OneLineParser:
 def run(args: Namespace) -> None:
     """Print the table."""
     before, softmax = measured("lot", "lot r=32"), measured("softmax", "sdpa")
-    rows = []
+    lines = []
+
+    def add(name: str, way: str, n: int, programs: int, launches: int, old: float | None, seconds: float) -> None:
+        times = ["–" if x is None else f"{1e3 * x:.2f}" for x in (softmax[n][way], old, seconds)]
+        lines.append([name, way, n, programs, launches, *times, f"{softmax[n][way] / seconds:.2f}"])
+
     for way in WAYS:
         for n in (512, 2048, 8192):
             programs, launches, seconds = predicted(n, way, before)
-            rows.append(["LOT", way, n, programs, launches, before[n][way], seconds])
+            add("LOT", way, n, programs, launches, before[n][way], seconds)
     for way in WAYS:
         for n in (2048, 8192):
             launches, seconds = counted(near_far(n), way, softmax[32])
             old = measured("near_far", "near_far r=32")[n][way]
-            rows.append(["near_far", way, n, HEADS * TOKENS // n * (n // CHUNK + 1), launches, old, seconds])
+            add("near_far", way, n, HEADS * TOKENS // n * (n // CHUNK + 1), launches, old, seconds)
     for way in WAYS:
         launches, seconds = counted(sinkhorn(128, 15), way, softmax[32])
-        rows.append(["Sinkhorn, 15 updates", way, 128, HEADS * TOKENS // 128, launches, None, seconds])
-    lines = []
-    for name, way, n, programs, launches, old, seconds in rows:
-        times = ["–" if x is None else f"{1e3 * x:.2f}" for x in (softmax[n][way], old, seconds)]
-        lines.append([name, way, n, programs, launches, *times, f"{softmax[n][way] / seconds:.2f}"])
+        add("Sinkhorn, 15 updates", way, 128, HEADS * TOKENS // 128, launches, None, seconds)
     head = ["", "", "n", "programs", "launches", "SDPA, ms", "before, ms", "predicted, ms", "SDPA ÷ predicted"]
     print(Table(head, lines, align="<<>>>>>>>").markdown())

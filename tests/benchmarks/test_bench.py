@@ -182,6 +182,7 @@ def test_command_writes_table_figures_and_crossings(tmp_path, capsys):
     assert all(word in header for word in ("1 threads", "torch", "commit", "float32", "warm-up 0", "quartile of 1"))
 
 
+@pytest.mark.slow
 def test_what_is_slow_is_left_out_at_longer_lengths(tmp_path):
     words = ["--mechanism", "softmax", "--lengths", "2", "4", "--patience", "0"]
     assert main(["--out", str(tmp_path), *SMALL, *words]) == 0

@@ -19,7 +19,7 @@ WIDE = {"lot_transformer": 512, "lot_transformer_medium": 256, "diff_transformer
 ARCHITECTURES = [f"{family}_small" for family in FAMILIES] + list(WIDE)
 
 
-@pytest.mark.fast_if(lambda arch: arch in ("lot_transformer_small", "diff_transformer_iwslt_de_en"))
+@pytest.mark.fast_if(lambda arch: arch in ("lot_transformer_small", "diff_transformer_small"))
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_train_swap_generate_score(arch, data, tmp_path):
     family = next(family for family in FAMILIES if arch.startswith(family))

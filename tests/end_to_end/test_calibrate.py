@@ -311,6 +311,7 @@ def test_what_was_not_trained_with_softmax_is_not_fitted_to_it(data, stock_check
     assert not (tmp_path / "o.pt").exists()
 
 
+@pytest.mark.slow
 def test_softmax_with_a_prior_is_fitted_to_where_it_was_trained(stock_checkpoint, tmp_path):
     """near_far with the same prior and a window over all the sentence is that softmax, without it not."""
     with edited(stock_checkpoint, tmp_path / "base.pt") as state:
@@ -354,6 +355,7 @@ def test_swap_calibrates_by_itself_without_data(stock_checkpoint, lot_checkpoint
     assert differing(out, uniform)
 
 
+@pytest.mark.slow
 def test_temperatures_of_sinkhorn_are_calibrated_by_the_swap_itself(data, stock_checkpoint, tmp_path, capsys):
     options = ("--attention", "sinkhorn", "--sinkhorn-learn-epsilon", "--sinkhorn-epsilon", 0.3)
     paths = [tmp_path / "drawn.pt", tmp_path / "fitted.pt"]

@@ -193,6 +193,7 @@ def test_a_prior_stays_at_self_attention_that_is_not_swapped(sites, data, alibi,
             assert mechanism is None if site == "cross" else mechanism.options == SoftmaxOptions(prior="alibi")
 
 
+@pytest.mark.slow
 def test_overrides_keep_softmax_where_it_was_trained(data, stock_checkpoint, alibi, lot_checkpoint, tmp_path):
     kept = save(swap_as_drawn(stock_checkpoint, **LOT, keep_softmax="encoder.0"), tmp_path / "kept.pt")
     expected = hypotheses(generate(data / "bin", kept))

@@ -56,6 +56,7 @@ def test_one_search_shows_the_best_for_every_length_penalty(flags, words, copier
     assert texts[0.5] != texts[1] != texts[2.5]
 
 
+@pytest.mark.slow
 def test_score_sh_takes_the_best_on_validation_for_all_test_sets(words, copier, tmp_path, capsys):
     def scored(out, *flags):
         given = [copier, words, tmp_path / out, "-", LABEL, "--beam", 6, "--max-len-b", 20, "--cpu", *flags]

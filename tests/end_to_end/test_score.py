@@ -79,6 +79,7 @@ def test_the_limits_of_the_flags_count_too(stock_checkpoint, foreign, tmp_path, 
     assert "--max-tokens is 50" in refused(*words, "--max-tokens", 50)
 
 
+@pytest.mark.slow
 def test_a_folder_of_others_gives_a_row_of_all_its_words(stock_checkpoint, foreign, tmp_path):
     """Nothing says how its pieces join but the dictionary; a second call translates nothing again."""
     words = (stock_checkpoint, foreign, tmp_path / "out", "-", LABEL, "--beam", 1, "--cpu", "--gen-subset", "test2")

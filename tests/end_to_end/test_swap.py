@@ -79,6 +79,7 @@ def test_a_plain_swap_changes_no_translation_of_a_sentence(sites, data, stock_ch
     assert hypotheses(overridden) == hypotheses(generate(data / "bin", swaps["linear"]))
 
 
+@pytest.mark.slow
 def test_what_was_trained_with_near_far_stays_as_exact_as_it_was(stock_checkpoint, tmp_path):
     for exact in (None, 0, 7):
         with edited(swapped(stock_checkpoint, tmp_path / "near_far.pt", "near_far"), tmp_path / "trained.pt") as state:
@@ -178,6 +179,7 @@ def test_an_architecture_of_ones_own_becomes_ours(stock_checkpoint, tmp_path, mo
     assert args.arch == args._name == "lot_transformer"
 
 
+@pytest.mark.slow
 def test_model_overrides_give_the_same_model_as_swap(data, stock_checkpoint, tmp_path):
     out = swapped(stock_checkpoint, tmp_path / "lot.pt", "lot", "--lot-num-pivots", 7)
     overrides = "{'attention': 'lot', 'attention_dropout': 0.1, 'lot_num_pivots': 7}"
@@ -282,6 +284,7 @@ def test_a_misspelt_model_override_is_refused(data, stock_checkpoint):
         generate(data / "bin", stock_checkpoint, "--model-overrides", "{'attention': 'lot', 'lot_pivots': 16}")
 
 
+@pytest.mark.slow
 def test_every_fairseq_command_takes_the_swapped_file(data, stock_checkpoint, tmp_path, caplog):
     out = swapped(stock_checkpoint, tmp_path / "lot.pt", "lot")
     common = ("--user-dir", "fairseq_lot", "--path", out, "--cpu", "--max-tokens", 400)

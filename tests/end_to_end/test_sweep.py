@@ -97,6 +97,7 @@ def test_text_is_calibrated_on_beside_random_pieces(data, stock_checkpoint, tmp_
     assert len({point["loss"] for point in points}) == 4
 
 
+@pytest.mark.slow
 def test_near_far_is_swept_as_it_is_swapped_and_its_table_says_so(data, stock_checkpoint, tmp_path, measured, capsys):
     words = ["sweep", data / "bin", "--path", stock_checkpoint, "--out", tmp_path / "sweep", "--no-bleu", "--steps", 2]
     words += ["--joint-steps", 1, "--try", "near_far --near-far-window 1"]
@@ -115,6 +116,7 @@ def test_near_far_is_swept_as_it_is_swapped_and_its_table_says_so(data, stock_ch
     refuse(capsys, *longer, naming=[f"--try '{way}': --longest 8 is too short"])
 
 
+@pytest.mark.slow
 def test_without_a_way_the_usual_ones_are_tried_beside_the_base(data, stock_checkpoint, tmp_path, capsys):
     """Scored and tested against the base; a second call with another way adds it."""
     base = tmp_path / "base.pt"
@@ -142,6 +144,7 @@ def test_without_a_way_the_usual_ones_are_tried_beside_the_base(data, stock_chec
     assert told.splitlines()[2] in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_of_the_usual_ways_those_that_cannot_stand_in_the_base_are_left_out(data, stock_checkpoint, tmp_path, capsys):
     with edited(stock_checkpoint, tmp_path / "alibi.pt") as state:
         own = {"attention": "softmax", "softmax_prior": "alibi", "attention_sites": "encoder,decoder"}
@@ -172,6 +175,7 @@ def test_a_base_that_was_not_trained_with_softmax_is_refused(others, data, stock
     refuse(capsys, *words, naming=["set.pt was trained with set", "before any swap"])
 
 
+@pytest.mark.slow
 def test_a_base_with_a_prior_is_swapped_from_its_own_softmax(
     data, stock_checkpoint, epochs, tmp_path, capsys, measured
 ):
@@ -237,6 +241,7 @@ def test_each_base_has_a_file_for_its_translations_and_is_measured_once(data, ep
     assert [epoch for epoch, _ in calls] == [1, 1, 2, 2] and len({*calls}) == len({file for _, file in calls}) == 2
 
 
+@pytest.mark.slow
 def test_several_epochs_are_one_table_and_keep_to_one_training(
     data, stock_checkpoint, epochs, tmp_path, capsys, measured
 ):

@@ -115,6 +115,7 @@ def test_points_are_read_back_and_broken_lines_named(tmp_path):
             read_points(file)
 
 
+@pytest.mark.slow
 def test_points_of_two_sweeps_with_one_folder_all_stay(tmp_path):
     """Two processes add points at the same time; one of the same base and way takes the old one's place."""
     folder, settings = tmp_path / "sweep", {"seed": 1}

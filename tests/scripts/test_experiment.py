@@ -47,6 +47,7 @@ def test_a_wrong_experiment_is_one_line_and_nothing_is_made(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.yaml"]
 
 
+@pytest.mark.slow
 def test_the_plan_has_each_stage_once_and_scores_every_test_set(tmp_path):
     generate = {"lenpen": "chosen"}
     config = experiment(tmp_path, "data", seeds=[1, 2], tests={"test": "short", "test1": "long"}, generate=generate)

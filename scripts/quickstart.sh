@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # From a bare machine to a result table and a report page: sets up, then runs config/quickstart.yaml on LibreOffice's
-# help. Seven to eight minutes on two CPU cores after set-up. A second call resumes.
+# help. Six to seven minutes on two CPU cores after set-up. A second call resumes.
 #
 #   bash scripts/quickstart.sh [FLAGS of snakemake]
 set -euo pipefail

@@ -5,6 +5,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from fairseq_lot.numerics.log_domain import log_domain_sinkhorn
+from fairseq_lot.transport import sinkhorn_scaling
 from fairseq_lot.transport.sinkhorn import solve
 from fairseq_lot.transport.sinkhorn_scaling import scaled_conditional
 from tests.conftest import close, gradients, random
@@ -96,6 +97,18 @@ def test_scores_of_a_million_have_the_gradient_of_the_log_domain_in_float64(num_
         plan = solve(x, mass.to(x.dtype), mass.to(x.dtype), num_updates=num_updates).conditional
         found += torch.autograd.grad((plan * weights).sum(), x)
     close(found[0].double(), found[1], 1e-5)
+
+
+def test_the_usual_scores_are_solved_once(monkeypatch):
+    """Shares of 1/n are no small masses: random scores at epsilon 0.1 need no second try."""
+    solved = []
+    monkeypatch.setattr(
+        sinkhorn_scaling, "_solve", lambda *args, of=sinkhorn_scaling._solve: solved.append(1) or of(*args)
+    )
+    q, k = (random(2, 512, 32, seed=seed).float() for seed in (1, 2))
+    log_mass = torch.full((512,), 1 / 512).log()
+    assert scaled_conditional(q @ k.transpose(-1, -2) / 32**0.5 / 0.1, log_mass, log_mass, num_updates=15) is not None
+    assert solved == [1]
 
 
 def test_what_is_kept_for_the_backward_pass_is_one_matrix_and_vectors():

@@ -78,17 +78,16 @@ class _Solution:
         """
         if not self.column_sums:
             return False  # one update is a softmax; the log domain does it
-        (low_row, high_row), (low_column, high_column), (low_a, _), (low_b, _) = (
-            [x.item() for x in values.aminmax()]
-            for values in (torch.cat(self.row_sums), torch.cat(self.column_sums), self.a.divisor, self.b.divisor)
-        )
+        low_row, high_row = (x.item() for x in torch.cat(self.row_sums).aminmax())
+        low_column, high_column = (x.item() for x in torch.cat(self.column_sums).aminmax())
+        least_mass = torch.cat([self.a.divisor, self.b.divisor], -1).amin().item()
         info = torch.finfo(self.conditional.dtype)
         spread = max(*self.conditional.shape[1:], high_row * high_column)
         return (  # false for NaN
             low_row * low_column * info.eps >= info.tiny * spread
             # the gradient multiplies and divides masses by ratios of sums
-            and low_a * low_row * info.eps >= info.tiny * high_row
-            and low_b * low_column * info.eps >= info.tiny * high_column
+            and least_mass * low_row * info.eps >= info.tiny * high_row
+            and least_mass * low_column * info.eps >= info.tiny * high_column
         )
 
 

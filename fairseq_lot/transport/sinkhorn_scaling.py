@@ -33,11 +33,13 @@ def scaled_conditional(
         return None
     with torch.no_grad(), torch.autocast(scores.device.type, enabled=False):
         solution = _solve(scores, log_a, log_b, num_updates, tolerance)
-        if not solution.is_safe():
+        is_safe = solution.is_safe()
+        if not is_safe:
             # retry with scores shifted on the side that is updated first: its sums are then at least 1
             shifted = scores - scores.amax(-1 if num_updates % 2 else -2, keepdim=True)
             solution = _solve(shifted, log_a, log_b, num_updates, tolerance)
-    return _Unrolled.apply(scores, log_a, log_b, solution) if solution.is_safe() else None
+            is_safe = solution.is_safe()
+    return _Unrolled.apply(scores, log_a, log_b, solution) if is_safe else None
 
 
 class _Masses(NamedTuple):

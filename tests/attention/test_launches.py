@@ -69,7 +69,7 @@ def test_hard_esp_works_on_few_slices_at_a_time_where_memory_ends(monkeypatch):
     assert few > 2 * forward_and_backward(mechanism, DIM)[0]
 
 
-@pytest.mark.parametrize(("num_updates", "most"), [(1, (37, 18)), (15, (86, 149))])
+@pytest.mark.parametrize(("num_updates", "most"), [(1, (37, 18)), (15, (82, 149))])
 def test_a_temperature_costs_few_kernels_where_it_is_learnt_and_none_where_it_is_fixed(num_updates, most):
     counts = [
         forward_and_backward(build_half("sinkhorn", num_updates=num_updates, epsilon=epsilon, learn_epsilon=learn), DIM)
@@ -82,7 +82,7 @@ def test_a_temperature_costs_few_kernels_where_it_is_learnt_and_none_where_it_is
 
 def test_a_layer_of_lot_takes_as_many_kernels_on_longer_sentences():
     found = [forward_and_backward(build_half("lot"), length=length) for length in (LENGTH, 1000)]
-    assert found[0] == found[1] and found[0][0] <= 113 and found[0][1] <= 126, found
+    assert found[0] == found[1] and found[0][0] <= 105 and found[0][1] <= 126, found
 
 
 @pytest.mark.parametrize("length", [LENGTH, WAYS["other"].dense_length])

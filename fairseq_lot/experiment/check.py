@@ -154,8 +154,8 @@ def _check_models(experiment: Experiment) -> None:
             parser.error("inverse_sqrt begins with a warm-up; give warmup-updates of at least 1, or lr-scheduler fixed")
         return args
 
-    for backbone, own in experiment.backbones.items():
-        shape: Flags = {"arch": f"{'lot_' * (backbone == 'transformer')}{backbone}_{experiment.size}", **own}
+    for backbone in experiment.backbones:
+        shape = experiment.model(backbone)
         scheduler: Flags = {"lr-scheduler": "inverse_sqrt"}  # pretrain.sh's default
         model = _parse(f"pretrain ({backbone})", train, scheduler | shape | (experiment.pretrain or {}))
         tuning = shape | (experiment.finetune or {})

@@ -220,7 +220,7 @@ class Job:
             backbone=self.backbone,
             system=(self.plan.controls or ["softmax"])[0] if self.stage == BASE else self.name,
             settings=self.system,
-            training={**shared, "backbone": self.plan.experiment.backbones[self.backbone]},
+            training={**shared, "backbone": experiment.backbones[self.backbone]},
             stage=self.stage,
             seed=int(self.seed),
             precision=self.plan.precision,
@@ -228,8 +228,7 @@ class Job:
         return label.line
 
     def _training(self, flags: Flags | None) -> str:
-        arch = f"{'lot_' * (self.backbone == 'transformer')}{self.backbone}_{self.plan.experiment.size}"
-        own = words({"arch": arch, **self.plan.experiment.backbones[self.backbone], **self.system.flags})
+        own = words({**self.plan.experiment.model(self.backbone), **self.system.flags})
         return shlex.join([*own, *self.plan.pair, *self.plan.half, f"--seed={self.seed}", *words(flags or {})])
 
     def _at(self, pattern: str) -> str:

@@ -245,6 +245,10 @@ class Experiment(_Written):
         """Name in tables by test set; empty for a single test set without a name."""
         return self.tests or {"test": ""}
 
+    def model(self, backbone: Backbone) -> Flags:
+        """Flags of fairseq-train for the architecture and the size of a backbone."""
+        return {"arch": f"{'lot_' * (backbone == 'transformer')}{backbone}_{self.size}", **self.backbones[backbone]}
+
     @property
     def trained_as(self) -> System:
         """The system that the base is trained as."""

@@ -137,6 +137,7 @@ def build_parser() -> cli.OneLineParser:
 def run(args: Namespace) -> None:
     """Print the table."""
     before, softmax = measured("lot", "lot r=32"), measured("softmax", "sdpa")
+    near_far_before = measured("near_far", "near_far r=32")
     lines = []
 
     def add(name: str, way: str, n: int, programs: int, launches: int, old: float | None, seconds: float) -> None:
@@ -150,8 +151,8 @@ def run(args: Namespace) -> None:
     for way in WAYS:
         for n in (2048, 8192):
             launches, seconds = counted(near_far(n), way, softmax[32])
-            old = measured("near_far", "near_far r=32")[n][way]
-            add("near_far", way, n, HEADS * TOKENS // n * (n // CHUNK + 1), launches, old, seconds)
+            programs = HEADS * TOKENS // n * (n // CHUNK + 1)
+            add("near_far", way, n, programs, launches, near_far_before[n][way], seconds)
     for way in WAYS:
         launches, seconds = counted(sinkhorn(128, 15), way, softmax[32])
         add("Sinkhorn, 15 updates", way, 128, HEADS * TOKENS // 128, launches, None, seconds)

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import torch
 import yaml
 
+from benchmarks.mechanisms import EVERYWHERE
 from fairseq_lot import cli
 from fairseq_lot.errors import InputError, check_least
 from fairseq_lot.kernels.blocks import VARIABLE
@@ -30,7 +31,6 @@ from fairseq_lot.output.files import atomic_write
 NAME = "python -m benchmarks gpu"
 PARTS = ("smoke", "tune", "layers", "models", "experiment")
 ROOT = Path(__file__).parents[1]
-EVERYWHERE = "--attention-sites encoder,cross,decoder"
 LAYERS = (
     "softmax",
     "near_far --near-far-tangents --near-far-exact-up-to 0/512",
@@ -39,7 +39,7 @@ LAYERS = (
     "sinkhorn --sinkhorn-epsilon 1 --sinkhorn-num-updates 15",
     "set",
 )
-MODELS = (f"near_far {EVERYWHERE} --near-far-tangents --near-far-exact-up-to 0/512", "lot")
+MODELS = (EVERYWHERE, "lot")
 #: systems that the part smoke trains
 TRAINED = (
     "--attention softmax --attention-sites encoder,decoder --softmax-prior alibi",
@@ -76,11 +76,16 @@ FULL = Scale(
 TINY = Scale((4, 8), (4,), (3,), 8, 2, ("--device", "cpu", "--repeats", "1", "--warm-up", "0"))
 
 
+def experiment(args: Namespace) -> dict[str, Any]:
+    """The entries of ``--config``."""
+    return yaml.safe_load(Path(args.config).read_text(encoding="utf-8"))
+
+
 def steps(part: str, args: Namespace, work: Path) -> dict[str, list[str]]:
     """The commands of a part, by name; logs have the same names."""
     scale, python = (TINY if args.tiny else FULL), [sys.executable]
     if part == "smoke":
-        config = yaml.safe_load(Path(args.config).read_text(encoding="utf-8"))
+        config = experiment(args)
         if not Path(config["data"]).is_dir():
             raise InputError(f"there is no {config['data']}; make it with: {config.get('prepare', 'prepare_*.sh')}")
         own = [
@@ -149,7 +154,7 @@ def run(args: Namespace) -> None:
             failed += [name] * bool(outcome)
     kept = [work, Path(environment[VARIABLE])]
     if args.part == "experiment":
-        kept.append(ROOT / yaml.safe_load(Path(args.config).read_text(encoding="utf-8"))["work"])
+        kept.append(ROOT / experiment(args)["work"])
     pack(out / f"{args.part}.tar.xz", kept)
     if failed:
         print(f"failed: {', '.join(failed)}; logs: {work}/*.log")

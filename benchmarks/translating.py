@@ -17,6 +17,7 @@ from fairseq.data import Dictionary
 from fairseq.models.transformer import TransformerModel
 from fairseq.sequence_generator import SequenceGenerator
 
+from benchmarks.mechanisms import EVERYWHERE
 from benchmarks.model import ModelBench
 from fairseq_lot import cli
 from fairseq_lot.attention.registry import DEFAULT
@@ -24,7 +25,6 @@ from fairseq_lot.errors import check_least
 from fairseq_lot.output.tables import Table
 
 NAME = "python -m benchmarks translate"
-EVERYWHERE = "near_far --attention-sites encoder,cross,decoder --near-far-tangents --near-far-exact-up-to 0/512"
 #: the timed methods by column of the table: attribute of a model or of its decoder's layers, with the method's name
 PARTS: dict[str, tuple[tuple[str, str], ...]] = {
     "encoder": (("encoder", "forward"),),

@@ -242,8 +242,7 @@ class Tuner:
     @property
     def chosen(self) -> dict[str, Blocks]:
         """The block sizes in the table now."""
-        entries = self.table["kernels"].items()
-        return {name: Blocks(*(entry[field] for field in Blocks._fields)) for name, entry in entries}
+        return blocks.sizes_in(self.table)
 
     def tune(self, work: Work) -> None:
         """Tune all kernels that the work launches."""

@@ -115,13 +115,17 @@ def read(device: str) -> dict[str, Any]:
     return table
 
 
+def sizes_in(table: dict[str, Any]) -> dict[str, Blocks]:
+    """The block sizes in a table from :func:`read`, by the names of its entries."""
+    return {name: Blocks(*(entry[field] for field in Blocks._fields)) for name, entry in table["kernels"].items()}
+
+
 @functools.cache
 def _of_device(device: str) -> dict[str, Blocks]:
     """The entries of the table for devices of this name; empty, after a warning, if the table is invalid."""
     try:
-        entries = read(device)["kernels"]
+        return sizes_in(read(device))
     except ValueError as error:
         way_out = "its kernels run with defaults; delete it, or write it anew by python -m benchmarks tune --again"
         warnings.warn(f"{path_of(device)} is no table for {device}: {error}; {way_out}", stacklevel=2)
         return {}
-    return {name: Blocks(*(entry[field] for field in Blocks._fields)) for name, entry in entries.items()}

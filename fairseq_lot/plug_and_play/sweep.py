@@ -357,8 +357,10 @@ def measured(
         lines = references(loaded.task, loaded.sentences, "test")
         scores["bleu"] = measure(ours, lines, metric=TOKENISED, base=others)
         scores |= of_detokenised(ours, lines, loaded.task)
-    splits = [load(swapped, data, split, device=device) for split in valid_subset.split(",")]
-    losses = [validation_losses(split, sentences) for split in splits]
+    first, *more = valid_subset.split(",")
+    loaded = load(swapped, data, first, device=device)
+    of_others = [replace(loaded, sentences=load_data(swapped, data, split)[1]) for split in more]
+    losses = [validation_losses(split, sentences) for split in (loaded, *of_others)]
     by_length = {most: total(one[most] for one in losses) for most in losses[0]}
     whole = total(by_length.values())
     if not math.isfinite(whole.mean):
@@ -378,7 +380,7 @@ def measured(
         cost=cost.nats,
         cost_by_place=cost.by_place,
         device="CPU" if device.type == "cpu" else torch.cuda.get_device_name(device),
-        balance=encoder_balance(splits[0]),
+        balance=encoder_balance(loaded),
         by_length=by_length,
     )
 

@@ -39,9 +39,9 @@ begin() {
 # binarise TEXT...: BPE, fairseq-preprocess, then one rename to OUT.
 binarise() {
     local new=$WORK/new log=$WORK/log joined=() names=() tests
-    [ -z "${NAMES:-}" ] || names=(--names "$NAMES") # the document of each pair, where a script knows it
+    # the document of each pair, where a script knows it, and the lengths of documents to test
     # shellcheck disable=SC2206  # several numbers
-    [ -z "${LENGTHS:-}" ] || names+=(--tests $LENGTHS)
+    [ -z "${NAMES:-}" ] || names=(--names "$NAMES" ${LENGTHS:+--tests $LENGTHS})
     fairseq-lot encode --text "$@" --source "$SRC" --target "$TGT" --out "$new" \
         --bpe "$BPE" --vocab-size "$VOCAB_SIZE" --threads "$WORKERS"
     [ "$DOCUMENTS" = no ] || fairseq-lot documents "$new" --source "$SRC" --target "$TGT" ${names[@]+"${names[@]}"}

@@ -90,7 +90,7 @@ class SweepRow(AttentionSpec):
         base: sha256 of the checkpoint that was swapped.
         epoch: number of epochs of its training; None if unknown.
         calibration_seconds: None if nothing was fitted.
-        loss: nats per target token on the validation set, over ``tokens`` tokens, with teacher forcing.
+        loss: nats per target token on the splits of ``--valid-subset``, over ``tokens`` tokens, with teacher forcing.
         bleu: tokenised BLEU on the test set with interval, signature and comparison with the base; None with --no-bleu.
         sacrebleu, chrf: scores of the same translations, detokenised; None with --no-bleu and in older files.
         balance: Δ(A), marginal error and mean shift, averaged over the encoder's heads; None in older files.

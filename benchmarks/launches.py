@@ -25,6 +25,8 @@ from fairseq_lot.output.tables import Table
 NAME = "python -m benchmarks launches"
 #: sentences, heads, tokens, head_dim, pivots
 SHAPE = (2, 4, 40, 64, 32)
+#: of an H100
+PROCESSORS = 132
 
 
 class NoDevice:
@@ -34,7 +36,7 @@ class NoDevice:
         from triton.backends.compiler import GPUTarget
 
         self.target = GPUTarget("cuda", 90, 32)
-        properties = {"max_shared_mem": 227 * 1024, "multiprocessor_count": 132, "warpSize": 32}
+        properties = {"max_shared_mem": 227 * 1024, "multiprocessor_count": PROCESSORS, "warpSize": 32}
         self.utils = SimpleNamespace(
             load_binary=lambda *_: (0, 0, 0, 0, 1024), get_device_properties=lambda device: properties
         )
@@ -55,6 +57,8 @@ class NoDevice:
 def remove_device() -> None:
     """Make Triton compile kernels without running them, for the rest of the process; outputs stay uninitialised.
 
+    Sentences are split among programs as on an H100, which has 132 processors.
+
     Raises:
         InputError: no Triton, or its interpreter is on.
     """
@@ -66,6 +70,7 @@ def remove_device() -> None:
     if triton.knobs.runtime.interpret:
         raise InputError("TRITON_INTERPRET=1 leaves nothing to launch; unset it")
     driver.set_active(NoDevice())  # type: ignore[arg-type]
+    launch._processors = lambda device: PROCESSORS  # type: ignore[assignment]
 
 
 @contextmanager
@@ -101,6 +106,7 @@ def microseconds(work: Callable[[], object], repeats: int) -> float:
 
 def works() -> dict[str, Callable[[], torch.Tensor]]:
     """Functions that run a layer, one for each mechanism with kernels."""
+    from fairseq_lot.kernels.convolution import convolution
     from fairseq_lot.kernels.lot import lot
     from fairseq_lot.kernels.near_far import near_far
     from fairseq_lot.kernels.sinkhorn import fused_sinkhorn
@@ -112,12 +118,17 @@ def works() -> dict[str, Callable[[], torch.Tensor]]:
     scores, uniform = torch.randn(bsz, heads, n, n).requires_grad_(), torch.zeros(n).log_softmax(-1)
     pads = torch.zeros(bsz, n, dtype=torch.bool)
     pads[0, -3:] = True
+    weight = torch.randn(heads, d, 3).requires_grad_()
     of_lot = LotInputs(q, k, v, pivots, log_masses, pads, pads)
+    q2, k2, v2 = (torch.randn(bsz, heads, 2 * launch.LOT_PART, d).half().requires_grad_() for _ in range(3))
+    of_split_lot = LotInputs(q2, k2, v2, pivots, log_masses)
     of_sinkhorn = SinkhornInputs(q, k, v, query_padding_mask=pads, key_padding_mask=pads)
     of_near_far = NearFarSettings(8, d**-0.5, key_padding_mask=pads, tangents=True)
     return {
         "near_far with tangents": lambda: near_far(q, k, v, pivots, log_masses, of_near_far),
         "lot": lambda: lot(of_lot, LotSettings(d**-0.5, 5, 5)),
+        "lot, sentences of two parts": lambda: lot(of_split_lot, LotSettings(d**-0.5, 5, 5)),
+        "convolution of lot": lambda: convolution(v, weight),
         "sinkhorn": lambda: sinkhorn_attention(of_sinkhorn, SinkhornSettings(d**-0.5, 15)),
         "solver of Sinkhorn and SeT": lambda: fused_sinkhorn(scores, uniform, uniform, num_updates=15),
     }

@@ -312,10 +312,13 @@ def query_backward(Q, Z, MASSES, PADS, REACHES, A, GRAD_O, GRAD_Q, GRAD_A, GRAD_
                    TOKENS_FIRST: tl.constexpr, BEGIN: tl.constexpr, FINISH: tl.constexpr, SPLIT: tl.constexpr,
                    DROPS: tl.constexpr, HAS_PADS: tl.constexpr, R: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
                    PRECISION: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    # Gradients of the query side. BEGIN goes back through the last softmax: it writes GRAD_A, ``(parts, programs, r,
-    # dv)``, and the gradient of the last h. Then `levels` passes from `high` down write GRAD_H, ``(passes, programs,
-    # R)``. FINISH writes GRAD_Q and this part's gradient of the pivots, GRAD_Z, ``(parts, programs, r, d)``.
-    # Grid: sentence and head, part. Without SPLIT one launch does all three, with SPLIT each pass is a launch.
+    """Gradients of the query side, in three steps. Grid: sentence and head, part.
+
+    BEGIN goes back through the last softmax; it writes GRAD_A, ``(parts, programs, r, dv)``, and the gradient of the
+    last h. Then `levels` passes from `high` down write GRAD_H, ``(passes, programs, R)``. FINISH writes GRAD_Q and this
+    part's gradient of the pivots, GRAD_Z, ``(parts, programs, r, d)``. Without SPLIT one launch does all steps, with
+    SPLIT each pass is a launch.
+    """
     g, b, head, part, start, end = place(heads, length, n)
     all_programs = tl.num_programs(0)
     t, e, ev = tl.arange(0, R), tl.arange(0, D), tl.arange(0, DV)
@@ -387,9 +390,11 @@ def key_backward(K, V, Z, MASSES, PADS, REACHES, A, GRAD_A, GRAD_K, GRAD_V, GRAD
                  TOKENS_FIRST: tl.constexpr, BEGIN: tl.constexpr, FINISH: tl.constexpr, SPLIT: tl.constexpr,
                  HAS_PADS: tl.constexpr, R: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr,
                  BLOCK: tl.constexpr):  # fmt: skip
-    # Gradients of the key side, in the steps of query_backward, from GRAD_A, ``(programs, r, dv)``: BEGIN goes back
-    # through the tokens' half-update in the last pass. FINISH writes GRAD_K, GRAD_V and GRAD_Z.
-    # Grid: sentence and head, part.
+    """Gradients of the key side from GRAD_A, ``(programs, r, dv)``, in the steps of ``query_backward``.
+
+    BEGIN goes back through the tokens' half-update in the last pass. FINISH writes GRAD_K, GRAD_V and GRAD_Z. Grid:
+    sentence and head, part.
+    """
     g, b, head, part, start, end = place(heads, length, n)
     all_programs = tl.num_programs(0)
     t, e, ev = tl.arange(0, R), tl.arange(0, D), tl.arange(0, DV)

@@ -41,8 +41,10 @@ def solve_forward(S, TOKENS, PIVOTS, REACHES, OF_PARTS, ARRIVED, C, n, m, ssb, s
                   spb, sph, spm, scb, sch, scn, scm, heads, passes, first, last, length, parts,
                   TOKENS_FIRST: tl.constexpr, VALUES: tl.constexpr, SPLIT: tl.constexpr, PIVOTS_EXACT: tl.constexpr,
                   R: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    # Passes `first` to `last` - 1 over the n tokens and m pivots of S write REACHES, ``(programs, passes, 2, R)``; with
-    # VALUES the conditional is then written to C. Grid: sentence and head, part.
+    """Passes `first` to `last` - 1 over the n tokens and m pivots of S. Grid: sentence and head, part.
+
+    Each pass writes REACHES, ``(programs, passes, 2, R)``. With VALUES the conditional is then written to C.
+    """
     g, b, head, part, start, end = place(heads, length, n)
     t = tl.arange(0, R)
     S += b * ssb + head * ssh
@@ -114,9 +116,11 @@ def solve_backward(S, TOKENS, PIVOTS, REACHES, C, GRAD_C, DELTA, GRAD_S, GRAD_TO
                    passes, top, high, levels, length, parts,
                    TOKENS_FIRST: tl.constexpr, BEGIN: tl.constexpr, FINISH: tl.constexpr, SPLIT: tl.constexpr,
                    PIVOTS_EXACT: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    # BEGIN goes back from GRAD_C to the last h; `levels` passes from `high` down write GRAD_H, ``(passes, programs,
-    # R)``; FINISH writes GRAD_S and the gradient of the tokens' log masses, GRAD_TOKENS.
-    # Grid: sentence and head, part.
+    """Gradients of the scores and of the tokens' log masses, in three steps. Grid: sentence and head, part.
+
+    BEGIN goes back from GRAD_C to the last h. Then `levels` passes from `high` down write GRAD_H, ``(passes, programs,
+    R)``. FINISH writes GRAD_S and the gradient of the tokens' log masses, GRAD_TOKENS.
+    """
     g, b, head, part, start, end = place(heads, length, n)
     all_programs = tl.num_programs(0)
     t = tl.arange(0, R)

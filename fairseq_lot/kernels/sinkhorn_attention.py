@@ -144,8 +144,10 @@ def short_forward(Q, K, V, FACTORS, SLOPES, QUERY_PADS, KEY_PADS, POSITIONS, REA
                   HAS_QUERY_PADS: tl.constexpr, HAS_KEY_PADS: tl.constexpr, LEARNT: tl.constexpr, PRIOR: tl.constexpr,
                   DROPS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr, N: tl.constexpr,
                   M: tl.constexpr):  # fmt: skip
-    # All half-updates of one sentence and head; writes REACHES and the values, OUT ``(programs, n, dv)``.
-    # Grid: sentence and head.
+    """All half-updates of one sentence and head; writes REACHES and the values, OUT ``(programs, n, dv)``.
+
+    Grid: sentence and head.
+    """
     g = tl.program_id(0).to(tl.int64)
     b, head = g // heads, g % heads
     i, j = tl.arange(0, N), tl.arange(0, M)
@@ -184,8 +186,10 @@ def short_backward(Q, K, V, FACTORS, SLOPES, QUERY_PADS, KEY_PADS, POSITIONS, RE
                    HAS_QUERY_PADS: tl.constexpr, HAS_KEY_PADS: tl.constexpr, LEARNT: tl.constexpr, PRIOR: tl.constexpr,
                    DROPS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr, N: tl.constexpr,
                    M: tl.constexpr):  # fmt: skip
-    # All gradients of one sentence and head, from GRAD_O ``(programs, n, dv)``: GRAD_Q, GRAD_K, GRAD_V, and its part of
-    # the factors' gradient, GRAD_FACTORS ``(programs,)``. Grid: sentence and head.
+    """All gradients of one sentence and head from GRAD_O ``(programs, n, dv)``. Grid: sentence and head.
+
+    Writes GRAD_Q, GRAD_K, GRAD_V and the sentence's part of the factors' gradient, GRAD_FACTORS ``(programs,)``.
+    """
     g = tl.program_id(0).to(tl.int64)
     b, head = g // heads, g % heads
     i, j = tl.arange(0, N), tl.arange(0, M)

@@ -1,6 +1,7 @@
 """Fit the new parameters of a swapped attention to the softmax attention that it replaces, without labels."""
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,6 +17,8 @@ from fairseq_lot.attention.base import AttentionOutput, Mechanism
 from fairseq_lot.errors import InputError
 from fairseq_lot.modules.sites import attentions, unwrapped
 from fairseq_lot.pretrained.loading import refuse_overflow
+
+LONG = 200  # steps from which a fit writes its errors to a log; a terminal has a progress bar
 
 
 @dataclass(frozen=True)
@@ -220,7 +223,10 @@ def fit(
         if step % max(1, steps // 20) == 0 or step == steps:
             latest = measured()
             means = latest.sum(-1) / latest.count_nonzero(-1).clamp(min=1) if latest.dim() else latest
-            bar.set_postfix_str(" ".join(f"{error:.3f}" for error in means.flatten()))
+            shown = " ".join(f"{error:.3f}" for error in means.flatten())
+            bar.set_postfix_str(shown)
+            if bar.disable and steps >= LONG and step % (steps // 4) == 0:  # no terminal, so no bar
+                print(f"{title}: step {step} of {steps}, {shown}", file=sys.stderr, flush=True)
             if rows is not None:
                 better = latest < best
                 best = torch.where(better, latest, best)

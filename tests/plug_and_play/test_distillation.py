@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from fairseq_lot.attention.registry import MECHANISMS
 from fairseq_lot.errors import InputError
 from fairseq_lot.plug_and_play import distillation
-from fairseq_lot.plug_and_play.distillation import Distillation, Fit, copies, fit, translate_greedily, undo_harm
+from fairseq_lot.plug_and_play.distillation import LONG, Distillation, Fit, copies, fit, translate_greedily, undo_harm
 from tests.plug_and_play.in_memory import HEADS, LAYERS, load
 
 LENGTHS = tuple(3 + i % 7 for i in range(24))
@@ -198,6 +198,14 @@ def test_the_rate_falls_to_nothing_and_the_last_step_is_measured(monkeypatch):
     measured.clear()
     fit([([weight], 0.1)], errors, itertools.repeat({"a": "sample"}), held_out, steps=41)
     assert measured[-1] and sum(measured) == 1 + 20 + 1
+
+
+def test_a_long_fit_without_a_terminal_logs_its_errors(capsys):
+    weight = torch.nn.Parameter(torch.zeros(1, 2))
+    for steps, lines in ((LONG, 4), (LONG - 1, 0)):
+        fit([([weight], 0.1)], lambda sample: (weight - 1).square(), itertools.repeat({}), {}, steps=steps)
+        said = capsys.readouterr().err.splitlines()
+        assert len(said) == lines and all(line.startswith("error: step ") for line in said)
 
 
 @pytest.mark.parametrize(

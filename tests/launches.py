@@ -1,10 +1,10 @@
-"""How many kernels a GPU would be sent: leaf operations, counted on the CPU."""
+"""The number of kernels that a call would launch on a GPU: its leaf operations, counted on the CPU."""
 
 import re
 
 from torch.profiler import ProfilerActivity, profile
 
-# views, allocations and questions about a tensor
+# operations that launch no kernel: views, allocations and queries of a tensor's properties
 _NO_KERNEL = re.compile(
     "aten::(_local_scalar_dense|_reshape_alias|_to_copy|_unsafe_view|alias|as_strided|broadcast_tensors|chunk|contiguous"
     "|detach_?|diagonal|(new_)?(empty|full|ones|zeros)(_like|_strided)?|expand(_as)?|flatten|is_nonzero|is_pinned|item"
@@ -15,7 +15,7 @@ _NO_KERNEL = re.compile(
 
 
 def launches(work) -> int:
-    """The leaf operations of a call, after one call that is not counted."""
+    """The number of leaf operations of ``work()`` that launch a kernel; an uncounted first call warms up."""
     work()
     with profile(activities=[ProfilerActivity.CPU]) as record:
         work()

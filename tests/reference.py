@@ -1,8 +1,8 @@
-"""Naive twins of the mechanisms: what each one computes, written from the formulas.
+"""Naive twins of the mechanisms: slow functions that compute each plan directly from its formula.
 
 One sentence, one head, float64, plain loops, no masks. Each function returns a transport plan of total mass 1 as an
-``(n, m)`` tensor (attention is n times that) and can be differentiated; huge scores do not overflow. The tests compare
-every mechanism with its twin, forward and all gradients.
+``(n, m)`` tensor; attention is n times the plan. It is differentiable, and huge scores do not overflow. The tests
+compare every mechanism with its twin, forward and all gradients.
 """
 
 import math
@@ -29,7 +29,7 @@ def uniform(n: int) -> Tensor:
 
 
 def entropic_plan(similarity: Tensor, a: Tensor, b: Tensor, num_updates: int) -> Tensor:
-    """``exp(f_i + similarity_ij + g_j)``: half-updates of f and g in turn, the last one on the rows."""
+    """``exp(f_i + similarity_ij + g_j)`` after updates that alternate between g and f; the last one is of f."""
     f, g = torch.zeros_like(a), torch.zeros_like(b)
     for left in range(num_updates, 0, -1):
         if left % 2 == 1:
@@ -40,7 +40,7 @@ def entropic_plan(similarity: Tensor, a: Tensor, b: Tensor, num_updates: int) ->
 
 
 def alibi_slopes(num_heads: int) -> list[float]:
-    """Press et al.: a geometric sequence; for other than powers of two, two of them interleaved."""
+    """The slopes of [ALiBi]: a geometric sequence; two interleaved ones if ``num_heads`` is not a power of two."""
     exponent = math.log2(num_heads)
     if exponent.is_integer():
         ratio = 2 ** (-8 / num_heads)
@@ -50,18 +50,18 @@ def alibi_slopes(num_heads: int) -> list[float]:
 
 
 def with_prior(similarity: Tensor, slope: float, first: int = 0) -> Tensor:
-    """Less by ``slope`` for each place between query and key: near keys are likelier. Query 0 stands at ``first``."""
+    """Subtract ``slope`` times the distance of query and key, which favours near keys; query 0 stands at ``first``."""
     rows = enumerate(similarity, start=first)
     return matrix([entry - slope * abs(i - j) for j, entry in enumerate(row)] for i, row in rows)
 
 
 def softmax_plan(q: Tensor, k: Tensor, *, slope: float = 0.0) -> Tensor:
-    """Each query spends 1/n; keys receive what they get."""
+    """Softmax over the keys, divided by n: each query has mass 1/n, and the masses of the keys are free."""
     return torch.softmax(with_prior(scores(q, k), slope), 1) / len(q)
 
 
 def sinkhorn_plan(q: Tensor, k: Tensor, *, epsilon: float | Tensor, num_updates: int, slope: float = 0.0) -> Tensor:
-    """The plan of U(1/n, 1/m) that maximises ``⟨P, scores⟩ - epsilon KL(P‖prior)``, after some half-updates."""
+    """The plan with uniform marginals that maximises ``⟨P, scores⟩ - epsilon KL(P‖prior)``, after ``num_updates``."""
     similarity = with_prior(scores(q, k) / epsilon, slope)
     return entropic_plan(similarity, uniform(len(q)), uniform(len(k)), num_updates)
 
@@ -76,7 +76,7 @@ def lot_plan(
     num_updates: int,
     query_updates: int | None = None,
 ) -> Tensor:
-    """``Γ1 diag(1/σ) Γ2ᵀ``: Γ1 exact on the queries, Γ2 exact on the pivots."""
+    """``Γ1 diag(1/σ) Γ2ᵀ`` with pivot masses σ; the marginals are exact for the queries in Γ1, for the pivots in Γ2."""
     query_updates = num_updates if query_updates is None else query_updates
     masses = torch.softmax(mass_logits, 0)
     gamma_1 = entropic_plan(scores(q, pivots) / epsilon, uniform(len(q)), masses, query_updates)
@@ -101,10 +101,11 @@ def near_far_plan(
     exact_up_to: int = 0,
     tangents: bool = False,
 ) -> Tensor:
-    """Exact scores within the window, ``Σ_t φ_t(q) ψ_t(k)`` elsewhere; half-updates of the plan, rows last.
+    """The entropic plan of a kernel that is ``exp(score)`` within the window and ``Σ_t φ_t(q) ψ_t(k)`` elsewhere.
 
-    With tangents the queries' features depend on all keys, unless it is causal. All scores are exact with at most
-    ``exact_up_to`` keys, or causal in the rows of so many first tokens.
+    With ``tangents`` the features of the queries depend on all keys; the causal form ignores this option. With at most
+    ``exact_up_to`` keys all scores are exact. The causal form has exact scores in the rows of the first
+    ``exact_up_to`` tokens.
     """
     n, m, s = len(q), len(k), 1 / math.sqrt(q.size(-1))
     first = m - n if causal else 0
@@ -135,7 +136,10 @@ def near_far_plan(
 def set_plan(
     x: Tensor, pivots: Tensor, *, epsilon: float, num_updates: int, positional_temperature: float | None = None
 ) -> Tensor:
-    """The tokens x to equal pivots and back, by a Gaussian kernel; both plans times ``exp(-(i/n - t/r)²/τ²)``."""
+    """Tokens x to tokens through pivots of equal mass, by a Gaussian kernel.
+
+    With a ``positional_temperature`` τ both plans are multiplied by ``exp(-(i/n - t/r)²/τ²)`` and their rows rescaled.
+    """
     n, r = len(x), len(pivots)
     s = 1 / math.sqrt(x.size(-1))
     similarity = matrix([-s * ((x_i - z_t) ** 2).sum() / 2 / epsilon for z_t in pivots] for x_i in x)
@@ -153,7 +157,7 @@ def set_plan(
 
 
 def convolution(v: Tensor, weight: Tensor) -> Tensor:
-    """Every channel of v becomes a weighted sum over neighbouring tokens; nothing stands beyond the ends."""
+    """Depthwise convolution of v over the tokens, with zeros beyond both ends."""
     kernel = weight.size(-1)
     rows: list[Any] = []
     for i in range(len(v)):
@@ -178,7 +182,7 @@ def order(line: Tensor) -> list[int]:
 
 
 def soft_sort(line: Tensor, temperature: float) -> Tensor:
-    """SoftSort: row i says which of the values is the i-th smallest."""
+    """SoftSort: row i is a softmax over the values that peaks at the i-th smallest."""
     ordered = [line[i] for i in order(line)]
     rows = []
     for value in ordered:
@@ -198,7 +202,7 @@ def hard_sort(line: Tensor) -> Tensor:
 def sliced_plans(
     q: Tensor, k: Tensor, slices: Tensor, *, sort_temperature: float, hard: bool = False
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """``U_l = A_lᵀ I B_l`` and ``D_l = Σ_ij ‖q_i - k_j‖² U_l,ij`` for every slice; q and k as they are projected."""
+    """``U_l = A_lᵀ I B_l`` and ``D_l = Σ_ij ‖q_i - k_j‖² U_l,ij`` for every slice; q and k are not scaled."""
     plans: list[Tensor] = []
     costs: list[Any] = []
     for slice_ in slices:
@@ -224,7 +228,7 @@ def esp_plan(
     slice_inverse_temperature: float,
     hard: bool = False,
 ) -> Tensor:
-    """``Σ_l σ_l U_l`` with ``σ_l ∝ exp(-τ D_l)``, of q and k scaled by d^-1/2."""
+    """``Σ_l σ_l U_l`` with ``σ_l ∝ exp(-τ D_l)``; q and k are scaled by d^-1/2."""
     s = 1 / math.sqrt(q.size(-1))
     plans, costs = sliced_plans(s * q, s * k, slices, sort_temperature=sort_temperature, hard=hard)
     weights = torch.softmax(-slice_inverse_temperature * torch.stack(costs), 0)
@@ -241,7 +245,7 @@ def differential_values(
     *,
     lambda_init: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One pair of heads: ``RMSNorm((A1 - λ A2) [V1, V2])·(1 - λ_init)``, as one half for each head."""
+    """``A1 - λ A2`` of a pair of heads, and ``RMSNorm((A1 - λ A2) [V1, V2])·(1 - λ_init)`` in one half per head."""
     q1, k1, q2, k2 = lambdas
     difference_weight = torch.exp((q1 * k1).sum()) - torch.exp((q2 * k2).sum()) + lambda_init
     attention = len(first) * (first - difference_weight * second)

@@ -24,7 +24,7 @@ def build_differential(name, *, lambda_init=None, **context_and_options):
     return Differential(build_mechanism(name, **context_and_options), lambda_init=lambda_init)
 
 
-# forms of near_far whose short sentences get the exact kernel
+# options of near_far that are combined with exact_up_to below
 EXACT = {
     "narrow": {},
     "updates-2": {"num_updates": 2},
@@ -67,7 +67,7 @@ VARIANTS = {
         "fixed": {"num_features": 6, "window": 1, "learn_features": False},
         "alibi": {"num_features": 6, "window": 1, "prior": "alibi"},
         "alibi-updates-3": {"num_features": 6, "window": 1, "num_updates": 3, "prior": "alibi"},
-        # of the lengths of the tests some are at most so many tokens, and some are not
+        # the tests have sentences on both sides of this length
         **{
             f"{name}-exact": {"num_features": 6, "window": 1, "exact_up_to": 3, **options}
             for name, options in EXACT.items()
@@ -114,12 +114,12 @@ class Case:
 
     @property
     def rows_exact(self):
-        """Soft sorting moves mass between tokens; all else keeps every query's share."""
+        """Whether rows of A sum to 1; soft sorting alone moves mass between queries."""
         return self.name != "esp" or self.options.get("hard", False)
 
     @property
     def kinds(self):
-        """``self``: queries and keys are the same tokens; ``cross``: they are of two sentences."""
+        """``self``: queries and keys are the same tokens; ``cross``: they belong to two sentences."""
         return ("self",) if self.flag("positional") or self.flag("tied_tokens") else ("self", "cross")
 
     def draw(self, bsz=3, tgt_len=5, src_len=6, **options):
@@ -128,12 +128,12 @@ class Case:
 
     @property
     def layouts(self):
-        """Where pads may stand; neighbours are neighbouring slots."""
+        """Where pads may stand: at the ends alone if the mechanism takes neighbouring slots for neighbouring tokens."""
         at_ends = self.flag("mixes_values") or self.flag("counts_slots")
         return ("right", "left") if at_ends else ("right", "left", "scattered")
 
     def build(self, dtype=torch.float64, **options):
-        """The mechanism; its parameters are moved away from special values such as equal masses."""
+        """The mechanism with its parameters moved away from special values such as equal masses."""
         build = build_differential if self.differential else build_mechanism
         context = {"num_heads": NUM_HEADS, "head_dim": HEAD_DIM}
         mechanism = build(self.name, **context, **self.options | options)
@@ -151,8 +151,8 @@ PLAIN_CASES = [
 ]
 
 
-def wrapped():
-    """Inside the differential wrapper: one variant of a mechanism for each set of its flags."""
+def differential_cases():
+    """Cases inside the differential wrapper: one variant of a mechanism for each set of its traits."""
     flags = ("couples_queries", "counts_slots", "mixes_values", "positional", "is_causal")
     first = {}
     for case in PLAIN_CASES:
@@ -161,7 +161,7 @@ def wrapped():
     return [Case(case.name, case.variant, case.options, differential=True) for case in first.values()]
 
 
-CASES = PLAIN_CASES + wrapped()
+CASES = PLAIN_CASES + differential_cases()
 CAUSAL_CASES = [case for case in CASES if case.flag("is_causal")]
 
 
@@ -173,7 +173,7 @@ def draw(bsz=3, tgt_len=5, src_len=6, *, num_heads=NUM_HEADS, head_dim=HEAD_DIM,
 
 
 def padding_mask(lengths, size, layout):
-    """``(bsz, size)`` bool, True = pad, with ``lengths`` real slots on the right, on the left or scattered."""
+    """``(bsz, size)`` bool, True = pad: ``lengths`` real slots; pads on the right, on the left or scattered."""
     mask = torch.ones(len(lengths), size, dtype=torch.bool)
     generator = torch.Generator().manual_seed(5)
     for sentence, length in enumerate(lengths):

@@ -1,4 +1,4 @@
-"""What every mechanism promises, alone and inside the differential wrapper; new registry entries are included."""
+"""The contract of all mechanisms in the registry, alone and inside the differential wrapper."""
 
 import copy
 import dataclasses
@@ -17,7 +17,7 @@ from tests.variants import CASES, CAUSAL_CASES, HEAD_DIM, NUM_HEADS, PLAIN_CASES
 QUERY_LENGTHS, KEY_LENGTHS = (5, 3, 1), (4, 6, 2)
 
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
-# queries and keys of one sentence are what the default of each mechanism is tested with, too; ESP counts them
+# every case in cross-attention if it can; defaults in self-attention, too, and all of ESP, which has a path for n = m
 KINDS = [(case, kind) for case in CASES for kind in case.kinds
          if kind == case.kinds[-1] or case.variant == "default" or case.name == "esp"]  # fmt: skip
 every_case_and_kind = pytest.mark.parametrize(("case", "kind"), KINDS, ids=str)
@@ -78,7 +78,7 @@ def test_autocast_does_not_lower_the_precision(case):
 
 @every_case
 def test_a_reentrant_checkpoint_keeps_the_gradients(case):
-    """It sees the tensors of a tuple, and drops the gradients of any other object in silence."""
+    """A reentrant checkpoint silently drops the gradients of any output that is not a tuple of tensors."""
     mechanism = case.build()
     found = []
     for attend in (mechanism, partial(checkpoint, mechanism, use_reentrant=True)):
@@ -90,7 +90,7 @@ def test_a_reentrant_checkpoint_keeps_the_gradients(case):
 
 @every_case
 def test_a_backward_pass_within_autocast_is_only_rounded(case):
-    """torch's own products are taken in half precision there, which may round them, but not make them overflow."""
+    """Autocast takes torch's own products in half precision: they may be rounded, but must not overflow."""
     mechanism = case.build(torch.float32)
     inputs = [2 * x for x in draw(src_len=5, dtype=torch.float32)]
     leaves = [x.requires_grad_() for x in (*inputs, *mechanism.parameters())]
@@ -125,7 +125,7 @@ def test_rows_sum_to_one(case, kind):
 
 
 def column_error(plan, query_mask, key_mask):
-    """Largest distance of the received mass from its share 1/m."""
+    """Largest difference between the mass that a key receives and its share 1/m."""
     received = plan.sum(-2) / (~query_mask).sum(-1)[:, None, None]
     share = (~key_mask).double() / (~key_mask).sum(-1, keepdim=True)
     return (received - share[:, None]).abs().max().item()
@@ -184,7 +184,7 @@ def test_padding_is_truncation(case, kind, layout):
 
 
 @every_case
-def test_batch_is_one_by_one(case):
+def test_a_batch_gives_what_its_sentences_give_alone(case):
     mechanism, inputs = case.build(), case.draw()
     together = mechanism(*inputs, need_weights=True)
     for sentence in range(3):
@@ -194,7 +194,7 @@ def test_batch_is_one_by_one(case):
 
 
 def unordered(case, kind):
-    """The order of the tokens does not matter."""
+    """Whether the mechanism ignores the order of the tokens."""
     slots_matter = kind == "self" and case.flag("counts_slots")
     return not (case.flag("positional") or case.flag("mixes_values") or slots_matter)
 
@@ -202,8 +202,8 @@ def unordered(case, kind):
 @pytest.mark.parametrize(
     ("case", "kind"), [(case, kind) for case in CASES for kind in case.kinds if unordered(case, kind)], ids=str
 )
-def test_order_of_tokens_is_order_of_rows_and_columns(case, kind):
-    """Of one sentence, or of queries and keys in orders of their own; where slots are counted, of queries alone."""
+def test_permuting_tokens_permutes_rows_and_columns(case, kind):
+    """Self: one permutation. Cross: one of the queries and one of the keys; of the queries alone if slots count."""
     query_mask, key_mask = masks_of(kind, "scattered")
     q, k, v = draw(src_len=key_mask.size(1))
     rows = columns = torch.tensor([3, 0, 4, 2, 1])
@@ -266,7 +266,7 @@ CAUSAL_AT_DECODER = [case for case in CASES if case.build(**at_decoder(case)).tr
     ("case", "causal"), [(case, False) for case in CASES] + [(case, True) for case in CAUSAL_AT_DECODER], ids=str
 )
 def test_every_parameter_gets_a_gradient(case, causal):
-    """Torch's data parallelism stops at a parameter without one."""
+    """torch's DistributedDataParallel fails if a parameter has no gradient."""
     mechanism = case.build(**at_decoder(case) if causal else {})
     inputs = [x.requires_grad_() for x in draw(5, 5, 5)]
     values = mechanism(*inputs, causal=causal).values
@@ -274,9 +274,9 @@ def test_every_parameter_gets_a_gradient(case, causal):
     assert all(gradient is not None for gradient in found)
 
 
-# all mass goes through a single pivot, whatever the queries are
+# with a single pivot the output depends on no query, as all mass goes through it
 @pytest.mark.parametrize("case", [case for case in CASES if case.options.get("num_pivots") != 1], ids=str)
-def test_flag_says_whether_queries_are_coupled(case):
+def test_trait_says_whether_queries_are_coupled(case):
     mechanism = case.build()
     q, k, v = case.draw()
     moved = q + torch.randn(q.shape, dtype=q.dtype)
@@ -286,7 +286,7 @@ def test_flag_says_whether_queries_are_coupled(case):
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case not in CAUSAL_CASES], ids=str)
-def test_what_is_not_causal_refuses_to_be(case):
+def test_mechanisms_without_a_causal_form_refuse_causal(case):
     with pytest.raises(ValueError, match="causal"):
         case.build()(*draw(tgt_len=6), causal=True)
 
@@ -306,10 +306,10 @@ def test_causal_rows_that_see_nothing_but_pads_are_finite(case, need_weights):
 
 
 def soft_sort_rounding(mechanism, dtype):
-    """How much one rounding of the scores moves a plan made of two soft sorts, relatively; 0 without sorts.
+    """Relative change of a plan of two soft sorts by one rounding of the scores; 0 without soft sorts.
 
-    An entry is ``exp(-(s_p - v_j)²/t)``. The difference is at most about four times √t where the entry counts, and
-    scores of up to 3 are rounded by ``3 eps``: the exponent moves by ``2·4·3 eps/√t``, in either of the two sorts.
+    An entry is ``exp(-(s_p - v_j)²/t)``. Where it is not negligible, ``|s_p - v_j|`` is at most about ``4 √t``. Scores
+    of up to 3 are rounded by ``3 eps``, so the exponent moves by ``2·4·3 eps/√t`` in each of the two sorts.
     """
     options = unwrapped(mechanism).options
     if not hasattr(options, "sort_temperature") or options.hard:
@@ -394,7 +394,7 @@ def test_an_empty_batch_gives_nothing(case, need_weights):
     "case", [case for case in PLAIN_CASES if case.variant == "default" or case.name == "near_far"], ids=str
 )
 def test_a_compiled_mechanism_computes_the_same_at_every_length(case):
-    """By torch.compile, which follows the second length with sizes that are unknown."""
+    """From the second length on, torch.compile treats the length as dynamic."""
     torch._dynamo.reset()
     mechanism = case.build()
     compiled = torch.compile(mechanism, backend="aot_eager")

@@ -1,4 +1,4 @@
-"""Decoding: summaries of keys and causal states give what attending to everything at once gives."""
+"""Decoding with summaries of the source and with causal states equals attention in one pass."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ ORDER = torch.tensor([2, 0, 0])
 
 
 def reorder(tensors):
-    """What a beam does to everything that is kept."""
+    """Cached tensors with their batch reordered, as by a beam search."""
     return {name: x.index_select(0, ORDER) for name, x in tensors.items()}
 
 
@@ -29,7 +29,7 @@ def reorder(tensors):
 @both_dtypes
 @pytest.mark.parametrize("layout", [None, "right", "left"])
 @pytest.mark.parametrize("need_weights", [False, True])
-def test_summary_is_attention(case, dtype, tolerance, layout, need_weights):
+def test_attending_to_a_summary_equals_attention(case, dtype, tolerance, layout, need_weights):
     mechanism = case.build(dtype)
     q, k, v = draw(dtype=dtype)
     mask = None if layout is None else padding_mask(LENGTHS, SIZE, layout)
@@ -52,8 +52,8 @@ def test_summary_is_attention(case, dtype, tolerance, layout, need_weights):
 @both_dtypes
 @pytest.mark.parametrize("layout", [None, "right", "late"])
 @pytest.mark.parametrize("need_weights", [False, True])
-def test_causal_steps_are_causal_attention(case, dtype, tolerance, layout, need_weights):
-    """``late``: only the later steps bring a mask, as in a batch whose short sentences end first."""
+def test_causal_steps_equal_causal_attention(case, dtype, tolerance, layout, need_weights):
+    """``late``: only the later steps have a mask, as in a batch whose short sentences end first."""
     mechanism = case.build(dtype)
     q, k, v = draw(3, LONG, LONG, dtype=dtype)
     mask = None if layout is None else padding_mask(LENGTHS, LONG, "right")
@@ -82,7 +82,7 @@ def test_causal_queries_without_a_key_are_refused(case):
 @every_causal_case
 @pytest.mark.parametrize("need_weights", [False, True])
 def test_late_queries_and_a_first_step_with_keys_before_its_query(case, need_weights):
-    """With --cross-self-attention these keys are those of the source."""
+    """With --cross-self-attention the keys before the first query are the source's."""
     mechanism, early = case.build(), LONG // 2
     q, k, v = draw(3, LONG, LONG)
     mask = padding_mask((LONG, 15, 12), LONG, "left")
@@ -98,7 +98,7 @@ def test_late_queries_and_a_first_step_with_keys_before_its_query(case, need_wei
         if need_weights:
             close(late.weights[:, :, stop - 1 - early], expected.weights[:, :, stop - 1])
             close(output.weights, expected.weights[:, :, query, :stop])
-        if case.name == "softmax":  # the causal form through pivots has one marginal only, near_far a band
+        if case.name == "softmax":  # without causal, LOT has a second marginal, and near_far's band starts at query 0
             last = mechanism(q[:, :, query], k[:, :, :stop], v[:, :, :stop], None, mask[:, :stop])
             close(last.values, expected.values[:, :, query])
 
@@ -125,8 +125,11 @@ SUMS = 6 * (HEAD_DIM + 1)  # of six pivots or features
         ("lot", {"num_pivots": 6, "query_updates": 1}, [SUMS] * LONG),
     ],
 )
-def test_what_decoding_keeps(name, options, sizes):
-    """Keys and values once; or those within the window of later tokens and sums, perhaps later; or sums alone."""
+def test_size_of_the_cache_of_decoding(name, options, sizes):
+    """Softmax and a band alone cache all keys and values; LOT caches sums over them.
+
+    near_far caches the last keys and values and sums over the earlier ones, with ``exact_up_to`` from that length on.
+    """
     mechanism = build_mechanism(name, num_heads=NUM_HEADS, head_dim=HEAD_DIM, **options).double()
     inputs = draw(3, LONG, LONG)
     state, found = {}, []
@@ -143,7 +146,7 @@ def test_a_summary_of_lot_does_not_grow():
 
 
 @pytest.mark.parametrize("case", [case for case in CAUSAL_CASES if case.name == "lot"], ids=str)
-def test_a_plan_that_was_not_asked_for_in_time_is_none(case):
+def test_weights_are_none_if_the_cache_was_made_without_them(case):
     mechanism = case.build()
     q, k, v = draw(tgt_len=SIZE)
     assert mechanism.attend_summary(q, mechanism.summarise(k, v), need_weights=True).weights is None

@@ -1,4 +1,4 @@
-"""What docs/mechanisms.md says in numbers, and the options that it names for the papers' forms."""
+"""Numbers in docs/mechanisms.md, and the options that it names for the papers' forms."""
 
 import torch
 
@@ -8,7 +8,7 @@ from tests.reference import entropic_plan, uniform
 from tests.variants import build_differential
 
 
-def test_lot_at_an_epsilon_of_the_scale_is_the_one_of_the_paper_with_unscaled_products():
+def test_lot_with_epsilon_equal_to_the_scale_is_the_papers_lot_with_unscaled_products():
     mechanism = build_mechanism("lot", num_heads=1, head_dim=16, num_pivots=5, num_updates=5, epsilon=16**-0.5).double()
     q, k, v = random(3, 7, 16)
     q_plan, k_plan = (
@@ -22,7 +22,7 @@ def test_lot_at_an_epsilon_of_the_scale_is_the_one_of_the_paper_with_unscaled_pr
     close(weights[0, 0], 7 * q_plan @ (5 * k_plan), 1e-12)
 
 
-def test_columns_of_lot_after_five_updates_and_after_twenty():
+def test_columns_of_lot_are_off_by_a_quarter_after_5_updates_and_by_less_than_a_percent_after_20():
     largest, mean = {}, {}
     for num_updates in (5, 20):
         mechanism = build_mechanism("lot", num_heads=4, head_dim=32, num_updates=num_updates).double()
@@ -33,8 +33,11 @@ def test_columns_of_lot_after_five_updates_and_after_twenty():
     assert largest[20] < 0.01
 
 
-def test_where_lambda_starts():
-    """``λq·λk`` is a sum of 32 products of deviation 0.01, so λ has one of ``0.01 √64``; the mean of 400, a 20th."""
+def test_initial_lambdas_scatter_around_lambda_init():
+    """λ has a standard deviation of ``0.01 √64``, and the mean of 400 layers a 20th of it.
+
+    λ is λ_init plus the difference of ``exp(λq·λk)`` for two pairs; each ``λq·λk`` sums 32 products of deviation 0.01.
+    """
     context = {"num_heads": 2, "head_dim": 32}
     layers = [build_differential("softmax", **context, layer=layer, lambda_init=0.0) for layer in range(400)]
     lambdas = torch.stack([layer.difference_weight() for layer in layers])

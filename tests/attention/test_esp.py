@@ -22,8 +22,8 @@ def esp(kind="soft", dtype=torch.float64, **options):
 
 
 @both_sizes
-def test_algorithm_1_scales_nothing_and_is_ours_at_other_temperatures(src_len):
-    """t/d and τ·d, where t and τ are those of q and k as they come."""
+def test_algorithm_1_without_scaling_is_ours_at_other_temperatures(src_len):
+    """Algorithm 1 takes unscaled q and k; its temperatures t and τ are t/d and τ·d here."""
     mechanism = esp(sort_temperature=0.3 / DIM, slice_inverse_temperature=0.2 * DIM)
     q, k, v = draw(1, src_len=src_len)
     plan = mechanism(q, k, v, need_weights=True).weights[0]
@@ -78,12 +78,12 @@ def test_equal_tokens_keep_their_order_when_hard(slicer):
 @every_slicer
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_ties_do_not_depend_on_the_batch(kind, slicer, dtype):
-    """Duplicated tokens of a sentence alone, and among longer ones with pads on either side.
+    """A sentence with repeated tokens gives the same alone and in a batch, with pads on either side.
 
-    Rounding may put equal tokens in either order. Their gradients depend on the order, the sum of these does not: it is
-    how the loss follows the token that they all are.
+    Rounding may put equal tokens in either order. The gradient of each of them depends on the order; their sum, the
+    gradient of the token that is repeated, does not.
     """
-    # in float32 the rounding of a sort at the default, 1e-3, is as large as its gradients
+    # at the default of 1e-3, float32's rounding is as large as the gradients of a sort
     temperature = 1e-3 if dtype == torch.float64 else 0.1
     mechanism = esp(kind, dtype, **slicer, sort_temperature=temperature)
     kinds = torch.tensor([0, 1, 2, 1, 0, 0, 2, 1, 0, 1, 2])
@@ -93,7 +93,7 @@ def test_ties_do_not_depend_on_the_batch(kind, slicer, dtype):
     of_leaves = gradients(values, alone)
     # A soft sort of lines x has the gradients 2 Σ_j pull_j (place - x_j)/t, differences of numbers up to |x|/t < 2.5/t
     # times a pull, which is at most the gradient of an entry of A, |w·v| < 6.5; there are 11 tokens. An exact sort has
-    # those of the costs: sums over the tokens of squared distances up to 10 times |w·v|.
+    # gradients through the costs alone: sums over the tokens of squared distances up to 10 times |w·v|.
     rounding = torch.finfo(dtype).eps * 11 * 6.5 * (10 if kind == "hard" else 2 * 2.5 / temperature)
     for bsz, length, first in ((2, 11, 0), (3, 19, 0), (5, 40, 29), (7, 67, 13)):
         batch = draw(bsz, length, length, dtype=dtype, seed=9)
@@ -109,20 +109,20 @@ def test_ties_do_not_depend_on_the_batch(kind, slicer, dtype):
 
 
 @pytest.mark.parametrize("option", ["sort_temperature", "min_sort_temperature"])
-def test_the_smallest_temperatures_can_be_divided_by_in_float32(option):
+def test_tiny_temperatures_are_finite_in_float32(option):
     inputs = [x.requires_grad_() for x in draw(dtype=torch.float32)]
     values = esp(dtype=torch.float32, **{option: 1e-30})(*inputs).values
     assert values.isfinite().all() and all(x.isfinite().all() for x in gradients(values, inputs))
 
 
-@pytest.mark.parametrize(("inverse", "teaches"), [(0.0, False), (1.0, True)])
-def test_hard_sorts_teach_q_and_k_through_the_slice_weights_and_no_slice(inverse, teaches):
+@pytest.mark.parametrize(("inverse", "has_gradient"), [(0.0, False), (1.0, True)])
+def test_hard_sorts_have_gradients_for_q_and_k_through_the_slice_weights_and_none_for_slices(inverse, has_gradient):
     mechanism = esp("hard", slicer="learnable", slice_inverse_temperature=inverse)
     inputs = [x.requires_grad_() for x in draw()]
     q, k, v, slices = torch.autograd.grad(mechanism(*inputs).values.square().sum(), [*inputs, mechanism.slices])
     assert v.abs().max() > 1e-3
-    assert all(x.abs().max() > 1e-3 if teaches else x.eq(0).all() for x in (q, k))
-    assert slices.eq(0).all()  # exact sorts are piecewise constant in the slices; their gradient is not missing
+    assert all(x.abs().max() > 1e-3 if has_gradient else x.eq(0).all() for x in (q, k))
+    assert slices.eq(0).all()  # a gradient of 0, not None: exact sorts are piecewise constant in the slices
 
 
 ANNEALED = [

@@ -1,4 +1,4 @@
-"""Huge scores, odd temperatures, sentences of one token or of a thousand: finite, and the plan of the slow twin."""
+"""Huge scores, extreme temperatures, sentences of 1 to 1,024 tokens: all is finite and agrees with the slow twin."""
 
 import copy
 
@@ -15,14 +15,17 @@ every_case = pytest.mark.parametrize("case", CASES, ids=str)
 DEFAULTS = [str(case) for case in PLAIN_CASES if case.variant == "default"]
 WITH_EPSILON = [name for name, kind in MECHANISMS.items() if hasattr(kind.options_class, "epsilon")]
 WITH_PIVOTS = [name for name, kind in MECHANISMS.items() if hasattr(kind.options_class, "num_pivots")]
-# how much of its mass a row may miss: what rounding the entries of A costs
-MISSING = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-# how far A may be from its twin: float32 knows scores of 1e4 to about 1e-3
-FROM_TWIN = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 1e-3, torch.bfloat16: 5e-3}
+# tolerance of the sum of a row of A: the rounding of its entries
+MASS_TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+# tolerance of A against its twin: float32 rounds scores of 1e4 by about 1e-3
+TWIN_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 1e-3, torch.bfloat16: 5e-3}
 
 
 def check(case, mechanism, q, k, v):
-    """All is finite, A is not negative, rows have their mass; so has every head, and columns if sorting is exact."""
+    """The output; asserts that it and its gradients are finite, A ≥ 0, and the masses of A are right.
+
+    Its total mass always is; the rows' masses if the mechanism promises it, the columns' if sorting is exact.
+    """
     inputs = [x.detach().clone().requires_grad_() for x in (q, k, v)]
     output = mechanism(*inputs, need_weights=True)
     gradients = torch.autograd.grad(
@@ -30,10 +33,10 @@ def check(case, mechanism, q, k, v):
     )
     assert output.values.isfinite().all() and output.weights.isfinite().all()
     assert all(gradient.isfinite().all() for gradient in gradients if gradient is not None)
-    plan, tolerance = output.weights.double(), MISSING[q.dtype]
+    plan, tolerance = output.weights.double(), MASS_TOLERANCE[q.dtype]
     whole = 1 - mechanism.difference_weight().item() if case.differential else 1.0
     assert case.differential or plan.ge(0).all()
-    assert (plan.mean(-2).sum(-1) - whole).abs().max() <= tolerance, "mass is lost or made"
+    assert (plan.mean(-2).sum(-1) - whole).abs().max() <= tolerance, "the total mass is wrong"
     if case.rows_exact:
         assert (plan.sum(-1) - whole).abs().max() <= tolerance
     if case.options.get("hard"):
@@ -42,15 +45,15 @@ def check(case, mechanism, q, k, v):
 
 
 def check_with_twin(case, mechanism, *inputs, tolerance):
-    """The same, and A is the slow twin's."""
+    """``check``, and A agrees with the slow twin."""
     plan = check(case, mechanism, *inputs).weights.double()
     exact = copy.deepcopy(mechanism).double()
     twins = [twin(case, exact, *(x[sentence].double() for x in inputs))[1] for sentence in range(len(plan))]
     close(plan, torch.stack(twins), tolerance)
 
 
-def of_size(size, case, dtype):
-    """The mechanism with q, k and v; they and the pivots are so large that every kind of score reaches ±size."""
+def draw_with_scores_of(size, case, dtype):
+    """The mechanism, q, k and v; q, k and the pivots are scaled until the largest score of each kind reaches ±size."""
     mechanism = case.build()
     q, k, v = draw(2, 6, 6)
     parameters = [x.data for x in [getattr(unwrapped(mechanism), "pivots", None)] if x is not None]
@@ -63,18 +66,18 @@ def of_size(size, case, dtype):
 
 @pytest.mark.fast_if(lambda case, dtype: dtype == torch.float32 or str(case) in DEFAULTS)
 @pytest.mark.parametrize("case", [case for case in CASES if has_a_twin(case)], ids=str)
-@pytest.mark.parametrize("dtype", MISSING, ids=str)
+@pytest.mark.parametrize("dtype", MASS_TOLERANCE, ids=str)
 def test_scores_of_ten_thousand(case, dtype):
-    check_with_twin(case, *of_size(1e4, case, dtype), tolerance=FROM_TWIN[dtype])
+    check_with_twin(case, *draw_with_scores_of(1e4, case, dtype), tolerance=TWIN_TOLERANCE[dtype])
 
 
 @pytest.mark.fast_if(lambda case, **_: str(case) in DEFAULTS)
 @pytest.mark.parametrize("norm", [100.0, 1000.0])
 @pytest.mark.parametrize("case", [case for case in CASES if not case.options.get("hard")], ids=str)
 def test_gradients_at_a_large_norm(case, norm):
-    """Float32 is as near to float64 as its rounding of scores allows, relative to the norm.
+    """Float32 differs from float64 by its rounding of the scores, relative to the norm.
 
-    Exact sorting is left out: tokens that are nearly level may change places.
+    Exact sorting is left out: tokens that are nearly tied may change places.
     """
     for seed in range(4):
         torch.manual_seed(seed)
@@ -94,29 +97,29 @@ def test_gradients_at_a_large_norm(case, norm):
 @pytest.mark.parametrize("epsilon", [1e-3, 1e-2, 1.0, 1e2, 1e3])
 @pytest.mark.parametrize("size", [1.0, 1e4])
 @pytest.mark.parametrize("name", WITH_EPSILON)
-def test_temperatures(name, size, epsilon, differential):
+def test_extreme_epsilons(name, size, epsilon, differential):
     case = Case(name, "epsilon", {"epsilon": epsilon}, differential)
-    check_with_twin(case, *of_size(size, case, torch.float64), tolerance=1e-7)
-    check(case, *of_size(size, case, torch.float32))
+    check_with_twin(case, *draw_with_scores_of(size, case, torch.float64), tolerance=1e-7)
+    check(case, *draw_with_scores_of(size, case, torch.float32))
 
 
 @pytest.mark.parametrize("sort", [{"sort_temperature": x} for x in (1e-3, 1.0, 1e3)] + [{"hard": True}], ids=str)
 @pytest.mark.parametrize("inverse", [0.0, 1.0, 1e4])
 @pytest.mark.parametrize("size", [1.0, 1e4])
-def test_temperatures_of_slices(size, sort, inverse):
+def test_extreme_temperatures_of_esp(size, sort, inverse):
     case = Case("esp", "slices", {"slice_inverse_temperature": inverse, **sort})
-    check_with_twin(case, *of_size(size, case, torch.float64), tolerance=1e-7)
-    check(case, *of_size(size, case, torch.float32))
+    check_with_twin(case, *draw_with_scores_of(size, case, torch.float64), tolerance=1e-7)
+    check(case, *draw_with_scores_of(size, case, torch.float32))
 
 
 @pytest.mark.fast_if(lambda case, dtype: dtype == torch.float32 or str(case) in DEFAULTS)
 @every_case
-@pytest.mark.parametrize("dtype", MISSING, ids=str)
+@pytest.mark.parametrize("dtype", MASS_TOLERANCE, ids=str)
 def test_sentences_of_one_token(case, dtype):
     q, k, v = draw(3, 1, 1, dtype=dtype)
     output = check(case, case.build(dtype), q, k, v)
     if not (case.differential or case.flag("mixes_values")):
-        close(output.values, v, MISSING[dtype], relative=MISSING[dtype])
+        close(output.values, v, MASS_TOLERANCE[dtype], relative=MASS_TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("name", WITH_PIVOTS)
@@ -142,10 +145,10 @@ def test_equal_tokens_get_equal_rows(case):
     ids=str,
 )
 def test_sentences_of_1024_tokens(case, dtype):
-    """Every token has a thousandth of the mass, which the tolerance must not hide."""
+    """A token's mass is about 1e-3, so the tolerance is relative to the largest value."""
     q, k, v = draw(1, 1024, 1024, dtype=dtype)
     mechanism = case.build(dtype)
     values = check(case, mechanism, q, k, v).values
-    if case.name != "esp":  # two tokens that are as good as level may change places in a sort
+    if case.name != "esp":  # two tokens that are nearly tied may change places in a sort
         exact = copy.deepcopy(mechanism).double()(q.double(), k.double(), v.double()).values
-        assert (values - exact).abs().max() <= 10 * MISSING[dtype] * exact.abs().max()
+        assert (values - exact).abs().max() <= 10 * MASS_TOLERANCE[dtype] * exact.abs().max()

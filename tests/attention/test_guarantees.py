@@ -13,7 +13,7 @@ from tests.variants import build_differential
 N, HEADS, WIDTH = 7, 2, 8
 EXACT, LIMIT, NO, ROWS_ALONE = "exact", "as T grows", "no", "with rows alone"
 BOTH_PLANS, ONE_AND_ONE = "its two plans, as T grows", "its two plans: rows alone, as T grows"
-FEW, MANY = 2, 4001  # half-updates: what T >= 2 promises at once, and what it promises as T grows
+FEW, MANY = 2, 4001  # numbers of updates: the fewest of T >= 2, and enough to converge
 PIVOTS = {"num_pivots": 5, "epsilon": 0.7}
 FAR = {"num_features": 4, "window": 1}
 SOFT = {"sort_temperature": 0.3, "slice_inverse_temperature": 1.0}
@@ -74,7 +74,7 @@ every_row = pytest.mark.parametrize("row", GUARANTEES, ids=str)
 
 
 def built(row, options):
-    """The mechanism in float64, with masses that differ, and q, k and v of one sentence."""
+    """The mechanism in float64, with unequal pivot masses, and q, k and v of one sentence."""
     mechanism = build_mechanism(row.name, num_heads=HEADS, head_dim=WIDTH, **options).double()
     with torch.no_grad():
         for name, parameter in mechanism.named_parameters():
@@ -89,7 +89,7 @@ def weights_of(row, options):
 
 
 def check(promise, few, many):
-    """An error that is nothing at once, one that goes away, or one that stays."""
+    """Assert that the error is zero (EXACT), vanishes with many updates (LIMIT) or stays (NO)."""
     errors = [error for error in (few, many) if error is not None]
     if promise == EXACT:
         assert max(errors) < 1e-9
@@ -105,18 +105,18 @@ def both(row, error):
 
 
 @every_row
-def test_rows(row):
+def test_row_sums_are_as_the_table_says(row):
     check(row.rows, *both(row, lambda options: (weights_of(row, options).sum(-1) - 1).abs().max().item()))
 
 
 @every_row
-def test_columns(row):
+def test_column_sums_are_as_the_table_says(row):
     check(row.columns, *both(row, lambda options: (weights_of(row, options).sum(-2) - 1).abs().max().item()))
 
 
 @every_row
-def test_couples(row):
-    """Another last query changes the first row, or does not. In set, where a token is query and key, it always does."""
+def test_another_query_changes_a_row_where_the_table_says_so(row):
+    """The last query is changed and the first row compared. In set a token is query and key, so the row changes."""
     mechanism, (q, k, v) = built(row, row.few)
     other = q.clone()
     other[:, :, -1] += 1
@@ -126,37 +126,40 @@ def test_couples(row):
 
 
 def log_kernel(row, head, q, k, mechanism):
-    """log K of one head: what the entropic plan is a scaling of."""
+    """log K of one head; its entropic plan is K with scaled rows and columns."""
     if row.name == "near_far":  # the twin without any update is its kernel
         far = mechanism.features[head], mechanism.feature_bias[head]
         return reference.near_far_plan(q, k, *far, window=mechanism.options.window, num_updates=0).log()
     return reference.scores(q, k) / getattr(mechanism.options, "epsilon", 1.0)
 
 
-def beyond_rows(x):
-    """What is left of a matrix without a constant for every row; 0: it has nothing else."""
+def row_centred(x):
+    """x without its row means: 0 if every row is constant."""
     return x - x.mean(-1, keepdim=True)
 
 
-def beyond_scalings(x):
-    """What is left of a matrix without a constant for every row and one for every column."""
-    return beyond_rows(beyond_rows(x).mT).mT
+def doubly_centred(x):
+    """x without its row and column means: 0 if x is a sum of a constant per row and one per column."""
+    return row_centred(row_centred(x).mT).mT
 
 
 @every_row
-def test_entropic(row):
-    """A plan is entropic if it is its kernel with scaled rows and columns, or rows alone, and has the marginals."""
+def test_plans_are_entropic_where_the_table_says_so(row):
+    """A plan is entropic if it is its kernel with scaled rows and columns and has the marginals.
+
+    "With rows alone": only rows are scaled, and only their marginal holds.
+    """
     for options in filter(None, (row.few, row.many)):
         mechanism, (q, k, _) = built(row, options)
         weights = weights_of(row, options)
         kernels = torch.stack([log_kernel(row, h, q[0, h], k[0, h], mechanism) for h in range(HEADS)])
         if row.entropic == ROWS_ALONE:
-            close(beyond_rows(weights.log() - kernels), torch.zeros_like(kernels), 1e-9)
+            close(row_centred(weights.log() - kernels), torch.zeros_like(kernels), 1e-9)
         elif row.entropic == LIMIT:
             assert row.columns == LIMIT
-            close(beyond_scalings(weights.log() - kernels), torch.zeros_like(kernels), 1e-8)
-        else:  # a scaling of the kernel at no temperature: entries without constants are not proportional
-            log_weights, plain = (beyond_scalings(x).flatten(1) for x in (weights.clamp(min=1e-300).log(), kernels))
+            close(doubly_centred(weights.log() - kernels), torch.zeros_like(kernels), 1e-8)
+        else:  # A scales the kernel at no temperature: centred logs are not proportional
+            log_weights, plain = (doubly_centred(x).flatten(1) for x in (weights.clamp(min=1e-300).log(), kernels))
             assert torch.cosine_similarity(log_weights, plain).max() < 0.99
         if row.entropic in (BOTH_PLANS, ONE_AND_ONE):
             coupling = mechanism.coupling(q, k)
@@ -168,9 +171,9 @@ def test_entropic(row):
                 of_queries, of_keys = mechanism.scores(q)[0], mechanism.scores(k)[0]
                 masses = mechanism.log_masses().exp()
             from_queries, to_keys = (x[0] for x in coupling.factors)
-            left = (beyond_rows if row.entropic == ONE_AND_ONE else beyond_scalings)(from_queries.log() - of_queries)
+            left = (row_centred if row.entropic == ONE_AND_ONE else doubly_centred)(from_queries.log() - of_queries)
             assert left.abs().max() < 1e-9
-            assert beyond_scalings(to_keys.log() - of_keys.mT).abs().max() < 1e-9
+            assert doubly_centred(to_keys.log() - of_keys.mT).abs().max() < 1e-9
             at_pivots = (from_queries.mean(-2) - masses).abs().max().item()
             check(NO if row.entropic == ONE_AND_ONE or options is row.few else EXACT, at_pivots, None)
             at_keys = ((masses[:, None] @ to_keys)[:, 0] - 1 / N).abs().max().item()

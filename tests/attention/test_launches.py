@@ -1,6 +1,7 @@
-"""How many kernels a layer sends to a GPU: on short sentences that, and not the arithmetic, is what takes time.
+"""The number of kernels that a layer launches on a GPU; on short sentences launches take the time, not arithmetic.
 
-Counted on the CPU in half precision with padding. Where the code chooses otherwise there than on a GPU, tests say so.
+Kernels are counted on the CPU, in half precision with padding. Where the code takes another path on a GPU, the test
+switches to that path.
 """
 
 from functools import partial
@@ -34,7 +35,7 @@ def pads(length=LENGTH):
 
 
 def forward_and_backward(mechanism, head_dim=DIM, length=LENGTH, causal=False):
-    """Kernels of a training step's forward and backward pass."""
+    """The numbers of kernels of a forward and of a backward pass."""
     inputs, mask = [x.requires_grad_() for x in draw_half(length, head_dim)], pads(length)
     gradient = torch.randn_like(inputs[0])
     leaves = [*inputs, *mechanism.parameters()]
@@ -50,7 +51,7 @@ def forward_and_backward(mechanism, head_dim=DIM, length=LENGTH, causal=False):
 
 
 @pytest.mark.parametrize(("slicer", "head_dim"), [("axis", 128), ("learnable", DIM)])
-def test_hard_esp_works_on_all_slices_at_once(slicer, head_dim, monkeypatch):
+def test_hard_esp_takes_no_more_kernels_for_more_slices(slicer, head_dim, monkeypatch):
     change_ways(monkeypatch, hard_chunk=WAYS["other"].hard_chunk)
     few, many = (
         forward_and_backward(
@@ -61,7 +62,7 @@ def test_hard_esp_works_on_all_slices_at_once(slicer, head_dim, monkeypatch):
     assert few == many and many[0] <= 150 and many[1] <= 250, (few, many)
 
 
-def test_hard_esp_works_on_few_slices_at_a_time_where_memory_ends(monkeypatch):
+def test_hard_esp_splits_slices_when_memory_is_short(monkeypatch):
     mechanism = build_half("esp", hard=True)
     change_ways(monkeypatch, hard_chunk=BSZ * HEADS * LENGTH * DIM)
     few, _ = forward_and_backward(mechanism, DIM)
@@ -70,17 +71,17 @@ def test_hard_esp_works_on_few_slices_at_a_time_where_memory_ends(monkeypatch):
 
 
 @pytest.mark.parametrize(("num_updates", "most"), [(1, (37, 18)), (15, (82, 149))])
-def test_a_temperature_costs_few_kernels_where_it_is_learnt_and_none_where_it_is_fixed(num_updates, most):
+def test_a_learnt_epsilon_adds_few_kernels_and_a_fixed_one_none(num_updates, most):
     counts = [
         forward_and_backward(build_half("sinkhorn", num_updates=num_updates, epsilon=epsilon, learn_epsilon=learn), DIM)
         for epsilon, learn in ((1.0, False), (2.0, False), (1.0, True))
     ]
     assert counts[0] == counts[1] and counts[0][0] <= most[0] and counts[0][1] <= most[1]
-    # in float32, its exponential, over it, times s; and back, the sums over a head's scores among it
+    # forward: to float32, exp, division, times s; backward: their gradients, with sums over each head's scores
     assert counts[2][0] <= counts[0][0] + 4 and counts[2][1] <= counts[0][1] + 8
 
 
-def test_a_layer_of_lot_takes_as_many_kernels_on_longer_sentences():
+def test_lot_takes_no_more_kernels_for_longer_sentences():
     found = [forward_and_backward(build_half("lot"), length=length) for length in (LENGTH, 1000)]
     assert found[0] == found[1] and found[0][0] <= 105 and found[0][1] <= 126, found
 
@@ -100,9 +101,9 @@ def test_a_layer_of_near_far_takes_few_kernels(options, most, length, monkeypatc
         ("near_far", {}, {24: (103, 116), 1000: (134, 146)}),
     ],
 )
-def test_a_decoder_takes_as_many_more_as_the_number_of_chunks_has_digits(name, options, most, monkeypatch):
-    """3 chunks and 125."""
-    monkeypatch.setattr(near_far_mechanism.NearFar, "_rows_are_kept", lambda *_: False)  # a GPU does not look
+def test_kernels_of_a_causal_layer_grow_with_the_logarithm_of_the_length(name, options, most, monkeypatch):
+    """24 tokens are 3 chunks, 1,000 are 125."""
+    monkeypatch.setattr(near_far_mechanism.NearFar, "_rows_are_kept", lambda *_: False)  # as on a GPU
     monkeypatch.setattr(pivots_causal, "_LARGEST_WITHOUT_PEAK", 0.0)
     change_ways(monkeypatch, adds_one_by_one=False)
     found = {length: forward_and_backward(build_half(name, **options), length=length, causal=True) for length in most}
@@ -117,8 +118,8 @@ def test_near_far_takes_no_more_kernels_for_longer_sentences(options, most, monk
     assert found[0] == found[1] and all(count <= limit for count, limit in zip(found[0], most, strict=True)), found
 
 
-def test_with_a_prior_near_far_takes_as_many_more_as_the_number_of_blocks_has_digits(monkeypatch):
-    """10 blocks and 32."""
+def test_kernels_of_near_far_with_a_prior_grow_with_the_logarithm_of_the_length(monkeypatch):
+    """300 tokens are 10 blocks, 1,000 are 32."""
     change_ways(monkeypatch, adds_one_by_one=False)
     for length, most in ((300, (148, 140)), (1000, (160, 152))):
         found = forward_and_backward(build_half("near_far", prior="alibi"), length=length)
@@ -135,17 +136,17 @@ def test_with_a_prior_near_far_takes_as_many_more_as_the_number_of_blocks_has_di
     ],
 )
 @torch.no_grad()
-def test_a_token_of_the_target_takes_few_kernels(name, options, most, padded):
+def test_a_decoding_step_takes_few_kernels(name, options, most, padded):
     mechanism, state = build_half(name, **options).eval(), {}
     mask = pads()[:, :1] if padded else None
-    for _ in range(getattr(mechanism.options, "window", 0) + 2):  # then a key leaves near_far's window with every token
+    for _ in range(getattr(mechanism.options, "window", 0) + 2):  # from then on every token moves near_far's window
         _, state = mechanism.causal_step(*draw_half(1), mask, state, False)
     token = draw_half(1)
     assert launches(lambda: mechanism.causal_step(*token, mask, state, False)) <= most[padded]
 
 
 @pytest.mark.parametrize("options", [{}, {"prior": "alibi"}])
-def test_short_sentences_of_near_far_take_softmaxs_kernels_and_a_zero_for_each_parameter(options):
+def test_short_sentences_of_near_far_take_softmaxs_kernels_and_a_zero_gradient_per_parameter(options):
     softmax = build_half("softmax", **options)
     for causal in (False, True):
         forward, backward = forward_and_backward(build_half("near_far", exact_up_to=LENGTH, **options), causal=causal)
@@ -179,7 +180,7 @@ def test_short_targets_of_near_far_take_softmaxs_kernels():
     ],
 )
 @torch.no_grad()
-def test_a_token_that_looks_at_the_source_takes_few_kernels(name, options, most, padded):
+def test_cross_attention_of_a_decoding_step_takes_few_kernels(name, options, most, padded):
     mechanism = build_half(name, **options).eval()
     summary, (q,) = mechanism.summarise(*draw_half(number=2), pads() if padded else None), draw_half(1, number=1)
     assert launches(lambda: mechanism.attend_summary(q, summary)) <= most[padded]
@@ -187,7 +188,7 @@ def test_a_token_that_looks_at_the_source_takes_few_kernels(name, options, most,
 
 @pytest.mark.parametrize("differential", [False, True])
 @torch.no_grad()
-def test_pads_are_taken_from_keys_and_values_once(differential, monkeypatch):
+def test_pads_of_keys_and_values_are_zeroed_once(differential, monkeypatch):
     mechanism = (build_differential if differential else build_mechanism)("softmax", num_heads=HEADS, head_dim=DIM)
     real, masked = base.without_pads, []
 
@@ -208,12 +209,12 @@ def test_pads_are_taken_from_keys_and_values_once(differential, monkeypatch):
     for i in range(LENGTH):
         step = [x.float() for x in draw_half(1)]
         _, state = mechanism.causal_step(*step, pads()[:, i : i + 1], state, False)
-    assert set(masked) == {1}  # each new token, not those before it
+    assert set(masked) == {1}  # only the new token of each step
 
 
 @torch.no_grad()
 def test_hooks_see_the_mechanism_inside_a_differential_one():
-    """Calibration and diagnosis read heads there, in one pass and step by step."""
+    """Calibration and diagnosis hook the inner mechanism, in one pass and step by step."""
     mechanism = build_differential("softmax", num_heads=HEADS, head_dim=DIM)
     seen = []
     mechanism.inner.register_forward_hook(lambda module, args, output: seen.append(output.values.size(2)))
@@ -228,7 +229,7 @@ def test_hooks_see_the_mechanism_inside_a_differential_one():
 @pytest.mark.parametrize("layout", [None, "right", "left"])
 @pytest.mark.parametrize("tgt_len", [1, 3, 6])
 @pytest.mark.parametrize("causal", [False, True])
-def test_softmax_makes_a_mask_only_where_the_flash_kernel_cannot_be_had(prior, layout, tgt_len, causal, monkeypatch):
+def test_softmax_makes_a_mask_only_where_the_flash_kernel_needs_one(prior, layout, tgt_len, causal, monkeypatch):
     mechanism = build_mechanism("softmax", num_heads=2, head_dim=4, **({"prior": prior} if prior else {})).double()
     q, k, v = (torch.randn(3, 2, length, 4, dtype=torch.float64) for length in (tgt_len, 6, 6))
     mask = None if layout is None else padding_mask((6, 4, 2), 6, layout)

@@ -31,7 +31,7 @@ def test_rank_of_attention_is_at_most_the_number_of_pivots(r):
 
 
 @pytest.mark.parametrize(("name", "option"), [("pivots", "learn_pivots"), ("mass_logits", "learn_masses")])
-def test_what_is_not_learnt_is_stored_all_the_same(name, option):
+def test_fixed_pivots_and_masses_are_in_the_checkpoint_too(name, option):
     learnt, fixed = build("lot"), build("lot", **{option: False})
     assert {key for key, _ in learnt.named_parameters()} == {"pivots", "mass_logits"}
     assert {key for key, _ in fixed.named_parameters()} == {"pivots", "mass_logits"} - {name}
@@ -72,7 +72,7 @@ def test_halves_of_differential_attention_convolve_with_their_own_weights():
     close(actual, expected, 1e-10)
 
 
-def test_values_of_a_width_without_weights_are_refused():
+def test_convolution_refuses_values_of_another_width():
     q, k, v = draw()
     with pytest.raises(InputError, match="width 3"):
         build("lot", conv_kernel=3)(q, k, v[..., :3])

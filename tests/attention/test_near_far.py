@@ -1,4 +1,4 @@
-"""near_far: the claims of docs/mechanisms.md and internals.md that the contract does not make of every mechanism."""
+"""Claims on near_far in docs/mechanisms.md and docs/internals.md, beyond the contract of all mechanisms."""
 
 import copy
 import math
@@ -34,7 +34,7 @@ build_near_far = partial(build, "near_far", head_dim=8)
 
 
 def inputs(n, m=None, *, head_dim=8, size=1.0):
-    """q, k and v of two sentences; q and k of norms of about ``size √head_dim``."""
+    """q, k and v of two sentences; the norms of q and k are about ``size √head_dim``."""
     lengths = (n, m or n, m or n)
     q, k, v = (random(2, 2, length, head_dim, seed=seed) for seed, length in enumerate(lengths))
     return size * q, size * k, v
@@ -55,7 +55,7 @@ def log_kernel(mechanism, q, k):
 @pytest.mark.parametrize("form", ["expected", "tangents-expected"])
 @torch.no_grad()
 def test_rounding_moves_no_band_around_the_expected_position(form):
-    """Float32 has the bands of float64 at 5,000 tokens, whole, padded in a batch, and where queries come one by one."""
+    """Float32 has float64's bands at 5,000 tokens: in one pass, padded in a batch, and query by query."""
     n, early = 5000, 3
     q, k, v = (random(1, 2, n, 64, seed=seed).float() for seed in range(3))
     mechanism = build_near_far(head_dim=64, **FORMS[form][0]).float()
@@ -71,10 +71,10 @@ def test_rounding_moves_no_band_around_the_expected_position(form):
 
 
 def test_features_as_drawn_are_unbiased():
-    """r terms of mean 1 and variance ``exp(s‖q + k‖²) - 1``, relative to ``exp(s·q·k)``: their mean is 1 ± σ.
+    """Divided by ``exp(s·q·k)``, an entry is a mean of r terms of mean 1 and variance ``exp(s‖q + k‖²) - 1``: 1 ± σ.
 
-    By Chebyshev an unbiased entry is beyond 6σ in one of 36 draws; close to normal, as the mean of 1e5 terms is, in one
-    of 5e8. Half a percent, which σ is at most, is less than any factor of φ and ψ changes.
+    The mean of 1e5 terms is nearly normal, so an unbiased entry is beyond 6σ in one of 5e8 draws; Chebyshev's bound is
+    one of 36. The median of σ is below half a percent, so a wrong factor of φ or ψ shows.
     """
     r, mechanism = 100_000, build_near_far(head_dim=4, num_features=100_000)
     q, k, _ = inputs(5, head_dim=4, size=0.5)
@@ -86,7 +86,7 @@ def test_features_as_drawn_are_unbiased():
 
 
 def test_a_feature_exceeds_the_kernel_by_no_more_than_its_own_size():
-    """``φ_t ψ_t ≤ exp(c_t + s‖z_t‖²/2) exp(s·q·k) / r``, and both are equal where q + k = z_t."""
+    """``φ_t ψ_t ≤ exp(c_t + s‖z_t‖²/2) exp(s·q·k) / r``, with equality where q + k = z_t."""
     mechanism = build_near_far(num_features=6)
     with torch.no_grad():
         mechanism.feature_bias += random(2, 6)
@@ -101,7 +101,7 @@ def test_a_feature_exceeds_the_kernel_by_no_more_than_its_own_size():
 
 
 @pytest.mark.parametrize("size", [1.0, 100.0])
-def test_tangents_are_nowhere_above_the_sum_and_exact_where_they_touch(size):
+def test_tangents_never_exceed_the_sum_over_keys_and_equal_it_at_the_features(size):
     mechanism, (q, k, _) = build_near_far(num_features=6, tangents=True), inputs(20, size=size)
     z = mechanism.features.detach()
     z.mul_(size)
@@ -114,8 +114,8 @@ def test_tangents_are_nowhere_above_the_sum_and_exact_where_they_touch(size):
 
 
 @pytest.mark.parametrize("band", ["diagonal", "expected"])
-def test_tangents_hold_for_every_norm_as_drawn(band):
-    """Of random tokens a few features cannot tell more; the features without tangents are worse than no output."""
+def test_tangents_as_drawn_bound_the_error_at_every_norm(band):
+    """On random tokens a few features leave an error of up to 0.6; without tangents it exceeds that of zeros, 1."""
     errors = {}
     for size in (10, 100, 1000):
         q, k, v = inputs(60, head_dim=5, size=size)
@@ -132,7 +132,7 @@ def test_the_causal_form_has_no_tangents():
     close(*values, 0)
 
 
-def test_a_checkpoint_without_the_option_has_the_features_of_before():
+def test_a_checkpoint_without_the_option_has_no_tangents():
     assert not build_near_far().options.tangents
     mechanism, (q, k, _) = build_near_far(num_features=6, window=1), inputs(9)
     both = mechanism._side_logs(torch.cat([q, k], 2), (q, k), Masks(None, None, False))
@@ -159,7 +159,7 @@ WIDE = [
 
 @pytest.mark.parametrize(("options", "how", "name", "others"), WIDE)
 @pytest.mark.parametrize("layout", [None, "right", "left"])
-def test_a_window_over_the_sentence_is_softmax_or_sinkhorn_at_its_temperature(options, how, name, others, layout):
+def test_a_window_over_the_sentence_gives_softmax_or_sinkhorn_at_epsilon_1(options, how, name, others, layout):
     mask = None if layout is None else padding_mask((9, 4), 9, layout)
     leaves = [x.requires_grad_() for x in inputs(9)]
     found = []
@@ -174,10 +174,8 @@ def test_a_window_over_the_sentence_is_softmax_or_sinkhorn_at_its_temperature(op
     [case for case in WIDE if case[2] == "softmax" or case[0]["num_updates"] > 1],  # one update is softmax's
 )
 @pytest.mark.parametrize("layout", [None, "right", "left"])
-def test_short_sentences_get_what_softmax_or_sinkhorn_computes_bit_by_bit(
-    options, how, name, others, layout, monkeypatch
-):
-    """By the same calls: no feature is computed, and no number is changed."""
+def test_short_sentences_equal_softmax_or_sinkhorn_bit_for_bit(options, how, name, others, layout, monkeypatch):
+    """They make the same calls and compute no feature."""
     monkeypatch.setattr(near_far_file, "feature_logs", None)
     monkeypatch.setattr(near_far_file, "near_far", None)
     mask = None if layout is None else padding_mask((9, 4), 9, layout)
@@ -197,8 +195,8 @@ del EXACT_FORMS["causal"], EXACT_FORMS["causal-alibi"]
 @pytest.mark.parametrize(("options", "how"), EXACT_FORMS.values(), ids=EXACT_FORMS)
 @pytest.mark.parametrize("layout", ["right", "left"])
 @pytest.mark.parametrize("need_weights", [False, True])
-def test_each_sentence_goes_by_its_own_length_whatever_the_batch(options, how, layout, need_weights):
-    """Those of at most E tokens are exact, the others the linear form; both with NaN in the pads, in any order."""
+def test_a_sentence_is_exact_or_linear_by_its_own_length_in_any_batch(options, how, layout, need_weights):
+    """Sentences of at most ``exact_up_to`` tokens are exact, others linear, in any order and with NaN in the pads."""
     lengths, limit = torch.tensor([40, 12, 13, 1, 0, 25]), 12
     mask = padding_mask(lengths.tolist(), 40, layout)
     q, k, v = (random(6, 2, 40, 8, seed=seed) for seed in range(3))
@@ -225,7 +223,7 @@ def test_each_sentence_goes_by_its_own_length_whatever_the_batch(options, how, l
     close(found, wanted, 1e-8)
 
 
-def test_short_sentences_are_cut_to_their_own_longest_length(monkeypatch):
+def test_short_sentences_are_cut_to_the_longest_of_them(monkeypatch):
     sizes, attend = [], Softmax.attend
 
     def spy(self, q, k, *others):
@@ -246,7 +244,7 @@ def test_short_sentences_are_cut_to_their_own_longest_length(monkeypatch):
 @pytest.mark.parametrize("early", [0, 3, 14])
 @pytest.mark.parametrize("need_weights", [False, True])
 def test_the_first_tokens_of_a_target_are_exact_and_the_later_ones_are_not(options, layout, early, need_weights):
-    """Counted from the first real token; step by step, in steps of any size, they are the same."""
+    """Tokens count from the first real one. Decoding in steps of any size gives the same."""
     n, limit, lengths = 30, 12, (30, 14, 25)
     mask = None if layout is None else padding_mask(lengths, n, layout)
     q, k, v = (random(3, 2, n, 8, seed=seed) for seed in range(3))
@@ -302,7 +300,7 @@ def test_the_summary_of_a_mixed_batch_serves_every_sentence(layout, need_weights
             close(output.weights, expected.weights[rows], 1e-10)
 
 
-def test_what_is_kept_of_a_short_source_is_what_softmax_keeps():
+def test_the_summary_of_a_short_source_is_softmaxs():
     _, k, v = inputs(9)
     ours, softmax = (
         x.summarise(k, v) for x in (build_near_far(band="expected", exact_up_to=9), build("softmax", head_dim=8))
@@ -311,7 +309,7 @@ def test_what_is_kept_of_a_short_source_is_what_softmax_keeps():
 
 
 @pytest.mark.parametrize("num_updates", [1, 3])
-def test_short_sentences_have_the_dropout_of_their_own_mechanism(num_updates):
+def test_short_sentences_have_the_dropout_of_softmax_or_sinkhorn(num_updates):
     mechanism = build_near_far(exact_up_to=9, dropout=0.5, num_updates=num_updates)
     twin = (
         build("softmax", head_dim=8, dropout=0.5)
@@ -327,7 +325,7 @@ def test_short_sentences_have_the_dropout_of_their_own_mechanism(num_updates):
     assert torch.equal(mechanism(*inputs(9)).values, twin(*inputs(9)).values)
 
 
-def test_at_cross_a_window_of_any_size_costs_what_the_sentence_costs():
+def test_at_cross_a_window_beyond_the_sentence_costs_no_more():
     widest, enough = (
         build_near_far(band="expected", window=window)(*inputs(9), need_weights=True) for window in (10**12, 8)
     )
@@ -335,7 +333,7 @@ def test_at_cross_a_window_of_any_size_costs_what_the_sentence_costs():
 
 
 def test_pads_on_the_left_do_not_move_a_band_between_two_slots():
-    """Four equal keys: the middle of their slots is halfway between two, with a pad before them as well."""
+    """The expected position among four equal keys is halfway between two slots, with or without a pad before them."""
     q, k, v = inputs(4)
     k = k[:, :, :1].expand_as(k)
     mechanism = build_near_far(band="expected", window=0)
@@ -373,9 +371,9 @@ def test_norms_of_ten_thousand_are_finite(options, how, n):
 @every_form
 @pytest.mark.parametrize("n", [40, 150])
 def test_float32_is_float64_at_six_times_the_usual_norms(options, how, n):
-    """Logs of size L are known to L roundings of 2^-24, twice: of a score, and of the sum that it is compared with.
+    """An entry errs by ``2 L 2^-24`` at logs of size L: once for its score, once for the log sum of its row.
 
-    T half-updates add theirs. v is of size 1, so that this is also what values may be off.
+    Each of T updates adds as much. Values err by this times the largest entry of v.
     """
     exact = build_near_far(**options)
     q, k, v = inputs(n, size=6.0)
@@ -387,10 +385,10 @@ def test_float32_is_float64_at_six_times_the_usual_norms(options, how, n):
     close(values.double(), output, (1 + exact.options.num_updates) * 2 * size * 2**-24 * v.abs().max().item())
 
 
-def beside_its_feature(size, n=100, **options):
-    """One feature z, ``s‖z‖²/2 = size``, keys of 0 but for the last one, which is z, and queries of 0.
+def with_last_key_at_feature(size, n=100, **options):
+    """A mechanism with one feature z, ``s‖z‖²/2 = size``, and q, k, v: all zeros in q and k but the last key, z.
 
-    Scores are 0 everywhere, so is ``log φψ`` of a key of 0; that of the last key is ``size``.
+    All scores are 0. ``log φψ`` is ``size`` for the last key and 0 for the others.
     """
     mechanism = build_near_far(num_features=1, window=2, **options)
     z = torch.full((8,), math.sqrt(2 * size / mechanism.scaling / 8), dtype=torch.float64)
@@ -405,12 +403,12 @@ def beside_its_feature(size, n=100, **options):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("n", [50, 100])
 @pytest.mark.parametrize(("size", "kept"), [(55.0, True), (85.0, True), (110.0, False)])
-def test_precision_beside_a_feature(size, kept, n, dtype):
-    """The last rows' band holds the key that the feature is about, which no feature counts for; the rest has e^-size.
+def test_rows_with_the_key_at_the_feature_in_their_band_are_kept_or_empty(size, kept, n, dtype):
+    """In the last three rows that key has its exact score; all other terms are e^-size of its features' product.
 
-    Up to e^-85 a row keeps all, and below e^-110 it is empty, in float64 as well.
+    These rows are right down to e^-85. Below e^-110 they are empty, in float64 as well.
     """
-    mechanism, q, k, v = beside_its_feature(size, n)
+    mechanism, q, k, v = with_last_key_at_feature(size, n)
     weights = mechanism.to(dtype)(q.to(dtype), k.to(dtype), v.to(dtype), need_weights=True).weights
     last = torch.full((1, 2, 3, n), kept / n, dtype=dtype)
     close(weights[:, :, -3:], last, 1e-6)
@@ -420,16 +418,16 @@ def test_precision_beside_a_feature(size, kept, n, dtype):
 @pytest.mark.parametrize("n", [50, 100])
 @pytest.mark.parametrize("size", [60.0, 69.0, 75.0, 85.0, 90.0, 95.0, 100.0, 105.0, 200.0, 2000.0])
 def test_features_of_any_size_are_finite(size, n):
-    mechanism, *leaves = beside_its_feature(size, n)
+    mechanism, *leaves = with_last_key_at_feature(size, n)
     leaves = [x.float().requires_grad_() for x in leaves]
     values = mechanism.float()(*leaves).values
     found = torch.autograd.grad(100 * values.sum(), [*leaves, *mechanism.parameters()])
     assert values.isfinite().all() and all(gradient.isfinite().all() for gradient in found)
 
 
-def test_the_causal_form_has_no_such_bound():
-    """Its sums hold nothing but keys before the window."""
-    mechanism, q, k, v = beside_its_feature(200.0)
+def test_the_causal_form_keeps_all_rows_for_features_of_any_size():
+    """Its sums hold only keys before the window."""
+    mechanism, q, k, v = with_last_key_at_feature(200.0)
     exact = mechanism(q, k, v, causal=True).values
     values = mechanism.float()(q.float(), k.float(), v.float(), causal=True).values
     close(values.double(), exact, 1e-5)
@@ -437,10 +435,10 @@ def test_the_causal_form_has_no_such_bound():
 
 @pytest.mark.parametrize("size", [55.0, 85.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_with_a_prior_a_row_keeps_all_that_is_e_85_below_a_key_that_is_too_far_to_count(size, dtype):
-    """The last key's products are e^size of all others', and times ``exp(-slope·distance)`` nothing at the start."""
+def test_with_a_prior_rows_far_from_a_dominant_key_are_right(size, dtype):
+    """The last key has e^size times the product of the others; at the start the prior makes its share negligible."""
     n = 1800
-    mechanism, q, k, v = beside_its_feature(size, n, prior="alibi")
+    mechanism, q, k, v = with_last_key_at_feature(size, n, prior="alibi")
     distance = (torch.arange(n)[:, None] - torch.arange(n)).abs()
     logs = torch.zeros(n, n, dtype=torch.float64)
     logs[:-3, -1] = size
@@ -453,7 +451,7 @@ def test_with_a_prior_a_row_keeps_all_that_is_e_85_below_a_key_that_is_too_far_t
 
 @pytest.mark.parametrize("options", [{}, {"prior": "alibi"}], ids=str)
 @pytest.mark.parametrize("layout", [None, "right", "left"])
-def test_both_causal_forms_are_the_same(layout, options, monkeypatch):
+def test_both_algorithms_of_the_causal_form_agree(layout, options, monkeypatch):
     mechanism, leaves = build_near_far(window=3, num_features=6, **options), [x.requires_grad_() for x in inputs(120)]
     mask = None if layout is None else padding_mask((120, 70), 120, layout)
     found = []
@@ -466,8 +464,8 @@ def test_both_causal_forms_are_the_same(layout, options, monkeypatch):
 
 @pytest.mark.parametrize(("head_dim", "of_query", "of_last"), [(64, 1.4, 0.3), (128, 0.5, 0.07), (128, 0.7, 0.07)])
 @pytest.mark.parametrize("last", [False, True])
-def test_a_feature_that_a_row_does_not_see_takes_nothing_from_it(head_dim, of_query, of_last, last):
-    """The first row is its own key's value, however much larger its features are with the last key, or with its own."""
+def test_a_large_feature_of_an_unseen_key_takes_no_precision_from_a_row(head_dim, of_query, of_last, last):
+    """The first row sees its own key alone, so it is that key's value, however large the products of its features."""
     mechanism = build("near_far", num_heads=1, head_dim=head_dim, dtype=torch.float32)
     direction = max(mechanism.features[0].detach(), key=torch.linalg.vector_norm)
     q, k, v = torch.zeros(1, 1, 4, head_dim), torch.zeros(1, 1, 4, head_dim), random(1, 1, 4, head_dim).float()
@@ -499,7 +497,7 @@ def test_the_causal_form_agrees_with_the_slow_twin(n, early, options, slopes):
     ],
     ids=[*FORMS, "causal-by-prefixes", "causal-alibi-by-prefixes"],
 )
-def test_no_tensor_of_a_layer_grows_faster_than_the_sentence_nor_what_is_kept(options, how, limit, monkeypatch):
+def test_memory_of_a_layer_is_linear_in_the_length(options, how, limit, monkeypatch):
     monkeypatch.setattr(near_far_file, "_LARGEST_GAP", limit)
     mechanism, largest, kept = build_near_far(window=4, num_features=6, **options).float(), [], []
     for n in (512, 1024, 2048):
@@ -514,9 +512,9 @@ def test_no_tensor_of_a_layer_grows_faster_than_the_sentence_nor_what_is_kept(op
 
 
 def test_at_cross_float32_keeps_the_digits_that_the_bands_share_leaves():
-    """The features give the band all but 1e-3 of their mass, so that three of seven digits are gone."""
+    """The band holds all but 1e-3 of the features' mass, so the far part loses three of float32's seven digits."""
     n, size = 20, 9.7
-    mechanism, *leaves = beside_its_feature(size, n, band="expected")
+    mechanism, *leaves = with_last_key_at_feature(size, n, band="expected")
     left = (n - 3) / (n - 1 + math.exp(size))
     assert 0.9e-3 < left < 1.1e-3
     exact = mechanism(*leaves, need_weights=True).weights
@@ -527,9 +525,9 @@ def test_at_cross_float32_keeps_the_digits_that_the_bands_share_leaves():
 
 
 @pytest.mark.parametrize(("size", "kept"), [(3.0, True), (36.0, False)])
-def test_at_cross_a_rest_below_rounding_counts_as_nothing(size, kept):
-    """The features give the band all of their mass but roundings: the band is all that is left."""
-    n, (mechanism, q, k, v) = 20, beside_its_feature(size, 20, band="expected")
+def test_at_cross_a_far_part_below_rounding_gets_no_weight(size, kept):
+    """Where the band holds all of the features' mass up to rounding, A has its mass in the band alone."""
+    n, (mechanism, q, k, v) = 20, with_last_key_at_feature(size, 20, band="expected")
     weights = mechanism(q, k, v, need_weights=True).weights
     held = mechanism.features[0], mechanism.feature_bias[0]
     plan = n * near_far_plan(q[0, 0], k[0, 0], *held, window=2, band="expected")

@@ -1,4 +1,4 @@
-"""The registry and the options: what is built, what is refused and how the refusal reads."""
+"""The registry and the options: defaults, ranges, initial values, and the messages of refusals."""
 
 import dataclasses
 import inspect
@@ -128,7 +128,7 @@ def test_more_axes_than_the_head_has_are_refused():
         ("softmax", {}, [], []),
     ],
 )
-def test_what_a_checkpoint_holds_and_what_is_learnt(name, options, stored, learnt):
+def test_stored_and_learnt_tensors(name, options, stored, learnt):
     mechanism = build_mechanism(name, **CONTEXT, **options)
     assert list(mechanism.state_dict()) == stored
     assert [name for name, _ in mechanism.named_parameters()] == learnt
@@ -141,7 +141,7 @@ def test_what_a_checkpoint_holds_and_what_is_learnt(name, options, stored, learn
     ("options", "epsilon"),
     [({}, 0.1), ({"learn_epsilon": True}, 1.0), ({"learn_epsilon": True, "epsilon": 0.1}, 0.1), ({"epsilon": 2}, 2)],
 )
-def test_epsilon_of_sinkhorn_is_that_of_the_papers_if_fixed_and_of_softmax_if_learnt(options, epsilon):
+def test_default_epsilon_of_sinkhorn_is_the_papers_if_fixed_and_softmaxs_if_learnt(options, epsilon):
     assert build_options("sinkhorn", **options).epsilon == SinkhornOptions(**options).epsilon == epsilon
 
 
@@ -195,7 +195,7 @@ def test_without_tokens_there_are_no_values(name):
         q, k, v = draw()
         pads = torch.ones(q.shape[::2], dtype=torch.bool)
         output = mechanism(q.fill_(torch.nan), k[:, :, :0], v[:, :, :0], pads, None)
-        assert output.values.eq(0).all(), "what stands in pads does not matter"
+        assert output.values.eq(0).all(), "pads change the values"
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
@@ -204,7 +204,7 @@ def test_differential_needs_pairs_of_heads(name):
         build_differential(name, num_heads=3, head_dim=HEAD_DIM)
 
 
-def test_differential_takes_flags_and_layer_from_its_mechanism():
+def test_differential_takes_traits_and_layer_from_its_mechanism():
     for name, options in [("lot", {}), ("lot", {"query_updates": 1}), ("softmax", {})]:
         wrapped = build_differential(name, **CONTEXT, layer=2, **options)
         assert wrapped.traits.couples_queries == wrapped.inner.traits.couples_queries

@@ -1,7 +1,7 @@
-"""A rehearsal for a GPU on a machine without one: no mechanism mixes devices, and none makes the host wait.
+"""No mechanism mixes devices or makes the host wait for a GPU, tested on a machine without one.
 
-Tensors are fake, without numbers, on the device ``meta``. What takes another way on the CPU than elsewhere takes the
-other one here. Reading a number, or a size that depends on numbers, fails; so does a copy from one device to another.
+Tensors are fake: they have a shape but no data, on the device ``meta``. Code with one path for the CPU and one for
+other devices takes the latter. Reading a value or a data-dependent size fails, and so does a copy between devices.
 """
 
 import contextlib
@@ -24,18 +24,18 @@ from tests.variants import CASES, CAUSAL_CASES, HEAD_DIM, NUM_HEADS, build_diffe
 
 BSZ, LENGTH, MORE = 3, 5, 6
 WAITING = [case for case in CASES if "tolerance" in case.options]
-# another number in the place of a default takes no other path
+# variants that take the path of the default, with other numbers
 NUMBERS = ("even", "narrow", "one-pivot", "smooth", "updates-5")
 QUIET = [case for case in CASES if case not in WAITING and case.variant not in NUMBERS]
-# the sentences of a mixed batch are told apart, for which the host looks at their mask
+# these split a batch by the lengths of its sentences, for which the host reads the padding mask
 SPLIT = [case for case in QUIET if "exact_up_to" in case.options]
 FAST_DIFFERENTIAL = ("differential-lot-default", "differential-softmax-default")
 both_ways = pytest.mark.parametrize(("padded", "need_weights"), [(False, True), (True, False)], ids=["full", "padded"])
 both_masks = pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 
 
-class NoNumbersOfTheHost(TorchFunctionMode):
-    """Refuses what makes a tensor of Python's numbers, which have to be copied to the device."""
+class NoTensorsFromPythonNumbers(TorchFunctionMode):
+    """Refuses to make a tensor from Python numbers, which would be copied from the host to the device."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         assert function not in (torch.tensor, torch.as_tensor, torch.Tensor.new_tensor), function
@@ -43,7 +43,7 @@ class NoNumbersOfTheHost(TorchFunctionMode):
 
 
 class GeneratorsOfTheDevice(TorchFunctionMode):
-    """Refuses a generator of another device than what it fills, as a GPU does and ``meta`` does not."""
+    """Refuses a generator on another device than the tensor that it fills, as a GPU does and ``meta`` does not."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         generator, device = (kwargs or {}).get("generator"), torch.device((kwargs or {}).get("device") or "cpu")
@@ -52,7 +52,7 @@ class GeneratorsOfTheDevice(TorchFunctionMode):
 
 
 class OneDevice(TorchDispatchMode):
-    """Refuses tensors of another device; a single number, which goes along with the kernel, may be on the CPU."""
+    """Refuses tensors of another device; a scalar may be on the CPU, as it is passed along with the kernel."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
@@ -63,7 +63,7 @@ class OneDevice(TorchDispatchMode):
         return out
 
     def __enter__(self):
-        self.numbers = NoNumbersOfTheHost()
+        self.numbers = NoTensorsFromPythonNumbers()
         self.numbers.__enter__()
         return super().__enter__()
 
@@ -82,7 +82,7 @@ def foreign(monkeypatch):
 
 @contextlib.contextmanager
 def half_precision():
-    """Parameters are made in it; a fake module cannot be converted."""
+    """Make parameters in float16 from the start, as a fake module cannot be converted."""
     torch.set_default_dtype(torch.float16)
     try:
         yield
@@ -115,7 +115,7 @@ def gradients(values, leaves):
 @both_ways
 def test_training_stays_on_its_device(case, padded, need_weights, foreign):
     if padded and case in SPLIT:
-        pytest.skip("a mixed batch is split")
+        pytest.skip("the host reads the mask to split the batch")
     mechanism = build_empty(case)
     for kind in [kind for same, kind in KINDS if same is case]:
         q, k, v = draw_empty(case) if kind == "cross" else draw_empty(case, LENGTH, LENGTH)
@@ -136,7 +136,7 @@ CAUSAL = [case for case in QUIET if case in CAUSAL_CASES]
 @both_ways
 def test_causal_training_and_decoding_stay_on_their_device(case, padded, need_weights, foreign):
     if padded and case in SPLIT:
-        pytest.skip("a mixed batch is split")
+        pytest.skip("the host reads the mask to split the batch")
     mechanism = build_empty(case)
     inputs = [x.requires_grad_() for x in draw_empty(case, LENGTH, LENGTH)]
     mask = mask_of(inputs[0]) if padded else None
@@ -158,9 +158,9 @@ def test_causal_training_and_decoding_stay_on_their_device(case, padded, need_we
 )
 @both_masks
 @torch.no_grad()
-def test_looking_at_the_source_stays_on_its_device(case, padded, foreign):
+def test_cross_attention_in_decoding_stays_on_its_device(case, padded, foreign):
     if padded and case in SPLIT:
-        pytest.skip("a mixed batch is split")
+        pytest.skip("the host reads the mask to split the batch")
     mechanism = build_empty(case, training=False)
     q, k, v = draw_empty(case)
     mask = mask_of(k) if padded else None
@@ -197,17 +197,17 @@ def test_the_caches_of_fairseq_stay_on_their_device(case, site, foreign):
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_mechanisms_are_built_on_the_default_device(case):
-    """Seeded numbers are drawn on the CPU, whatever ``torch.set_default_device`` says, and go there."""
+    """Seeded numbers are drawn on the CPU, then moved to the default device."""
     make = build_differential if case.differential else build_mechanism
     options = {"num_heads": NUM_HEADS, "head_dim": HEAD_DIM, **case.options}
     here = make(case.name, **options).state_dict()
-    with GeneratorsOfTheDevice(), torch.device("meta"):  # the first sees what the second adds
+    with GeneratorsOfTheDevice(), torch.device("meta"):  # the first sees the device argument that the second adds
         there = make(case.name, **options).state_dict()
     assert {name: x.shape for name, x in there.items()} == {name: x.shape for name, x in here.items()}
     assert {x.device.type for x in there.values()} <= {"meta"}
 
 
-def test_a_tolerance_waits_and_says_so(foreign):
+def test_a_tolerance_makes_the_host_wait_and_its_help_says_so(foreign):
     assert WAITING and {case.name for case in WAITING} == {"sinkhorn"}
     for case in WAITING:
         with pytest.raises(DataDependentOutputException):
@@ -216,7 +216,7 @@ def test_a_tolerance_waits_and_says_so(foreign):
     assert "host waits" in option.metadata["help"] and "one host sync" in solve.__doc__
 
 
-def test_a_mixture_and_a_wait_would_be_noticed(foreign):
+def test_the_checks_here_notice_mixed_devices_and_waiting(foreign):
     x = torch.empty(3)
     for fault in (lambda: x.new_tensor([1.0, 2.0]), lambda: x.cpu(), lambda: x + torch.ones(3, device="cpu")):
         with pytest.raises((AssertionError, RuntimeError)), OneDevice():

@@ -24,7 +24,7 @@ def test_other_keys_than_the_queries_are_refused(build_one):
 
 
 def test_converged_attention_is_doubly_stochastic_and_symmetric():
-    """There and back by the same plan: A is r·n·Γ Γᵀ, so it is symmetric and positive semi-definite."""
+    """Tokens go to the pivots and back by the same plan Γ: ``A = r·n·Γ Γᵀ`` is symmetric and positive semi-definite."""
     q, k, v = tokens()
     plan = build("set", num_pivots=4, num_updates=2_001)(q, k, v, need_weights=True).weights
     close(plan.sum(-1), torch.ones_like(plan[..., 0]), 1e-9)
@@ -32,7 +32,7 @@ def test_converged_attention_is_doubly_stochastic_and_symmetric():
     assert torch.linalg.eigvalsh(plan).min() > -1e-9
 
 
-def test_small_temperature_keeps_to_the_diagonal_and_large_one_changes_nothing():
+def test_a_small_positional_temperature_gives_the_identity_and_a_large_one_changes_nothing():
     q, k, v = tokens()
     near = build("set", num_pivots=6, positional_temperature=1e-3)(q, k, v, need_weights=True).weights
     close(near, torch.eye(6, dtype=torch.float64).expand_as(near), 1e-9)
@@ -40,7 +40,7 @@ def test_small_temperature_keeps_to_the_diagonal_and_large_one_changes_nothing()
     close(far, build("set", num_pivots=6)(q, k, v).values, 1e-9)
 
 
-def test_a_tiny_temperature_is_finite_in_single_precision():
+def test_a_small_positional_temperature_is_finite_in_single_precision():
     inputs = [x.float().requires_grad_() for x in tokens()]
     mechanism = build("set", num_pivots=3, positional_temperature=1e-3).float()
     values = mechanism(*inputs).values

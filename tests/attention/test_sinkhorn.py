@@ -45,9 +45,9 @@ def test_tolerance_out_of_reach_stops_at_the_number_of_updates(num_updates):
     assert errors(limited, mask).max() > 1e-3
 
 
-def test_temperatures_of_half_precision_are_exponentiated_in_float32():
+def test_log_epsilon_in_half_precision_is_exponentiated_in_float32():
     mechanism = build_mechanism("sinkhorn", num_heads=NUM_HEADS, head_dim=HEAD_DIM, learn_epsilon=True).half()
     assert mechanism.log_epsilon.shape == (NUM_HEADS,)
-    mechanism.log_epsilon.data.fill_(math.log(1e-6))  # float16 has a twentieth of its digits there
+    mechanism.log_epsilon.data.fill_(math.log(1e-6))  # subnormal in float16, whose spacing there is 6e-8
     expected = mechanism.log_epsilon.float().exp()
     assert mechanism.epsilon().dtype == torch.float32 and torch.equal(mechanism.epsilon().flatten(), expected)

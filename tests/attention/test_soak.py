@@ -1,4 +1,4 @@
-"""Two thousand batches of random shapes through every mechanism: no NaN, and no memory that is kept."""
+"""Two thousand batches of random shapes through every mechanism: no NaN and no memory leak."""
 
 import gc
 
@@ -8,7 +8,7 @@ import torch
 from tests.variants import CASES, HEAD_DIM, NUM_HEADS, PLAIN_CASES
 
 BATCHES, WARM_UP = 2000, 200
-# the default of each, and those that take another path
+# the default of each mechanism, and variants that take another path
 VARIANTS = ("default", "hard", "learnable", "alibi", "convolution", "positional", "tolerance")
 SOAKED = [case for case in PLAIN_CASES if case.variant in VARIANTS]
 SOAKED += [case for case in CASES if str(case) in ("differential-softmax-default", "differential-lot-default")]
@@ -21,7 +21,7 @@ def resident():
 
 
 def batch(generator):
-    """A ragged batch of random shape, half of them with pads."""
+    """Inputs of a random shape, and a ragged padding mask or, in half of the batches, None."""
     bsz, length = (int(torch.randint(1, top, (), generator=generator)) for top in (5, 25))
     inputs = [torch.randn(bsz, NUM_HEADS, length, HEAD_DIM, generator=generator) for _ in range(3)]
     lengths = torch.randint(1, length + 1, (bsz, 1), generator=generator)

@@ -1,4 +1,4 @@
-"""Softmax with a prior: its slopes and the positions it sees."""
+"""Softmax: the ALiBi prior, a single query among many keys, and the gradient of the scores."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def test_more_queries_than_keys_are_refused():
 
 
 def test_prior_in_half_precision_reaches_far():
-    """Distances above 2,048 are no float16 numbers, so they must be counted in a wider type."""
+    """float16 does not represent every integer above 2,048, so distances need a wider type."""
     k = torch.zeros(1, 2, 3_000, 4, dtype=torch.float16)
     prior = alibi_log_prior(None, k[:, :, -1:], k)
     assert prior.dtype == torch.float32 and prior.shape == (1, 2, 1, 3_000)
@@ -38,8 +38,8 @@ def test_prior_in_half_precision_reaches_far():
 @pytest.mark.parametrize("prior", [None, "alibi"])
 @pytest.mark.parametrize("layout", [None, "right", "left"])
 @pytest.mark.parametrize("src_len", [99, 100])
-def test_one_query_among_many_keys_is_the_row_of_its_sentence(prior, layout, src_len):
-    """With a width of 4 it is computed by two products from 100 keys on."""
+def test_one_query_among_many_keys_gives_its_row_of_the_sentence(prior, layout, src_len):
+    """From 100 keys on, a query of width 4 is computed by two matrix products."""
     mechanism = build_mechanism("softmax", num_heads=2, head_dim=4, prior=prior)
     inputs = draw(3, src_len, src_len)
     mask = None if layout is None else padding_mask((src_len, 60, 1), src_len, layout)
@@ -55,8 +55,8 @@ def test_one_query_among_many_keys_is_the_row_of_its_sentence(prior, layout, src
 
 
 @pytest.mark.parametrize("prior", [None, "alibi"])
-def test_the_gradient_of_a_row_is_how_much_better_a_value_is_than_the_average(prior):
-    """The formula of docs/mechanisms.md, dL/dscores_ij = A_ij (g_j - Σ_j' A_ij' g_j'); with these keys scores are q."""
+def test_gradients_of_scores_follow_the_formula_of_the_page(prior):
+    """docs/mechanisms.md: ``dL/dscores_ij = A_ij (g_j - Σ_j' A_ij' g_j')``. With these keys the scores equal q."""
     softmax = build_mechanism("softmax", num_heads=1, head_dim=6, prior=prior).double()
     q, k = random(1, 1, 6, 6).requires_grad_(), 6**0.5 * torch.eye(6, dtype=torch.float64).expand(1, 1, 6, 6)
     v, of_output = random(2, 1, 1, 6, 6, seed=2)

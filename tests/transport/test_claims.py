@@ -1,8 +1,8 @@
 """Claims of the papers on transport attention, each on matrices that are small enough to check.
 
-Limits in epsilon are in test_sinkhorn.py, exact sides and the rank of couplings in test_pivots.py, the limits of ESP in
-tests/attention/test_esp.py; Theorems 6 to 8 of [CETA] need rows of probability vectors alone, which
-tests/attention/test_contract.py tests. What is here is named after the claim.
+Tests are named after the claim. Other files test the limits in epsilon (test_sinkhorn.py), the marginals of couplings
+(test_pivots.py), their rank (tests/attention/test_lot.py) and the limits of ESP (tests/attention/test_esp.py). Theorems
+6 to 8 of [CETA] need only rows that are probability vectors (tests/attention/test_contract.py).
 """
 
 import torch
@@ -42,7 +42,7 @@ def test_entropic_plan_is_positive_with_exact_rows_and_columns(n, m, size, seed)
 def test_inequality_31_plan_is_lipschitz_in_the_scores(n, epsilon, size, step, seed):
     """``‖P_τ(S) - P_τ(T)‖₁ ≤ (n/τ) ‖S - T‖_∞``, and the bound on the output that follows from it.
 
-    Scores and steps are drawn in units of τ, so that the exact plans are found soon.
+    Scores and steps are drawn in units of τ, so that the updates converge fast.
     """
     scores, noise = (epsilon * x * random(n, n, seed=seed + i).tanh() for i, x in enumerate((size, step)))
     v = random(n, 3, seed=seed + 2)
@@ -59,7 +59,7 @@ def test_inequality_31_plan_is_lipschitz_in_the_scores(n, epsilon, size, step, s
 
 
 def test_inequality_31_is_nearly_reached():
-    """Random signs on flat scores of many tokens: the bound has the right order in n and τ."""
+    """Random signs added to constant scores of many tokens reach 95 % of the bound."""
     n = 60
     noise = 1e-3 * random(1, n, n).sign()
     found = perturbation_certificate(torch.zeros(n, n).double(), random(n, 3), noise, epsilon=0.5)
@@ -81,7 +81,7 @@ def test_theorem_10_output_is_lipschitz_in_scores_and_values(n, epsilon, step, a
 
 
 def test_theorem_10_is_reached_by_the_values_and_half_by_the_scores():
-    """Either term alone; no row of P - Q has more than half of its mass, as its columns sum to 0."""
+    """Each term alone. The columns of P - Q sum to 0, so no row has more than half of its mass."""
     flat, v = torch.zeros(2, 2).double(), torch.tensor([[1.0, 0], [-1, 0]]).double()
     signs = torch.tensor([[1.0, -1], [-1, 1]]).double()
     by_values = perturbation_certificate(flat, v, 1e-9 * signs[None], torch.ones(1, 2, 2).double(), epsilon=0.5)
@@ -110,7 +110,7 @@ def test_entropy_grows_and_reward_falls_with_epsilon(seed):
 
 
 def test_the_largest_entry_of_a_balanced_plan_may_grow_with_epsilon():
-    """Unlike a softmax row's: with both marginals the sup-norm is not monotone in epsilon, entropy is (above)."""
+    """Unlike in a softmax row, the largest entry is not monotone in epsilon; the entropy is (test above)."""
     scores = torch.tensor([[3.0, -1, -3], [-3, -1, 3], [3, -3, 3]]).double()
     largest = torch.stack([exact(scores, epsilon).max() for epsilon in (0.5, 1.0, 2.0)])
     close(largest, torch.tensor([0.5045, 0.5272, 0.5380]).double(), 1e-4)
@@ -119,7 +119,7 @@ def test_the_largest_entry_of_a_balanced_plan_may_grow_with_epsilon():
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(n=st.integers(2, 5), seed=SEEDS)
 def test_doubly_stochastic_updates_of_a_causal_kernel_end_at_the_identity(n, seed):
-    """No other matrix is both; the updates of a lower triangular kernel go there, slowly."""
+    """No other lower triangular matrix is doubly stochastic; the updates converge to it slowly."""
     causal = random(n, n, seed=seed).masked_fill(torch.ones(n, n, dtype=torch.bool).triu(1), -torch.inf)
     uniform = -torch.full((n,), n, dtype=torch.float64).log()
     away = [

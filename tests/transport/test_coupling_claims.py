@@ -25,10 +25,10 @@ def couple(query_scores, key_scores, masses, updates=501):
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(n=st.integers(2, 6), r=st.integers(1, 6), size=st.floats(0, 2), seed=SEEDS)
 def test_few_pivots_stay_away_from_a_permutation(n, r, size, seed):
-    """The lower side of the approximation: r pivots come no nearer than ``2 (1 - r/n)`` to any permutation.
+    """A coupling through r pivots differs from any permutation by at least ``2 (1 - r/n)`` in ‖·‖₁.
 
-    Pivot t can give its mass σ_t only to pairs of mass 1/n each, so at most Σ_t min(σ_t, 1/n) ≤ r/n lies on the
-    permutation; what does not counts twice in ‖·‖₁.
+    Pivot t has at most the mass min(σ_t, 1/n) on the permutation, so all pivots together have at most r/n there. The
+    mass elsewhere counts twice in ‖·‖₁.
     """
     masses = torch.softmax(random(r, seed=seed), -1)
     plan = couple(size * random(n, r, seed=seed + 1), size * random(n, r, seed=seed + 2), masses).conditional / n
@@ -46,12 +46,12 @@ def partitions(n, r):
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5])
-def test_pivots_at_clusters_reach_the_bound_and_all_of_a_permutation_with_n_pivots(n):
-    """What Lemma B.1 is about, on small cases: the error of the best coupling falls with r and is 0 for r = n.
+def test_pivots_at_clusters_reach_the_bound_and_n_pivots_give_the_permutation(n):
+    """Lemma B.1 on small cases: the error of the best coupling falls with r and is 0 for r = n.
 
-    Brute force over all partitions of the tokens into r clusters, a pivot at each with the cluster's share of the mass
-    and small epsilon: the coupling is uniform inside each cluster, at distance ``2 (1 - r/n)`` from the permutation,
-    which no coupling through r pivots undercuts (the test above).
+    The tokens are partitioned into r clusters in all ways. Each cluster has a pivot with the cluster's mass. With a
+    small epsilon the coupling is uniform in each cluster. The best one differs from the permutation by
+    ``2 (1 - r/n)``, the lower bound of the test above.
     """
     permutation = torch.randperm(n, generator=torch.Generator().manual_seed(n))
     target = torch.zeros(n, n).double()
@@ -61,7 +61,7 @@ def test_pivots_at_clusters_reach_the_bound_and_all_of_a_permutation_with_n_pivo
         errors = []
         for labels in partitions(n, r):
             member = torch.nn.functional.one_hot(torch.tensor(labels), r).double()
-            scores = 50 * member  # small epsilon: every token near its own pivot alone
+            scores = 50 * member  # small epsilon: every token goes to the pivot of its cluster
             key_scores = torch.empty_like(scores)
             key_scores[permutation] = scores
             plan = couple(scores, key_scores, member.mean(0), updates=5).conditional / n
@@ -81,9 +81,9 @@ def test_pivots_at_clusters_reach_the_bound_and_all_of_a_permutation_with_n_pivo
     seed=SEEDS,
 )
 def test_coupling_is_lipschitz_in_the_scores_of_both_plans(n, m, r, steps, updates, seed):
-    """``‖A - B‖₁ ≤ n √(δ1² + δ2²)`` for the exact plans, and a row moves by ``√((u1 δ1)² + (u2 δ2)²)`` as it is run.
+    """``‖A - B‖₁ ≤ n √(δ1² + δ2²)`` for exact plans; after u1 and u2 updates a row moves by ``√((u1 δ1)² + (u2 δ2)²)``.
 
-    The change is computed here from couplings of many updates, for all masses of the pivots.
+    The exact change is computed from couplings of many updates, with random masses of the pivots.
     """
     masses = torch.softmax(2 * random(r, seed=seed), -1)
     scores = [2 * random(size, r, seed=seed + 1 + i).tanh() for i, size in enumerate((n, m))]
@@ -114,7 +114,7 @@ def test_coupling_is_lipschitz_in_the_scores_of_both_plans(n, m, r, steps, updat
 
 @pytest.mark.parametrize("side", [0, 1], ids=["queries", "keys"])
 def test_the_bound_of_a_coupling_is_reached_by_either_plan_with_any_masses(side):
-    """One plan flat and moved by signs, the other a partition of the tokens into clusters as large as the masses."""
+    """One plan has constant scores and alternating signs as noise, the other clusters as large as the masses."""
     masses = torch.tensor([1.0, 1, 3, 3]).double() / 8
     clusters = 50 * torch.nn.functional.one_hot(torch.tensor([0, 1, 2, 2, 2, 3, 3, 3]), 4).double()
     signs = torch.tensor([1.0, -1] * 4).double()[:, None] * torch.tensor([1.0, -1, 1, -1]).double()
@@ -125,13 +125,13 @@ def test_the_bound_of_a_coupling_is_reached_by_either_plan_with_any_masses(side)
 
 
 def test_both_plans_together_move_a_coupling_further_than_either():
-    """The larger of δ1 and δ2 would be no bound, so that √(δ1² + δ2²) is no more than 1.2 times too large.
+    """``max(δ1, δ2)`` would be no bound: with δ1 = δ2 the change is 1.2 times that, 0.84 of ``√(δ1² + δ2²)``.
 
-    Pivots stand in a square of 3 by 3; queries know the pivots of one row, keys those of one column, so that each pair
-    meets in one pivot. There both plans give a third of their shares twice the change of the rest, and the other way.
+    Pivots form a square of 3 by 3. A query goes to the pivots of one row and a key to those of one column, so each pair
+    meets in one pivot. In both plans the noise is positive at one of a token's three pivots and negative at the others.
     """
     place, size = torch.arange(9), 1e-3
-    line, cross = place // 3, place % 3  # of a pivot: its row and its column; of a token: its line, and which one there
+    line, cross = place // 3, place % 3  # row and column of a pivot; line of a token, and its number in that line
     at = (line, cross), (cross, line)
     scores = [50 * (line[:, None] == along).double() for along, _ in at]
     noise = [size * (2 * (cross[:, None] == across).double() - 1)[None] for _, across in at]
@@ -141,7 +141,7 @@ def test_both_plans_together_move_a_coupling_further_than_either():
 
 
 def test_a_row_moves_with_the_number_of_updates():
-    """Two updates move a row by twice the noise: by its own scores, and by what its columns give to another row."""
+    """Two updates move a row by twice the noise: by its own scores, and by columns that another row has changed."""
     scores = torch.tensor([[0.0, 0], [20, 20]]).double()
     noise = 1e-3 * torch.tensor([[[1.0, -1], [-1, 1]]]).double()
     v, half = torch.tensor([[1.0], [-1]]).double(), uniform(2).log()

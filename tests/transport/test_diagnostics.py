@@ -1,4 +1,4 @@
-"""Measures of attention matrices, on matrices small enough for a pencil."""
+"""Measures of attention matrices, on matrices that are small enough to compute them by hand."""
 
 import math
 
@@ -76,11 +76,11 @@ def test_values_of_two_matrices_by_hand(measure, first, second, expected):
     close(measure(first, second).item(), expected, 1e-15)
 
 
-def test_extremes_are_those_of_the_receiver_mass():
+def test_receiver_extremes_are_the_least_and_the_largest_receiver_mass():
     assert [x.item() for x in diagnostics.receiver_extremes(A)] == [0.5, 1.5]
 
 
-def test_marginal_error_is_that_of_the_plan():
+def test_attention_has_the_marginal_error_of_its_plan():
     attention = random(3, 2, 5, 7).abs()
     a, b = (torch.full((n,), 1 / n, dtype=torch.float64) for n in (5, 7))
     close(diagnostics.attention_marginal_error(attention), marginal_error(attention / 5, a, b))
@@ -89,7 +89,7 @@ def test_marginal_error_is_that_of_the_plan():
 @pytest.mark.parametrize("measure", [*MATRIX_MEASURES, diagnostics.row_distance, diagnostics.mean_shift])
 @pytest.mark.parametrize("garbage", [7.0, float("nan")])
 def test_pads_never_count(measure, garbage):
-    """In two sentences of three heads each."""
+    """Garbage in the pads of two sentences, three heads each, changes no measure."""
     rows, columns = torch.tensor([0, 2, 3]), torch.tensor([1, 2, 4, 5])
     query_pads, key_pads = torch.ones(1, 1, 5, dtype=torch.bool), torch.ones(1, 1, 6, dtype=torch.bool)
     query_pads[..., rows], key_pads[..., columns] = False, False
@@ -117,12 +117,12 @@ def test_pads_never_count(measure, garbage):
 
 
 @pytest.mark.parametrize("measure", MATRIX_MEASURES)
-def test_sentences_of_pads_alone_are_no_nan(measure):
+def test_sentences_of_pads_alone_give_no_nan(measure):
     pads = torch.ones(2, 3, dtype=torch.bool)
     assert measure(random(2, 3, 3), pads, pads).isfinite().all()
 
 
-def test_certificate_measures_a_plain_change():
+def test_certificate_of_a_change_that_is_known_in_closed_form():
     # n = 2, S = 0: the plan is uniform; T = S + δ[[1, -1], [-1, 1]] gives p = 1/(1 + exp(-2δ/τ)) on the diagonal
     scores, delta, epsilon = torch.zeros(2, 2).double(), 0.3, 0.7
     noise = delta * table((1, -1), (-1, 1)).unsqueeze(0)
@@ -136,7 +136,7 @@ def test_certificate_measures_a_plain_change():
     assert found.marginal_error.item() < 1e-10
 
 
-def test_certificate_may_have_a_temperature_for_every_plan():
+def test_certificate_takes_an_epsilon_for_each_plan():
     scores, v, noise = random(2, 4, 4), random(2, 4, 3), random(3, 2, 4, 4)
     temperatures, exact = (0.4, 2.0), {"tolerance": 1e-13}
     epsilons = torch.tensor(temperatures, dtype=torch.float64)[:, None, None]
@@ -147,7 +147,7 @@ def test_certificate_may_have_a_temperature_for_every_plan():
         close(found.output_ratio[:, head], alone.output_ratio, 1e-9, relative=1e-9)
 
 
-def test_certificate_sees_no_change_where_there_is_none():
+def test_a_constant_added_to_rows_or_columns_changes_no_plan():
     scores = random(4, 4)
     noise = torch.stack([random(4, 1).expand(4, 4), random(1, 4).expand(4, 4)])
     found = perturbation_certificate(scores, random(4, 2), noise, epsilon=0.5)

@@ -26,7 +26,7 @@ def test_no_mask_is_no_padding():
     assert without.dtype == torch.float64
 
 
-def test_only_sentences_of_pads_alone_are_opened():
+def test_only_sentences_of_pads_alone_lose_their_pads():
     mask = torch.tensor([[True, True], [True, False], [False, False]])
     assert without_empty(mask).tolist() == [[False, False], [True, False], [False, False]]
     assert mask[0].all()
@@ -34,7 +34,7 @@ def test_only_sentences_of_pads_alone_are_opened():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_half_precision_is_raised(dtype):
+def test_half_precision_becomes_float32(dtype):
     x = torch.ones(2, dtype=dtype)
     raised = at_least_float32(x)
     assert raised is x if dtype in (torch.float32, torch.float64) else raised.dtype == torch.float32

@@ -1,4 +1,4 @@
-"""The products with a kernel that is exact beside the diagonal, against the matrix itself in float64."""
+"""Products with near_far's kernel, which is exact near the diagonal, against the dense matrix in float64."""
 
 import itertools
 
@@ -8,12 +8,12 @@ import torch
 from fairseq_lot.transport.near_far import near_far
 from tests.conftest import change_ways, close, gradients, random
 
-# one that keeps 1e-7 of the next block, one that keeps nearly all, and none at all
+# slopes that leave 1e-7 of the next block, nearly all of it, and all of it
 SLOPES = torch.tensor([0.5, 0.01, 0.0], dtype=torch.float64)
 
 
 def dense(q, k, v, query_logs, key_logs, mass, *, window, causal=False, slopes=None):
-    """The same with the whole matrix, by logs of sums."""
+    """``near_far`` with the dense matrix: the values, and the log sum of each row."""
     distance = torch.arange(q.size(2))[:, None] - torch.arange(k.size(2))
     logs = q @ k.mT
     far = torch.full_like(logs, -torch.inf)
@@ -30,7 +30,7 @@ def dense(q, k, v, query_logs, key_logs, mass, *, window, causal=False, slopes=N
 
 
 def draw_sides(n, m, *, r=6, masses=None, dtype=torch.float64):
-    """q, k, v, logs of features and of masses; some keys of the second sentence have none."""
+    """q, k, v, the logs of both features, and log masses; some keys of the second sentence have no mass."""
     sizes = [(n, 8), (m, 8), (m, 5), *([(n, r), (m, r)] if r else [])]
     inputs = [random(2, 3, *size, seed=seed, dtype=dtype) for seed, size in enumerate(sizes)]
     inputs = [*inputs, None, None] if not r else [*inputs[:3], *(2 * x for x in inputs[3:])]
@@ -68,8 +68,8 @@ def test_values_sums_and_gradients_are_those_of_the_matrix(n, m, window, r, mass
 @pytest.mark.parametrize("slopes", [None, SLOPES])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("size", [24, 200])
-def test_fewer_kernels_as_on_a_gpu_compute_the_same(size, causal, slopes, monkeypatch):
-    """Powers of near and far keys in one tensor, and sums of blocks that are not added one by one."""
+def test_the_path_of_a_gpu_computes_the_same(size, causal, slopes, monkeypatch):
+    """Near and far keys are exponentiated in one tensor, and sums of blocks are not added one by one."""
     inputs, found = draw_sides(size, size, masses=3), []
     for one_by_one in (True, False):
         change_ways(monkeypatch, adds_one_by_one=one_by_one)
@@ -90,10 +90,10 @@ def test_a_row_without_mass_is_zero(size):
 
 @pytest.mark.parametrize("n", [40, 160])
 @pytest.mark.parametrize("size", [20.0, 50.0, 75.0])
-def test_a_feature_of_the_band_takes_no_precision_from_what_is_far(n, size):
-    """Key 20 would receive exp(size) times what all others do, but for its neighbours its scores count, which are low.
+def test_a_large_feature_of_a_key_in_the_band_costs_far_keys_no_precision(n, size):
+    """By its features key 20 gets exp(size) times as much as others, but its neighbours use its exact score, a low one.
 
-    Taking the band from a sum over all keys would leave an error of ``exp(size)`` float32 roundings.
+    Subtracting the band from a sum over all keys would leave an error of ``exp(size)`` float32 roundings.
     """
     q, k, v, query_logs, key_logs, _ = (None if x is None else x.detach() for x in draw_sides(n, n))
     key_logs[:, :, 20] += size

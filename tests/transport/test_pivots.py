@@ -1,4 +1,4 @@
-"""Couplings through pivots: exact sides, rank, and the product that is never built."""
+"""Couplings through pivots: their marginals and formula, and the product of plans that is never built."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def couple(n=7, m=9, r=3, *, query_updates=5, key_updates=5, size=1.0, seed=1):
     size=st.floats(0, 20),
     seed=st.integers(0, 1000),
 )
-def test_exact_sides_are_exact_for_any_updates(query_updates, key_updates, r, size, seed):
+def test_marginals_of_queries_and_pivots_are_exact_for_any_updates(query_updates, key_updates, r, size, seed):
     coupling, a, _, sigma = couple(r=r, query_updates=query_updates, key_updates=key_updates, size=size, seed=seed)
     close(coupling.from_queries.plan.sum(-1), a, 1e-14)
     close(coupling.to_keys.plan.sum(-1), sigma.expand(2, r), 1e-14)
@@ -53,7 +53,7 @@ def test_coupling_is_two_plans_over_the_masses():
         close(plan[sentence], expected, 1e-14)
 
 
-def test_the_plans_one_after_the_other_build_nothing_of_size_n_by_m():
+def test_applying_one_plan_after_the_other_builds_nothing_of_size_n_by_m():
     n, m = 300, 400
     coupling, *_ = couple(n=n, m=m)
     with Sizes() as seen:
@@ -67,7 +67,7 @@ def test_the_plans_one_after_the_other_build_nothing_of_size_n_by_m():
 @pytest.mark.parametrize("bsz", [1, 3])
 @pytest.mark.parametrize("n", [1, 5])
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (2, 0, 1, 3), (0, 2, 1, 3)], ids=["bhnd", "nbhd", "bnhd"])
-def test_scores_do_not_depend_on_how_the_tokens_lie_in_memory(bsz, n, order):
+def test_scores_do_not_depend_on_the_memory_layout_of_tokens(bsz, n, order):
     pivots = random(2, 7, 4).requires_grad_()
     back = [order.index(axis) for axis in range(4)]
     x = random(bsz, 2, n, 4, seed=2).permute(order).contiguous().permute(back).requires_grad_()

@@ -54,7 +54,7 @@ def test_agrees_with_slow_twin(early, pads, chunk_len, scale):
     close(values, expected, 1e-10)
     ours, others = gradients(values, inputs), gradients(expected, inputs)
     assert all(gradient.isfinite().all() for gradient in ours)
-    pad = inputs[1].isneginf().any(-1, keepdim=True)  # what a pad's gradient is, its mask throws away
+    pad = inputs[1].isneginf().any(-1, keepdim=True)  # the mask discards the gradients of pads
     of_real = [[first, *(x.masked_fill(pad, 0.0) for x in rest)] for first, *rest in (ours, others)]
     close(*of_real, 1e-10)
 
@@ -66,7 +66,7 @@ def plan_of(weights, scores, **options):
 
 @pytest.mark.parametrize("early", [0, 3])
 @pytest.mark.parametrize("pads", [(), (0, 1, 5)])
-def test_scores_without_peaks_give_what_peaks_give(early, pads):
+def test_the_paths_with_and_without_peaks_agree(early, pads):
     inputs = [x.requires_grad_() for x in draw_prefix(150, early=early, pads=pads, scale=5.0)]
     values, state = prefix_apply(*inputs)
     with_peaks, expected = prefix_apply(*inputs, empty_prefix(*inputs[1:]))
@@ -82,8 +82,8 @@ def test_scores_without_peaks_give_what_peaks_give(early, pads):
 @pytest.mark.parametrize("length", [1, 8, 9, 150])
 @pytest.mark.parametrize("early", [0, 3])
 @pytest.mark.parametrize("scale", [1.0, 1e3])
-def test_sums_of_chunks_are_the_same_where_they_are_not_added_one_by_one(length, early, scale, monkeypatch):
-    """As on a GPU."""
+def test_the_path_of_a_gpu_computes_the_same(length, early, scale, monkeypatch):
+    """A GPU does not add the sums of chunks one by one."""
     inputs, found = [x.requires_grad_() for x in draw_prefix(length, early=early, pads=(0,), scale=scale)], []
     for one_by_one in (True, False):
         change_ways(monkeypatch, adds_one_by_one=one_by_one)
@@ -121,7 +121,7 @@ def test_values_and_gradients_without_a_state_are_the_same(length, early, scale)
 
 
 @pytest.mark.parametrize("early", [0, 3])
-def test_what_needs_no_peaks_is_known_with_pads_too(early):
+def test_moderate_scores_need_no_peaks_with_or_without_pads(early):
     for pads in ((), (0, 4)):
         _, scores, _ = draw_prefix(early=early, pads=pads)
         assert pivots_causal._need_no_peaks(scores)
@@ -171,7 +171,7 @@ def test_step_by_step_with_a_state_of_constant_size(pads):
 
 
 def test_a_state_without_a_real_key_leaves_no_trace():
-    """Even a key whose scores are far below all others is all that is seen, when it is the first."""
+    """The first real key gets all the weight, even if its scores are very low."""
     weights, scores, v = draw_prefix(pads=(0, 1))
     scores[:, :, 2] = -1e5
     state = prefix_apply(weights[..., :2, :], scores[..., :2, :], v[..., :2, :])[1]
@@ -192,7 +192,7 @@ def test_more_queries_than_keys_are_refused():
 
 
 def test_memory_is_linear_in_the_length():
-    """No intermediate tensor of the forward pass grows faster than the sentence."""
+    """The largest tensor saved for the backward pass grows as the sentence."""
     largest = []
     for length in (256, 1024):
         sizes = []

@@ -41,8 +41,8 @@ def test_counts_half_updates_like_the_slow_twin(num_updates):
 
 @pytest.mark.parametrize("solver", [solve, log_domain_sinkhorn])
 @pytest.mark.parametrize("num_updates", [6, 7])
-def test_a_tolerance_that_nothing_exceeds_leaves_an_update_of_either_side(solver, num_updates):
-    """Without one of the columns, gradients would be softmax's."""
+def test_a_tolerance_that_is_met_at_once_leaves_an_update_of_the_columns(solver, num_updates):
+    """Without the update of the columns, gradients would be softmax's."""
     results = []
     for options in ({"num_updates": num_updates, "tolerance": 10.0}, {"num_updates": 2 + num_updates % 2}):
         scores = random(5, 7).requires_grad_()

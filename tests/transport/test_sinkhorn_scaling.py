@@ -41,7 +41,7 @@ def test_values_and_gradients_are_those_of_the_log_domain(num_updates, layout, l
 @pytest.mark.parametrize("num_updates", [2, 3, 15])
 @pytest.mark.parametrize("offset", [0.0, 500.0])
 def test_float32_is_accurate_or_declined(size, num_updates, offset):
-    """Wherever entries underflow, either they do not matter or the log domain takes over."""
+    """Entries that underflow are negligible, or ``scaled_conditional`` returns None and the log domain takes over."""
     for seed in range(5):
         scores = (size * random(3, 12, 9, seed=seed) + offset).float()
         log_a, log_b = torch.full((12,), 1 / 12).log(), torch.full((9,), 1 / 9).log()
@@ -100,7 +100,7 @@ def test_scores_of_a_million_have_the_gradient_of_the_log_domain_in_float64(num_
 
 
 def test_the_usual_scores_are_solved_once(monkeypatch):
-    """Shares of 1/n are no small masses: random scores at epsilon 0.1 need no second try."""
+    """Masses of 1/n do not count as small: random scores at epsilon 0.1 need no second solution."""
     solved = []
     monkeypatch.setattr(
         sinkhorn_scaling, "_solve", lambda *args, of=sinkhorn_scaling._solve: solved.append(1) or of(*args)
@@ -111,7 +111,7 @@ def test_the_usual_scores_are_solved_once(monkeypatch):
     assert solved == [1]
 
 
-def test_what_is_kept_for_the_backward_pass_is_one_matrix_and_vectors():
+def test_the_backward_pass_keeps_one_matrix_and_vectors():
     n, m, kept = 40, 30, {}
     inputs = problem((), n, m)
     for num_updates in (3, 21):

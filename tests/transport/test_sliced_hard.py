@@ -66,7 +66,7 @@ def test_chunk_size_changes_nothing(chunk, sizes, monkeypatch):
 
 @pytest.fixture
 def smallest_chunks(monkeypatch):
-    """One slice of one head at a time, so that what is counted is not the chunk."""
+    """One slice of one head at a time, so that the chunk is not the largest tensor."""
     change_ways(monkeypatch, hard_chunk=1)
 
 
@@ -110,6 +110,6 @@ def test_memory_is_the_tokens_plus_a_line_for_every_slice(sizes, smallest_chunks
 
 
 @pytest.mark.parametrize("difference", [0, 1])
-def test_work_grows_as_the_length(difference, smallest_chunks):
+def test_work_is_linear_in_the_length(difference, smallest_chunks):
     short, long = (measure(n, n - difference, SLICES)[1] for n in (200, 400))
     assert long < 2.1 * short

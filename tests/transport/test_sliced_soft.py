@@ -1,4 +1,4 @@
-"""Sliced plans: the line, the sorting, and the chunks that must not show."""
+"""Soft sliced plans: the plan on a line, the sort, and equal results from both algorithms and in any chunks."""
 
 import math
 from functools import partial
@@ -21,12 +21,12 @@ WAYS = {"plans": torch.inf, "ranks": 0.0}
 
 @pytest.fixture(params=WAYS)
 def way(request, monkeypatch):
-    """How sentences of any length are worked on."""
+    """The algorithm for sentences of any length: by whole plans or by ranks."""
     monkeypatch.setattr(sliced, "_LONG", WAYS[request.param])
 
 
 def problem(kind="plain", *, temperature=0.2, inverse_temperature=1.0):
-    """q, k, slices as the functions take them: without pads, ragged self-attention, or ragged with n≠m."""
+    """Arguments of ``soft_sliced_apply`` but for v: without pads, of ragged self-attention, or ragged with n ≠ m."""
     tgt_len, src_len = (6, 7) if kind == "cross" else (6, 6)
     q, k = random(BSZ, HEADS, tgt_len, DIM), random(BSZ, HEADS, src_len, DIM, seed=2)
     masks, rank_plan = (None, None), None
@@ -132,7 +132,7 @@ def test_plans_and_ranks_give_the_same(kind, monkeypatch):
 
 @pytest.mark.parametrize(("length", "columns", "long"), [(294, 64, False), (295, 64, True), (2048, 2048, False)])
 def test_plans_of_long_sentences_are_not_made_unless_they_are_asked_for(length, columns, long):
-    """The whole plan is asked for with the identity as v."""
+    """The identity as v asks for the whole plan."""
     q, v = torch.zeros(1, 1, length, 64), torch.zeros(1, 1, length, columns)
     assert sliced._is_long(q, q[:, :, :5], v) == sliced._is_long(q[:, :, :5], q, v) == long
 
@@ -154,7 +154,7 @@ def test_memory_does_not_grow_with_the_number_of_slices(way, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["plain", "self", "cross"])
 @pytest.mark.parametrize("chunk", [1, 2 * SLICES * 7**2, 3 * SLICES * 7**2, 2 * HEADS * SLICES * 7**2])
-def test_chunks_do_not_show(kind, chunk, way, monkeypatch):
+def test_chunks_change_no_value_and_no_gradient(kind, chunk, way, monkeypatch):
     values, of_values = values_and_gradients(kind)
     calls = []
     run = sliced._of_chunk
@@ -191,7 +191,7 @@ def test_large_values_stay_finite(way):
 
 
 def test_a_pad_far_from_every_token_leaves_no_trace_in_the_gradients(way):
-    """The place of a pad is 0; tokens 6.7 away have a kernel of 3e-20, whose square float32 does not know."""
+    """A pad stands at 0. A token at 6.7 has a kernel of 3e-20, whose square underflows in float32."""
     q = torch.tensor([6.7, 0.0]).view(1, 1, 2, 1).requires_grad_()
     mask = torch.tensor([[False, True]])
     options = {"query_padding_mask": mask, "key_padding_mask": mask, "temperature": 1.0, "inverse_temperature": 10.0}

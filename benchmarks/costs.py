@@ -1,12 +1,12 @@
-"""``python -m benchmarks costs``: predict the time of layers with the new kernels on an H100; none is measured.
+"""``python -m benchmarks costs``: predict how long layers with the new kernels take on an H100, without measuring them.
 
-A batch has 8,192 tokens, with 4 heads of 64, in fp16, and layers run from CUDA graphs. Two times are measured: that of
-softmax, and the benchmark's overhead, which is softmax's time at 32 tokens, where its kernel does almost nothing. A
-launch in a graph is assumed to take 2.5 µs.
+A batch has 8,192 tokens, with 4 heads of 64, in fp16, and layers run from CUDA graphs. Two times are measured:
+softmax's time, and the benchmark's overhead. The overhead is softmax's time at 32 tokens, where its kernel does almost
+nothing. A launch in a graph is assumed to take 2.5 µs.
 
-LOT: expect errors of up to a factor of 1.5. Before tokens were split, each multiprocessor ran at most one program at
-512 and 2,048 tokens. So the difference of these two times is the time of 96 blocks of 16 tokens in all passes, which
-gives the time of one block. A multiprocessor is assumed to run two programs at once as fast as one.
+LOT: expect errors of up to a factor of 1.5. Before tokens were split, each multiprocessor ran at most one program, both
+at 512 and at 2,048 tokens. The difference of these two times is therefore the time of 96 blocks of 16 tokens in all
+passes, which gives the time of one block. Two programs at once on a multiprocessor are assumed to take as long as one.
 
 near_far and Sinkhorn: expect errors of up to a factor of 1.5 to 2. The prediction counts operations and bytes of the
 kernels. Assumed speeds: products 400 TFLOP/s in half precision and 200 in TF32, powers 3.5 T/s, other operations

@@ -118,7 +118,7 @@ def steps(part: str, args: Namespace, work: Path) -> dict[str, list[str]]:
         found = {
             "layers": measured("layers", LAYERS, scale.lengths, "--patience", "0.5", *([] if args.tiny else peers))
         }
-        graphs = () if args.tiny else LAYERS[:3]  # a command each: a layer that cannot be captured ends its command
+        graphs = () if args.tiny else LAYERS[:3]  # one command each: a layer that cannot be captured ends its command
         for i, way in enumerate(graphs):
             found[f"graphs{i}"] = measured(f"graphs{i}", (way,), scale.lengths, "--graphs", "--patience", "0.5")
         return found
@@ -130,7 +130,7 @@ def steps(part: str, args: Namespace, work: Path) -> dict[str, list[str]]:
 
 
 def run(args: Namespace) -> None:
-    """Run the commands of a part that are not done, until the time is over; then pack all results."""
+    """Run the unfinished commands of a part until the time is over; then pack all results."""
     check_least(args, seconds=1, at_once=1)
     if not Path(args.config).is_file():
         raise InputError(f"there is no {args.config}; give one of config/*.yaml")
@@ -159,13 +159,13 @@ def run(args: Namespace) -> None:
     if failed:
         print(f"failed: {', '.join(failed)}; logs: {work}/*.log")
     if left:
-        print(f"left for the same call: {', '.join(left)}")
+        print(f"unfinished: {', '.join(left)}; the same command continues")
     if failed or left:
         raise SystemExit(1)
 
 
 def finish(name: str, command: list[str], work: Path, environment: dict[str, str], end: float) -> int | None:
-    """Run a command, unless it is done already; return its exit code, or None if the time is over."""
+    """Run a command unless an earlier call finished it; return its exit code, or None if the time is over."""
     done, log, words = work / f"{name}.done", work / f"{name}.log", shlex.join(command)
     if done.is_file() and done.read_text(encoding="utf-8").strip() == words:
         return 0
@@ -201,7 +201,7 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
 
 @contextlib.contextmanager
 def shared_gpu(folder: Path, environment: dict[str, str]) -> Iterator[None]:
-    """Context manager: run NVIDIA's multi-process service, so that processes compute at once and not in turns."""
+    """Context manager: run NVIDIA's multi-process service, with which processes compute at once instead of in turns."""
     control = shutil.which("nvidia-cuda-mps-control")
     if control is None:
         yield
@@ -240,16 +240,14 @@ def build_parser() -> cli.OneLineParser:
     add = parser.add_argument
     number: dict[str, Any] = {"type": int, "metavar": "N"}
     add("part", choices=PARTS, metavar="PART", help=", ".join(PARTS))
-    add("--out", required=True, metavar="FOLDER", help="what comes back")
-    add(
-        "--work",
-        default="checkpoints/gpu",
-        metavar="FOLDER",
-        help="what a next call goes on from (default: %(default)s)",
-    )
-    add("--seconds", **number, default=540, help="the part stops then, and packs (default: %(default)s)")
-    text = "the experiment, and whose data and size the smoke test trains with (default: %(default)s)"
+    add("--out", required=True, metavar="FOLDER", help="folder for the packed results")
+    text = "folder for unpacked results and logs, from which the next call continues (default: %(default)s)"
+    add("--work", default="checkpoints/gpu", metavar="FOLDER", help=text)
+    text = "seconds after which the part stops and packs its results (default: %(default)s)"
+    add("--seconds", **number, default=540, help=text)
+    text = "the experiment; the part smoke trains with its data and model size (default: %(default)s)"
     add("--config", default="config/iwslt14-65k-full.yaml", metavar="FILE", help=text)
-    add("--at-once", **number, default=8, help="trainings and translations on the GPU (default: %(default)s)")
-    add("--tiny", action="store_true", help="tiny sizes without a GPU: a rehearsal")
+    text = "number of trainings and translations that run on the GPU at once (default: %(default)s)"
+    add("--at-once", **number, default=8, help=text)
+    add("--tiny", action="store_true", help="rehearse at tiny sizes, without a GPU")
     return parser

@@ -1,8 +1,9 @@
-"""``python -m benchmarks.heads``: how each encoder head attends, with the cost of swapping this head alone.
+"""``python -m benchmarks.heads``: describe each encoder head, with the cost of swapping this head alone.
 
-For each head of each checkpoint: the mass of its attention on keys at most W tokens away, its entropy and its effective
-rank. For each mechanism, calibrated without data: the change of the validation loss if it replaces softmax in this head
-alone. Results are written to ``heads.jsonl``, ``heads.md`` and ``heads.svg``; another call adds to ``heads.jsonl``.
+The description of a head is the mass of its attention on keys at most W tokens away, its entropy and its effective
+rank. The cost is the change of the validation loss if a mechanism, calibrated without data, replaces softmax in this
+head alone. Results are written to ``heads.jsonl``, ``heads.md`` and ``heads.svg``; another call adds to
+``heads.jsonl``.
 """
 
 import argparse
@@ -55,8 +56,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.heads", description=__doc__.split("\n")[0])
     parser.add_argument("data", metavar="DATA", help="folder made by fairseq-preprocess")
     parser.add_argument("--path", required=True, nargs="+", metavar="BASE.pt", help="checkpoints of one training")
-    parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="where the results go")
-    parser.add_argument("--sentences", type=int, default=400, help="of the validation set (default: %(default)s)")
+    parser.add_argument(
+        "--out", required=True, type=Path, metavar="FOLDER", help="folder for heads.jsonl, heads.md and heads.svg"
+    )
+    text = "validation sentences of the loss (default: %(default)s)"
+    parser.add_argument("--sentences", type=int, default=400, metavar="N", help=text)
     args = parser.parse_args()
     file = args.out / "heads.jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
@@ -67,7 +71,8 @@ def main() -> None:
         if any((row["base"], row["sentences"]) == (base.sum, args.sentences) for row in rows):
             continue
         if any(row["epoch"] == base.epoch or row["sentences"] != args.sentences for row in rows):
-            raise InputError(f"{file} has other --sentences, or another base of epoch {base.epoch}; give another --out")
+            reason = f"{file} was made with other --sentences or with another base of epoch {base.epoch}"
+            raise InputError(f"{reason}; give another --out")
         settings = {"epoch": base.epoch, "base": base.sum, "sentences": args.sentences, "commit": current_commit()}
         rows += [settings | row for row in measure(path, args.data, args.sentences)]
         args.out.mkdir(parents=True, exist_ok=True)
@@ -84,7 +89,7 @@ def main() -> None:
 def measure(path: str, data: str, sentences: int) -> list[dict[str, Any]]:
     """A row for each head of the encoder."""
     teacher = load(path, data, "valid")
-    rows = looks(teacher)
+    rows = descriptions(teacher)
     softmax = total(validation_losses(teacher, sentences).values()).mean
     for name in MECHANISMS:
         with torch.enable_grad():
@@ -100,7 +105,7 @@ def measure(path: str, data: str, sentences: int) -> list[dict[str, Any]]:
     return rows
 
 
-def looks(loaded: Loaded, sentences: int = 64) -> list[dict[str, Any]]:
+def descriptions(loaded: Loaded, sentences: int = 64) -> list[dict[str, Any]]:
     """Mass near the diagonal, entropy and effective rank of each encoder head, as means over sentences."""
     found: dict[int, list[torch.Tensor]] = {}
     with capture(loaded.model) as seen:
@@ -123,16 +128,16 @@ def looks(loaded: Loaded, sentences: int = 64) -> list[dict[str, Any]]:
 
 
 def render(rows: list[dict]) -> str:
-    """A Markdown table: for each checkpoint the two heads of least entropy, then all other heads in one row."""
+    """A Markdown table: for each checkpoint the two heads of lowest entropy, then all other heads in one row."""
     head = ["Epoch", "Layer", "Head", "Entropy", "Eff. rank", *(f"Mass, W = {w}" for w in WINDOWS), *MECHANISMS]
-    looks = {"entropy": ".2f", "effective_rank": ".1f"} | {f"mass_{w}": ".2f" for w in WINDOWS}
+    formats = {"entropy": ".2f", "effective_rank": ".1f"} | {f"mass_{w}": ".2f" for w in WINDOWS}
     cells = []
     for epoch in dict.fromkeys(row["epoch"] for row in rows):
         first, second, *others = sorted((row for row in rows if row["epoch"] == epoch), key=lambda row: row["entropy"])
         for row in (first, second):
-            figures = [f"{row[name]:{how}}" for name, how in looks.items()]
+            figures = [f"{row[name]:{how}}" for name, how in formats.items()]
             cells.append([epoch, row["layer"], row["head"], *figures, *(f"{row[name]:+.4f}" for name in MECHANISMS)])
-        figures = [f"{fmean(row[name] for row in others):{how}}" for name, how in looks.items()]
+        figures = [f"{fmean(row[name] for row in others):{how}}" for name, how in formats.items()]
         sums = [f"{sum(row[name] for row in others):+.4f}" for name in MECHANISMS]
         cells.append([epoch, f"the other {len(others)}", "", *figures, *sums])
     notes = [

@@ -2,7 +2,7 @@
 
 Kernels are compiled for an H100. The code runs on CPU tensors up to the call that hands a kernel to the device; this
 call does nothing. The table has three times for each mechanism and direction: one launch with our launcher
-(fairseq_lot/kernels/launch.py), the same launch with Triton's own, and a layer, with all that Python and torch do.
+(fairseq_lot/kernels/launch.py), the same launch with Triton's launcher, and the whole layer with all its Python code.
 """
 
 import sys
@@ -25,7 +25,7 @@ from fairseq_lot.output.tables import Table
 NAME = "python -m benchmarks launches"
 #: sentences, heads, tokens, head_dim, pivots
 SHAPE = (2, 4, 40, 64, 32)
-#: of an H100
+#: multiprocessors of an H100
 PROCESSORS = 132
 
 
@@ -155,7 +155,7 @@ def named(
 
 
 def measure(repeats: int) -> list[list]:
-    """A row for each mechanism and direction."""
+    """The rows of the table, one for each mechanism and direction."""
     rows = []
     for name, work in works().items():
         with recorded() as calls:
@@ -182,7 +182,7 @@ def build_parser() -> cli.OneLineParser:
     """The options of the command."""
     parser = cli.OneLineParser(prog=NAME, description=__doc__)
     parser.set_defaults(run=run)
-    parser.add_argument("--repeats", type=int, default=400, metavar="N", help="default: %(default)s")
+    parser.add_argument("--repeats", type=int, default=400, metavar="N", help="calls per figure (default: %(default)s)")
     return parser
 
 

@@ -33,10 +33,13 @@ class Values(torch.nn.Module):
 
 
 class LayerBench:
-    """The contenders, on random q, k and v: mechanisms, torch's attention, other projects', and the bare products.
+    """The benchmark of a layer on random q, k and v.
+
+    The contenders are torch's softmax attention, the mechanisms, other projects' attention, and :func:`products`, the
+    matrix products alone.
 
     Args:
-        mechanisms: as :func:`~benchmarks.mechanisms.read_ways` takes them; None for all.
+        mechanisms: as :func:`~benchmarks.mechanisms.read_ways` takes them; None: all, with their defaults.
         ranks: numbers of pivots or features.
         peers: attention of other projects, as :func:`read_peer` takes it.
         graphs: replay contenders from CUDA graphs, without the time that Python takes to launch kernels.

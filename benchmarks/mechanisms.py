@@ -6,7 +6,7 @@ from dataclasses import replace
 from fairseq_lot.modules.flat_options import options_of
 from fairseq_lot.plug_and_play.points import AttentionSpec, expand, spelt
 
-# near_far at all sites as a swap makes it, linear at every length and with the swap's own limit
+# near_far at all sites as a swap makes it: linear at every length, then exact up to the swap's default length
 EVERYWHERE = "near_far --attention-sites encoder,cross,decoder --near-far-tangents --near-far-exact-up-to 0/512"
 # endings of the option that sets a mechanism's rank
 RANKS = ("_num_pivots", "_num_features")

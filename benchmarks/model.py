@@ -23,15 +23,16 @@ from fairseq_lot.pretrained.loading import untrained
 
 
 class ModelBench:
-    """The contenders, on random pieces: one architecture with softmax or with other mechanisms at some sites.
+    """The benchmark of a model on random pieces.
+
+    The contenders are one architecture with softmax, and with each mechanism at its sites.
 
     Args:
         arch: an architecture of fairseq's ``transformer`` or of ours.
-        mechanisms: as :func:`~benchmarks.mechanisms.read_ways` takes them; None for LOT in the encoder, and at
-            all sites.
+        mechanisms: as :func:`~benchmarks.mechanisms.read_ways` takes them; None: LOT in the encoder, LOT at all sites.
         ranks: numbers of pivots or features.
         longest: tokens of the longest document.
-        prefix: tokens before the decoding step.
+        prefix: target tokens before the decoding step.
         vocabulary: number of pieces.
     """
 

@@ -18,7 +18,7 @@ _MARKERS = "osv^DPX"
 
 @dataclass(frozen=True)
 class Measure:
-    """A table with its panel: the figures named ``key``, times ``factor`` to have them in ``unit``."""
+    """One table with its panel: the figures named ``key``, multiplied by ``factor`` to get ``unit``."""
 
     title: str
     key: str
@@ -30,7 +30,7 @@ class Measure:
         return figures[self.key] * self.factor
 
     def lead(self, figures: Figures, base: Figures) -> float:
-        """How many times better than the base; above 1 it is ahead."""
+        """How many times better than the base; above 1 means better."""
         ours, theirs = self.of(figures), self.of(base)
         better, worse = (theirs, ours) if self.more_is_better else (ours, theirs)
         return worse / better if better else float("inf" if worse else 1)
@@ -100,7 +100,7 @@ def _cell(measure: Measure, results: Results, name: str, length: int) -> str:
 
 
 def draw(results: Results) -> Figure:
-    """One log-log panel per measure, one line per contender: colours tell contenders apart, markers their ranks."""
+    """One log-log panel per measure with a line per contender; colours show contenders, markers show ranks."""
     split = {name: name.partition(" r=")[::2] for name in results.names}
     families, ranks = (list(dict.fromkeys(parts)) for parts in zip(*split.values(), strict=True))
     columns = min(3, len(results.measures))

@@ -1,8 +1,8 @@
-"""``python -m benchmarks translate``: time of fairseq's beam search on documents, by part of the model.
+"""``python -m benchmarks translate``: measure fairseq's beam search on documents, by part of the model.
 
-Models have random weights. They translate documents of random pieces into the same number of pieces, so that all take
-the same steps. Times are CPU times, on one thread by default. Models take turns, and the least time of all turns
-counts, so that other load on the machine matters little.
+Models have random weights. They translate documents of random pieces into as many pieces, so all models take equally
+many decoding steps. Times are CPU times, on one thread by default. Models take turns. The shortest time of all turns
+is reported, because other load on the machine only adds time.
 """
 
 import functools
@@ -36,7 +36,7 @@ Seconds = dict[str, float]
 
 
 def timed(function: Callable[..., Any], name: str, spent: Seconds) -> Callable[..., Any]:
-    """The function, changed so that it adds its time to ``spent[name]``."""
+    """Wrap a function: each call adds its CPU seconds to ``spent[name]``."""
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -50,7 +50,10 @@ def timed(function: Callable[..., Any], name: str, spent: Seconds) -> Callable[.
 
 
 def translate(model: TransformerModel, source: torch.Tensor, beam: int) -> Seconds:
-    """Seconds of each part of a translation, and of all of it; the translation has as many pieces as the source."""
+    """Translate a batch; return the CPU seconds of each part and of the whole (``"all"``).
+
+    Translations have as many pieces as their sources.
+    """
     length = source.size(1)
     search = {"beam_size": beam, "max_len_a": 0, "max_len_b": length - 1, "min_len": length - 1}
     generator = SequenceGenerator([model], model.encoder.dictionary, **search)
@@ -76,7 +79,7 @@ def translate(model: TransformerModel, source: torch.Tensor, beam: int) -> Secon
 
 
 def measure(bench: ModelBench, length: int, documents: int, beam: int, turns: int) -> list[list]:
-    """A row for each model."""
+    """The rows of the table, one for each model."""
     least: dict[str, Seconds] = {}
     source = torch.randint(Dictionary().nspecial, bench.vocabulary, (documents, length))
     source[:, -1] = Dictionary().eos()
@@ -106,14 +109,15 @@ def build_parser() -> cli.OneLineParser:
     number: dict[str, Any] = {"type": int, "metavar": "N"}
     text = "the architecture of all models (default: %(default)s)"
     add("--model", default="lot_transformer_small", metavar="ARCH", help=text)
-    text = f"as of python -m benchmarks, beside {DEFAULT}; may be given several times (default: {EVERYWHERE})"
+    text = "a mechanism with its options in quotes, as for python -m benchmarks; repeat it for several mechanisms. "
+    text += f"{DEFAULT} is always measured, too (default: {EVERYWHERE})"
     add("--mechanism", dest="mechanisms", action="append", metavar="WAY", help=text)
-    add("--length", **number, default=2000, help="pieces of a document (default: %(default)s)")
-    add("--documents", **number, default=1, help="in the batch (default: %(default)s)")
-    add("--beam", **number, default=5, help="default: %(default)s")
-    add("--vocabulary", **number, default=4000, help="pieces (default: %(default)s)")
-    add("--turns", **number, default=2, help="default: %(default)s")
-    add("--threads", **number, default=1, help="default: %(default)s")
+    add("--length", **number, default=2000, help="pieces in a document (default: %(default)s)")
+    add("--documents", **number, default=1, help="documents in the batch (default: %(default)s)")
+    add("--beam", **number, default=5, help="beam size (default: %(default)s)")
+    add("--vocabulary", **number, default=4000, help="size of the dictionary (default: %(default)s)")
+    add("--turns", **number, default=2, help="translations by each model (default: %(default)s)")
+    add("--threads", **number, default=1, help="torch's threads (default: %(default)s)")
     return parser
 
 

@@ -1,8 +1,8 @@
 """``python -m benchmarks tune``: find the fastest block size, warps and stages of each kernel on this GPU.
 
-The search starts from the defaults and changes one number of a kernel after the other. A change is kept if it is faster
-by two per cent. Before it is timed, a candidate must agree with float64 as closely as the kernel's test before its
-first use demands. Candidates that do not compile or need too much shared memory are left out. Each trial is written to
+The search starts from the defaults and changes one number of a kernel after the other. It keeps a change that is at
+least two per cent faster. Before it is timed, a candidate must pass the comparison with float64 that its kernel passes
+before first use. Candidates that do not compile or need too much shared memory are left out. Each trial is written to
 the table that the kernels read, so after a stop the same command continues. A table is for GPUs of one name; float16
 and bfloat16 share its entries.
 """
@@ -45,7 +45,7 @@ WINDOW = 8  # near_far's default
 
 
 Candidates = dict[str, dict[str, tuple[int, ...]]]
-#: without a GPU: only a number that the interpreter uses, with two values
+#: candidates of --rehearse: two values of ``block``, or of every number of a kernel that has no ``block``
 REHEARSED: Candidates = {
     kernel: {field: values[:2] for field, values in numbers.items() if field == "block" or "block" not in numbers}
     for kernel, numbers in CANDIDATES.items()
@@ -57,7 +57,7 @@ class Work(NamedTuple):
 
     Attributes:
         forward, both: the timed passes, forward alone and forward with backward.
-        error: the difference to float64 on a small problem, as a multiple of the allowed difference.
+        error: the difference from float64 on a small problem, as a multiple of the allowed difference.
     """
 
     forward: Callable[[], object]
@@ -66,7 +66,7 @@ class Work(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Sizes of the problems that are timed, and of the ones that are compared with float64."""
+    """Sizes of the timed problems; ``tested`` is the length of the problems that are compared with float64."""
 
     device: torch.device
     dtype: torch.dtype
@@ -284,7 +284,7 @@ class Tuner:
         try:
             off = error()
             if name not in asked:
-                raise InputError(f"{name} is not in the problem that should test it")
+                raise InputError(f"{name} is not launched by the problem that should test it")
             if not off <= 1:
                 return WRONG
             run()
@@ -314,7 +314,7 @@ class Tuner:
             file.write("\n")
 
     def rows(self) -> list[list]:
-        """A row for each kernel that was tuned."""
+        """The rows of the table, one for each tuned kernel."""
         rows = []
         for name, default in self.defaults.items():
             entry = self.table["kernels"].get(name)
@@ -337,27 +337,24 @@ def build_parser() -> cli.OneLineParser:
     parser = cli.OneLineParser(prog=NAME, description=__doc__)
     parser.set_defaults(run=run)
     add = parser.add_argument
-    add("--mechanism", dest="mechanisms", nargs="+", choices=WORKS, default=list(WORKS), help="default: all")
+    text = "mechanisms whose kernels are tuned (default: all)"
+    add("--mechanism", dest="mechanisms", nargs="+", choices=WORKS, default=list(WORKS), help=text)
     number: dict[str, Any] = {"type": int, "metavar": "N"}
-    add("--head-dim", **number, default=64, help="default: %(default)s")
+    add("--head-dim", **number, default=64, help="width of a head (default: %(default)s)")
     add("--num-pivots", **number, default=32, help="pivots of LOT and SeT, features of near_far (default: %(default)s)")
-    add("--num-heads", **number, default=4, help="default: %(default)s")
-    add("--dtype", default="float16", choices=("float32", "bfloat16", "float16"), help="default: %(default)s")
-    add(
-        "--limit",
-        type=float,
-        metavar="SECONDS",
-        default=math.inf,
-        help="stop then; a next run goes on (default: never)",
-    )
-    add("--again", action="store_true", help="forget what the table has")
-    text = "tiny sizes in Triton's interpreter, without a GPU: nothing is known from the times"
+    add("--num-heads", **number, default=4, help="attention heads (default: %(default)s)")
+    text = "precision of the inputs (default: %(default)s)"
+    add("--dtype", default="float16", choices=("float32", "bfloat16", "float16"), help=text)
+    text = "stop after this time; the same command then continues (default: no limit)"
+    add("--limit", type=float, metavar="SECONDS", default=math.inf, help=text)
+    add("--again", action="store_true", help="ignore the table's entries and start from the defaults")
+    text = "rehearse at tiny sizes in Triton's interpreter, without a GPU; its times mean nothing"
     add("--rehearse", action="store_true", help=f"{text}; {blocks.VARIABLE} must name a folder for the table")
     return parser
 
 
 def run(args: Namespace) -> None:
-    """Tune, write the table, print what was found."""
+    """Tune, write the table, print its new entries."""
     if args.rehearse:
         if not os.environ.get(blocks.VARIABLE):
             raise InputError(f"--rehearse needs a folder for its table: {blocks.VARIABLE}=FOLDER {NAME} --rehearse")
@@ -388,9 +385,9 @@ def run(args: Namespace) -> None:
         stopped = True
     head = ["kernel, bits and widths", "default", "chosen", "µs", "µs chosen", "tried", "wrong", "failed"]
     print(Table(head, tuner.rows(), align="<<<>>>>>").markdown())
-    print(f"\n{blocks.path_of(table['device'])}; default and chosen are tokens at once, warps and stages")
+    print(f"\n{blocks.path_of(table['device'])}; default and chosen: block size, warps, stages")
     if stopped:
-        print(f"stopped after {args.limit:g} s: the same command goes on")
+        print(f"stopped after {args.limit:g} s: the same command continues")
 
 
 def _table(device: torch.device, again: bool) -> dict[str, Any]:
@@ -406,7 +403,7 @@ def _table(device: torch.device, again: bool) -> dict[str, Any]:
     except ValueError as error:
         raise InputError(f"{blocks.path_of(name)} is no table for {name}: {error}; delete it or add --again") from error
     if table.get("triton", triton.__version__) != triton.__version__:
-        print(f"the table is of Triton {table['triton']}: it is made anew with {triton.__version__}")
+        print(f"the table was made with Triton {table['triton']}; starting a new one for Triton {triton.__version__}")
         return new
     for entry in table["kernels"].values():
         if not isinstance(entry.get("tried"), dict):

@@ -1,4 +1,4 @@
-"""The benchmark command: what it counts, what it leaves out, what it writes, and what it refuses."""
+"""``python -m benchmarks``: its measurements, its files and its errors."""
 
 import csv
 from functools import partial
@@ -25,13 +25,13 @@ EVERYWHERE = "--attention-sites encoder,cross,decoder"
 
 
 def table_of(folder):
-    """The header and the rows of a CSV."""
+    """The header and the rows of a folder's CSV."""
     header, *lines = (folder / "bench.csv").read_text().splitlines()
     return header, list(csv.DictReader(lines))
 
 
-def written(folder, names, lengths, capsys):
-    """The header and the rows of a CSV with these contenders, which the other files and the output have as well."""
+def checked_outputs(folder, names, lengths, capsys):
+    """Check that every output has these contenders, and the CSV these lengths; return the CSV's header and rows."""
     header, rows = table_of(folder)
     assert [(row["contender"], row["length"]) for row in rows] == [(name, n) for n in lengths for name in names]
     assert all(float(value) > 0 for row in rows for key, value in row.items() if key != "contender")
@@ -46,7 +46,7 @@ def test_live_tensors_are_counted_and_views_and_dead_ones_are_not():
         y = x + 1
         y.view(10, 100)[2:] += 1
         for _ in range(5):
-            z = y * 2  # one more while the one before is still bound
+            z = y * 2  # allocated while the previous z is still alive
         del y, z
         x + 1
     assert live.peak == 3 * 4000
@@ -66,7 +66,7 @@ def test_attention_that_makes_a_square_matrix_needs_memory_for_it():
 
 
 def out_of_memory(turn):
-    """A work that does not fit in memory when it is called the so manieth time."""
+    """A function that runs out of memory at its ``turn``-th call."""
     calls = []
 
     def work():
@@ -78,7 +78,7 @@ def out_of_memory(turn):
 
 
 @pytest.mark.parametrize("turn", [1, 2, 3])
-def test_the_others_are_measured_when_one_does_not_fit_in_memory(turn):
+def test_the_others_are_measured_when_one_runs_out_of_memory(turn):
     works = {"first": lambda: None, "last": lambda: torch.ones(10)}
     makers = {
         "large": lambda: Job({**works, "last": out_of_memory(turn)}),
@@ -98,8 +98,8 @@ def test_an_error_that_is_not_about_memory_is_not_hidden():
         measure({"wrong": lambda: Job({"work": wrong})}, CPU, warm_up=0, repeats=1)
 
 
-def test_a_limit_ends_the_rounds_but_one_counts():
-    for limit, expected in ((0.0, 1 + 2 + 1), (60.0, 1 + 2 + 5)):  # for memory, to warm up, and those that count
+def test_after_the_limit_no_round_starts_but_one_is_measured():
+    for limit, expected in ((0.0, 1 + 2 + 1), (60.0, 1 + 2 + 5)):  # calls: memory, warm-up, measured rounds
         calls = []
         makers = {"one": lambda calls=calls: Job({"work": lambda: calls.append(None)})}
         assert measure(makers, CPU, warm_up=2, repeats=5, limit=limit)["one"]["work"] >= 0
@@ -117,14 +117,14 @@ def test_a_work_is_repeated_until_its_turn_is_over(monkeypatch):
     works = {"long": partial(work, "long", 0.75), "short": partial(work, "short", 0.125)}
     found = measure({"one": lambda: Job(works)}, CPU, warm_up=0, repeats=2, turn=0.5)["one"]
     assert (found["long"], found["short"]) == (0.75, 0.125)
-    assert calls == ["short"] + 2 * ["long", *4 * ["short"]]  # first for its memory
+    assert calls == ["short"] + 2 * ["long", *4 * ["short"]]  # the first call measures memory
 
 
 def test_the_lower_quartile_counts():
     assert [lower_quartile(list(range(n, 0, -1))) for n in (1, 3, 4, 9)] == [1, 1, 2, 3]
 
 
-def test_a_cell_says_that_memory_did_not_suffice(tmp_path, monkeypatch, capsys):
+def test_a_contender_that_ran_out_of_memory_has_a_cell_that_says_so(tmp_path, monkeypatch, capsys):
     def attend(q, k, v):
         if q.size(2) > 2:
             raise MemoryError
@@ -138,7 +138,7 @@ def test_a_cell_says_that_memory_did_not_suffice(tmp_path, monkeypatch, capsys):
     assert "| out of memory | – |" in capsys.readouterr().out
 
 
-def test_every_mechanism_is_there_and_those_with_pivots_once_for_every_rank():
+def test_every_mechanism_is_measured_and_those_with_pivots_at_every_rank():
     def contenders(mechanisms, ranks):
         return layer.LayerBench(mechanisms, ranks, **FACTORY, num_heads=2, head_dim=4).contenders
 
@@ -172,18 +172,18 @@ def test_more_words_per_second_are_better():
     assert forward.lead({"forward_seconds": 30.0}, {"forward_seconds": 10.0}) == pytest.approx(1 / 3)
 
 
-def test_command_writes_table_figures_and_crossings(tmp_path, capsys):
+def test_the_command_writes_its_table_and_figure(tmp_path, capsys):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "peer.py").write_text(PEER)
     out = tmp_path / "out"
     words = ["--lengths", "4", "2", "--num-pivots", "2", "--peer", f"other={tmp_path / 'other'}", "--mechanism", "lot"]
     assert main(["--out", str(out), *SMALL, *words, "--threads", "1"]) == 0
-    header, _ = written(out, ["sdpa", "lot r=2", "other r=2", "products alone r=2"], ["2", "4"], capsys)
+    header, _ = checked_outputs(out, ["sdpa", "lot r=2", "other r=2", "products alone r=2"], ["2", "4"], capsys)
     assert all(word in header for word in ("1 threads", "torch", "commit", "float32", "warm-up 0", "quartile of 1"))
 
 
 @pytest.mark.slow
-def test_what_is_slow_is_left_out_at_longer_lengths(tmp_path):
+def test_a_slow_mechanism_is_left_out_at_longer_lengths(tmp_path):
     words = ["--mechanism", "softmax", "--lengths", "2", "4", "--patience", "0"]
     assert main(["--out", str(tmp_path), *SMALL, *words]) == 0
     assert {row["length"] for row in table_of(tmp_path)[1]} == {"2"}
@@ -226,7 +226,7 @@ def test_a_peer_that_fails_is_named(tmp_path):
 
 @pytest.fixture
 def tiny_architecture(monkeypatch):
-    """One layer on either side, 8 wide, 2 heads."""
+    """Register an architecture with one layer per side, width 8 and 2 heads; return words that measure it."""
 
     def tiny(args):
         for side in ("encoder", "decoder"):
@@ -241,7 +241,7 @@ def tiny_architecture(monkeypatch):
 
 @pytest.fixture
 def bench_factory(tiny_architecture):
-    """What the command measures."""
+    """Makes the ``ModelBench`` of the tiny architecture; takes ``longest``."""
     return partial(whole_model.ModelBench, "tiny", None, [3], prefix=3, vocabulary=20, **FACTORY)
 
 
@@ -250,7 +250,7 @@ def test_a_whole_model_is_measured_with_softmax_and_with_lot_at_some_sites(tiny_
     words = [*tiny_architecture, "--lengths", "4", "1030", "--num-pivots", "3", "--limit", "0"]
     assert main(["--out", str(tmp_path), *words, "--mechanism", f"lot {EVERYWHERE}", "--mechanism", "set"]) == 0
     names = ["softmax", f"lot {EVERYWHERE} r=3", "set r=3"]
-    header, rows = written(tmp_path, names, ["4", "1030"], capsys)
+    header, rows = checked_outputs(tmp_path, names, ["4", "1030"], capsys)
     assert all(word in header for word in ("tiny", "vocabulary 20", "3 tokens behind", "batch of 8 tokens"))
     for row, words in zip(rows, [8] * 3 + [1030] * 3, strict=True):
         assert float(row["words_per_second"]) == pytest.approx(words / float(row["training_seconds"]), rel=1e-4)
@@ -270,16 +270,16 @@ def test_a_job_of_a_model_repeats_the_same_work(bench_factory):
         for _ in range(2):
             for work in job.works.values():
                 work()
-        assert calls == ["training"] * 2  # what translates is another model
+        assert calls == ["training"] * 2  # decoding runs in a copy of the model
         assert all(x.grad is None for x in model.parameters()) and model.training
-        same = {"rtol": 0, "atol": 0, "equal_nan": True}  # fairseq's buffer _float_tensor holds what was in memory
+        same = {"rtol": 0, "atol": 0, "equal_nan": True}  # fairseq never fills its buffer _float_tensor
         torch.testing.assert_close(dict(model.state_dict()), before, **same)
         peaks = [peak_memory(job.works["decoding_seconds"], CPU) for _ in range(2)]
         assert peaks[0] == peaks[1] > 0
         handle.remove()
 
 
-def test_the_state_of_decoding_grows_with_softmax_alone(bench_factory):
+def test_the_decoding_state_grows_with_softmax_and_not_with_lot(bench_factory):
     bench = bench_factory(longest=60)
     short, long = ({name: job.known["state_bytes"] for name, job in jobs(bench, n).items()} for n in (30, 60))
     # 2 sentences, 30 more tokens, keys and values of width 8 in float32
@@ -288,7 +288,7 @@ def test_the_state_of_decoding_grows_with_softmax_alone(bench_factory):
     assert long[name] == short[name] > 0
 
 
-def test_all_models_translate_in_as_many_steps(tiny_architecture, monkeypatch, capsys):
+def test_all_models_take_equally_many_decoding_steps(tiny_architecture, monkeypatch, capsys):
     found, translate = [], translating.translate
 
     def noted(model, source, beam):
@@ -296,7 +296,7 @@ def test_all_models_translate_in_as_many_steps(tiny_architecture, monkeypatch, c
         monkeypatch.setattr(model.decoder, "forward", lambda *x, **more: steps.append(1) or forward(*x, **more))
         seconds = translate(model, source, beam)
         found.append((len(steps), seconds))
-        assert "forward" not in vars(model.encoder), "the clocks are gone"
+        assert "forward" not in vars(model.encoder), "a clock was left on the model"
         return seconds
 
     monkeypatch.setattr(translating, "translate", noted)
@@ -313,6 +313,6 @@ def test_all_models_translate_in_as_many_steps(tiny_architecture, monkeypatch, c
     ]
 
 
-def test_a_document_has_a_piece_and_an_end(capsys):
+def test_a_document_of_one_piece_is_refused(capsys):
     assert main(["translate", "--length", "1"]) == 2
     assert capsys.readouterr().err.strip().endswith("--length must be at least 2, got 1")

@@ -1,4 +1,4 @@
-"""The model of what layers take on an H100."""
+"""Predicted times of layers on an H100."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from benchmarks.__main__ import main
 
 @pytest.mark.parametrize("way", ["forward", "both"])
 @pytest.mark.parametrize("n", [512, 2048])
-def test_it_gives_back_what_was_measured_without_parts(n, way, monkeypatch):
+def test_without_split_tokens_the_prediction_equals_the_measurement(n, way, monkeypatch):
     monkeypatch.setattr(costs, "num_parts", lambda programs, n, *_: (1, n))
     before = costs.measured("lot", "lot r=32")
     _, launches, seconds = costs.predicted(n, way, before)
@@ -25,14 +25,14 @@ def test_the_table_has_every_length_and_direction(capsys):
     assert all(int(row[3]) >= costs.PROCESSORS for row in rows)
 
 
-def test_work_is_linear_in_the_tokens_and_not_in_the_length():
-    # the summaries of chunks are merged for each block: what grows with the length
+def test_longer_sentences_add_merging_alone_and_updates_add_no_products():
+    # each block merges the sums of all chunks, so merging alone grows with the length
     assert costs.near_far(8192)["forward"].half == pytest.approx(costs.near_far(2048)["forward"].half, rel=0.02)
     assert costs.near_far(8192)["forward"].tf32 > costs.near_far(2048)["forward"].tf32
     one, other = (costs.sinkhorn(128, updates)["forward"] for updates in (3, 15))
     assert one.half == other.half and one.powers * 4 == other.powers
 
 
-def test_what_takes_longest_counts_whole_and_the_rest_half():
+def test_the_slowest_resource_counts_in_full_and_the_others_half():
     work = costs.Work(launches=2, half=costs.HALF, tf32=0, powers=0, other=costs.OTHER / 2, moved=costs.BYTES / 2)
     assert work.seconds == pytest.approx(2 * costs.LAUNCH + 1 + 0.5)

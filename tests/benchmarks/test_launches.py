@@ -1,4 +1,4 @@
-"""What a launch costs, counted without a GPU."""
+"""The time of a kernel launch, measured without a GPU."""
 
 import importlib.util
 import subprocess
@@ -15,7 +15,7 @@ pytestmark = [
 ]
 
 
-def test_a_launch_takes_less_than_by_tritons_own_path():
+def test_our_launcher_is_faster_than_tritons():
     command = [sys.executable, "-m", "benchmarks", "launches", "--repeats", "40"]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-1000:]

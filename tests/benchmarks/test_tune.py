@@ -1,4 +1,4 @@
-"""The search of ``python -m benchmarks tune`` on stubs of kernels, and the tables that it writes and kernels read."""
+"""``python -m benchmarks tune``: its search on stub kernels, and its tables, which kernels read."""
 
 import importlib.util
 import json
@@ -24,7 +24,7 @@ NAME = "key_forward 16 32 64 64"
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """Where tables are; what was read of another one is forgotten."""
+    """The folder of the tables; tables that were read before are forgotten."""
     monkeypatch.setenv(blocks.VARIABLE, str(tmp_path))
     for cache in (blocks.tuned, blocks._of_device):
         cache.cache_clear()
@@ -34,11 +34,13 @@ def folder(tmp_path, monkeypatch):
 
 
 def write(folder, **changed):
+    """Write a table whose only entry has a block of 32."""
     entry = {**DEFAULT._asdict(), "block": 32}
     (folder / "cpu.json").write_text(json.dumps({"device": "cpu", "kernels": {NAME: entry}, **changed}))
 
 
 def ask(kernel="key_forward", sizes=(16, 32, 64, 64)):
+    """The blocks that a kernel gets."""
     return blocks.tuned(kernel, CPU, sizes, DEFAULT)
 
 
@@ -74,14 +76,14 @@ def test_a_broken_or_foreign_table_is_named_once_and_the_defaults_hold(changed, 
         blocks.read("cpu")
 
 
-def test_what_is_no_json_is_named(folder):
+def test_a_table_that_is_no_json_is_named(folder):
     (folder / "cpu.json").write_text('{"device": ')
     with pytest.warns(UserWarning, match="cpu.json is no table for cpu: Expecting value"):
         assert ask() == DEFAULT
 
 
 class Kernels:
-    """Two that do nothing, and take a time that their blocks decide."""
+    """Two stub kernels whose time depends on their blocks alone."""
 
     def __init__(self, wrong=(), broken=()):
         self.wrong, self.broken, self.timed = wrong, broken, []
@@ -114,7 +116,7 @@ def run(kernels, limit=60.0):
     return tuner, json.loads((Path(os.environ[blocks.VARIABLE]) / "cpu.json").read_text())
 
 
-def test_the_fastest_that_is_right_is_written_and_read():
+def test_the_fastest_correct_blocks_are_written_and_read():
     kernels = Kernels(wrong=[Blocks(64, 4, 3)], broken=[Blocks(32, 8, 3)])
     tuner, table = run(kernels)
     entry = table["kernels"][NAME]
@@ -128,7 +130,7 @@ def test_the_fastest_that_is_right_is_written_and_read():
     assert row[:3] == [NAME, "16 4 3", "32 2 3"] and row[-2:] == [1, 1]
 
 
-def test_it_stops_in_time_and_goes_on_where_it_stopped(monkeypatch):
+def test_the_search_stops_in_time_and_continues_where_it_stopped(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(tune, "monotonic", lambda: now[0])
     first = Kernels()
@@ -140,7 +142,7 @@ def test_it_stops_in_time_and_goes_on_where_it_stopped(monkeypatch):
     first.time = slow
     with pytest.raises(tune.Stopped):
         run(first, limit=1.5)
-    # of the fastest so far; only the default and one more were tried
+    # the table has the faster of the two candidates that were tried
     assert ask() == Blocks(32, 4, 3) and len(first.timed) == 2
     now[0] = 0.0
     second = Kernels()
@@ -154,7 +156,9 @@ def test_it_stops_in_time_and_goes_on_where_it_stopped(monkeypatch):
 def test_a_test_that_does_not_launch_the_kernel_is_an_error():
     kernels = Kernels()
     kernels.work = kernels.work._replace(error=lambda: 0.0)
-    with pytest.raises(InputError, match="^key_forward 16 32 64 64 is not in the problem that should test it$"):
+    with pytest.raises(
+        InputError, match="^key_forward 16 32 64 64 is not launched by the problem that should test it$"
+    ):
         run(kernels)
 
 
@@ -165,7 +169,7 @@ def test_a_test_that_does_not_launch_the_kernel_is_an_error():
         (["--mechanism", "flash"], "invalid choice: 'flash'"),
     ],
 )
-def test_what_cannot_be_tuned_is_refused(argv, message, capsys, monkeypatch):
+def test_no_gpu_and_an_unknown_mechanism_are_refused(argv, message, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     try:
         code = main(["tune", *argv])

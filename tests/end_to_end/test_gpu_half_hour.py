@@ -67,7 +67,7 @@ def test_a_part(half_hour, part, packed):
 @pytest.mark.slow
 def test_an_experiment_goes_on_where_its_time_was_over(half_hour, tmp_path):
     code, said, _ = half_hour("experiment", "--seconds", 25)
-    assert code == 1 and "left for the same call: experiment" in said
+    assert code == 1 and "unfinished: experiment; the same command continues" in said
     code, said, names = half_hour("experiment", "--seconds", 1200, "--at-once", 2)
     assert code == 0, said
     assert "tiny/table.md" in names and "tiny/results.jsonl" in names

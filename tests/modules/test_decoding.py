@@ -1,4 +1,4 @@
-"""The pluggable attention while decoding, and what it caches, at every decoder site."""
+"""The pluggable attention in decoding, at both sites of the decoder: its steps and its cache."""
 
 import dataclasses
 
@@ -52,6 +52,7 @@ def teacher_forced(attention, query, key, mask, need_weights=False):
 
 
 def step(attention, state, query, key, mask, i, rows, need_weights=False):
+    """Output and weights of decoding step i, in which the batch holds the sentences ``rows``."""
     others = token = query[i : i + 1, rows]
     pads = None if mask is None else mask[rows]
     options = {"incremental_state": state, "static_kv": attention.site == "cross", "need_weights": need_weights}
@@ -63,6 +64,7 @@ def step(attention, state, query, key, mask, i, rows, need_weights=False):
 
 
 def inputs_of(site, layout=None):
+    """Query, key and padding mask, ``None`` without a layout; at the decoder site the key is the query."""
     query = torch.randn(TGT_LEN, BSZ, WIDTH)
     key = torch.randn(SRC_LEN, BSZ, WIDTH) if site == "cross" else query
     mask = padding_mask((4, 5, 2) if site == "cross" else (4, 7, 3), len(key), layout) if layout else None
@@ -73,7 +75,7 @@ def inputs_of(site, layout=None):
 @DIFFERENTIAL
 @pytest.mark.parametrize("layout", [None, "right"])
 @pytest.mark.parametrize("need_weights", [False, True])
-def test_steps_with_a_beam_that_moves_are_teacher_forcing(site, name, options, differential, layout, need_weights):
+def test_steps_with_reordered_beams_equal_teacher_forcing(site, name, options, differential, layout, need_weights):
     attention = attention_at(site, name, options, differential)
     query, key, mask = inputs_of(site, layout)
     expected, plans = teacher_forced(attention, query, key, mask, need_weights)
@@ -103,19 +105,19 @@ def test_static_keys_are_read_once(name, options, differential):
 
 @EVERYWHERE
 @MECHANISMS
-def test_fairseq_sees_that_keys_are_kept(site, name, options):
+def test_fairseq_sees_that_keys_are_cached(site, name, options):
     attention = attention_at(site, name, options)
     query, key, mask = inputs_of(site, "right")
     state = {}
     assert not attention._get_input_buffer(state)
     step(attention, state, query, key, mask, 0, torch.arange(BSZ))
-    # fairseq's layer looks for it when self-attention also sees the encoder
+    # fairseq's layer looks for this name when self-attention also attends to the encoder's output
     assert attention._get_input_buffer(state).keys() == {"prev_key"}
 
 
 @MECHANISMS
 @DIFFERENTIAL
-def test_what_is_kept_of_the_source_is_reordered_only_when_sentences_leave(name, options, differential):
+def test_the_cache_of_the_source_is_reordered_only_when_sentences_leave(name, options, differential):
     attention = attention_at("cross", name, options, differential)
     query, key, mask = inputs_of("cross", "right")
     state = {}
@@ -132,7 +134,7 @@ def test_what_is_kept_of_the_source_is_reordered_only_when_sentences_leave(name,
 @MECHANISMS
 @DIFFERENTIAL
 def test_autocast_stops_at_the_mechanism(site, name, options, differential, monkeypatch):
-    """The projections are made in half precision, the plans are not; steps are still those of teacher forcing."""
+    """The projections are computed in half precision, the plans are not; steps still equal teacher forcing."""
     attention, (query, key, mask) = attention_at(site, name, options, differential), inputs_of(site, "right")
     called = []
     for method in ("summarise", "attend_summary", "causal_step"):

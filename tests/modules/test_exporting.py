@@ -1,4 +1,4 @@
-"""torch.export of whole models; torch.jit.trace, which would fix what data decide, is refused."""
+"""torch.export of whole models; torch.jit.trace is refused, as it would fix choices that depend on data."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ SYSTEMS = [
 
 
 class Scores(nn.Module):
-    """A model whose output is a tensor alone: the scores of the next pieces, with teacher forcing."""
+    """Makes a model return one tensor: the scores of the next pieces, with teacher forcing."""
 
     def __init__(self, model):
         super().__init__()
@@ -40,7 +40,7 @@ def inputs(loaded, sentences):
 @pytest.mark.fast_if(lambda system: system.get("attention") == "near_far" and "near_far_prior" not in system)
 @pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: "-".join(map(str, system.values())))
 def test_an_exported_model_computes_the_same_for_other_sentences(system, tmp_path):
-    """Recorded on sentences without pads, of moderate scores, all on one side of ``exact_up_to``; run on others."""
+    """It is recorded without pads, at moderate scores, on one side of ``exact_up_to``; it is run on other inputs."""
     loaded = in_memory.load(**system, lengths=(9, 9, 9, 3, 9, 7, 9, 5, 4, 9))
     model = Scores(loaded.model).double()
     with torch.no_grad(), softmax_in_its_own_dtype():
@@ -53,13 +53,13 @@ def test_an_exported_model_computes_the_same_for_other_sentences(system, tmp_pat
                 close(exported(*given), model(*given), 1e-10)
             for parameter in (*model.named_parameters(), *exported.named_parameters()):
                 if parameter[0].endswith(("q_proj.weight", "k_proj.weight")):
-                    parameter[1].mul_(8)  # scores beyond what short cuts bear
+                    parameter[1].mul_(8)  # then scores are too large for the paths of moderate ones
         with pytest.raises(AssertionError, match="Guard failed"):
             exported(*inputs(loaded, [3, 7]))
 
 
-def test_what_export_records_is_kept_nowhere():
-    """A model computes as before, and not with the tensors of the recording."""
+def test_an_export_leaves_no_tensor_in_a_cache():
+    """The model still computes with its own tensors, not with those of the recording."""
     loaded = in_memory.load(attention="near_far", **EVERYWHERE)
     given = inputs(loaded, [1, 2])
     with torch.no_grad():

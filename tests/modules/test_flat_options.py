@@ -45,7 +45,7 @@ def mechanism_of(*words, site="encoder", layer=0):
 
 
 def other_value(field):
-    """A legal value that is not the default, as a word of the command line and as Python has it."""
+    """A legal value that is not the default: its word on the command line, and the value in Python."""
     if field.metadata["choices"]:
         value = next(choice for choice in field.metadata["choices"] if choice != field.default)
     elif isinstance(field.default, bool):
@@ -89,7 +89,7 @@ def test_option_names_are_the_parser_s():
 
 
 @pytest.mark.parametrize("name", option_names())
-def test_no_name_is_one_that_fairseq_takes_for_itself(name):
+def test_no_option_name_has_a_prefix_of_fairseq_s(name):
     assert not name.startswith(("encoder_", "decoder_", "quant_noise_"))
 
 
@@ -102,7 +102,7 @@ def test_options_have_no_default_of_their_own():
 @pytest.mark.parametrize(
     ("word", "value"), [("true", True), ("False", False), ("1", True), ("0", False), ("yes", True), ("no", False)]
 )
-def test_booleans_are_words_or_true_without_one(word, value):
+def test_a_boolean_option_takes_a_word_or_is_true_without_one(word, value):
     args = parse("--esp-hard", word, "--differential", word)
     assert args.esp_hard is args.differential is parse_bool(value) is value
     args = parse("--esp-hard", "--differential")
@@ -136,7 +136,7 @@ def test_sites_are_a_list(text, sites):
 
 
 @pytest.mark.parametrize("sites", [",", [""], 1])
-def test_sites_that_are_none_are_refused(sites):
+def test_a_value_that_names_no_site_is_refused(sites):
     with pytest.raises(ValueError, match="attention_sites must name some of encoder, cross, decoder, got"):
         attention_sites(argparse.Namespace(attention_sites=sites))
 
@@ -146,7 +146,7 @@ def test_an_unknown_site_is_named():
         mechanism_of("--attention-sites", "encoder,encodr")
 
 
-def test_elsewhere_the_stock_attention_stays():
+def test_sites_that_are_not_listed_keep_the_stock_attention():
     for site in ("cross", "decoder"):
         assert mechanism_of("--attention", "lot", site=site) is None
     assert mechanism_of("--attention", "sinkhorn", "--attention-sites", "cross", site="encoder") is None
@@ -176,7 +176,7 @@ plain_and_differential = pytest.mark.parametrize("differential", [(), ("--differ
     ("words", "site", "reason"), [(words, site, why) for words, sites, why in REFUSED for site in sites.split()]
 )
 @plain_and_differential
-def test_what_cannot_stand_in_the_decoder_is_refused_with_the_reason(words, site, reason, differential):
+def test_mechanisms_that_cannot_stand_in_the_decoder_are_refused_with_the_reason(words, site, reason, differential):
     sites = ("--attention-sites", f"encoder,{site}")
     with pytest.raises(ValueError, match=f"^{words.split()[1]} attention .*{reason}") as caught:
         mechanism_of(*words.split(), *sites, *differential, site=site)
@@ -205,7 +205,7 @@ def test_cross_attention_has_no_prior(words):
     ],
 )
 @plain_and_differential
-def test_it_stands_where_it_can(words, site, flag, differential):
+def test_mechanisms_with_a_restriction_stand_where_it_allows(words, site, flag, differential):
     assert getattr(
         mechanism_of(*words.split(), *differential, "--attention-sites", "encoder,decoder", site=site).traits, flag
     )
@@ -223,32 +223,32 @@ def test_lot_is_uncoupled_at_decoder_sites_only(words):
     assert mechanism_of(*options, site="encoder").traits.couples_queries == ("1" not in words)
 
 
-def test_the_band_of_near_far_at_cross_stands_where_it_is_expected():
+def test_near_far_has_the_expected_band_at_cross_alone():
     words = ("--attention", "near_far", "--attention-sites", ",".join(SITES))
     bands = {site: mechanism_of(*words, site=site).options.band for site in SITES}
     assert bands == {"encoder": "diagonal", "cross": "expected", "decoder": "diagonal"}
 
 
-def test_a_band_that_is_expected_has_no_prior():
+def test_the_expected_band_refuses_a_prior():
     with pytest.raises(InputError, match="band expected has no prior, got alibi"):
         mechanism_of(*NEAR_FAR_ALIBI.split(), "--near-far-band", "expected")
 
 
 @pytest.mark.parametrize("site", SITES)
-def test_differential_is_everywhere_around_what_stands_there(site):
+def test_differential_wraps_the_mechanism_of_every_site(site):
     mechanism = mechanism_of("--attention", "lot", "--differential", site=site, layer=2)
     assert isinstance(mechanism, Differential)
     assert type(mechanism.inner) is MECHANISMS["lot" if site == "encoder" else "softmax"]
     assert mechanism.lambda_init == scheduled_lambda_init(2)
 
 
-def test_differential_constant_and_switch():
+def test_differential_takes_a_lambda_init_and_can_be_switched_off():
     assert mechanism_of("--differential", "--differential-lambda-init", "0.0").lambda_init == 0.0
     assert not isinstance(mechanism_of("--differential", "false"), Differential)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 10**400, "0.8"])
-def test_differential_constant_is_a_finite_number(value):
+def test_lambda_init_must_be_a_finite_number(value):
     args = argparse.Namespace(differential=True, differential_lambda_init=value)
     resolve_options(args)
     with pytest.raises(ValueError, match="differential_lambda_init must be a finite number, got"):
@@ -260,7 +260,7 @@ def test_options_count_only_where_the_attention_is_listed():
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
-def test_spelling_out_writes_the_options_of_the_chosen_mechanism(name):
+def test_resolving_writes_the_options_of_the_chosen_mechanism(name):
     args = parse("--attention", name, "--lot-num-pivots", "7", "--sinkhorn-epsilon", "0.5", "--esp-hard")
     options = build_options(name, **mechanism_options(args, name))
     before = vars(args).copy()
@@ -273,14 +273,14 @@ def test_spelling_out_writes_the_options_of_the_chosen_mechanism(name):
     assert all(getattr(args, key) == value for key, value in before.items() if key not in chosen | set(DEFAULTS))
 
 
-def test_spelling_out_refuses_a_wrong_value():
+def test_resolving_refuses_a_wrong_value():
     with pytest.raises(ValueError, match="lot attention: epsilon"):
         resolve_options(parse("--attention", "lot", "--lot-epsilon", "0"))
     with pytest.raises(ValueError, match="differential must be true or false, got 'false'"):
         resolve_options(argparse.Namespace(attention="lot", differential="false"))  # a word, from --model-overrides
 
 
-def test_spelling_out_writes_what_a_default_depends_on():
+def test_resolving_writes_a_default_that_depends_on_another_option():
     for words, epsilon in (((), 0.1), (("--sinkhorn-learn-epsilon",), 1.0)):
         args = parse("--attention", "sinkhorn", *words)
         resolve_options(args)

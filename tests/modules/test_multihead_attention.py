@@ -1,4 +1,4 @@
-"""The pluggable attention inside fairseq's conventions: stock attention, caches, masks and weights."""
+"""The pluggable attention follows fairseq's: parameters, masks, values, weights, and gradients at pads."""
 
 import copy
 import dataclasses
@@ -124,7 +124,7 @@ def test_reordering_an_empty_state_is_harmless():
     assert not state
 
 
-def test_byte_masks_are_taken():
+def test_byte_masks_are_accepted():
     attention = pluggable(stock_attention("encoder"), "lot", site="encoder")
     query, _ = inputs_of("encoder")
     mask = mask_of("encoder")
@@ -142,7 +142,7 @@ def test_the_projections_are_those_of_the_stock_attention():
         assert getattr(attention, name) is getattr(stock, name)
 
 
-def test_what_has_no_meaning_is_refused():
+def test_options_of_fairseq_without_a_meaning_here_are_refused():
     for options in ({"add_bias_kv": True}, {"add_zero_attn": True}):
         with pytest.raises(NotImplementedError, match="add_bias_kv and add_zero_attn"):
             pluggable(MultiheadAttention(WIDTH, HEADS, self_attention=True, **options), site="encoder")
@@ -165,7 +165,7 @@ def values_and_gradients(attention, site, query, key, mask):
 
 
 def options_at(site, name):
-    """A mechanism's options there, few pivots of LOT among them; None where it cannot stand at all."""
+    """The options of a mechanism at a site, with few pivots for LOT; None if it cannot stand there."""
     try:
         options = MECHANISMS[name].options_class(**({"num_pivots": 2} if name == "lot" else {})).at_site(site)
         options = dataclasses.asdict(options)
@@ -182,7 +182,7 @@ STANDING = [(site, name) for site in SITES for name in MECHANISMS if options_at(
 @pytest.mark.parametrize("separate", [False, True])
 @pytest.mark.parametrize("differential", [False, True])
 def test_nan_in_pads_reaches_no_gradient(name, differential, separate, site):
-    """At LOT with two pivots narrower projections stand in the place of those of q and k."""
+    """LOT with two pivots multiplies the tokens by narrower projections and makes no q and k."""
     options = options_at(site, name)
     attention = pluggable(stock_attention(site), name, site=site, differential=differential, **options).double()
     mask, found = mask_of(site), []
@@ -203,7 +203,7 @@ def test_nan_in_pads_reaches_no_gradient(name, differential, separate, site):
 
 
 def products_made(attention, monkeypatch):
-    """The projections in whose place narrower ones have stood."""
+    """A list of the projections that narrower ones replaced; it grows with every call of the attention."""
     made, products = [], attention._products
     monkeypatch.setattr(attention, "_products", lambda layer, *args: made.append(layer) or products(layer, *args))
     return made
@@ -226,7 +226,7 @@ def test_products_with_pivots_are_made_without_q_and_k(site, layout, bias, monke
     assert made == [attention.q_proj, attention.k_proj]
     handle = attention.mechanism.register_forward_hook(lambda *_: None)
     for x, y in zip(ours, values_and_gradients(attention, site, query, key, mask), strict=True):
-        assert torch.equal(x, y), "what looks at the mechanism changes nothing"
+        assert torch.equal(x, y), "a hook on the mechanism changes the result"
     handle.remove()
     monkeypatch.setattr(attention.mechanism, "probes", lambda like: None)
     expected = values_and_gradients(attention, site, query, key, mask)
@@ -235,7 +235,7 @@ def test_products_with_pivots_are_made_without_q_and_k(site, layout, bias, monke
 
 
 @pytest.mark.parametrize("why", ["as many pivots", "few tokens", "half", "autocast", "noise", "another mechanism"])
-def test_q_and_k_are_made_where_that_is_less_work_or_somebody_needs_them(why, monkeypatch):
+def test_q_and_k_are_made_where_that_is_less_work_or_they_are_needed(why, monkeypatch):
     num_pivots = 4 if why == "as many pivots" else 2
     name, options = ("set", {}) if why == "another mechanism" else ("lot", {"num_pivots": num_pivots})
     attention = pluggable(stock_attention("encoder"), name, site="encoder", **options)

@@ -21,7 +21,7 @@ EVERYWHERE = {"attention": "lot", "attention_sites": ",".join(SITES)}
 
 
 def kept(model):
-    """The places at which no LOT stands."""
+    """The places without LOT, each with its mechanism, or with None for fairseq's own attention."""
     found = {(site, layer): getattr(attention, "mechanism", None) for site, layer, attention in attentions(model)}
     return {
         f"{site}.{layer}": mechanism
@@ -77,8 +77,7 @@ def test_a_prior_stands_at_kept_places_alone():
 
 
 @pytest.mark.parametrize("differential", [False, True])
-def test_with_few_places_left_a_model_computes_what_its_parts_do(differential):
-    """At kept places what softmax computes, elsewhere what LOT does."""
+def test_a_mixed_model_computes_softmax_at_kept_places_and_lot_elsewhere(differential):
     sites = {"attention_sites": "encoder", "differential": differential}
     mixed, lot, softmax = (
         load(attention=name, **sites, **keep)
@@ -117,7 +116,7 @@ def test_places_that_do_not_fit_the_model_are_refused(options, message):
 
 
 def test_softmax_everywhere_keeps_no_place():
-    """As the teacher of a calibration is built, and by --model-overrides."""
+    """The teacher of a calibration is built so, and ``--model-overrides`` may ask for it."""
     args = load(attention="softmax", keep_softmax="encoder.0").model.args
     assert args.keep_softmax is None
 
@@ -131,8 +130,8 @@ def test_softmax_everywhere_keeps_no_place():
         ("encoder.1", "0,1", "encoder.1"),
     ],
 )
-def test_places_are_of_the_layers_before_some_go(keep, stay, left):
-    """``--encoder-layers-to-keep``: each place goes or moves with its layer."""
+def test_places_go_or_are_renumbered_with_their_layers(keep, stay, left):
+    """``--encoder-layers-to-keep``; the given places count all layers."""
     trained = load(**EVERYWHERE, keep_softmax=keep).model
     pruned = load(**EVERYWHERE, keep_softmax=keep, encoder_layers_to_keep=stay).model
     assert pruned.args.keep_softmax == left and list(kept(pruned)) == (left.split(",") if left else [])
@@ -144,7 +143,7 @@ def test_places_are_of_the_layers_before_some_go(keep, stay, left):
 
 
 def test_a_model_that_is_built_again_keeps_the_same_places():
-    """fairseq has then counted the layers without those that went."""
+    """After the first build ``encoder_layers`` counts only the layers that are kept."""
     args = argparse.Namespace(arch="lot_transformer", attention="lot", encoder_layers=3, encoder_layers_to_keep="0,2")
     args.keep_softmax, args.encoder_embed_dim, args.decoder_embed_dim = "encoder.2", 8, 8
     ARCH_CONFIG_REGISTRY[args.arch](args)
@@ -153,7 +152,7 @@ def test_a_model_that_is_built_again_keeps_the_same_places():
         assert (args.encoder_layers, args.keep_softmax) == (2, "encoder.1")
 
 
-def test_places_of_layers_that_go_must_have_been_there_and_something_must_be_left():
+def test_with_layers_to_keep_unknown_places_and_a_model_without_lot_are_refused():
     with pytest.raises(InputError, match=f"the model has no encoder.{LAYERS}"):
         load(attention="lot", keep_softmax=f"encoder.{LAYERS}", encoder_layers_to_keep="0")
     with pytest.raises(InputError, match="nothing is left for lot"):

@@ -1,4 +1,4 @@
-"""fairseq's encoder and decoder with pluggable attention: masks and weights are made where somebody reads them."""
+"""fairseq's encoder and decoder with pluggable attention: layers to keep, dropout, masks and weights."""
 
 import copy
 from argparse import Namespace
@@ -24,8 +24,8 @@ def sentences(lengths, **options):
 
 
 @pytest.mark.parametrize("differential", [False, True])
-def test_every_layer_knows_its_place(differential):
-    """It decides the initial values, and the λ that a differential layer starts from."""
+def test_every_layer_knows_its_number(differential):
+    """The number decides the initial values, and λ_init of a differential layer."""
     model = load(attention="lot", differential=differential, **EVERYWHERE).model
     for places in (
         [layer.self_attn for layer in model.encoder.layers],
@@ -57,7 +57,7 @@ def test_layers_that_are_kept_keep_their_attention():
 
 
 def test_layers_to_keep_are_understood_as_the_command_line_gives_them():
-    """A list, and of one side alone; fairseq would then drop all layers of the other."""
+    """They may be a list, and of one side alone; fairseq itself would then drop all layers of the other side."""
     trained = load(attention="lot", **EVERYWHERE).model
     pruned = load(attention="lot", **EVERYWHERE, encoder_layers_to_keep=[1]).model
     pruned.load_state_dict(trained.state_dict(), model_cfg=pruned.args)
@@ -72,12 +72,15 @@ def test_differential_layers_that_would_get_another_lambda_are_refused():
 
 
 @pytest.mark.parametrize(("kept", "lambda_init"), [("0,1", None), ("1,0", None), ("1", 0.5)])
-def test_differential_layers_that_keep_their_lambda_are_taken(kept, lambda_init):
+def test_differential_layers_that_keep_their_lambda_are_accepted(kept, lambda_init):
     load("diff_transformer", decoder_layers_to_keep=kept, differential_lambda_init=lambda_init)
 
 
-def _build_where_pads_part(attention, left_pad_source=False):
-    """A model in which source, right pads and target stand in one row, with left pads the pads before them."""
+def _build_with_source_and_target_in_one_row(attention, left_pad_source=False):
+    """Build a model whose decoder attends to source and target in one row of slots.
+
+    Right pads of the source stand between the two, left pads before them.
+    """
     shared = {"attention_sites": "encoder,decoder", "cross_self_attention": True, "no_cross_attention": True}
     loaded = load(attention=attention, **shared)
     task = Namespace(
@@ -88,11 +91,11 @@ def _build_where_pads_part(attention, left_pad_source=False):
     type(loaded.model).build_model(loaded.model.args, task)
 
 
-def test_slots_that_pads_would_part_are_refused():
-    _build_where_pads_part("lot")
-    _build_where_pads_part("near_far", left_pad_source=True)
+def test_mechanisms_that_count_slots_are_refused_where_pads_stand_between_tokens():
+    _build_with_source_and_target_in_one_row("lot")
+    _build_with_source_and_target_in_one_row("near_far", left_pad_source=True)
     with pytest.raises(InputError, match="near_far attention at decoder counts the slots"):
-        _build_where_pads_part("near_far")
+        _build_with_source_and_target_in_one_row("near_far")
 
 
 @pytest.mark.parametrize(
@@ -118,7 +121,7 @@ def test_dropout_of_the_attention_can_be_retained(attention, sites, modules):
 
 @pytest.mark.parametrize(("attention", "prior"), [*((name, None) for name in REGISTERED), ("softmax", "alibi")])
 def test_fairseq_s_own_model_takes_the_weights_of_softmax_alone(attention, prior):
-    """A training without ``--user-dir`` that starts from a swapped checkpoint ends, and is not one of softmax."""
+    """Without ``--user-dir`` a training from a swapped checkpoint stops with an error and does not train softmax."""
     weights = load(attention=attention, softmax_prior=prior).model.state_dict()
     stock = load("transformer").model
     if attention == "softmax" and prior is None:
@@ -152,7 +155,7 @@ def test_with_pads_the_decoder_gets_their_mask():
 
 
 def steps(model, batch, encoded):
-    """Log-probabilities and weights of the last of three steps."""
+    """Log-probabilities and weights of the last of three steps, and the incremental state after it."""
     state = {}
     for i in range(1, 4):
         values, extra = model.decoder(batch["prev_output_tokens"][:, :i], encoder_out=encoded, incremental_state=state)
@@ -178,7 +181,7 @@ def test_generation_makes_weights_only_where_they_are_printed(options):
 
 
 @torch.no_grad()
-def test_translating_makes_no_weights_and_says_what_it_may_have_cut(monkeypatch, capsys):
+def test_translating_makes_no_weights_and_reports_translations_at_the_length_limit(monkeypatch, capsys):
     loaded = load(attention="lot", attention_sites="encoder,cross", lengths=(5, 4))
     cross = loaded.model.decoder.layers[-1].encoder_attn
     asked, attend = [], cross.forward

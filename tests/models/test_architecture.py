@@ -1,4 +1,4 @@
-"""A model with an attention of ours has the name of one of our architectures."""
+"""A model with an attention of this package is stored under an architecture of this package."""
 
 from argparse import Namespace
 
@@ -16,7 +16,7 @@ from fairseq_lot.models.architecture import override_attention, own_architecture
         ("transformer_wmt_en_de_big", "lot_transformer"),  # we have no such size
     ],
 )
-def test_ours_for_a_stock_architecture(arch, own):
+def test_each_stock_architecture_has_one_of_ours(arch, own):
     assert own_architecture(arch) == own
 
 
@@ -31,7 +31,7 @@ def test_overrides_rename_a_stock_architecture(make):
 
 
 @pytest.mark.parametrize("named", [{"arch": "transformer"}, {"_name": "transformer_iwslt_de_en"}])
-def test_ours_under_a_stock_name_is_refused(named):
+def test_our_attention_under_a_stock_name_is_refused(named):
     with pytest.raises(InputError, match="^x.pt has lot attention .*own architecture transformer.*set arch and _name"):
         refuse_renamed(Namespace(attention="lot", **named), "x.pt")
     refuse_renamed(Namespace(**named), "x.pt")

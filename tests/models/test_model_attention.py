@@ -19,7 +19,7 @@ def test_completed_arguments_have_every_option_and_sites_in_one_order():
     assert vars(given) == {"attention_sites": " decoder,encoder", "lot_query_updates": 1}
 
 
-def test_words():
+def test_the_description_names_what_is_not_a_default():
     assert in_words(args(differential=True)) == "differential lot (num_pivots=3) attention at encoder"
     kept = args(attention_sites="encoder,decoder", keep_softmax="encoder.0", softmax_prior="alibi")
     assert in_words(kept).endswith("attention at encoder,decoder, softmax (prior=alibi) kept at encoder.0")
@@ -30,7 +30,7 @@ def test_the_options_of_softmax_are_read_where_it_is_kept():
     assert {"softmax_prior", "lot_num_pivots"} <= {*options_read(args(keep_softmax="encoder.0"))}
 
 
-def test_what_differs():
+def test_changed_options_are_found():
     assert changed(["lot_num_pivots", "lot_epsilon"], args(), args(lot_epsilon=0.5)) == ["lot_epsilon"]
 
 

@@ -17,11 +17,11 @@ ARGS = Namespace(arch="lot_transformer", source_lang="de")
     [
         ({"cfg": {"model": ARGS, "task": {"source_lang": "de"}}}, {"source_lang": "de"}),
         ({"cfg": {"model": vars(ARGS), "task": None}}, {}),
-        ({"cfg": None, "args": ARGS}, vars(ARGS)),  # of fairseq 0.10, which has all in one
+        ({"cfg": None, "args": ARGS}, vars(ARGS)),  # fairseq 0.10 keeps all arguments in one namespace
     ],
 )
 @pytest.mark.parametrize("optimiser", [None, {"state": {}}])
-def test_what_is_read(zipped, holder, task, optimiser, tmp_path):
+def test_arguments_task_and_weights_are_read(zipped, holder, task, optimiser, tmp_path):
     path, weights = str(tmp_path / "x.pt"), {"weight": torch.ones(2)}
     content = {**holder, "model": weights, "last_optimizer_state": optimiser}
     torch.save(content, path, _use_new_zipfile_serialization=zipped)
@@ -33,7 +33,7 @@ def test_what_is_read(zipped, holder, task, optimiser, tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint\n"])
-def test_a_damaged_file_is_one_line(content, tmp_path):
+def test_a_damaged_file_is_refused_in_one_line(content, tmp_path):
     (tmp_path / "x.pt").write_bytes(content)
     with pytest.raises(InputError, match="x.pt cannot be read as a checkpoint: ") as caught:
         read_saved(str(tmp_path / "x.pt"))

@@ -1,4 +1,4 @@
-"""What a training takes over from a checkpoint, decided from arguments alone: no file, no model, no training."""
+"""What a training inherits from a checkpoint; it is decided from arguments alone, without a file or a model."""
 
 import copy
 import dataclasses
@@ -27,7 +27,7 @@ def saved(path="base.pt", *, has_optimiser=False, task=None, **model):
 
 
 def typed(arch="lot_transformer", *, start="base.pt", **options):
-    """The command line of a fine-tuning; ``start=None``: of a training that goes on."""
+    """The command line of a fine-tuning, or with ``start=None`` of a training that is resumed."""
     own = {"arch": arch, "finetune_from_model": start, "reset_optimizer": False, "reset_dataloader": False}
     return Namespace(**own | options)
 
@@ -59,7 +59,7 @@ def test_attention_sites_and_options_are_kept():
     assert note == "base.pt has lot (num_pivots=3, epsilon=0.5) attention at encoder,cross, which is kept"
 
 
-def test_what_is_typed_wins_with_a_note():
+def test_typed_options_win_with_a_warning():
     inherited = plan(saved(), typed(lot_num_pivots=4, lot_epsilon=0.5), LOT)
     assert not {"lot_num_pivots", "lot_epsilon"} & inherited.values.keys()
     assert inherited.values["redrawn_attention"] == {
@@ -98,7 +98,7 @@ def test_the_parameters_of_another_mechanism_are_redrawn():
         ({}, {"keep_softmax": "encoder.0"}, LOT, "^base.pt: lot .* was trained at encoder, so there is no softmax"),
     ],
 )
-def test_refusals(checkpoint, args, defaults, words):
+def test_command_lines_that_contradict_the_checkpoint_are_refused(checkpoint, args, defaults, words):
     with pytest.raises(InputError, match=words):
         plan(saved(**checkpoint), typed(**args), defaults)
 
@@ -109,7 +109,7 @@ def test_without_the_optimiser_s_state_parameters_may_change(args):
     plan(saved(attention=None, has_optimiser=True), typed(**args), LOT)
 
 
-def test_fairseq_s_own_attention_brings_nothing():
+def test_fairseq_s_own_attention_is_not_inherited():
     inherited = plan(saved(attention=None), typed(), LOT)
     assert not inherited.has_attention and not attention_of(inherited)
     assert inherited.notes[-1][0] == WARNING and "own attention; trained is lot attention" in inherited.notes[-1][1]
@@ -127,7 +127,7 @@ def test_sizes_are_kept_by_a_fine_tuning_alone():
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_what_no_weight_shows_is_kept(there):
+def test_flags_that_no_weight_shows_are_kept(there):
     flags = {"share_decoder_input_output_embed": not there, "decoder_normalize_before": not there}
     model = dict.fromkeys(flags, there)
     inherited = plan(saved(**model), typed(start=None, **flags), LOT)
@@ -149,7 +149,7 @@ def test_what_no_weight_shows_is_kept(there):
         (("de", "en"), (None, None), {}, False),
     ],
 )
-def test_the_direction_is_kept_where_the_data_tell_the_opposite_one(languages, of_training, args, kept):
+def test_the_direction_is_kept_where_the_data_say_the_opposite(languages, of_training, args, kept):
     task = dict(zip(("source_lang", "target_lang"), of_training, strict=True))
     inherited = plan(saved(task=task), typed(**args), LOT, languages)
     assert (task.items() <= inherited.values.items()) is kept
@@ -172,5 +172,5 @@ def test_a_command_line_is_known_by_the_mark_of_its_parser():
     assert take_mark(args) and not vars(args) and not take_mark(args)
 
 
-def test_a_parser_without_options_of_checkpoints_starts_nowhere():
+def test_arguments_without_options_of_checkpoints_have_no_starting_point():
     assert starting_point(Namespace(arch="lot_transformer")) is None

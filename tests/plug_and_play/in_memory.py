@@ -11,12 +11,12 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from fairseq_lot.pretrained.loading import Loaded, untrained
 
 LAYERS, HEADS, LENGTHS = 2, 4, (3, 9, 5, 7, 4, 8)
-# by default its window would hold all of these sentences, and near_far would be softmax
+# the default window is longer than these sentences, so near_far would be softmax on them
 NEAR_FAR = {"near_far_window": 1, "near_far_num_features": 4}
 
 
 def load(arch="lot_transformer", *, lengths=LENGTHS, source_only=False, **options):
-    """A model of two layers and four heads, its queries and keys made larger, and a few sentences."""
+    """A model of two layers and four heads with a few sentences; the weights of its queries and keys are doubled."""
     sizes = {"encoder_layers": LAYERS, "decoder_layers": LAYERS, "dropout": 0.0}
     for side in ("encoder", "decoder"):
         sizes |= {f"{side}_embed_dim": 16, f"{side}_ffn_embed_dim": 16, f"{side}_attention_heads": HEADS}

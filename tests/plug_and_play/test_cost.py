@@ -1,4 +1,4 @@
-"""The cost of a swap: measured as it is defined, and kept within a budget."""
+"""The cost of a swap: how it is measured, and how places are given up until it fits a budget."""
 
 import math
 
@@ -15,7 +15,7 @@ EVERYWHERE = "encoder,cross,decoder"
 
 
 def compared(name="lot", **options):
-    """A model with a mechanism beside the same with softmax, on sentences."""
+    """A model with mechanism ``name``, the same model with softmax, and their comparison on eight sentences."""
     options = {"lengths": LENGTHS, "lot_num_pivots": 5, **options}
     student, teacher = load(attention=name, **options), load(attention="softmax", **options)
     assert not teacher.model.load_state_dict(student.model.state_dict(), strict=False).missing_keys
@@ -25,7 +25,7 @@ def compared(name="lot", **options):
 
 @torch.no_grad()
 def by_hand(student, teacher, pairs):
-    """The divergence, sentence by sentence, in float64."""
+    """KL divergence a piece between the predictions of two models: sentence by sentence, in float64."""
     student, teacher, found, pieces = student.double(), teacher.double(), 0.0, 0
     for sources, targets in pairs:
         for source, target in zip(sources, targets, strict=True):
@@ -50,8 +50,8 @@ def test_the_cost_is_the_divergence_of_the_predictions(sites, monkeypatch):
     assert cost.measured_on == "8 random sentences of 2 to 8 pieces that were not fitted on"
 
 
-def test_a_place_alone_costs_what_a_model_costs_that_has_it_alone():
-    """The other places are softmax, and afterwards all are again."""
+def test_the_cost_of_a_place_is_the_cost_of_a_swap_only_there():
+    """The other places have softmax meanwhile. Afterwards the teacher has all its own modules again."""
     student, teacher, comparison = compared(attention_sites=EVERYWHERE)
     own = {name: id(module) for name, module in teacher.named_modules()}
     cost = comparison.cost()
@@ -64,19 +64,19 @@ def test_a_place_alone_costs_what_a_model_costs_that_has_it_alone():
     assert cost.by_place["decoder.1"] == pytest.approx(by_hand(alone, softmax, comparison._pairs), rel=1e-3)
 
 
-def test_where_nothing_differs_nothing_is_measured(monkeypatch):
+def test_softmax_for_softmax_costs_zero_without_a_measurement(monkeypatch):
     monkeypatch.setattr(costs, "translate_greedily", lambda *_: pytest.fail("it translates"))
     _, _, comparison = compared("softmax")
     assert comparison.cost() == Cost(0.0) and "cannot change" in str(comparison.cost())
     assert comparison.within(Cost(0.0), Budget(nats=0.0)) == (Cost(0.0), {})
 
 
-def test_sinkhorn_of_one_update_is_softmax():
+def test_sinkhorn_of_one_update_costs_nothing():
     _, _, comparison = compared("sinkhorn", sinkhorn_epsilon=1.0, sinkhorn_num_updates=1)
     assert max(comparison.cost().nats, comparison.cost().error) < 1e-6
 
 
-def test_predictions_that_are_no_numbers_cost_more_than_any_budget():
+def test_predictions_of_nan_cost_more_than_any_budget():
     student, _, comparison = compared()
     with torch.no_grad():
         student.encoder.layers[1].self_attn.mechanism.pivots.fill_(math.nan)
@@ -86,7 +86,7 @@ def test_predictions_that_are_no_numbers_cost_more_than_any_budget():
     assert list(given_up) == ["encoder.1"] and list(left.by_place) == ["encoder.0"] and left.nats < math.inf
 
 
-def test_the_most_expensive_places_go_first_and_the_rest_is_measured_again():
+def test_the_most_expensive_places_are_given_up_first_and_the_rest_is_measured_again():
     _, _, comparison = compared(attention_sites=EVERYWHERE)
     cost = comparison.cost()
     cheapest, second, *_, worst = sorted(cost.by_place, key=cost.by_place.get)
@@ -100,7 +100,7 @@ def test_the_most_expensive_places_go_first_and_the_rest_is_measured_again():
         comparison.within(cost, Budget(nats=0.0))
 
 
-def test_an_error_of_the_output_does_not_fit_either():
+def test_a_place_with_too_large_an_error_is_given_up():
     _, _, comparison = compared()
     cost = comparison.cost()
     worst = max(cost.error_by_place, key=cost.error_by_place.get)
@@ -108,11 +108,11 @@ def test_an_error_of_the_output_does_not_fit_either():
     assert list(comparison.within(cost, Budget(nats=1e3, error=limit))[1]) == [worst]
 
 
-def test_long_sentences_are_fewer():
+def test_fewer_sentences_are_compared_if_they_are_long():
     tokens = torch.full((64, 1000), 5)
     assert len(costs._some(tokens, 1)) == 8
     tokens[:32, 100:] = 1
-    assert {len(row) for row in costs._some(tokens, 1)} == {100, 1000}, "of every length"
+    assert {len(row) for row in costs._some(tokens, 1)} == {100, 1000}, "sentences of every length are kept"
     assert len(costs._some(torch.full((2, 20_000), 5), 1)) == 1
 
 
@@ -122,7 +122,7 @@ def test_a_budget_that_is_no_number_of_nats_is_refused(given):
         Budget.read(given, fitted=True)
 
 
-def test_what_a_budget_allows():
+def test_budgets_are_read_and_their_use_is_the_larger_ratio():
     assert Budget.read("0.5", fitted=True) == Budget.read(0.5, fitted=False) == Budget(nats=0.5)
     assert Budget.read("default", fitted=True) == DEFAULT_BUDGET
     for given, fitted in (("default", False), (None, True), ("none", True)):
@@ -131,5 +131,5 @@ def test_what_a_budget_allows():
     assert Budget(nats=2.0, error=0.5).use(1.0, 1.0) == 2
 
 
-def test_numbers_are_shown_with_four_digits():
+def test_nats_are_shown_with_four_decimals():
     assert [shown(nats) for nats in (0.0, 3e-5, 0.00123)] == ["0.0000", "less than 0.0001", "0.0012"]

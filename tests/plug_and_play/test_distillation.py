@@ -1,4 +1,4 @@
-"""Calibration: what is fitted, what is left alone, and what is kept."""
+"""Calibration: which parameters are fitted, which stay as they are, and which of the fitted values are kept."""
 
 import copy
 import itertools
@@ -16,7 +16,7 @@ from fairseq_lot.plug_and_play.distillation import LONG, Distillation, Fit, copi
 from tests.plug_and_play.in_memory import HEADS, LAYERS, load
 
 LENGTHS = tuple(3 + i % 7 for i in range(24))
-# how to give a mechanism parameters, where it has none by default
+# options with which these mechanisms have parameters to fit
 OPTIONS = {
     "esp": {"esp_slicer": "learnable", "esp_num_slices": 3, "esp_sort_temperature": 0.1},
     "lot": {"lot_num_pivots": 5},
@@ -27,7 +27,7 @@ LEARNING = [name for name in MECHANISMS if name != "softmax"]
 
 
 def models(name, **options):
-    """A model with mechanism ``name`` at the encoder beside the same with softmax there, and its sentences."""
+    """The distillation of softmax into mechanism ``name`` in the encoder, and the teacher with its sentences."""
     options = {"lengths": LENGTHS, **OPTIONS.get(name, {}), **options}
     student, teacher = load(attention=name, **options), load(attention="softmax", **options)
     missing = teacher.model.load_state_dict(student.model.state_dict(), strict=False)
@@ -35,45 +35,46 @@ def models(name, **options):
     return Distillation(student.model, teacher.model), teacher
 
 
-def sample(both, sentences, indices):
-    return both.readable(sentences.batch(indices))
+def sample(pair, sentences, indices):
+    return pair.readable(sentences.batch(indices))
 
 
-def calibrate(both, sentences, *, steps=30, seed=1, rate=0.1, errors=None, **options) -> Fit:
+def calibrate(pair, sentences, *, steps=30, seed=1, rate=0.1, errors=None, **options) -> Fit:
+    """Fit on random batches of sentences 8 to 23; sentences 0 to 7 are held out."""
     order = np.random.default_rng(seed)
-    samples = (sample(both, sentences, order.integers(8, 24, 5)) for _ in itertools.count())
-    held_out = sample(both, sentences, range(8))
-    options |= {} if errors else {"rows": both.rows}
-    return fit([(both.added, rate)], errors or both.head_errors, samples, held_out, steps=steps, **options)
+    samples = (sample(pair, sentences, order.integers(8, 24, 5)) for _ in itertools.count())
+    held_out = sample(pair, sentences, range(8))
+    options |= {} if errors else {"rows": pair.rows}
+    return fit([(pair.added, rate)], errors or pair.head_errors, samples, held_out, steps=steps, **options)
 
 
 def test_encoder_and_decoder_may_have_different_numbers_of_heads():
-    both, sentences = models("lot", attention_sites="encoder,cross", decoder_attention_heads=2)
-    fitted = calibrate(both, sentences, steps=3)
+    pair, sentences = models("lot", attention_sites="encoder,cross", decoder_attention_heads=2)
+    fitted = calibrate(pair, sentences, steps=3)
     assert fitted.before.shape == (2 * LAYERS, HEADS) and (fitted.before[:LAYERS] > 0).all()
     assert (fitted.before[LAYERS:, :2] > 0).all() and not fitted.before[LAYERS:, 2:].any()
 
 
-def test_a_model_that_gives_nan_is_not_fitted_to():
-    both, sentences = models("lot")
+def test_a_teacher_that_gives_nan_is_refused():
+    pair, sentences = models("lot")
     with torch.no_grad():
-        both.teacher.encoder.layers[1].fc1.weight[0, 0] = float("nan")
+        pair.teacher.encoder.layers[1].fc1.weight[0, 0] = float("nan")
     with pytest.raises(InputError, match="is not finite"):
-        calibrate(both, sentences, errors=both.output_error)
+        calibrate(pair, sentences, errors=pair.output_error)
 
 
 @pytest.mark.fast_if(lambda name, differential: name == "lot" or not differential)
 @pytest.mark.parametrize("differential", [False, True])
 @pytest.mark.parametrize("name", LEARNING)
-def test_heads_come_nearer_to_softmax_and_nothing_else_moves(name, differential):
-    both, sentences = models(name, differential=differential)
+def test_heads_get_closer_to_softmax_and_no_other_parameter_changes(name, differential):
+    pair, sentences = models(name, differential=differential)
     # fairseq never fills _float_tensor: it may hold NaN
-    start = {k: value.clone() for k, value in both.student.state_dict().items() if not k.endswith("._float_tensor")}
-    fitted = calibrate(both, sentences)
-    assert [(one.site, one.layer) for one in both.matched] == [("encoder", layer) for layer in range(LAYERS)]
+    start = {k: value.clone() for k, value in pair.student.state_dict().items() if not k.endswith("._float_tensor")}
+    fitted = calibrate(pair, sentences)
+    assert [(one.site, one.layer) for one in pair.matched] == [("encoder", layer) for layer in range(LAYERS)]
     assert fitted.before.shape == fitted.after.shape == (LAYERS, HEADS)
     assert fitted.after.sum() < 0.97 * fitted.before.sum() and fitted.steps == 30
-    state = both.student.state_dict()
+    state = pair.student.state_dict()
     moved = {key for key, value in start.items() if not torch.equal(value, state[key])}
     fittable = {key for key in start if ".mechanism." in key and "lambda_" not in key and ".norm." not in key}
     assert moved and moved <= fittable
@@ -81,61 +82,61 @@ def test_heads_come_nearer_to_softmax_and_nothing_else_moves(name, differential)
 
 
 @pytest.mark.parametrize("start", [0.1, 5.0])
-def test_temperatures_of_one_update_become_those_of_softmax(start):
-    """Sinkhorn of one update is softmax at ε, so what calibration should find is known: ε = 1 in every head."""
-    both, sentences = models("sinkhorn", sinkhorn_epsilon=start, sinkhorn_num_updates=1)
-    fitted = calibrate(both, sentences, steps=120, rate=0.2)
+def test_sinkhorn_of_one_update_learns_the_temperature_of_softmax(start):
+    """Sinkhorn of one update is softmax at temperature ε, so the best ε is known: 1 in every head."""
+    pair, sentences = models("sinkhorn", sinkhorn_epsilon=start, sinkhorn_num_updates=1)
+    fitted = calibrate(pair, sentences, steps=120, rate=0.2)
     assert fitted.after.max() < 1e-4 < 0.05 < fitted.before.min()
-    for one in both.matched:
+    for one in pair.matched:
         torch.testing.assert_close(one.student.epsilon().flatten(), torch.ones(HEADS), atol=0.05, rtol=0)
 
 
-def test_error_is_relative_and_blind_to_pads():
-    both, sentences = models("lot")
-    batch, (match, *_), seen = sentences.batch(range(8)), both.matched, []
+def test_the_error_of_a_head_is_relative_and_ignores_pads():
+    pair, sentences = models("lot")
+    batch, (match, *_), seen = sentences.batch(range(8)), pair.matched, []
     assert batch["net_input"]["src_tokens"].eq(sentences.pad).any()
-    found = both.head_errors(batch)[0]
+    found = pair.head_errors(batch)[0]
     match.teacher.register_forward_hook(lambda _, *call: seen.append(call), with_kwargs=True)
     alone = torch.zeros(HEADS), torch.zeros(HEADS)
     for i in range(8):
-        both.head_errors(sentences.batch([i]))
+        pair.head_errors(sentences.batch([i]))
         args, kwargs, output = seen.pop()
         difference = match.student(*args, **kwargs).values - output.values
         alone[0].add_(difference.square().sum((0, 2, 3)).detach())
         alone[1].add_(output.values.square().sum((0, 2, 3)))
     torch.testing.assert_close(found, alone[0] / alone[1], atol=1e-5, rtol=1e-4)
-    both.matched = [replace(one, student=copy.deepcopy(one.teacher)) for one in both.matched]
-    assert both.head_errors(batch).eq(0).all()
+    pair.matched = [replace(one, student=copy.deepcopy(one.teacher)) for one in pair.matched]
+    assert pair.head_errors(batch).eq(0).all()
 
 
-def test_the_seed_decides():
+def test_equal_seeds_fit_equal_parameters_and_other_seeds_do_not():
     def parameters(seed):
-        both, sentences = models("lot")
-        calibrate(both, sentences, steps=5, seed=seed)
-        return both.added
+        pair, sentences = models("lot")
+        calibrate(pair, sentences, steps=5, seed=seed)
+        return pair.added
 
     first, again, other = parameters(1), parameters(1), parameters(2)
     assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True))
     assert not torch.equal(first[0], other[0])
 
 
-def test_the_best_so_far_is_kept():
-    both, sentences = models("lot")
-    fitted = calibrate(both, sentences, steps=20)
-    torch.testing.assert_close(both.head_errors(sample(both, sentences, range(8))), fitted.after)
+def test_a_fit_keeps_its_best_parameters():
+    pair, sentences = models("lot")
+    fitted = calibrate(pair, sentences, steps=20)
+    torch.testing.assert_close(pair.head_errors(sample(pair, sentences, range(8))), fitted.after)
     assert fitted.after.sum() < fitted.before.sum()
 
 
-def test_what_only_gets_worse_is_left_as_it_was():
-    both, sentences = models("lot")
-    start = both.added[0].detach().clone()
-    fitted = calibrate(both, sentences, rate=1e4, steps=3, errors=both.output_error)
+def test_a_fit_that_only_gets_worse_changes_nothing():
+    pair, sentences = models("lot")
+    start = pair.added[0].detach().clone()
+    fitted = calibrate(pair, sentences, rate=1e4, steps=3, errors=pair.output_error)
     assert torch.equal(fitted.before, fitted.after)
-    assert torch.equal(both.added[0], start)
+    assert torch.equal(pair.added[0], start)
 
 
 def test_each_head_keeps_its_own_best():
-    """The sum falls, since one head gains more than the other loses; that one stays where it was."""
+    """The fit improves head 0 more than it harms head 1, so the sum of errors falls; head 1 keeps its old values."""
     weight, held_out = torch.nn.Parameter(torch.zeros(2, 3)), torch.tensor([[1.0], [0.0]])
     samples = itertools.repeat(torch.tensor([[1.0], [-0.5]]))
     fitted = fit(
@@ -146,42 +147,42 @@ def test_each_head_keeps_its_own_best():
 
 
 @pytest.mark.parametrize("name", LEARNING)
-def test_what_is_fitted_has_its_heads_on_the_first_axis(name):
-    """By these, heads are told apart."""
-    both, _ = models(name, **({"lot_conv_kernel": 3} if name == "lot" else {}))
-    assert all(parameter.shape[0] == HEADS for parameter in both.added)
+def test_the_first_axis_of_every_fitted_parameter_is_the_heads(name):
+    """The fit keeps and restores the values of each head by itself."""
+    pair, _ = models(name, **({"lot_conv_kernel": 3} if name == "lot" else {}))
+    assert all(parameter.shape[0] == HEADS for parameter in pair.added)
 
 
-def test_heads_that_a_joint_fit_harms_are_as_they_were_before_it():
-    both, sentences = models("lot")
-    held_out = sample(both, sentences, range(8))
-    heads, apart = calibrate(both, sentences), copies(both.added)
-    output = both.output_error(held_out).detach()
+def test_heads_that_a_joint_fit_harms_get_their_earlier_values_back():
+    pair, sentences = models("lot")
+    held_out = sample(pair, sentences, range(8))
+    heads, apart = calibrate(pair, sentences), copies(pair.added)
+    output = pair.output_error(held_out).detach()
     together = Fit("error of the output", output, output / 2, 1)
-    assert undo_harm(both, held_out, apart, heads, together) is together
+    assert undo_harm(pair, held_out, apart, heads, together) is together
     harmed, limits = [(0, 1), (1, 3)], torch.full((LAYERS, HEADS), torch.inf)
     for one in harmed:
         limits[one] = 0.0
     heads = replace(heads, before=limits)
     with torch.no_grad():
-        for parameter in both.added:
+        for parameter in pair.added:
             parameter *= 1.01
-        joint = copies(both.added)
-    after = undo_harm(both, held_out, apart, heads, replace(together, before=output * 2)).after
-    torch.testing.assert_close(both.output_error(held_out), after)
-    for parameter, row, was, jointly in zip(both.added, both.rows, apart, joint, strict=True):
+        joint = copies(pair.added)
+    after = undo_harm(pair, held_out, apart, heads, replace(together, before=output * 2)).after
+    torch.testing.assert_close(pair.output_error(held_out), after)
+    for parameter, row, was, jointly in zip(pair.added, pair.rows, apart, joint, strict=True):
         for head in range(HEADS):
             assert torch.equal(parameter[head], (was if (row, head) in harmed else jointly)[head])
 
-    # where the output is worse for it, nothing is left of the joint fit
+    # if the output's error is then larger than before the joint fit, all heads get their earlier values back
     with torch.no_grad():
-        for parameter, value in zip(both.added, joint, strict=True):
+        for parameter, value in zip(pair.added, joint, strict=True):
             parameter.copy_(value)
-    undone = undo_harm(both, held_out, apart, heads, replace(together, before=torch.tensor(0.0)))
-    assert undone.after == 0 and all(map(torch.equal, both.added, apart))
+    undone = undo_harm(pair, held_out, apart, heads, replace(together, before=torch.tensor(0.0)))
+    assert undone.after == 0 and all(map(torch.equal, pair.added, apart))
 
 
-def test_the_rate_falls_to_nothing_and_the_last_step_is_measured(monkeypatch):
+def test_the_learning_rate_falls_to_zero_and_the_last_step_is_measured(monkeypatch):
     rates, schedules, measured, held_out, weight = [], [], [], {}, torch.nn.Parameter(torch.zeros(()))
     monkeypatch.setattr(
         distillation, "CosineAnnealingLR", lambda *a: schedules.append(CosineAnnealingLR(*a)) or schedules[-1]
@@ -223,51 +224,51 @@ def test_nothing_to_fit_is_an_error(name, options):
 
 @pytest.mark.parametrize("source_only", [False, True])
 def test_decoder_sites_are_fitted_with_and_without_targets(source_only):
-    both, sentences = models("lot", attention_sites="encoder,cross,decoder", source_only=source_only)
-    fitted = calibrate(both, sentences, steps=10)
-    assert [one.site for one in both.matched] == ["encoder"] * LAYERS + ["cross"] * LAYERS + ["decoder"] * LAYERS
+    pair, sentences = models("lot", attention_sites="encoder,cross,decoder", source_only=source_only)
+    fitted = calibrate(pair, sentences, steps=10)
+    assert [one.site for one in pair.matched] == ["encoder"] * LAYERS + ["cross"] * LAYERS + ["decoder"] * LAYERS
     after, before = fitted.after.sum(1), fitted.before.sum(1)
     assert (after < before).sum() >= 4 and after.sum() < before.sum()
 
 
-def test_encoder_sites_never_run_the_decoder(monkeypatch):
-    both, sentences = models("lot", source_only=True)
-    monkeypatch.setattr(both.teacher.decoder, "forward", lambda *args, **kwargs: pytest.fail("the decoder ran"))
-    calibrate(both, sentences, steps=2)
+def test_fitting_encoder_sites_never_runs_the_decoder(monkeypatch):
+    pair, sentences = models("lot", source_only=True)
+    monkeypatch.setattr(pair.teacher.decoder, "forward", lambda *args, **kwargs: pytest.fail("the decoder ran"))
+    calibrate(pair, sentences, steps=2)
 
 
 @pytest.mark.parametrize("sites", ["encoder", "encoder,cross"])
 def test_the_output_of_the_stack_can_be_fitted(sites):
-    both, sentences = models("lot", attention_sites=sites)
-    held_out = sample(both, sentences, range(8))
-    assert Distillation(both.student, both.student).output_error(held_out) == 0
-    fitted = calibrate(both, sentences, errors=both.output_error, rate=0.05)
+    pair, sentences = models("lot", attention_sites=sites)
+    held_out = sample(pair, sentences, range(8))
+    assert Distillation(pair.student, pair.student).output_error(held_out) == 0
+    fitted = calibrate(pair, sentences, errors=pair.output_error, rate=0.05)
     assert fitted.after < 0.97 * fitted.before
-    torch.testing.assert_close(both.output_error(held_out), fitted.after)
+    torch.testing.assert_close(pair.output_error(held_out), fitted.after)
 
 
-def test_divergence_is_that_of_the_predictions_and_blind_to_pads():
-    both, sentences = models("lot", attention_sites="encoder,cross")
+def test_the_divergence_is_between_predictions_and_ignores_pads():
+    pair, sentences = models("lot", attention_sites="encoder,cross")
     found, pieces = 0.0, 0
     with torch.no_grad():
         for i in range(8):
             sample = sentences.batch([i])["net_input"]
-            ours, theirs = (model(**sample)[0].log_softmax(-1) for model in (both.student, both.teacher))
+            ours, theirs = (model(**sample)[0].log_softmax(-1) for model in (pair.student, pair.teacher))
             found += torch.nn.functional.kl_div(ours, theirs, reduction="sum", log_target=True)
             pieces += sample["prev_output_tokens"].numel()
         batch = sentences.batch(range(8))
         assert batch["net_input"]["prev_output_tokens"].eq(sentences.pad).any()
-        torch.testing.assert_close(both.output_divergence(batch), found / pieces, atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(pair.output_divergence(batch), found / pieces, atol=1e-6, rtol=1e-4)
 
 
-def test_own_translations_are_what_the_decoder_would_choose():
-    both, sentences = models("lot", source_only=True)
+def test_greedy_translations_are_the_decoders_own_choices():
+    pair, sentences = models("lot", source_only=True)
     batch = sentences.batch(range(4))
-    tokens = translate_greedily(both.teacher, batch)
+    tokens = translate_greedily(pair.teacher, batch)
     eos = sentences.task.target_dictionary.eos()
     assert tokens[:, 0].eq(eos).all()
     with torch.no_grad():
-        logits, _ = both.teacher(**batch["net_input"], prev_output_tokens=tokens)
+        logits, _ = pair.teacher(**batch["net_input"], prev_output_tokens=tokens)
     for row, chosen in zip(tokens, logits.argmax(-1), strict=True):
         length = int(row.ne(sentences.pad).sum())
         assert torch.equal(row[1:length], chosen[: length - 1])
@@ -275,11 +276,11 @@ def test_own_translations_are_what_the_decoder_would_choose():
 
 @pytest.fixture
 def translated():
-    """The teacher's translations of some texts; what is said depends on the source."""
-    both, sentences = models("lot", source_only=True, lengths=(8, 4, 7, 3, 2), decoder_learned_pos=True)
+    """A function that translates texts with the teacher; larger values in cross-attention make sources matter."""
+    pair, sentences = models("lot", source_only=True, lengths=(8, 4, 7, 3, 2), decoder_learned_pos=True)
     pad, eos = sentences.pad, sentences.task.source_dictionary.eos()
     with torch.no_grad():
-        for layer in both.teacher.decoder.layers:
+        for layer in pair.teacher.decoder.layers:
             layer.encoder_attn.v_proj.weight *= 50
 
     def translated(*texts, part=None):
@@ -287,12 +288,12 @@ def translated():
         tokens = torch.full((len(texts), max(lengths)), pad)
         for row, text in zip(tokens, texts, strict=True):
             row[len(row) - len(text) - 1 :] = torch.tensor([*text, eos])
-        output = translate_greedily(both.teacher, {"net_input": {"src_tokens": tokens, "src_lengths": lengths}}, part)
+        output = translate_greedily(pair.teacher, {"net_input": {"src_tokens": tokens, "src_lengths": lengths}}, part)
         assert output[:, 0].eq(eos).all()
         return [row[1:][row[1:].ne(pad)].tolist() for row in output]
 
     translated.texts = [sentences.sentences.src[index][:-1].tolist() for index in range(5)]
-    translated.teacher = both.teacher
+    translated.teacher = pair.teacher
     return translated
 
 
@@ -301,7 +302,7 @@ def test_a_long_source_is_translated_in_parts(translated):
     assert list(map(len, texts)) == [7, 3, 6, 2, 1]
     parts = [[seven[:3], seven[3:5], seven[5:]], [three], [six[:3], six[3:]], [two], [one]]
     joined = translated(*texts, part=3)
-    # the most that is said depends on the longest of a batch
+    # the length limit of translations depends on the longest source of a batch
     assert joined == [[piece for part in own for piece in translated(part, three)[0]] for own in parts]
     assert len({piece for own in joined for piece in own}) > 1
     whole = translated(*texts)
@@ -309,10 +310,10 @@ def test_a_long_source_is_translated_in_parts(translated):
 
 
 def test_a_translation_may_be_longer_than_its_source(translated):
-    assert max(map(len, translated(*translated.texts))) == int(1.2 * 8 + 10), "8 with the end of sentence"
+    assert max(map(len, translated(*translated.texts))) == int(1.2 * 8 + 10), "the longest has 8 tokens"
 
 
-def test_joined_translations_are_as_long_as_the_decoder_reads(translated, monkeypatch):
+def test_joined_translations_are_cut_to_the_decoders_positions(translated, monkeypatch):
     joined = translated(*translated.texts, part=1)
     most = max(map(len, joined)) // 2
     monkeypatch.setattr(translated.teacher, "max_positions", lambda: (1024, most + 1))

@@ -1,4 +1,4 @@
-"""The ways that a sweep tries, and how it shows what they gave."""
+"""The swaps that a sweep tries, and the tables and figures of their results."""
 
 import json
 from argparse import Namespace
@@ -47,7 +47,7 @@ def point(attention, options=None, *, on="", loss=2.0, epoch=None, **others):
 
 
 def cells(text):
-    """Those of the lines of a table, its head first."""
+    """The cells of a Markdown table, line by line, its head first."""
     head, _, *lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line] for line in (head, *lines)]
 
@@ -97,7 +97,7 @@ def test_options_are_shown_as_on_the_command_line_and_their_order_does_not_matte
 
 
 @pytest.mark.parametrize("one, other", [("decoder,encoder", "encoder, decoder"), ("encoder", None)])
-def test_sites_in_any_order_are_one_way(one, other):
+def test_the_order_of_sites_does_not_matter(one, other):
     ways = [
         AttentionSpec(attention="lot", options={"attention_sites": sites} if sites else {}) for sites in (one, other)
     ]
@@ -116,8 +116,8 @@ def test_points_are_read_back_and_broken_lines_named(tmp_path):
 
 
 @pytest.mark.slow
-def test_points_of_two_sweeps_with_one_folder_all_stay(tmp_path):
-    """Two processes add points at the same time; one of the same base and way takes the old one's place."""
+def test_two_sweeps_in_one_folder_lose_no_point(tmp_path):
+    """Two processes add points at the same time. A point of the same base and swap replaces the old one."""
     folder, settings = tmp_path / "sweep", {"seed": 1}
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as sweeps:
         added = [point("lot", {"lot_num_pivots": r}, epoch=epoch) for r in range(1, 21) for epoch in (1, 2)]
@@ -137,7 +137,7 @@ def test_damaged_settings_are_named(damaged, tmp_path):
         check_settings(tmp_path, {})
 
 
-def test_the_table_groups_and_compares():
+def test_the_table_groups_points_by_mechanism_and_compares_them_with_softmax():
     _, *rows = cells(render(POINTS))
     assert [row[:3] for row in rows] == [
         ["softmax", "–", "–"],
@@ -150,7 +150,7 @@ def test_the_table_groups_and_compares():
     assert rows[2][5:] == ["29.90 [28.90, 30.90]", "-0.10* (p = 0.0100)"] and rows[4][5:] == ["–", "–"]
 
 
-def test_scores_of_detokenised_text_stand_beside_bleu_where_there_are_some():
+def test_the_table_has_sacrebleu_and_chrf_if_a_point_has_them():
     of_lot = replace(POINTS[1], sacrebleu=28.75, chrf=50.5)
     head, softmax, lot, *_ = cells(render([POINTS[0], of_lot, *POINTS[2:]]))
     assert head[-4:] == ["BLEU", "Δ", "sacreBLEU", "chrF"]
@@ -191,7 +191,7 @@ EPOCHS = [
 ]
 
 
-def test_of_several_bases_the_table_has_a_column_for_each_epoch():
+def test_the_table_of_several_bases_has_a_column_for_each_epoch():
     assert cells(render([replace(one, bleu=None) for one in EPOCHS])) == [
         ["Mechanism", "Options", "Calibrated", "Epoch 1", "Epoch 2"],
         ["softmax", "–", "–", "4.0000", "3.0000"],
@@ -204,16 +204,16 @@ def test_of_several_bases_the_table_has_a_column_for_each_epoch():
     assert (softmax, lot) == (["–", "30.00 [29.00, 31.00]"], ["–", "-1.50* (p = 0.0100)"])
 
 
-def test_of_several_bases_the_figure_has_a_line_for_each_way():
+def test_the_figure_of_several_bases_has_a_line_for_each_swap():
     picture = as_bytes(draw(EPOCHS), "svg").decode()
     words = ("softmax", "lot", "lot (calibrated without data)", "sinkhorn --sinkhorn-epsilon 1", "1", "2")
     assert all(f">{word}<" in picture for word in words) and "epochs of pretraining" in picture
     of_base, of_swaps = ([line.get_xydata().tolist() for line in axes.lines] for axes in draw(EPOCHS).axes)
     assert of_base == [[[1, 4.0], [2, 3.0]]]
-    assert of_swaps[1:] == [[[1, 0.5], [2, 0.25]], [[2, 0.125]], [[2, -0.25]]], "above a line at zero"
+    assert of_swaps[1:] == [[[1, 0.5], [2, 0.25]], [[2, 0.125]], [[2, -0.25]]], "the first line is the one at zero"
 
 
-def test_points_of_other_data_are_told_apart(tmp_path):
+def test_points_of_other_data_or_settings_are_refused(tmp_path):
     (tmp_path / "text").mkdir()
     found = [sum_of_splits(tmp_path, ["valid"])]
     for name in ("dict.de.txt", "test.de-en.de.bin", "valid.de-en.en.idx", "text/test.en", "train.de-en.de.idx"):
@@ -223,13 +223,13 @@ def test_points_of_other_data_are_told_apart(tmp_path):
     (tmp_path / "test4.de-en.de.bin").write_text("another split")
     assert sum_of_splits(tmp_path, ["valid"]) == found[-1] != sum_of_splits(tmp_path, ["valid", "test4"])
     (tmp_path / "settings.json").write_text(json.dumps({"beam": 5}))
-    check_settings(tmp_path, {"beam": 5, "sum of data": found[0], "longest": 80})  # of an earlier version
+    check_settings(tmp_path, {"beam": 5, "sum of data": found[0], "longest": 80})  # an older version wrote fewer
     with pytest.raises(InputError, match="has points with longest 80, not 512"):
         check_settings(tmp_path, {"beam": 5, "longest": 512})
     check_settings(tmp_path, {"beam": 5, "valid_subset": "valid"})
     with pytest.raises(InputError, match="has points with valid_subset valid, not test1"):
         check_settings(tmp_path, {"beam": 5, "valid_subset": "test1"})
-    (tmp_path / "settings.json").write_text(json.dumps({"beam": 5, "data": "bin"}))  # of one without sums
+    (tmp_path / "settings.json").write_text(json.dumps({"beam": 5, "data": "bin"}))  # an earlier version without sums
     with pytest.raises(InputError, match="has points with data bin, not other"):
         check_settings(tmp_path, {"beam": 5, "sum of data": found[0], "data": "other"})
     (tmp_path / "settings.json").write_text(json.dumps({"beam": 5, "sum of data": found[1], "data": "bin"}))
@@ -249,7 +249,7 @@ def test_points_of_other_data_are_told_apart(tmp_path):
         ([8], None),
     ],
 )
-def test_epochs_are_those_that_are_finished(position, epoch, tmp_path, monkeypatch):
+def test_only_a_base_saved_at_the_end_of_an_epoch_has_an_epoch(position, epoch, tmp_path, monkeypatch):
     (tmp_path / "x.pt").write_bytes(b"x")
     state = Checkpoint({"args": Namespace(arch="transformer"), "extra_state": {"train_iterator": position}})
     monkeypatch.setattr("fairseq_lot.plug_and_play.sweep.load_checkpoint", lambda path: state)
@@ -261,7 +261,7 @@ def test_messages_name_the_file_that_was_swapped(monkeypatch):
     assert swap_as(Checkpoint({}, "base.pt"), AttentionSpec(attention="lot", options={})).path == "base.pt"
 
 
-def test_several_checkpoints_are_of_different_epochs():
+def test_several_bases_must_be_of_different_epochs():
     one, two, again = (
         BaseCheckpoint("one.pt", "a", 1),
         BaseCheckpoint("two.pt", "b", 2),
@@ -275,7 +275,7 @@ def test_several_checkpoints_are_of_different_epochs():
         check_bases([one, BaseCheckpoint("within.pt", "c", None)])
 
 
-def test_balance_and_lengths_have_a_table_where_they_were_measured():
+def test_balance_and_losses_by_length_have_a_table_if_they_were_measured():
     balance = {"imbalance": 1.25, "marginal_error": 3e-8, "mean_shift": 0.5}
     losses = {str(most): Loss(nats=0.0, tokens=0) for most in LENGTHS} | {"10": Loss(nats=20.0, tokens=10)}
     losses |= {"more": Loss(nats=30.0, tokens=10)}

@@ -69,7 +69,7 @@ def test_softmax_is_not_balanced_and_sinkhorn_is():
         assert row["softmax_distance"] > 0.01
 
 
-def test_the_balance_of_a_model_is_that_of_its_encoder():
+def test_the_balance_of_a_model_is_measured_in_its_encoder():
     balance = encoder_balance(load(attention="sinkhorn", **BALANCED))
     assert tuple(balance) == BALANCE and max(balance.values()) < 1e-3
 
@@ -83,7 +83,7 @@ def test_stock_and_pluggable_softmax_measure_the_same():
 
 @pytest.mark.fast_if(lambda name, differential: name == "lot" or not (differential or name == "sinkhorn"))
 @pytest.mark.parametrize("name, differential", [*ATTENTIONS, ("transformer", False)])
-def test_padding_does_not_show(name, differential):
+def test_padding_changes_no_measure(name, differential):
     loaded = load("transformer") if name == "transformer" else load(attention=name, differential=differential)
     padded = diagnose(loaded, **{**OPTIONS, "batch": 6})
     alone = diagnose(loaded, **{**OPTIONS, "batch": 1})
@@ -95,7 +95,7 @@ def test_padding_does_not_show(name, differential):
 
 
 @pytest.mark.parametrize("arch, options", [("transformer", {}), ("lot_transformer", {"attention": "lot"})])
-def test_captured_plans_are_what_the_model_does(arch, options):
+def test_captured_weights_are_those_that_the_model_uses(arch, options):
     loaded = load(arch, **options)
     sample = loaded.sentences.collater([loaded.sentences[i] for i in range(6)])["net_input"]
     with torch.no_grad():
@@ -103,8 +103,8 @@ def test_captured_plans_are_what_the_model_does(arch, options):
         with capture(loaded.model) as seen:
             found, _ = loaded.model(**sample)
         again, _ = loaded.model(**sample)
-    assert torch.equal(found, expected), "who looks changes nothing"
-    assert torch.equal(again, expected) and len(seen) == 3 * LAYERS, "the hooks are gone"
+    assert torch.equal(found, expected), "capture changes no output"
+    assert torch.equal(again, expected) and len(seen) == 3 * LAYERS, "capture leaves no hook behind"
     # the decoder's last cross-attention is what fairseq itself returns as alignment
     with torch.no_grad():
         state = loaded.model.encoder(sample["src_tokens"], sample["src_lengths"])
@@ -135,19 +135,19 @@ def test_every_head_is_certified_at_its_own_temperature():
 def test_perturbations_are_in_units_of_the_temperature_and_of_the_values(monkeypatch):
     sizes, certify = [], per_head.perturbation_certificate
 
-    def keep(scores, v, noise, value_noise, *, epsilon):
+    def record(scores, v, noise, value_noise, *, epsilon):
         of_values = value_noise / v.square().mean((1, 2), keepdim=True).sqrt()
         sizes.extend(torch.cat([(noise / epsilon).flatten(1), of_values.flatten(1)], 1).abs().tolist())
         return certify(scores, v, noise, value_noise, epsilon=epsilon)
 
-    monkeypatch.setattr(per_head, "perturbation_certificate", keep)
+    monkeypatch.setattr(per_head, "perturbation_certificate", record)
     diagnose(load(attention="sinkhorn", sinkhorn_epsilon=0.25), **{**OPTIONS, "perturbations": 3})
     assert len(sizes) == 3 * LAYERS * len(LENGTHS)
     for number, found in enumerate(sizes):
         assert found == pytest.approx([(0.01, 0.1, 1.0)[number % 3]] * len(found))
 
 
-def test_fewer_long_sentences_are_in_a_batch(monkeypatch):
+def test_batches_of_long_sentences_are_smaller(monkeypatch):
     loaded, longest = load(attention="sinkhorn"), max(LENGTHS)
     for entries, most in ((3 * longest**2, 3), (2 * longest**2, 2), (1, 1)):
         monkeypatch.setattr("fairseq_lot.inspection.diagnose._ENTRIES", entries)
@@ -158,17 +158,17 @@ def test_fewer_long_sentences_are_in_a_batch(monkeypatch):
 
 @pytest.mark.parametrize("differential", [False, True])
 def test_certificates_are_of_the_values_that_the_model_uses(monkeypatch, differential):
-    """With a convolution: the plan of each head, times the values that are certified, is the output of the model."""
+    """The model has a convolution: the plan of each head times the certified values is the head's output."""
     loaded = load(attention="lot", lot_conv_kernel=3, differential=differential)
     for block in loaded.model.encoder.layers:
         unwrapped(block.self_attn.mechanism).convolution.weight.data.normal_(generator=torch.Generator().manual_seed(4))
     certified, coupling = [], per_head.coupling_certificate
 
-    def keep(query_scores, key_scores, log_masses, v, *noise, **options):
+    def record(query_scores, key_scores, log_masses, v, *noise, **options):
         certified.append(v)
         return coupling(query_scores, key_scores, log_masses, v, *noise, **options)
 
-    monkeypatch.setattr(per_head, "coupling_certificate", keep)
+    monkeypatch.setattr(per_head, "coupling_certificate", record)
     sample = loaded.batch([0, 1, 2])
     pads = sample["net_input"]["src_tokens"].eq(loaded.pad)
     assert pads.any()
@@ -187,21 +187,21 @@ def test_certificates_are_of_the_values_that_the_model_uses(monkeypatch, differe
         assert (attention.weights @ attention.values(pads) - expected.values).abs().max() < 1e-5
 
 
-def test_a_layer_has_the_largest_ratio_and_their_mean():
+def test_the_summary_of_a_layer_has_the_largest_and_the_mean_ratio():
     parts = [{"epsilon": 0.5, "plan_ratio": torch.tensor(ratios)} for ratios in ([0.25, 0.75], [0.5, 0.5])]
     assert summary(3, parts) == {"layer": 3, "epsilon": 0.5, "plan_ratio": 0.75, "plan_ratio_mean": 0.5}
 
 
 @pytest.mark.parametrize("name", ["sinkhorn", "softmax", "near_far"])
 @pytest.mark.parametrize("differential", [False, True])
-def test_attention_with_a_prior_is_not_called_what_is_certified(name, differential):
+def test_the_report_says_that_certificates_do_not_cover_attention_with_a_prior(name, differential):
     report = diagnose(load(attention=name, differential=differential, **{f"{name}_prior": "alibi"}), **OPTIONS)
     called = "differential " * differential + f"{name} with alibi"
     assert {row["attention"] for row in report["certificates"]} == {called}
     assert f"nothing about this model's {called}." in render(report, title="")
 
 
-def test_no_perturbations_no_certificates():
+def test_without_perturbations_there_are_no_certificates():
     report = diagnose(load(), **{**OPTIONS, "perturbations": 0})
     assert report["certificates"] == report["coupling_certificates"] == [] and "(31)" not in render(report, title="")
 
@@ -222,13 +222,13 @@ def test_sentences_that_the_model_cannot_take_are_left_out(capsys):
         diagnose(load(max_source_positions=2, max_target_positions=1024), **OPTIONS)
 
 
-def test_a_decoder_that_reads_source_and_target_at_once():
-    """Fairseq's --cross-self-attention: the keys are those of the source, then those of the target."""
+def test_a_decoder_that_attends_to_source_and_target_at_once_is_diagnosed():
+    """With fairseq's --cross-self-attention the keys are the source's, followed by the target's."""
     both = {"no_cross_attention": True, "cross_self_attention": True}
     report = diagnose(load(**both), **OPTIONS)
     rows = {(row["site"], row["layer"], row["head"]): row for row in report["rows"] if row["site"] == "decoder"}
     assert len(rows) == LAYERS * HEADS
-    # a batch has other pads than a sentence alone
+    # one sentence a batch, so no pads
     alone = diagnose(load(**both), **{**OPTIONS, "batch": 1})
     for row in alone["rows"]:
         if row["site"] == "decoder":
@@ -237,6 +237,6 @@ def test_a_decoder_that_reads_source_and_target_at_once():
             assert row["marginal_error"] == pytest.approx(other["marginal_error"], abs=1e-5)
 
 
-def test_sentences_of_one_piece():
+def test_sentences_of_one_piece_have_finite_measures():
     for row in diagnose(load(lengths=(1, 1, 2)), **OPTIONS)["rows"]:
         assert all(np.isfinite(row[measure]) for measure in MEASURES)

@@ -1,4 +1,4 @@
-"""The page of the report travels with the package, and its script as it is written."""
+"""The page of the report: its files are installed, and its template leaves script and style unchanged."""
 
 import re
 import shutil
@@ -53,7 +53,7 @@ def test_a_page_without_maps_has_no_explorer():
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="no node: apt-get install nodejs")
 @pytest.mark.parametrize("pieces", [["▁das", "▁i", "st", "</s>"], ["das", "i@@", "st", "</s>"], ["das", "ist", "</s>"]])
-def test_the_menu_spells_the_words_of_a_sentence(pieces):
+def test_the_menu_shows_words_instead_of_pieces(pieces):
     spell = re.search(r"function spell.*?\n}\n", (FOLDER / "explorer.js").read_text(encoding="utf-8"), re.DOTALL)[0]
     done = subprocess.run(["node", "-p", f"{spell}; spell({pieces})"], capture_output=True, text=True, check=True)
     assert done.stdout == "das ist\n"

@@ -39,12 +39,12 @@ epoch 001 | valid on 'valid' subset | loss 8.5 | ppl 99.33 | num_updates 20
     ],
     ids=["simple", "first-of-two-sets", "json", "loss-alone"],
 )
-def test_curves(log, train, valid, tmp_path):
+def test_losses_are_read_from_every_format_of_log(log, train, valid, tmp_path):
     (tmp_path / "train.log").write_text(log)
     assert read_curves(tmp_path / "train.log") == Curves(train, valid)
 
 
-def test_what_is_no_log_is_refused(tmp_path):
+def test_a_file_that_is_not_a_log_is_refused(tmp_path):
     (tmp_path / "other.txt").write_text("epoch of the dinosaurs\n")
     for name in ("other.txt", "gone.log"):
         with pytest.raises(InputError, match=name):

@@ -1,4 +1,4 @@
-"""What the page's script makes of the bytes of a map."""
+"""Maps of the report decoded in Python, as the page's script does."""
 
 import base64
 

@@ -1,4 +1,4 @@
-"""Which two languages a model has: never ``None``."""
+"""The two languages of a model: from options, its checkpoint or the data folder, or an error."""
 
 from argparse import Namespace
 
@@ -10,12 +10,13 @@ from fairseq_lot.pretrained.languages import languages, pairs_in, typed_pair, wi
 
 
 def folder(path, *names):
+    """Make empty files of these names in a folder; return the folder."""
     for name in names:
         (path / name).write_bytes(b"")
     return path
 
 
-def test_the_checkpoint_comes_first_then_the_folder(tmp_path):
+def test_languages_come_from_the_checkpoint_or_else_from_the_folder(tmp_path):
     data = folder(tmp_path, "train.de-en.de.idx", "train.de-en.en.idx", "valid.de-en.de.idx", "dict.de.txt", "a.b-c.x")
     assert languages({"source_lang": "en", "target_lang": "fr"}, data, "c.pt") == ("en", "fr")
     for saved in ({"source_lang": None, "target_lang": None}, {"source_lang": "en", "target_lang": None}, {}):
@@ -32,11 +33,11 @@ def test_the_checkpoint_comes_first_then_the_folder(tmp_path):
     ],
     ids=["dashes", "target-only", "two", "none"],
 )
-def test_names_of_files(names, pairs, tmp_path):
+def test_language_pairs_are_read_from_names_of_files(names, pairs, tmp_path):
     assert pairs_in(folder(tmp_path, *names)) == pairs
 
 
-def test_who_does_not_say_is_told_how_to(tmp_path):
+def test_unknown_languages_are_refused_with_the_options_to_give(tmp_path):
     empty, two = tmp_path / "empty", tmp_path / "two"
     empty.mkdir()
     two.mkdir()
@@ -51,7 +52,7 @@ def test_who_does_not_say_is_told_how_to(tmp_path):
         assert all(word in str(caught.value) for word in words)
 
 
-def test_typed_languages():
+def test_one_typed_language_without_the_other_is_refused():
     assert typed_pair(Namespace(source_lang=None, target_lang=None)) is None
     assert typed_pair(Namespace(source_lang="zh-CN", target_lang="en")) == ("zh-CN", "en")
     for pair in (("de", None), (None, "en")):
@@ -75,12 +76,12 @@ def test_the_opposite_direction_is_refused_unless_the_model_has_both():
         with_languages(Checkpoint({"cfg": {"task": task}}), ("en", "de"))
     both = {"source_lang": "en", "target_lang": "en", "data": "d"}
     assert with_languages(Checkpoint({"cfg": {"task": both}}), ("en", "en")).task_options() == both
-    for name in ("_name", "task"):  # of today's format and of an early one
+    for name in ("_name", "task"):  # the key in today's checkpoints and in early ones
         many = Checkpoint({"cfg": {"task": task | {name: "translation_multi_simple_epoch"}}})
         assert with_languages(many, ("en", "de")).task_options()["source_lang"] == "en"
 
 
-def test_early_versions_of_fairseq():
+def test_task_options_of_early_checkpoints_are_converted():
     args = Namespace(data=["data-bin/a"], left_pad_source="True", left_pad_target="False", source_lang="de")
     pads = {"left_pad_source": True, "left_pad_target": False}
     assert Checkpoint({"args": args}).task_options() == {"data": "data-bin/a", "source_lang": "de"} | pads

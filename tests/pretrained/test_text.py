@@ -1,4 +1,4 @@
-"""From sentences to pieces and back: whose encoders, which files, and what the dictionary shows."""
+"""From sentences to pieces and back: which encoder and files are used, and what is guessed from the dictionary."""
 
 import io
 import sys
@@ -23,7 +23,7 @@ TOKENS = tokenise_lines(RAW, "de")
 
 
 def dictionary_of(lines):
-    """As fairseq-preprocess makes it."""
+    """The dictionary that fairseq-preprocess makes of these lines."""
     dictionary = Dictionary()
     for line in lines:
         for piece in line.split():
@@ -37,7 +37,7 @@ def encoded(text, lines):
 
 
 def model(data, lines, targets=None, **encoders):
-    """A model of this text as far as its text goes."""
+    """The parts of a loaded model that ``Text`` reads; its dictionaries are of these lines."""
     source = dictionary_of(lines)
     target = source if targets is None else dictionary_of(targets)
     cfg = Namespace(data=str(data), source_lang="de", target_lang="en")
@@ -46,14 +46,14 @@ def model(data, lines, targets=None, **encoders):
 
 @pytest.fixture(scope="module")
 def sentencepiece():
-    """The bytes of a model, and the text in its pieces."""
+    """The bytes of a sentencepiece model, and ``TOKENS`` in its pieces."""
     pieces = learn_bpe(TOKENS, 40)
     return pieces, encode_lines(pieces, TOKENS)
 
 
 @pytest.fixture(scope="module")
 def subwords():
-    """The codes of subword-nmt, and the text in their pieces."""
+    """Codes of subword-nmt, and ``TOKENS`` in their pieces."""
     learn = pytest.importorskip("subword_nmt.learn_bpe", reason="pip install subword-nmt")
     apply = pytest.importorskip("subword_nmt.apply_bpe")
     codes = io.StringIO()
@@ -63,10 +63,10 @@ def subwords():
     return codes.getvalue(), [bpe.process_line(line) for line in TOKENS]
 
 
-def test_our_own_folders(sentencepiece, tmp_path):
+def test_a_folder_made_by_encode_needs_no_options(sentencepiece, tmp_path):
     (tmp_path / MODEL_NAME).write_bytes(sentencepiece[0])
     text = Text.of(model(tmp_path, sentencepiece[1]))
-    assert encoded(text, RAW) == sentencepiece[1], "as the corpus was made"
+    assert encoded(text, RAW) == sentencepiece[1], "as encode made the corpus"
     english = MosesDetokenizer("en")
     assert [text.decode(line) for line in sentencepiece[1]] == [english.detokenize(line.split()) for line in TOKENS]
     assert text.encode(["", "  "]) == [[], []]
@@ -76,7 +76,7 @@ def test_our_own_folders(sentencepiece, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["code", "codes", "bpecodes", "bpe.codes"])
-def test_subword_nmt_with_its_codes_in_the_folder(name, subwords, tmp_path):
+def test_codes_of_subword_nmt_are_found_in_the_folder(name, subwords, tmp_path):
     (tmp_path / name).write_text(subwords[0], encoding="utf-8")
     text = Text.of(model(tmp_path, subwords[1]))
     assert any("@@ " in line for line in subwords[1])
@@ -87,17 +87,17 @@ def test_subword_nmt_with_its_codes_in_the_folder(name, subwords, tmp_path):
 def test_whole_words_need_no_file(tmp_path):
     text = Text.of(model(tmp_path, TOKENS, ["the@@ re", "a house"]))
     assert encoded(text, RAW) == TOKENS
-    assert text.decode("hou@@ se .") == "house.", "the target side may be another"
+    assert text.decode("hou@@ se .") == "house.", "the target may have pieces of another kind"
 
 
-def test_an_option_comes_before_the_checkpoint_and_that_before_the_folder(subwords, sentencepiece, tmp_path):
+def test_an_option_wins_over_the_checkpoint_and_the_checkpoint_over_the_folder(subwords, sentencepiece, tmp_path):
     codes, lines = subwords
     data, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
     data.mkdir()
     elsewhere.mkdir()
     (elsewhere / "mine").write_text(codes, encoding="utf-8")
     saved = {"_name": "subword_nmt", "bpe_codes": str(elsewhere / "mine"), "bpe_separator": "@@"}
-    (data / "code").write_text("#version: 0.2\nq q\n", encoding="utf-8")  # letters
+    (data / "code").write_text("#version: 0.2\nq q\n", encoding="utf-8")  # splits words into letters
     by_folder = encoded(Text.of(model(data, lines), tokenised=True), TOKENS)
     by_checkpoint = encoded(Text.of(model(data, lines, bpe=saved), tokenised=True), TOKENS)
     by_option = encoded(Text.of(model(data, lines), bpe_codes=elsewhere / "mine", tokenised=True), TOKENS)
@@ -110,14 +110,14 @@ def test_an_option_comes_before_the_checkpoint_and_that_before_the_folder(subwor
     sampled = {"_name": "sentencepiece", "sentencepiece_model": str(model_file)}
     sampled |= {"sentencepiece_enable_sampling": True, "sentencepiece_alpha": 0.5}
     text = Text.of(model(data, sentencepiece[1], bpe=sampled), tokenised=True)
-    assert encoded(text, TOKENS) == sentencepiece[1], "sampling is for training"
+    assert encoded(text, TOKENS) == sentencepiece[1], "sampling is only for training"
     # an option names another encoder than the checkpoint
     (data / MODEL_NAME).write_bytes(sentencepiece[0])
     text = Text.of(model(data, sentencepiece[1], bpe=saved), bpe="sentencepiece")
     assert encoded(text, RAW) == sentencepiece[1]
 
 
-def test_sentencepiece_of_sentences_as_people_write_them_needs_no_tokenizer(tmp_path):
+def test_sentencepiece_of_untokenised_text_needs_no_tokenizer(tmp_path):
     raw = ["Der Mann, die Frau, das Kind.", "Das Kind, der Mann, die Frau."]
     pieces = learn_bpe(raw * 9, 40)
     (tmp_path / MODEL_NAME).write_bytes(pieces)
@@ -134,18 +134,18 @@ def test_sentencepiece_of_sentences_as_people_write_them_needs_no_tokenizer(tmp_
         ({",": 50, ".": 40, "\u2581": 20}, True),
         ({"\u2581,": 50, "\u2581.": 40, ",": 2, ".": 9}, False),
         ({",": 50, ".": 40, "\u2581": 100}, False),  # Moses tokens, whose marks are pieces of their own
-        ({",": 100, ".": 100, "\u2581a": 100}, False),  # counts that say nothing
+        ({",": 100, ".": 100, "\u2581a": 100}, False),  # all counts are equal, so nothing is known
         ({",": 1, ".": 1, "\u2581a": 5000}, False),
     ],
 )
-def test_commas_on_words_show_text_that_nobody_tokenised(counts, raw):
+def test_punctuation_without_a_space_before_it_shows_untokenised_text(counts, raw):
     dictionary = Dictionary()
     for symbol, count in counts.items():
         dictionary.add_symbol(symbol, n=count)
     assert _is_raw(dictionary) == raw
 
 
-def test_tokenizers(sentencepiece, tmp_path):
+def test_the_tokenizer_comes_from_the_options_or_else_from_the_checkpoint(sentencepiece, tmp_path):
     (tmp_path / MODEL_NAME).write_bytes(sentencepiece[0])
     lines, moses, dashes, none = sentencepiece[1], "buch-buch .", "buch @-@ buch .", "buch-buch."
     with_dashes = {"_name": "moses", "moses_no_dash_splits": False}
@@ -154,7 +154,7 @@ def test_tokenizers(sentencepiece, tmp_path):
         ({}, {}, moses),
         ({"tokenizer": with_dashes}, {}, dashes),
         ({"tokenizer": with_dashes}, {"tokenizer": "space"}, none),
-        ({"bpe": bpe}, {}, none),  # it was told of a BPE alone
+        ({"bpe": bpe}, {}, none),  # a training with a BPE but no tokenizer
         ({"bpe": bpe, "tokenizer": with_dashes}, {}, dashes),
         ({"bpe": bpe}, {"bpe": "sentencepiece"}, moses),
     ):
@@ -174,7 +174,7 @@ def test_tokenizers(sentencepiece, tmp_path):
     ],
     ids=["lower", "lower-with-a-slip", "cased", "not-escaped", "not-escaped-apostrophe", "dashes"],
 )
-def test_what_the_dictionary_shows(words, expected, tmp_path):
+def test_case_escapes_and_dashes_are_guessed_from_the_dictionary(words, expected, tmp_path):
     (pieces,) = Text.of(model(tmp_path, [words])).encode(['Das "Haus-Boot"'])
     assert " ".join(pieces) == expected
 
@@ -192,7 +192,7 @@ def test_what_the_dictionary_shows(words, expected, tmp_path):
     ],
     ids=["sentencepiece", "characters", "subword-nmt", "words", "words-with-marks", "word-of-marks", "empty"],
 )
-def test_the_look_of_pieces(lines, kind):
+def test_the_kind_of_pieces_is_guessed_from_the_dictionary(lines, kind):
     assert piece_kind(dictionary_of(lines)) == kind
 
 
@@ -227,7 +227,7 @@ def test_bad_encoders_are_refused_with_one_line(sentencepiece, subwords, tmp_pat
     assert capsys.readouterr() == ("", "")
 
 
-def test_settings_of_a_training():
+def test_the_encoders_of_a_training_are_read_from_new_and_early_checkpoints():
     bpe = {"_name": "subword_nmt", "bpe_codes": "code"}
     assert Checkpoint({"cfg": {"bpe": bpe, "tokenizer": None}}).encoders() == {"bpe": bpe, "tokenizer": {}}
     assert Checkpoint({"cfg": {"bpe": {"_name": None}}}).encoders() == {"bpe": {}, "tokenizer": {}}
@@ -237,7 +237,7 @@ def test_settings_of_a_training():
 
 
 @pytest.mark.parametrize("code", ["en", "eng", "en_XX"])
-def test_the_tokenizer_goes_by_a_language_under_each_of_its_codes(code, tmp_path):
+def test_the_tokenizer_knows_a_language_by_each_of_its_codes(code, tmp_path):
     loaded = model(tmp_path, TOKENS)
     loaded.task.cfg.source_lang = code
     assert Text.of(loaded, tokenizer="moses").tokenizer.encode("It isn't.").split()[1:3] == ["isn", "&apos;t"]

@@ -1,4 +1,4 @@
-"""Sentences joined to documents: every sentence once, the same on both sides, of the lengths that were asked for."""
+"""Sentences joined to documents: each sentence once, alike in both languages, up to the lengths asked for."""
 
 import shutil
 
@@ -13,7 +13,7 @@ COMMAND = ["documents", "--source", "de", "--target", "en"]
 
 @pytest.fixture
 def folder(tmp_path):
-    """What encode leaves behind: sentence i has 1 to 5 German and 7 to 11 English pieces, tokens and raw text."""
+    """Pieces, tokens and raw text as encode writes them; a sentence has 1 to 5 German and 7 to 11 English pieces."""
     path = tmp_path / "bpe"
     for part in ("text", "raw"):
         (path / part).mkdir(parents=True)
@@ -36,7 +36,7 @@ def sentences(path):
 
 
 @pytest.mark.parametrize("split", ["train", "valid"])
-def test_every_sentence_is_in_one_document_of_at_most_so_many_sentences_and_pieces(folder, split, monkeypatch):
+def test_every_sentence_is_in_one_document_and_documents_keep_to_the_limit_of_pieces(folder, split, monkeypatch):
     monkeypatch.setattr(documents, "PIECES", 60)
     before = [name for (name,) in sentences(folder / f"{split}.en")]
     assert join(folder) == 0
@@ -48,7 +48,7 @@ def test_every_sentence_is_in_one_document_of_at_most_so_many_sentences_and_piec
     assert 50 < max(pieces) <= 60 and len({len(document) for document in found}) > 3
 
 
-def test_the_test_set_is_joined_several_ways_as_are_its_tokens(folder):
+def test_the_test_set_its_tokens_and_its_raw_text_are_joined_to_each_size(folder):
     assert join(folder, "--tests", "1", "4", "16") == 0
     for name, size in (("test", 1), ("test1", 4), ("test2", 16)):
         expected = [[f"{i}" for i in range(start, min(21, start + size))] for start in range(0, 21, size)]
@@ -57,20 +57,20 @@ def test_the_test_set_is_joined_several_ways_as_are_its_tokens(folder):
             assert found == expected, path
 
 
-def test_a_document_to_test_has_at_most_as_many_pieces_as_a_model_has_positions(folder, monkeypatch):
+def test_documents_of_the_test_set_fit_into_a_models_positions(folder, monkeypatch):
     monkeypatch.setattr(documents, "POSITIONS", 40)
     assert join(folder, "--tests", "16") == 0
     pieces = [len(line.split()) for line in (folder / "test.en").read_text().splitlines()]
     assert 30 < max(pieces) <= 40
 
 
-def test_a_sentence_that_is_too_long_stands_alone():
+def test_a_sentence_that_is_too_long_is_a_document_of_its_own():
     sides = [["x " * 5, "x", "x " * 9, "x"], ["x"] * 4]
     found = [(span.start, span.stop) for span in documents.spans(sides, iter([4] * 4), 6)]
     assert found == [(0, 2), (2, 3), (3, 4)]
 
 
-def test_the_seed_decides(folder, tmp_path):
+def test_the_seed_decides_which_sentences_are_joined(folder, tmp_path):
     found = []
     for number, seed in enumerate("112"):
         copy = shutil.copytree(folder, tmp_path / str(number))
@@ -88,7 +88,7 @@ def test_documents_are_not_joined_again(folder, refused, words):
 
 
 @pytest.mark.parametrize("words", [["--tests", "0"], ["--seed", "-1"]])
-def test_bad_numbers_are_one_line_and_nothing_changes(folder, words, refused):
+def test_bad_numbers_are_refused_in_one_line_and_nothing_changes(folder, words, refused):
     before = {path: path.read_bytes() for path in folder.rglob("*.*")}
     refused([*COMMAND, folder, *words], f"{words[0]} must be at least")
     assert {path: path.read_bytes() for path in folder.rglob("*.*")} == before

@@ -45,7 +45,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def words(folder, tmp_path):
-    """The command with what it needs; options that follow take the place of these."""
+    """The encode command with its required options; options appended to it override them."""
     pair = ["--source", "de", "--target", "en"]
     return ["encode", "--text", str(folder), "--out", str(tmp_path / "out"), "--vocab-size", "120", *pair]
 
@@ -53,7 +53,7 @@ def words(folder, tmp_path):
 @pytest.mark.parametrize(
     ("options", "kind"), [((), "sentencepiece"), ((*BY_SUBWORD_NMT, "--vocab-size", "20"), "subword_nmt")]
 )
-def test_decoding_gives_back_the_tokens_and_nothing_is_said(options, kind, words, tmp_path, capfd):
+def test_decoding_gives_back_the_tokens_and_nothing_is_printed(options, kind, words, tmp_path, capfd):
     assert main([*words, *options]) == 0
     assert capfd.readouterr() == ("", "")
     for language, lines in LINES.items():
@@ -78,7 +78,7 @@ def test_characters_outside_the_alphabet_survive_encoding():
     assert post_process(pieces, "sentencepiece") == "zebra 語 ß"
 
 
-def test_escape_and_its_suffix_can_be_one_piece():
+def test_an_escape_and_its_suffix_can_be_one_piece():
     (pieces,) = encode_lines(learn_bpe(["it &apos;s"] * 3, 21), ["it &apos;s"])
     assert "\u2581&apos;s" in pieces.split()
 
@@ -91,17 +91,17 @@ def test_same_text_gives_the_same_bytes(words, tmp_path):
 
 
 @pytest.mark.parametrize("line, mark", [("a@@ b", "@@"), ("b @@", "@@"), ("a</s> b", "</s>"), ("<unk>", "<unk>")])
-def test_subword_nmt_refuses_what_pieces_or_symbols_are_spelt_like(line, mark, folder, words, refused):
+def test_subword_nmt_refuses_text_that_looks_like_its_pieces_or_symbols(line, mark, folder, words, refused):
     (folder / "valid.en").write_text(f"good\n{line}\ngood\ngood\n")
     refused([*words, *BY_SUBWORD_NMT], f"valid, en: '{line}' contains '{mark}'")
 
 
-def test_without_the_package_there_is_one_line_with_the_command(words, refused, monkeypatch):
+def test_without_subword_nmt_the_error_names_the_command_that_installs_it(words, refused, monkeypatch):
     monkeypatch.setitem(sys.modules, "subword_nmt", None)
     refused([*words, *BY_SUBWORD_NMT], "run 'pip install subword-nmt'")
 
 
-def test_prefixes_and_held_out_pairs(tmp_path):
+def test_pairs_held_out_from_a_prefix_are_spread_evenly_and_not_empty(tmp_path):
     for language in LANGUAGES:
         (tmp_path / f"all.{language}").write_text("".join(f"{language} {n}\n" if n % 10 else "\n" for n in range(40)))
     splits = read_splits([tmp_path / "all", 4, 3], LANGUAGES, allow_empty={"train"})
@@ -139,7 +139,7 @@ def test_a_folder_that_would_keep_parts_of_another_text_is_refused(stale, words,
     assert [path.name for path in (tmp_path / "out").iterdir()] == [stale]
 
 
-# files, what they hold instead, and what the error says; None: they are gone
+# files, their new content (None: they are removed), and the error
 DAMAGES = {
     "missing": (["valid.en"], None, "valid.en is missing"),
     "empty": (["valid.de", "valid.en"], "", "valid.de has no lines"),
@@ -154,7 +154,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize(("names", "content", "expected"), DAMAGES.values(), ids=DAMAGES)
-def test_bad_text_is_one_line(names, content, expected, folder, words, tmp_path, refused):
+def test_bad_text_is_refused_in_one_line(names, content, expected, folder, words, tmp_path, refused):
     (folder / "raw").mkdir()
     for name in names:
         if content is None:
@@ -166,7 +166,7 @@ def test_bad_text_is_one_line(names, content, expected, folder, words, tmp_path,
 
 
 @pytest.mark.parametrize("size", ["0", "-3"])
-def test_a_vocabulary_has_a_piece(size, words, tmp_path, refused):
+def test_a_vocabulary_without_a_piece_is_refused(size, words, tmp_path, refused):
     refused([*words, "--vocab-size", size], f"--vocab-size must be at least 1, got {size}")
     assert not (tmp_path / "out").exists()
 
@@ -188,7 +188,7 @@ def test_the_size_that_the_message_gives_works(options, size, expected, words, t
     assert main([*words, *options, "--vocab-size", fitting]) == 0
 
 
-def test_bad_folders_are_one_line(folder, words, tmp_path, refused):
+def test_bad_folders_are_refused_in_one_line(folder, words, tmp_path, refused):
     (tmp_path / "file").write_text("")
     refused([*words, "--text", tmp_path / "nowhere"], "is not a folder")
     refused([*words, "--out", folder], "is the folder of the input")

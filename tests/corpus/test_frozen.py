@@ -15,6 +15,6 @@ SHA256 = {
 }
 
 
-def test_the_text_is_the_one_that_tests_were_written_for():
+def test_the_text_has_its_recorded_checksums():
     found = {path.stem: hashlib.sha256(lzma.decompress(path.read_bytes())) for path in FOLDER.glob("*.xz")}
     assert {name: text.hexdigest() for name, text in found.items()} == SHA256

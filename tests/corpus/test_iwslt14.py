@@ -14,7 +14,7 @@ TALK = "<url>http://x</url>\n<keywords>a, b</keywords>\n<speaker>X</speaker>\n<t
 
 
 def train_file(language):
-    """Fifty sentences, the title and the description; sentence 5 is far longer in English."""
+    """A title, a description and fifty sentences; sentence 5 is far longer in English than in German."""
     lines = [f"<title>Talk {language}</title>", f"<description>About {language}</description>"]
     for number in range(50):
         extra = " and so on and on" if number == 5 and language == "en" else ""
@@ -55,7 +55,7 @@ def archive(tmp_path):
     return path
 
 
-def test_splits(archive):
+def test_training_pairs_are_cleaned_and_every_23rd_is_for_validation(archive):
     splits = split_archive(archive)
     german, english = splits["train"]
     # 52 sentences, one dropped for its length ratio, then numbers 23 and 46 of the rest are validation
@@ -67,7 +67,7 @@ def test_splits(archive):
     assert [line.split()[1] for line in splits["test"][1][::2]] == list(TEST)
 
 
-def test_metadata_and_segments():
+def test_metadata_and_tags_are_removed():
     lines = ["<url>x</url>", "a <talkid>1</talkid>", "<doc id='1'>", "A <b> c", "<title> T </title>"]
     assert iwslt14.train_lines(lines) == ["A <b> c", "T"]
     assert iwslt14.test_lines(["<hl>", '<seg id="12">  Don’t  </seg>  ']) == ["Don't"]
@@ -88,7 +88,7 @@ def test_an_archive_that_is_there_is_not_fetched_again(archive, tmp_path):
     assert main([*words, "--url", "file:///no/such/archive.tgz"]) == 0
 
 
-def test_the_nested_archive_gives_the_same(archive, tmp_path):
+def test_the_nested_archive_gives_the_same_splits(archive, tmp_path):
     outer, texts = tmp_path / "2014-01.tgz", "2014-01/texts"
     inner = {f"{texts}/en/de/en-de.tgz": b"another one", f"{texts}/de/en/de-en.tgz": archive.read_bytes()}
     outer.write_bytes(pack(inner))
@@ -113,7 +113,7 @@ def test_every_truncation_is_refused(tenths, archive):
 
 
 def damaged(name, content=None):
-    """An archive of which one file holds something else, or is missing."""
+    """An archive in which one file has other content; None: it is missing."""
     others = {key: value for key, value in files().items() if key != f"de-en/{name}"}
     return pack(others if content is None else {**others, f"de-en/{name}": content})
 
@@ -131,7 +131,7 @@ def damaged(name, content=None):
         (damaged("train.tags.de-en.de", b"gut\n\xf6\n"), "line 2: not valid UTF-8"),
     ],
 )
-def test_bad_archive_is_one_line(data, expected, tmp_path, refused):
+def test_a_bad_archive_is_refused_in_one_line(data, expected, tmp_path, refused):
     path = tmp_path / "archive.tgz"
     if data is not None:
         path.write_bytes(data)

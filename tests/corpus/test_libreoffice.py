@@ -13,7 +13,7 @@ PAIR = ("--source", "de", "--target", "en")
 
 @pytest.fixture
 def pages(tmp_path):
-    """64 pages of 1 to 7 paragraphs, each of five words that say where they are from."""
+    """A file of 64 pages of 1 to 7 paragraphs; a paragraph is its language and page, its number and three letters."""
     lines = []
     for page in range(64):
         for number in range(page % 7 + 1):
@@ -47,7 +47,7 @@ def test_pages_of_a_chapter_share_a_name(pages, tmp_path):
         assert names == {"a/b", "c"} if chapters else len(names) == 64
 
 
-def test_short_and_long_pages_of_the_real_text_are_tested_on():
+def test_every_split_of_the_real_text_has_short_and_long_pages():
     pages = read_pages(PAIRS)
     words = {name: sum(len(english.split()) for _, english in pairs) for name, pairs in pages.items()}
     assert len(pages) == 2379 and sum(map(len, pages.values())) == 29531
@@ -63,7 +63,7 @@ def test_long_pairs_are_left_out(pages, tmp_path):
     assert len(found) == len(pages.read_text().splitlines()) - 1 and max(len(line.split()) for line in found) == 5
 
 
-def test_fewer_pairs_are_tested_on_from_all_over(pages, tmp_path):
+def test_a_smaller_test_set_is_spread_evenly_over_the_whole_one(pages, tmp_path):
     for words, out in (((), "all"), (("--test-pairs", "3"), "few"), (("--test-pairs", "999"), "enough")):
         assert main(["libreoffice", str(pages), "--out", str(tmp_path / out), *words]) == 0
     every, few, enough = (lines_of(tmp_path / out / "test.de") for out in ("all", "few", "enough"))
@@ -73,7 +73,7 @@ def test_fewer_pairs_are_tested_on_from_all_over(pages, tmp_path):
 
 
 @pytest.mark.parametrize("line", ["page\tonly two", "page\t\tenglish", "page\tde\ten\tmore"])
-def test_another_form_is_one_line(pages, tmp_path, refused, line):
+def test_a_line_of_another_form_is_refused_in_one_line(pages, tmp_path, refused, line):
     pages.write_text(pages.read_text() + line + "\n")
     number = len(pages.read_text().splitlines())
     refused(
@@ -82,13 +82,13 @@ def test_another_form_is_one_line(pages, tmp_path, refused, line):
     assert not (tmp_path / "raw").exists()
 
 
-def test_nothing_left_is_one_line(pages, tmp_path, refused):
+def test_a_limit_that_leaves_no_pair_is_refused_in_one_line(pages, tmp_path, refused):
     refused(["libreoffice", pages, "--out", tmp_path / "raw", "--max-words", "1"], "no pair is left for train")
 
 
 @pytest.fixture
 def encoded(pages, tmp_path):
-    """The raw text as if encode had made pieces of it, and the folder with the names."""
+    """A folder like encode's, with words as pieces, and the raw folder with the names of the pages."""
     assert main(["libreoffice", str(pages), "--out", str(tmp_path / "raw")]) == 0
     folder = tmp_path / "bpe"
     (folder / "text").mkdir(parents=True)
@@ -107,7 +107,7 @@ def paragraphs(lines):
     return [[(one[i][2:], one[i + 1]) for i in range(0, len(one), 5)] for one in words]
 
 
-def test_paragraphs_are_joined_within_pages_alone(encoded):
+def test_paragraphs_are_joined_only_within_pages(encoded):
     folder, raw = encoded
     before = {split: paragraphs(lines_of(folder / f"{split}.en")) for split in ("train", "valid", "test")}
     assert main(["documents", str(folder), *PAIR, "--names", str(raw), "--tests", "10", "1000"]) == 0
@@ -140,7 +140,7 @@ def test_the_seed_decides_where_pages_are_cut(encoded, monkeypatch, tmp_path):
     assert found[0] == found[1] != found[2]
 
 
-def test_names_of_another_text_are_one_line(encoded, refused):
+def test_names_of_another_text_are_refused_in_one_line(encoded, refused):
     folder, raw = encoded
     (raw / "valid.names").write_text("page1\n")
     before = {path: path.read_bytes() for path in folder.rglob("*.*")}

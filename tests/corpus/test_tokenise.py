@@ -28,7 +28,7 @@ def lines_of(path):
 
 @pytest.fixture
 def words(folder, tmp_path):
-    """The command with what it needs."""
+    """The tokenise command with its required options."""
     return ["tokenise", "--raw", str(folder), "--out", str(tmp_path / "out"), "--source", "de", "--target", "en"]
 
 
@@ -42,16 +42,16 @@ def test_moses_tokens_in_lower_case():
 
 
 @pytest.mark.parametrize("code", ["en", "EN", "eng", "en_XX", "eng_Latn", "en-GB"])
-def test_a_language_has_its_rules_by_each_of_its_codes(code):
+def test_every_code_of_a_language_selects_its_rules(code):
     assert tokenise_lines(ENGLISH[1:2], code) == ["it is nice , isn &apos;t it ?"]
     assert detokenise(["it is nice , isn &apos;t it ?"], language=code) == ["it is nice, isn't it?"]
 
 
-def test_a_name_that_is_no_code_has_no_rules():
+def test_an_unknown_code_selects_no_rules_of_a_language():
     assert tokenise_lines(ENGLISH[1:2], "target") == ["it is nice , isn &apos; t it ?"]
 
 
-def test_cleaning_rules():
+def test_cleaning_drops_empty_long_and_unequal_pairs():
     pairs = [("a b", "a b"), ("", "a"), ("a", ""), ("a b", "a b c"), ("a b", "a b c d"), ("a b c d", "a b")]
     assert clean_indices(*zip(*pairs, strict=True)) == [0, 3]
     assert clean_indices(["a " * 175, "a " * 176], ["b " * 175, "b " * 176]) == [0]
@@ -94,7 +94,7 @@ def test_an_empty_side_is_cleaned_in_train_and_refused_elsewhere(folder, words, 
 @pytest.mark.parametrize(
     "prefixes", [("train", "valid", "test"), ("../all", "1", "../raw text/test"), ("../all", "1", "raw/test")]
 )
-def test_text_that_would_be_replaced_is_refused(command, prefixes, folder, refused, monkeypatch):
+def test_an_output_that_would_replace_its_input_is_refused(command, prefixes, folder, refused, monkeypatch):
     monkeypatch.chdir(folder)
     for side in ("de", "en"):
         for path in (f"../all.{side}", f"raw/test.{side}"):
@@ -119,7 +119,7 @@ def test_text_that_would_be_replaced_is_refused(command, prefixes, folder, refus
         ("train.de", b"a\n" * 4, ("--max-tokens", "0"), "--max-tokens must be at least 1, got 0"),
     ],
 )
-def test_bad_input_is_one_line(name, content, options, expected, folder, words, tmp_path, refused):
+def test_bad_input_is_refused_in_one_line(name, content, options, expected, folder, words, tmp_path, refused):
     (folder / name).unlink()
     if content is not None:
         (folder / name).write_bytes(content)

@@ -1,4 +1,4 @@
-"""Generated output and rows as the evaluation commands meet them."""
+"""Inputs of the evaluation commands: output of fairseq-generate, rows of results, a corpus."""
 
 import random
 
@@ -9,7 +9,7 @@ from fairseq_lot.experiment.spec import MetricScore, Row
 
 @pytest.fixture
 def write_generated(tmp_path):
-    """A function that writes what fairseq-generate prints for hypotheses, in an order unlike the corpus, to a file."""
+    """A function that writes the output of fairseq-generate for these hypotheses to a file, in a random order."""
 
     def write(name, hypotheses):
         lines = ["2024-01-01 00:00:00 | INFO | fairseq_cli.generate | {'_name': None}"]
@@ -25,7 +25,7 @@ def write_generated(tmp_path):
 
 
 def write_rows(path, *rows):
-    """A results file, whose path is returned."""
+    """Write a results file; return its path."""
     path.write_text("".join(row.line + "\n" for row in rows), encoding="utf-8")
     return path
 
@@ -62,7 +62,7 @@ def make_row():
 
 @pytest.fixture
 def corpus():
-    """References and two systems, of which the second has twice as many wrong words."""
+    """References, and the translations of two systems; the second has twice as many wrong words."""
     generator = random.Random(7)
     words = [f"word{number}" for number in range(200)] + [",", "&apos;s", "ü"]
 

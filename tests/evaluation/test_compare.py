@@ -1,4 +1,4 @@
-"""The compare command: differences over seeds against single paired tests, and its errors."""
+"""The compare command: differences over several seeds, compared with single paired tests, and its errors."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from fairseq_lot.evaluation.results import format_statistics, read_rows, read_st
 
 @pytest.fixture
 def compared(corpus):
-    """A function that compares systems, each a list of the sentences of its seeds."""
+    """A function that compares systems; a system is a list with the translations of each seed."""
 
     def compared(samples=200, seed=1, **systems):
         statistics = {
@@ -29,7 +29,7 @@ def row(table, one, other):
     return cells
 
 
-def test_one_seed_is_the_paired_test_of_score(corpus, compared):
+def test_with_one_seed_compare_gives_the_paired_test_of_score(corpus, compared):
     references, good, bad = corpus
     expected = measure(good, references, metric=TOKENISED, base=bad, samples=200)
     cells = row(compared(good=[good], bad=[bad], seed=12345), "good", "bad")
@@ -52,21 +52,21 @@ def test_seeds_are_averaged(corpus, compared):
     assert "pairs that are compared: 3" in table.notes[1]
 
 
-def test_several_seeds_narrow_no_interval_by_being_the_same(corpus, compared):
+def test_identical_seeds_do_not_narrow_the_interval(corpus, compared):
     _, good, bad = corpus
     once = compared(good=[good], bad=[bad])
     twice = compared(good=[good] * 2, bad=[bad] * 2)
     assert row(once, "good", "bad")[4] == row(twice, "good", "bad")[4]
 
 
-def test_systems_without_a_common_seed_are_no_pair(corpus):
+def test_systems_without_a_common_seed_are_not_compared(corpus):
     statistics = sentence_statistics(corpus[1], corpus[0], metric=TOKENISED)
     assert compare({"LOT": {1: statistics}, "ESP": {2: statistics}}, "signature", samples=2, seed=1).rows == []
 
 
 @pytest.fixture
 def scored(tmp_path, make_row, corpus):
-    """A function that adds a scored system to results.jsonl and its counts beside it; returns the path."""
+    """A function that adds a system's row to results.jsonl and its counts to the file beside it; returns the path."""
 
     def score(system, sentences, *, references=corpus[0], stage="fine-tuned", **values):
         statistics = sentence_statistics(sentences, references, metric=TOKENISED)
@@ -82,7 +82,7 @@ def scored(tmp_path, make_row, corpus):
     return score
 
 
-def test_stored_counts_give_the_table_of_the_translations(scored, corpus, compared, capfd):
+def test_stored_counts_give_the_same_table_as_the_translations(scored, corpus, compared, capfd):
     _, good, bad = corpus
     worse = ["no .", *bad[1:]]
     for seed, sentences in ((1, good), (2, bad)):
@@ -149,7 +149,7 @@ def test_a_row_without_counts_is_named(scored, corpus, capfd):
     assert capfd.readouterr().err == f"{counts} lacks counts of ESP (seed 1): left out\n"
 
 
-def test_systems_on_other_references_are_not_compared(scored, corpus, refused):
+def test_systems_scored_on_different_references_are_not_compared(scored, corpus, refused):
     references, good, bad = corpus
     scored("LOT", good)
     results = scored("softmax", bad, references=["another one", *references[1:]])

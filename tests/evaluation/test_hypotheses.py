@@ -10,7 +10,7 @@ from fairseq_lot.evaluation.hypotheses import read_hypotheses
 
 @pytest.fixture
 def read(tmp_path):
-    """A function that reads a text as the output for so many sentences."""
+    """A function that reads a text as fairseq-generate's output for this number of sentences."""
 
     def read(text, sentences=2):
         path = tmp_path / "generated.txt"
@@ -20,7 +20,7 @@ def read(tmp_path):
     return read
 
 
-def test_corpus_order_whatever_the_order_of_the_lines(write_generated, read):
+def test_hypotheses_are_in_the_order_of_the_corpus(write_generated, read):
     hypotheses = [f"sentence {number} ." for number in range(25)]
     path = write_generated("some.txt", hypotheses)
     assert read_hypotheses(path, 25)[0] == hypotheses
@@ -28,7 +28,7 @@ def test_corpus_order_whatever_the_order_of_the_lines(write_generated, read):
     assert read("\n".join(lines) + "\n", 25) == hypotheses
 
 
-def test_h_lines_alone_an_empty_hypothesis_and_spaces(read):
+def test_h_lines_are_enough_hypotheses_may_be_empty_and_spaces_are_normalised(read):
     assert read("H-1\t-0.5\t\nH-0\t-inf\t a  b\u2028c @@ \n") == ["a b c @@", ""]
 
 
@@ -53,7 +53,7 @@ def test_h_lines_alone_an_empty_hypothesis_and_spaces(read):
         (b"H-0\t-1\ta\nH-1\t-1\t\xff\n", "line 2: not valid UTF-8"),
     ],
 )
-def test_what_is_wrong_is_one_line(read, tmp_path, text, message):
+def test_bad_output_is_refused_in_one_line(read, tmp_path, text, message):
     with pytest.raises(InputError) as caught:
         read(text)
     assert str(caught.value).startswith(str(tmp_path)) and message in str(caught.value)
@@ -65,7 +65,7 @@ def test_without_sentences_there_is_nothing_to_score(read):
         read("", sentences=0)
 
 
-def test_compressed_output(write_generated, tmp_path):
+def test_compressed_output_is_read_and_refused_if_cut_off(write_generated, tmp_path):
     path = tmp_path / "generated.txt.xz"
     path.write_bytes(lzma.compress(write_generated("two.txt", ["zero", "one two"]).read_bytes()))
     assert read_hypotheses(path, 2)[0] == ["zero", "one two"]
@@ -74,7 +74,7 @@ def test_compressed_output(write_generated, tmp_path):
         read_hypotheses(path, 2)
 
 
-def test_cut_off_anywhere_it_is_refused_or_has_all_translations(write_generated, read):
+def test_output_cut_off_anywhere_is_refused_or_has_all_translations(write_generated, read):
     hypotheses = ["zero", "one two"]
     text = write_generated("two.txt", hypotheses).read_text(encoding="utf-8")
     refused = 0

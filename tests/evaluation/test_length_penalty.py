@@ -1,4 +1,4 @@
-"""Ranking again the hypotheses of one beam search, and the penalty that is best on validation."""
+"""Reranking the hypotheses of a beam search, and choosing the length penalty on validation."""
 
 import pytest
 from sacrebleu.metrics import BLEU
@@ -11,12 +11,12 @@ REFERENCES = ["a b c d e f", "g h i j k", "l m n o"]
 
 
 def hypothesis(text, total):
-    """A translation of one piece a word, with its log-probability."""
+    """A translation with one piece a word and ``total`` as its log-probability."""
     pieces = len(text.split()) + 1
     return Hypothesis(text=text, score=total / pieces, pieces=pieces)
 
 
-def test_the_grid_has_fairseqs_default_and_both_sides_of_it():
+def test_the_grid_has_fairseqs_default_and_values_on_both_sides_of_it():
     assert GRID[0] == 0.5 and GRID[-1] == 3 and 1 in GRID and list(GRID) == sorted(set(GRID))
 
 
@@ -28,14 +28,14 @@ def test_a_larger_penalty_prefers_longer_translations(lenpen, best):
     assert rank([nbest[0][::-1]], lenpen) == [1 - best], "in any order"
 
 
-def test_of_equal_scores_the_first_is_the_best_as_fairseq_prints_them():
+def test_the_first_of_equal_scores_is_the_best_as_in_fairseqs_output():
     equal = [hypothesis("a b", -2), hypothesis("a c", -2)]
     assert rank([equal], 2) == [0]
     never = [hypothesis("a b", float("-inf")), hypothesis("a b c", float("-inf"))]  # --match-source-len
     assert rank([never], 3) == [0]
 
 
-def test_the_chosen_one_has_the_best_bleu_of_the_grid():
+def test_the_chosen_penalty_has_the_best_bleu_of_the_grid():
     """Each sentence has a short, a right and a long translation, which win at different penalties."""
     long = [f"{reference} x y z" for reference in REFERENCES]
     short = [reference[:5] for reference in REFERENCES]
@@ -53,7 +53,7 @@ def test_the_chosen_one_has_the_best_bleu_of_the_grid():
 
 
 @pytest.mark.parametrize("texts", [("a b c d", "a b c d e f"), ("x", "y z")], ids=["one of some", "all are equal"])
-def test_of_equal_bleu_the_nearest_to_the_default_is_chosen(texts):
+def test_among_penalties_of_equal_bleu_the_nearest_to_the_default_is_chosen(texts):
     nbest = [[hypothesis(text, -len(text.split())) for text in texts]]
     lenpen, scores = choose(nbest, ["a b c d e f"])
     best = [one for one in GRID if scores[one] == max(scores.values())]
@@ -85,7 +85,7 @@ def test_all_hypotheses_are_read_with_their_lengths(tmp_path):
         (["2 samples have invalid sizes and will be skipped"], "line 1: fairseq-generate left out 2 sentences"),
     ],
 )
-def test_what_is_wrong_is_one_line(tmp_path, lines, message):
+def test_bad_output_is_refused_in_one_line(tmp_path, lines, message):
     with pytest.raises(InputError) as caught:
         read_nbest(written(tmp_path, *lines), 2)
     assert message in str(caught.value) and "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Medians beside what the papers report."""
+"""Medians of our rows beside the papers' scores."""
 
 from fairseq_lot.cli import main
 from fairseq_lot.evaluation.table import result_tables
@@ -12,7 +12,7 @@ def lines(rows, **options):
     return table.markdown().splitlines()
 
 
-def test_medians_and_differences_to_softmax_of_the_same_seed(make_row):
+def test_lines_have_medians_and_differences_from_softmax_of_the_same_seed(make_row):
     rows = [make_row(seed=seed, score=30.0 + seed) for seed in (1, 2)]
     rows += [make_row(stage="fine-tuned", seed=seed, score=35.0 + seed) for seed in (1, 2)]
     rows += [make_row("LOT", stage="plug-and-play", seed=s, score=30.0 + 3 * s) for s in (1, 2)]
@@ -33,7 +33,7 @@ def test_medians_and_differences_to_softmax_of_the_same_seed(make_row):
     ]
 
 
-def test_what_has_the_papers_name_but_other_settings_is_not_beside_them(make_row):
+def test_a_system_with_a_papers_name_but_other_settings_has_a_line_of_its_own(make_row):
     slices = {"attention": "esp", "options": {"esp-num-slices": 8}}
     shown = lines([make_row("ESP", settings=slices, stage="fine-tuned", score=33.0)], papers=True)
     assert shown[4] == "| transformer | ESP | – | – | – | 33.00 |"
@@ -45,7 +45,7 @@ def test_without_a_control_there_is_no_difference(make_row):
     assert "| transformer | ESP | 33.38 (-0.02) | – | 34.64 (+0.03) | 33.00 |" in shown
 
 
-def test_the_papers_have_tokenised_bleu_alone(make_row, tmp_path, capfd, refused):
+def test_papers_are_compared_only_in_tokenised_bleu(make_row, tmp_path, capfd, refused):
     command = ["table", str(write_rows(tmp_path / "results.jsonl", make_row())), "--papers"]
     assert main(command) == 0
     assert "| transformer | softmax | 33.40 | 30.00 |" in capfd.readouterr().out

@@ -1,4 +1,4 @@
-"""Rows of results files: round trip, refusing what is broken or contradicts itself."""
+"""Rows of results files: round trip, and the refusal of broken and contradictory rows."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from fairseq_lot.experiment.spec import Row
 from tests.evaluation.conftest import write_rows
 
 
-def test_round_trip_and_order_of_the_fields(make_row):
+def test_rows_survive_a_round_trip_and_keep_the_order_of_their_fields(make_row):
     settings = {"attention": "lot", "options": {"a": True, "b": 3, "c": 0.5, "d": "ü\n|"}, "from-scratch": True}
     row = make_row("LOT", settings=settings, seconds=None, delta=1.0, p=0.01, chrf=55.5, lenpen=1.5)
     line = row.line
@@ -46,7 +46,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("broken", "words"), BROKEN, ids=range(len(BROKEN)))
-def test_broken_line_names_file_and_line(tmp_path, make_row, broken, words):
+def test_the_error_of_a_broken_line_names_file_and_line(tmp_path, make_row, broken, words):
     path = tmp_path / "results.jsonl"
     if isinstance(broken, dict):
         broken = json.dumps(make_row().model_dump() | broken)
@@ -66,8 +66,8 @@ def test_broken_line_names_file_and_line(tmp_path, make_row, broken, words):
         ({"score": 31.0}, "('row', 'toy', 'short', 'transformer', 'LOT', 'plug-and-play', 1)"),
     ],
 )
-def test_one_name_stands_for_one_thing(tmp_path, make_row, changes, words):
-    """Systems, trainings and test sets of an experiment, and rows, also in several files."""
+def test_one_name_for_two_things_is_refused(tmp_path, make_row, changes, words):
+    """A name of a system, a training, a test set or a row of an experiment; also across files."""
     row = {"stage": "plug-and-play", "settings": {"attention": "lot"}}
     one = write_rows(tmp_path / "one.jsonl", make_row("LOT", **row))
     other = write_rows(tmp_path / "other.jsonl", make_row("LOT", **row | changes))
@@ -80,6 +80,6 @@ def test_one_name_stands_for_one_thing(tmp_path, make_row, changes, words):
 
 
 @pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "results").glob("*.jsonl")), ids=lambda x: x.name)
-def test_stored_results_are_read(path):
+def test_stored_results_are_read_and_written_unchanged(path):
     lines = path.read_text(encoding="utf-8").splitlines()
     assert [row.line for row in read_rows([path])] == lines

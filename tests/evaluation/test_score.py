@@ -31,7 +31,7 @@ from fairseq_lot.output.provenance import current_commit
 
 @pytest.fixture
 def arguments(tmp_path, write_generated, corpus):
-    """Arguments of the command for the better of two systems; keywords replace or drop options."""
+    """A function that makes the command's arguments for the better system; keywords replace options, None drops one."""
     references, good, bad = corpus
     reference = tmp_path / "reference.en"
     reference.write_text("\n".join(references) + "\n", encoding="utf-8")
@@ -102,7 +102,7 @@ def test_interval_and_resamples_are_those_of_sacrebleu(corpus, options, monkeypa
     )()
     base, system = scores["BLEU"]
     assert (found.base, found.score) == (round(base.score, 2), round(system.score, 2))
-    # sacreBLEU folds the differences before it centres them; from our resamples its way gives its p.
+    # sacreBLEU takes absolute differences before it centres them; so computed, our resamples give its p.
     statistics = [sentence_statistics(lines, references, metric=options) for lines in (good, close)]
     ours, theirs = resampled_scores(statistics, samples=samples, seed=99)
     folded = np.abs(ours - theirs)
@@ -111,7 +111,7 @@ def test_interval_and_resamples_are_those_of_sacrebleu(corpus, options, monkeypa
     assert 1 / (samples + 1) < system.p_value < found.p < 1
 
 
-def test_resampled_scores_by_loops(corpus):
+def test_resampled_scores_equal_those_of_a_loop(corpus):
     references, good, _ = corpus
     statistics = sentence_statistics(good, references, metric=TOKENISED)
     (scores,) = resampled_scores([statistics], samples=70, seed=5)
@@ -124,7 +124,7 @@ def test_resampled_scores_by_loops(corpus):
 def test_p_value_counts_ties_and_both_sides():
     differences = np.array([1.0, 3.0, 1.0, 3.0])
     assert paired_p_value(np.zeros(999), 0.0) == 1.0
-    assert paired_p_value(np.full(999, 16.06), 16.06) == 1.0, "of one sentence all resamples are the same"
+    assert paired_p_value(np.full(999, 16.06), 16.06) == 1.0, "all resamples of one sentence are the same"
     assert paired_p_value(differences, 1.0) == paired_p_value(-differences, -1.0) == 1.0
     assert paired_p_value(differences, 1.5) == paired_p_value(-differences, -1.5) == 1 / 5
 
@@ -139,14 +139,14 @@ def test_the_seed_of_the_bootstrap_is_used_and_noted(arguments, tmp_path):
     assert one.score == other.score and (one.low, one.high) != (other.low, other.high)
 
 
-def test_the_base_against_itself(arguments, tmp_path):
+def test_the_base_compared_with_itself_has_difference_0_and_p_1(arguments, tmp_path):
     assert main(arguments({"stage": "plug-and-play"}, generated=tmp_path / "bad.txt")) == 0
     (row,) = read_rows([tmp_path / "lot.jsonl"])
     for metric in (row.tokenised, row.sacrebleu):
         assert (metric.delta, metric.p, metric.base) == (0.0, 1.0, metric.score)
 
 
-def test_without_a_base_and_with_raw_references(arguments, corpus, tmp_path):
+def test_the_base_may_be_left_out_and_raw_references_may_be_given(arguments, corpus, tmp_path):
     raw = tmp_path / "raw.txt"
     lines = detokenise(corpus[0], language="en")
     raw.write_text("".join(f"{line.capitalize()}\n" for line in lines), encoding="utf-8")
@@ -169,10 +169,10 @@ def test_the_same_system_is_replaced_and_another_refused(arguments, tmp_path, re
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_translations_of_another_test_set_are_no_base(arguments, corpus, tmp_path, refused, write_generated):
+def test_a_base_with_translations_of_another_test_set_is_refused(arguments, corpus, tmp_path, refused, write_generated):
     other = write_generated("other.txt", corpus[2])
     text = other.read_text(encoding="utf-8")
-    other.write_text(text.replace("ein satz", "noch einer"), encoding="utf-8")  # another half of the lines: two systems
+    other.write_text(text.replace("ein satz", "noch einer"), encoding="utf-8")  # half of the lines are shared
     assert main(arguments(baseline_generated=other)) == 0
     others = text.replace("ein satz", "noch einer").replace("a sentence", "one more")
     for shared in ("", "S-0\tein satz\n"):  # a short sentence may stand in several test sets
@@ -190,7 +190,7 @@ def test_full_disk_leaves_no_row(arguments, tmp_path, monkeypatch, refused):
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_bad_options(arguments, refused, tmp_path):
+def test_bad_options_are_refused_in_one_line(arguments, refused, tmp_path):
     for changes, words in (
         ({"bootstrap_samples": 0}, ["--bootstrap-samples", "0"]),
         ({"bootstrap_seed": -1}, ["--bootstrap-seed", "-1"]),
@@ -213,7 +213,7 @@ def test_bad_options(arguments, refused, tmp_path):
     assert not (tmp_path / "lot.jsonl").exists()
 
 
-def test_bad_files(arguments, refused, tmp_path, write_generated, corpus):
+def test_bad_files_are_refused_in_one_line(arguments, refused, tmp_path, write_generated, corpus):
     good = corpus[1]
     short = write_generated("short.txt", good[:-1])
     long = write_generated("long.txt", [*good, "more"])
@@ -253,7 +253,7 @@ def test_bad_files(arguments, refused, tmp_path, write_generated, corpus):
         ("test.english", None, None),
     ],
 )
-def test_target_language(name, typed, language):
+def test_the_target_language_is_typed_or_read_from_the_name_of_the_reference(name, typed, language):
     args = argparse.Namespace(tokenised_reference=f"some/folder/{name}", target_lang=typed)
     if language is not None:
         assert target_language(args) == language
@@ -262,7 +262,7 @@ def test_target_language(name, typed, language):
             target_language(args)
 
 
-def test_commit_of_a_checkout(tmp_path):
+def test_the_commit_of_a_checkout_is_dirty_if_code_has_changed(tmp_path):
     def git(*words):
         identity = ["-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
         return subprocess.check_output(["git", "-C", tmp_path, *identity, *words], text=True).strip()
@@ -289,8 +289,8 @@ def test_commit_of_a_checkout(tmp_path):
     assert current_commit(tmp_path) == f"{commit}-dirty"
 
 
-def test_languages_without_spaces_are_split():
-    """sacreBLEU's default takes a sentence of theirs for one word."""
+def test_sentences_of_languages_without_spaces_are_split():
+    """sacreBLEU's default tokenizer takes a sentence without spaces for one word."""
     said, meant = ["他今天来了"], ["他昨天来了"]
     assert measure(said, meant, metric=SACREBLEU).score == 0
     for language, split in (("zh", "zh"), ("zho_Hans", "zh"), ("yue_Hant", "zh"), ("JA", "char"), ("jpn", "char")):

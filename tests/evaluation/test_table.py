@@ -58,7 +58,7 @@ def render(rows, **options):
     return "\n\n".join(table.markdown() for table in result_tables(rows, **options))
 
 
-def test_the_control_is_what_the_base_is_of_whatever_its_attention(make_row):
+def test_the_control_is_the_fine_tuned_base_whatever_its_attention(make_row):
     alibi = {"attention": "softmax", "options": {"softmax-prior": "alibi"}}
     rows = [
         make_row("softmax", stage="plug-and-play", score=20.0, settings={"attention": "softmax"}),
@@ -72,13 +72,13 @@ def test_the_control_is_what_the_base_is_of_whatever_its_attention(make_row):
     assert line.endswith("| -0.50 |")
 
 
-def test_exact_markdown(rows, tmp_path, capsys):
+def test_the_command_prints_exactly_this_markdown(rows, tmp_path, capsys):
     one, two = write_rows(tmp_path / "one.jsonl", *rows[:5]), write_rows(tmp_path / "two.jsonl", *rows[3:])
     assert main(["table", str(one), str(two)]) == 0
     assert capsys.readouterr().out == EXPECTED
 
 
-def test_sacrebleu(rows, tmp_path, capsys):
+def test_the_table_can_show_sacrebleu_first(rows, tmp_path, capsys):
     text = render(rows, metric="sacrebleu")
     assert "| transformer | softmax | 30.50 [29.00, 31.00] | 30.00 | – |" in text
     assert "- Signature: `tok:13a`\n- References: raw\n" in text
@@ -107,14 +107,14 @@ def test_several_seeds_give_the_median(make_row):
     assert text.endswith("- Seeds: 1, 2, 3, 4")
 
 
-def test_the_control_is_that_of_the_same_seed(make_row):
+def test_differences_are_from_the_control_of_the_same_seed(make_row):
     tuned = [make_row(stage="fine-tuned", seed=seed, score=30.0 + seed) for seed in (1, 2, 3)]
     rows = [make_row("LOT", stage="fine-tuned", seed=seed, score=31.0) for seed in (2, 3, 4)]
     seeds = "-1.50 (-2.00 to -1.00; 2 of 3 seeds)"
     assert f"| LOT | 31.00 [30.00, 32.00] (3 seeds) | 31.50 | – | {seeds} |" in render([*tuned, *rows])
 
 
-def test_a_difference_to_the_base_is_none_to_the_control(make_row):
+def test_differences_from_the_base_and_from_the_control_are_told_apart(make_row):
     tuned = [make_row(stage="fine-tuned", score=31.0, delta=1.0, p=0.01)]
     tuned += [make_row("LOT", stage="fine-tuned", score=30.5, delta=0.5, p=0.2)]
     lot = "| LOT | 30.00 [29.00, 31.00] | 30.50 | -0.01 (p = 0.9000) | 30.50 [29.50, 31.50] | 31.00 | +0.50 (p = 0.2000) |"
@@ -138,12 +138,12 @@ def test_chosen_length_penalties_stand_beside_the_scores_by_seed(make_row):
     assert "lenpen" not in render([make_row(chrf=50.0)])
 
 
-def test_half_precision_is_said(make_row):
+def test_half_precision_is_noted_below_the_table(make_row):
     assert "- Precision: bf16\n" in render([make_row(precision="bf16")])
     assert "Precision" not in render([make_row()]) + render([make_row(precision="unknown")])
 
 
-def test_a_system_that_scores_as_the_control_is_not_the_control(make_row):
+def test_a_system_with_the_controls_score_is_not_taken_for_the_control(make_row):
     text = render([make_row(stage="fine-tuned"), make_row("LOT", stage="fine-tuned")])
     assert "| softmax | 30.00 [29.00, 31.00] | 30.50 | – | – |" in text
     assert "| LOT | 30.00 [29.00, 31.00] | 30.50 | – | +0.00 |" in text
@@ -200,7 +200,7 @@ def test_bars_are_the_scores_with_their_intervals(make_row):
     assert intervals == [[28, 30.5], [31, 33]]
 
 
-def test_errors_are_one_line(make_row, tmp_path, refused):
+def test_bad_files_are_refused_in_one_line(make_row, tmp_path, refused):
     full, other = (write_rows(tmp_path / f"{score}.jsonl", make_row(score=score)) for score in (30.0, 31.0))
     empty, broken = write_rows(tmp_path / "empty.jsonl"), tmp_path / "broken.jsonl"
     broken.write_text("{}\n")

@@ -1,4 +1,4 @@
-"""A tiny experiment, as its file has it."""
+"""The entries of a tiny experiment's file."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""What is refused before anything is trained."""
+"""Experiments that are refused before anything is trained."""
 
 import hashlib
 import io
@@ -22,7 +22,7 @@ def check_entries(entries):
 @pytest.mark.parametrize("path", sorted((ROOT / "config").glob("*.yaml")), ids=lambda path: path.name)
 def test_configs_are_accepted(path):
     entries = yaml.safe_load(path.read_text(encoding="utf-8"))
-    check_entries(entries | ({"base": str(path)} if "base" in entries else {}))  # any file: it is not read here
+    check_entries(entries | ({"base": str(path)} if "base" in entries else {}))  # an existing file; it is not read
 
 
 WRONG = [
@@ -124,27 +124,27 @@ WRONG_SYSTEMS = [
     ("changes", "expected"),
     WRONG + [({"systems": {"S": {"attention": "lot"} | system}}, expected) for system, expected in WRONG_SYSTEMS],
 )
-def test_what_would_fail_later_is_refused(tiny, changes, expected):
+def test_entries_that_would_fail_later_are_refused(tiny, changes, expected):
     with pytest.raises(InputError) as caught:
         check_entries(tiny() | changes)
     assert str(caught.value).startswith(expected) and "\n" not in str(caught.value)
 
 
-def test_flags_of_the_task_are_those_of_translating_too(tiny):
+def test_translating_takes_flags_of_the_task(tiny):
     check_entries(tiny(generate={"max-source-positions": 2048}))
 
 
-def test_the_length_penalty_may_be_chosen(tiny):
+def test_the_length_penalty_may_be_chosen_on_validation(tiny):
     check_entries(tiny(generate={"lenpen": "chosen"}))
 
 
-def test_a_system_is_not_fine_tuned_where_nothing_is(tiny):
+def test_finetune_of_a_system_is_refused_if_the_experiment_has_none(tiny):
     check_entries(tiny(finetune=None))
     with pytest.raises(InputError, match="^systems.S.finetune: not used where the experiment has no finetune"):
         check_entries(tiny(finetune=None, systems={"S": {"attention": "lot", "finetune": {"lr": 1}}}))
 
 
-def test_beside_another_control_softmax_is_a_system_as_others_are(tiny):
+def test_softmax_may_be_a_system_if_the_control_is_another_one(tiny):
     systems = {
         "ALiBi": {"attention": "softmax", "options": {"softmax-prior": "alibi"}},
         "softmax": {"attention": "softmax", "sites": "encoder,cross", "finetune": {"lr": 1}},
@@ -152,13 +152,13 @@ def test_beside_another_control_softmax_is_a_system_as_others_are(tiny):
     check_entries(tiny(control="ALiBi", systems=systems))
 
 
-def test_a_fit_to_a_prior_is_at_its_sites_in_any_order(tiny):
+def test_a_fit_to_a_prior_takes_its_sites_in_any_order(tiny):
     prior = {"options": {"softmax-prior": "alibi"}, "sites": "encoder,decoder"}
     fitted = {"attention": "near_far", "sites": "decoder, encoder", "calibrate": {"with": "pieces"}}
     check_entries(tiny(control="ALiBi", systems={"ALiBi": {"attention": "softmax", **prior}, "S": fitted}))
 
 
-def test_what_is_trained_needs_flags(tiny):
+def test_pretrain_is_required_if_any_model_is_trained_from_scratch(tiny):
     plugged = {"softmax": {"attention": "softmax"}, "LOT": {"attention": "lot"}}
     check_entries(tiny(pretrain=None, base="/dev/null", systems=plugged))
     for changes, trained in (({"systems": plugged}, "the base"), ({"base": "/dev/null"}, "ESP from scratch")):
@@ -166,11 +166,11 @@ def test_what_is_trained_needs_flags(tiny):
             check_entries(tiny(pretrain=None, **changes))
 
 
-def test_a_training_without_a_warm_up_has_another_scheduler(tiny):
+def test_a_training_without_warm_up_is_accepted_with_another_scheduler(tiny):
     check_entries(tiny(pretrain={"lr-scheduler": "fixed", "warmup-updates": 0}))
 
 
-def test_a_training_by_hand_in_the_folder_of_fairseqs_default_does_not_matter(tiny, tmp_path, monkeypatch):
+def test_a_checkpoint_in_fairseqs_default_folder_does_not_matter(tiny, tmp_path, monkeypatch):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "checkpoint_last.pt").write_text("of another model")
     monkeypatch.chdir(tmp_path)
@@ -178,7 +178,7 @@ def test_a_training_by_hand_in_the_folder_of_fairseqs_default_does_not_matter(ti
 
 
 def test_a_folder_that_was_made_from_other_data_is_refused(tiny, tmp_path):
-    for accepted in ("", "data\n"):  # empty: made before it said which
+    for accepted in ("", "data\n"):  # an older version wrote an empty file
         (tmp_path / "data.done").write_text(accepted)
         check_entries(tiny(work=str(tmp_path)))
     (tmp_path / "data.done").write_text("other\n")
@@ -211,20 +211,21 @@ def test_a_test_set_that_is_not_there_is_refused(tiny, tmp_path):
 
 
 def refused_file(path, text):
+    """The error of check_file for a file with this text, without its path."""
     path.write_text(text)
     with pytest.raises(InputError) as caught:
         check_file(str(path))
     return str(caught.value).removeprefix(f"{path}: ")
 
 
-def test_a_system_that_stands_twice_is_refused(tmp_path):
+def test_a_system_that_is_defined_twice_is_refused(tmp_path):
     systems = "systems:\n  A: {attention: lot}\n  A: {attention: esp}\n"
     text = "pretrain: &all {lr: 1}\nfinetune: {<<: *all, lr: 2}\n" + systems
     assert refused_file(tmp_path / "twice.yaml", text) == "A stands twice in line 4 and below; rename one"
 
 
-def test_a_system_that_is_called_by_a_number_is_refused(tmp_path):
-    """snakemake would not find it under the text that paths have, and train the base in its place."""
+def test_a_system_with_a_number_as_its_name_is_refused(tmp_path):
+    """Paths have the number as text, so snakemake would not find the system and would train the base instead."""
     text = "systems:\n  8: {attention: lot}\n"
     assert refused_file(tmp_path / "number.yaml", text) == "8 in line 2 is no text; write '8'"
 
@@ -239,7 +240,7 @@ def test_the_command_prints_one_line(tiny, tmp_path, monkeypatch, capsys):
         assert said.startswith(error) and len(said.splitlines()) == bool(code)
 
 
-def test_a_process_of_its_own_prints_nothing_of_fairseq(tiny):
+def test_a_process_of_its_own_prints_nothing(tiny):
     command = [sys.executable, "-m", "fairseq_lot.experiment.check"]
     done = subprocess.run(command, input=json.dumps(tiny()), capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -1,4 +1,4 @@
-"""The jobs of an experiment: which there are, what each is called with, where it writes."""
+"""The jobs of an experiment: their number, their flags and their files."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def test_every_stage_of_every_system_has_a_row_for_every_test_set(plan):
     assert {row.split("/")[3] for row in tuned} == {"softmax", "LOT ε=2"} and len(tuned) == 8
 
 
-def test_what_is_trained_plugged_in_and_fine_tuned(plan):
+def test_systems_are_grouped_by_whether_they_are_pretrained_plugged_in_or_fine_tuned(plan):
     found = plan()
     assert (found.pretrained, found.plugged, found.tuned) == (
         ["base", "ESP from scratch"], ["LOT ε=2"], ["LOT ε=2", "softmax"],
@@ -49,7 +49,7 @@ def test_what_is_trained_plugged_in_and_fine_tuned(plan):
     assert (only_plugged.plugged, only_plugged.tuned) == (["LOT", "SeT"], ["SeT"])
 
 
-def test_flags_of_trainings(plan):
+def test_trainings_get_the_flags_of_experiment_backbone_and_system(plan):
     found = plan(precision="bf16", languages=["fr", "en"], backbones={"transformer": {"encoder-layers": 1}})
     shared = "--source-lang=fr --target-lang=en --bf16 --seed=1"
     flags = "--lr=0.003 --warmup-updates=20 --dropout=0.1 --max-tokens=500 --max-epoch=2"
@@ -62,12 +62,12 @@ def test_flags_of_trainings(plan):
     assert differential.pretraining.startswith("--arch=diff_transformer_small --attention=softmax ")
 
 
-def test_a_system_s_own_flags_of_fine_tuning_win(plan):
+def test_flags_of_fine_tuning_of_a_system_win_over_those_of_the_experiment(plan):
     found = plan(systems={"LOT": {"attention": "lot", "finetune": {"lr": 0.5, "patience": 1}}})
     assert job(found, "LOT").finetuning.endswith(" --lr=0.5 --max-tokens=500 --max-epoch=1 --patience=1")
 
 
-def test_flags_of_swaps(plan):
+def test_swaps_get_the_flags_of_their_attention_and_calibration(plan):
     systems = {
         "drawn": {"attention": "esp", "sites": "cross"},
         "pieces": {"attention": "lot", "calibrate": {"with": "pieces", "steps": 5}},
@@ -81,19 +81,19 @@ def test_flags_of_swaps(plan):
     ]
 
 
-def test_flags_of_translating(plan):
+def test_translating_gets_the_flags_of_test_set_precision_and_generation(plan):
     found = plan(precision="fp16", tests={"test": "short", "test1": "long"})
     assert job(found, "softmax", BASE).translating == "--fp16 --beam=1"
     assert job(found, "softmax", BASE, ".test1").translating == "--gen-subset=test1 --fp16 --beam=1"
 
 
-def test_the_precision_of_an_experiment_wins_over_that_of_a_profile(plan):
+def test_the_precision_of_an_experiment_wins_over_the_default(plan):
     assert plan(default_precision="fp16").half == ["--fp16"]
     assert plan(default_precision="fp16", precision="bf16").half == ["--bf16"]
     assert plan(default_precision="fp16", precision="fp32").half == plan().half == []
 
 
-def test_files_of_a_row(plan):
+def test_a_row_depends_on_its_checkpoint_its_mark_and_its_base(plan):
     home = "work/seed1/transformer"
     found = {
         stage: job(plan(), name, stage)
@@ -121,7 +121,7 @@ def test_a_control_starts_from_the_base_and_others_from_their_swap(plan):
     assert other.start == other.start_done == f"{home}/LOT ε=2/swapped.pt"
 
 
-def test_labels(plan, tiny):
+def test_labels_hold_the_settings_of_the_system_and_its_training(plan, tiny):
     found = plan()
     assert job(found, "base").label == BASE_LABEL
     assert [row.split("/")[-2] for row in found.rows].count("base") == 1
@@ -132,7 +132,7 @@ def test_labels(plan, tiny):
     assert json.loads(job(without, "base").label)["system"] == "softmax"
 
 
-def test_a_base_of_one_s_own(plan):
+def test_a_base_that_exists_already_is_used_and_not_trained(plan):
     found = plan(base="my/{backbone}{seed}.pt", seeds=[1, 2], report=True)
     assert found.pretrained == ["ESP from scratch"]
     assert job(found, "base").scored == job(found, "softmax").start == "my/transformer1.pt"
@@ -141,7 +141,7 @@ def test_a_base_of_one_s_own(plan):
     assert found.comparing_base == 'fairseq-lot check --path "$1" data --split test'
 
 
-def test_a_control_other_than_plain_softmax_is_what_the_base_is_trained_as(plan):
+def test_the_base_is_trained_with_the_attention_of_the_control(plan):
     systems = {
         "ALiBi": {"attention": "softmax", "options": {"softmax-prior": "alibi"}},
         "softmax": {"attention": "softmax", "sites": "encoder,cross"},
@@ -156,7 +156,7 @@ def test_a_control_other_than_plain_softmax_is_what_the_base_is_trained_as(plan)
     assert (label["system"], label["settings"]) == ("ALiBi", systems["ALiBi"])
 
 
-def test_data_are_made_where_they_are_missing_and_every_split_is_checked(plan):
+def test_data_are_made_if_they_are_missing_and_every_split_is_checked(plan):
     checks = [
         f"fairseq-lot check 'my data' --split {split}{limits}"
         for split, limits in (
@@ -183,7 +183,7 @@ def test_data_are_made_where_they_are_missing_and_every_split_is_checked(plan):
         ("test1", {"max-source-positions": 100}, 100),
     ],
 )
-def test_sentences_are_as_long_as_every_call_takes_that_reads_them(plan, split, flags, most):
+def test_the_length_limit_of_a_split_is_the_lowest_of_all_calls_that_read_it(plan, split, flags, most):
     backbones = {"transformer": {"max-source-positions": 300}, "diff_transformer": {}}
     found = plan(backbones=backbones, pretrain=flags, generate={"max-source-positions": 200})
     limits = [f"--max-source-positions={most}", "--max-target-positions=1024"]
@@ -212,7 +212,7 @@ def test_the_report_has_every_training_and_the_swaps_of_the_first_seed(plan):
     assert one.reporting == "--path b.pt --data data --split test"
 
 
-def test_another_file_is_noticed_also_an_older_one(tmp_path):
+def test_a_replaced_file_is_noticed_even_if_the_new_one_is_older(tmp_path):
     path = tmp_path / "base.pt"
     path.write_text("one")
     os.utime(path, (2e9, 2e9))

@@ -1,4 +1,4 @@
-"""The definition of an experiment: what is accepted, and how what is wrong is named."""
+"""The definition of an experiment: accepted entries, and the errors of wrong ones."""
 
 import pytest
 import yaml
@@ -83,7 +83,7 @@ def test_configs_are_accepted(path):
     ("changes", "expected"),
     WRONG + [({"systems": {"S": {"attention": "lot"} | system}}, expected) for system, expected in WRONG_SYSTEMS],
 )
-def test_what_is_wrong_is_one_line_with_its_place_and_value(tiny, changes, expected):
+def test_a_wrong_entry_is_refused_in_one_line_with_its_place_and_value(tiny, changes, expected):
     with pytest.raises(InputError) as caught:
         Experiment.of(tiny() | changes)
     assert str(caught.value).startswith(expected) and "\n" not in str(caught.value)
@@ -94,25 +94,25 @@ def test_long_values_are_cut(tiny):
         Experiment.of(tiny(size="x" * 1000))
 
 
-def test_what_is_not_said(tiny):
+def test_entries_that_are_left_out_have_defaults(tiny):
     found = Experiment.of(tiny(finetune=None, generate=None))
     assert (found.test_sets, found.finetune, found.generate, found.trained_as) == ({"test": ""}, None, {}, PLAIN)
     assert Experiment.of(tiny(control="LOT ε=2")).trained_as.attention == "lot"
 
 
-def test_flags_of_a_system():
+def test_a_system_becomes_flags():
     system = System.model_validate({"attention": "lot", "options": {"lot-epsilon": 2}, "sites": "cross"})
     assert words(system.flags) == ["--attention=lot", "--attention-sites=cross", "--lot-epsilon=2"]
     assert words({"a": True, "b": False, "c": 0.5}) == ["--a", "--b=false", "--c=0.5"]
 
 
-def test_flags_of_a_fit(tiny):
+def test_a_calibration_becomes_flags(tiny):
     entries = {"attention": "lot", "calibrate": {"with": "text", "split": "valid", "steps": 5}}
     system = System.model_validate(entries)
     assert system.as_written == entries and system.calibrate.with_ == "text"
     assert words(system.calibrate.flags) == ["--split=valid", "--steps=5"]
 
 
-def test_systems_are_the_same_where_they_say_the_same():
+def test_systems_with_the_same_settings_are_equal():
     assert System.model_validate({"attention": "softmax", "options": {}, "from-scratch": False}) == PLAIN
     assert System.model_validate({"attention": "softmax", "sites": "encoder"}) != PLAIN

@@ -1,4 +1,4 @@
-"""Files are complete or absent; links are followed, and what is no file stays what it is."""
+"""Files are complete or absent; links are followed, pipes and folders are not replaced."""
 
 import gzip
 import lzma
@@ -79,7 +79,7 @@ def test_a_folder_is_refused(tmp_path):
         pass
 
 
-def test_a_byte_order_mark_is_no_text_and_errors_are_counted_behind_it():
+def test_a_byte_order_mark_is_removed_and_does_not_shift_line_numbers():
     assert split_lines("\ufeffa\nb\n".encode(), "text") == ["a", "b"]
     with pytest.raises(InputError, match="text, line 2: not valid UTF-8"):
         split_lines(b"\xef\xbb\xbfa\n\xff\n", "text")
@@ -99,7 +99,7 @@ def test_a_lock_is_kept_by_the_child_of_a_killed_process(tmp_path):
         assert (tmp_path / "ended").exists()
 
 
-def test_a_lock_is_of_one_at_a_time(tmp_path):
+def test_one_thread_at_a_time_holds_a_lock(tmp_path):
     inside = []
 
     def work():

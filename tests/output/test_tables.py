@@ -9,7 +9,7 @@ TABLE = Table(
 )
 
 
-def test_markdown():
+def test_markdown_is_escaped_and_has_no_line_breaks_in_cells():
     assert TABLE.markdown() == (
         "**x<y**, z\n\n| name | size |\n| --- | ---: |\n| a\\|b | 1 |\n| `c` <d> | 1000 |\n\n- f & g\n- h"
     )

@@ -1,6 +1,6 @@
 """The kernels in Triton's interpreter, on CPU tensors; ``test_interpreter.py`` runs this in a process of its own.
 
-The interpreter runs what the kernels say, block by block. It shows neither races nor what the tensor cores round.
+The interpreter executes a kernel block by block. It shows neither races nor the rounding of tensor cores.
 """
 
 import os
@@ -46,6 +46,7 @@ def no_numerical_warnings():
 
 
 def split_from(monkeypatch, length):
+    """Split sentences into parts of about ``length`` tokens, as on a device with 100 processors."""
     monkeypatch.setattr(launch, "_processors", lambda device: 100)
     for name in ("LOT_PART", "SOLVER_PART"):
         monkeypatch.setattr(launch, name, length)
@@ -70,6 +71,7 @@ def draw_lot(n, m, r, d, *, dv=None, heads=1, dtype=torch.float32, size=1.0):
 
 
 def with_gradients(function, inputs, weights):
+    """The function's values, and the gradients of all inputs by their sum times ``weights``."""
     leaves = [x.detach().requires_grad_() for x in inputs]
     values = function(*leaves)
     weights = weights.to(values.dtype)
@@ -77,7 +79,7 @@ def with_gradients(function, inputs, weights):
 
 
 def lot_twin(inputs, settings):
-    """The plain loops of ``reference``, on the real tokens of each sentence and head."""
+    """Values by the plain loops of ``reference``, on the real tokens of each sentence and head."""
     q, k, v, pivots, log_masses, query_pads, key_pads = inputs
     values = torch.zeros(*q.shape[:3], v.size(-1), dtype=q.dtype)
     for sentence in range(q.size(0)):
@@ -100,8 +102,8 @@ def lot_twin(inputs, settings):
     return values
 
 
-def opened(inputs, settings):
-    """``naive.lot``, whose sentences all need a token; the values of those of pads alone are zero."""
+def naive_lot(inputs, settings):
+    """Values by ``naive.lot``, and zeros for sentences of pads alone, which it does not take."""
     *tensors, query_pads, key_pads = inputs
     bsz, _, n, _ = tensors[0].shape
     query_pads = torch.zeros(bsz, n, dtype=torch.bool) if query_pads is None else query_pads
@@ -112,30 +114,31 @@ def opened(inputs, settings):
 
 
 def check(results, exact, plain, names, *, scores, updates, dtypes, roundings=1):
-    """No further from float64 than float32 allows.
+    """Assert that the results differ from float64, ``exact``, by no more than rounding.
 
-    Every potential knows the scores to eps, once for each update; where a gradient all but vanishes, or huge factors
-    cancel in it, four times the error of plain torch in float32, ``plain``. A half precision rounds the results, or
-    them and what they are made of: ``roundings``.
+    Every update rounds the scores by float32's eps. Where a gradient nearly vanishes, or large factors cancel in it,
+    four times the error of plain torch in float32, ``plain``, is allowed. Half precision rounds the results, and with
+    more ``roundings`` the intermediates, too.
     """
     eps = torch.finfo(torch.float32).eps * (1 + scores) * updates
     whole = torch.cat([x.flatten() for x in exact[1:]]).norm()
     for name, result, wish, other, dtype in zip(names, results, exact, plain, dtypes, strict=True):
         rounding = 0.0 if dtype == torch.float32 else roundings * torch.finfo(dtype).eps
-        floor = 0.1 * whole if name.startswith("grad") else 0.0  # a gradient that is zero has errors of the others
+        floor = 0.1 * whole if name.startswith("grad") else 0.0  # a gradient of zero errs as much as the others
         allowed = (eps + rounding) * max(wish.norm(), floor) + 4 * (other.double() - wish).norm()
         error = (result.double() - wish).norm()
         assert error <= allowed, (name, error, allowed, wish.norm())
 
 
 def check_lot(T, Tq, n, m, r, d, query_pads=None, key_pads=None, *, expected=lot_twin, scale=None, **drawing):
+    """The kernel with T updates, and Tq on the side of the queries, against ``expected`` in float64."""
     inputs = draw_lot(n, m, r, d, **drawing)
     masks, settings = (query_pads, key_pads), LotSettings(scale or d**-0.5, Tq, T)
     weights = torch.randn(2, inputs[0].size(1), n, inputs[2].size(-1)).to(inputs[0].dtype)
     doubles, floats = ([x.to(dtype) for x in inputs] for dtype in (torch.float64, torch.float32))
     results, exact, plain = (
         with_gradients(lambda *x, run=run: run(LotInputs(*x, *masks), settings), leaves, weights.to(leaves[0].dtype))
-        for run, leaves in ((lot_kernels.lot, inputs), (expected, doubles), (opened, floats))
+        for run, leaves in ((lot_kernels.lot, inputs), (expected, doubles), (naive_lot, floats))
     )
     q, k, pivots = doubles[0], doubles[1], doubles[3]
     scores = max((settings.scale * x @ pivots.transpose(-1, -2)).abs().max() for x in (q, k))
@@ -153,51 +156,51 @@ def check_lot(T, Tq, n, m, r, d, query_pads=None, key_pads=None, *, expected=lot
         (4, 5, 4, 4, 3, 16, pads(4, (0, 0), (0, 1)), pads(4, (0, 1), (0, 4))),
     ],
 )
-def test_values_and_gradients(arguments):
+def test_lot(arguments):
     check_lot(*arguments)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_half_precision(dtype):
+def test_lot_in_half_precision(dtype):
     check_lot(3, 5, 4, 3, 3, 16, pads(4, (3, 4), (0, 0)), dtype=dtype)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("Tq", [1, 2, 3, 4, 5, 6, 15])
 @pytest.mark.parametrize("T", [1, 2, 3, 4, 5, 6, 15])
-def test_all_numbers_of_updates(T, Tq):
+def test_lot_with_all_numbers_of_updates(T, Tq):
     check_lot(T, Tq, 5, 7, 6, 16, pads(5, (3, 5), (0, 0)), pads(7, (0, 0), (0, 2)), heads=1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
 @pytest.mark.parametrize(("d", "dv"), [(16, 16), (20, 24), (24, 16), (32, 64), (64, 64), (128, 128)])
-def test_widths(d, dv, dtype):
+def test_lot_of_all_widths(d, dv, dtype):
     check_lot(5, 4, 6, 5, 7, d, pads(6, (5, 6), (0, 0)), dv=dv, dtype=dtype)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("r", [1, 2, 15, 16, 17, 32, 50, 64])
-def test_pivots(r):
+def test_lot_with_all_numbers_of_pivots(r):
     check_lot(5, 5, 5, 4, r, 16, None, pads(4, (0, 1), (0, 0)), heads=2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
 @pytest.mark.parametrize(("n", "m"), [(1, 1), (1, 9), (9, 1), (17, 33), (33, 16)])
-def test_lengths(n, m, dtype):
+def test_lot_of_all_lengths(n, m, dtype):
     check_lot(5, 5, n, m, 6, 16, pads(n, (n // 2, n // 2), (0, n // 3)), pads(m, (m // 2 + 1, m), (0, 0)), dtype=dtype)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [1e-3, 30.0, 1e3, 1e4])
 @pytest.mark.parametrize(("T", "Tq"), [(5, 5), (4, 1), (15, 15)])
-def test_extreme_scores(T, Tq, size):
+def test_lot_with_extreme_scores(T, Tq, size):
     check_lot(T, Tq, 6, 7, 5, 16, pads(6, (4, 6), (0, 0)), pads(7, (0, 0), (0, 3)), size=size)
 
 
 @pytest.mark.parametrize("size", [1.0, 1e4])
-def test_rows_sum_to_one_however_large_the_scores(size):
+def test_rows_of_lot_sum_to_one_however_large_the_scores(size):
     q, k, v, *held = draw_lot(6, 7, 5, 16, size=size)
     values = lot_kernels.lot(LotInputs(q, k, torch.ones_like(v), *held), LotSettings(0.25, 5, 4))
     # sums of at most 7 products, each with a few roundings
@@ -205,18 +208,18 @@ def test_rows_sum_to_one_however_large_the_scores(size):
 
 
 def check_split(T, Tq, n, m, parts, monkeypatch, **drawing):
-    """Tokens are split among so many programs, queries and keys; four parts are merged at once."""
+    """``check_lot`` with queries and keys split into ``parts``, of which four are merged at once."""
     for module in (tiles, lot_kernels):
         monkeypatch.setattr(module, "PARTS", tl.constexpr(4))
     found = lot_kernels.split(2, n, m, torch.device("cpu"))
     assert (found.query_parts, found.key_parts) == parts
     # a part without a real token, on either side, and a sentence of pads alone
     query_pads, key_pads = pads(n, (n - n // 3, n), (0, n)), pads(m, (0, m // 2), (m - m // 4, m))
-    check_lot(T, Tq, n, m, 6, 16, query_pads, key_pads, expected=opened, **drawing)
+    check_lot(T, Tq, n, m, 6, 16, query_pads, key_pads, expected=naive_lot, **drawing)
 
 
 @pytest.mark.parametrize(("T", "Tq"), [(5, 5), (2, 1)])
-def test_tokens_split_among_programs(T, Tq, monkeypatch):
+def test_lot_with_tokens_split_among_programs(T, Tq, monkeypatch):
     split_from(monkeypatch, 16)
     check_split(T, Tq, 37, 83, (3, 6), monkeypatch)
 
@@ -226,13 +229,13 @@ def test_tokens_split_among_programs(T, Tq, monkeypatch):
 @pytest.mark.parametrize(
     ("n", "m", "parts"), [(150, 200, (10, 13)), (33, 31, (3, 1)), (15, 32, (1, 2)), (32, 32, (2, 2))], ids=str
 )
-def test_numbers_of_parts(n, m, parts, T, Tq, monkeypatch):
+def test_lot_with_all_numbers_of_parts(n, m, parts, T, Tq, monkeypatch):
     split_from(monkeypatch, 16)
     check_split(T, Tq, n, m, parts, monkeypatch, dtype=torch.float16 if T == 6 else torch.float32)
 
 
-def test_a_second_gradient_of_split_tokens_is_the_first(monkeypatch):
-    """The counters of parts serve every launch."""
+def test_a_second_backward_pass_of_split_tokens_equals_the_first(monkeypatch):
+    """The counters of finished parts are never reset: every launch adds to them."""
     split_from(monkeypatch, 16)
     leaves = [x.requires_grad_() for x in draw_lot(40, 40, 3, 16)]
     values = lot_kernels.lot(LotInputs(*leaves), LotSettings(0.25, 3, 3))
@@ -241,7 +244,7 @@ def test_a_second_gradient_of_split_tokens_is_the_first(monkeypatch):
     assert all(map(torch.equal, first, second))
 
 
-def test_what_stands_in_pads_is_never_read():
+def test_lot_reads_no_pads():
     query_pads, key_pads = pads(5, (3, 5), (0, 1)), pads(4, (0, 1), (3, 4))
     inputs = draw_lot(5, 4, 3, 16)
     clean, dirty = (
@@ -264,7 +267,7 @@ def _mask_of(OUT, seed, dropout, g, n, R: tl.constexpr, N: tl.constexpr):
 
 
 @pytest.mark.parametrize("Tq", [1, 4])
-def test_dropout_is_of_the_query_side_and_the_same_in_the_gradient(Tq):
+def test_dropout_acts_on_the_plan_of_the_queries_and_is_the_same_in_the_gradient(Tq):
     n, r, dropout = 6, 5, 0.3
     inputs, weights = draw_lot(n, 4, r, 16), torch.randn(2, 1, n, 16)
     settings = LotSettings(0.25, Tq, 3, dropout)
@@ -287,7 +290,7 @@ def test_dropout_is_of_the_query_side_and_the_same_in_the_gradient(Tq):
     check(results, exact, plain, LOT_NAMES, scores=5.0, updates=Tq + 3, dtypes=[torch.float32] * 6)
 
 
-def test_dropout_keeps_as_much_as_it_should():
+def test_dropout_keeps_the_given_share():
     kept = torch.zeros(2, 1024, 32)
     for sentence in range(2):
         _mask_of[(1,)](kept[sentence], 7, 0.3, sentence, 1024, R=32, N=1024)
@@ -322,7 +325,7 @@ class Sizes(TorchDispatchMode):
         return result
 
 
-def test_two_launches_each_and_no_matrix_of_tokens_and_pivots(monkeypatch):
+def test_lot_takes_two_launches_each_way_and_writes_no_matrix_of_tokens_and_pivots(monkeypatch):
     names = ["key_forward", "query_forward", "query_backward", "key_backward"]
     for name in names:
         monkeypatch.setattr(lot_kernels, name, Counted(getattr(lot_kernels, name)))
@@ -335,7 +338,7 @@ def test_two_launches_each_and_no_matrix_of_tokens_and_pivots(monkeypatch):
 
 
 def launches_of(monkeypatch, module):
-    """The names of all kernels of a module that are launched."""
+    """A list to which every launch of a kernel of the module adds the kernel's name."""
     launched, original = [], launch.start
 
     def start(kernel, *arguments):
@@ -347,8 +350,8 @@ def launches_of(monkeypatch, module):
     return launched
 
 
-def test_a_launch_for_each_pass_where_tokens_are_split(monkeypatch):
-    """Five forward, among them one for the values at the pivots; passes of both sides share one."""
+def test_lot_with_tokens_split_takes_a_launch_for_each_pass(monkeypatch):
+    """Forward, passes of both sides share a launch, and one more launch merges the values at the pivots."""
     split_from(monkeypatch, 16)
     launched = launches_of(monkeypatch, lot_kernels)
     values = lot_kernels.lot(LotInputs(*(x.requires_grad_() for x in draw_lot(33, 33, 3, 16))), LotSettings(0.25, 5, 5))
@@ -383,7 +386,7 @@ def test_convolution(n, width, number, dtype, monkeypatch):
         )
     )
     assert launched == ["convolve", "convolve_backward"] and results[0].dtype == torch.float32
-    eps = torch.finfo(torch.float32).eps * (number + n * 2)  # of sums
+    eps = torch.finfo(torch.float32).eps * (number + n * 2)  # once for each term of a sum
     for result, wish, rounding in zip(results, exact, (0.0, *[torch.finfo(dtype).eps] * 2), strict=True):
         assert (result.double() - wish).norm() <= (eps + rounding) * wish.norm()
 
@@ -417,7 +420,7 @@ def check_sinkhorn(T, n, m, *, row_pads=None, size=1.0, transposed=False):
                 rows.append(plan / plan.sum(-1, keepdim=True))
         return torch.stack(rows).view(scores.shape)
 
-    # the loops know no massless rows: these are compared with the plain operations of torch
+    # the loops take no rows without mass; with pads the kernel is compared with plain torch
     expected = plain if row_pads is None else lambda *x: log_domain_sinkhorn(*x, num_updates=T)
     exact = with_gradients(expected, [x.double() for x in inputs], weights.double())
     float32 = with_gradients(lambda *x: log_domain_sinkhorn(*x, num_updates=T), inputs, weights)
@@ -462,7 +465,7 @@ def attention_inputs(n, m, d, *, dv=None, heads=2, dtype=torch.float32, size=1.0
 
 
 def check_attention(T, n, m, d, query_pads=None, key_pads=None, *, prior=False, scale=None, expected=None, **drawing):
-    """The kernel against plain torch in float64, which ``test_the_twin`` compares with the loops."""
+    """The kernel against plain torch in float64; ``test_the_attentions_twin_is_the_plain_loop`` checks the latter."""
     inputs = attention_inputs(n, m, d, **drawing)
     settings, heads = naive.SinkhornSettings(scale or d**-0.5, T), inputs[0].size(1)
 
@@ -486,7 +489,7 @@ def check_attention(T, n, m, d, query_pads=None, key_pads=None, *, prior=False, 
 
 
 def small_blocks(monkeypatch):
-    """Long sentences from 17 tokens on, in blocks of 16."""
+    """Take the path of long sentences from 17 tokens on, in blocks of 16."""
     monkeypatch.setattr(attention_kernels, "LONGEST_ON_CHIP", 16)
     monkeypatch.setattr(attention_kernels, "BLOCK", 16)
 
@@ -505,7 +508,7 @@ def test_long_attention(T, monkeypatch):
     check_attention(T, 18, 20, 16, pads(18, (15, 18), (0, 0)), pads(20, (0, 0), (0, 2)), heads=1, **EASY)
 
 
-def test_the_twin():
+def test_the_attentions_twin_is_the_plain_loop():
     q, k, v = (x.double() for x in attention_inputs(4, 5, 16))
     values = naive.sinkhorn_attention(naive.SinkhornInputs(q, k, v), naive.SinkhornSettings(2.0 * 16**-0.5, 4))
     plan = reference.sinkhorn_plan(q[0, 1], k[0, 1], epsilon=0.5, num_updates=4)
@@ -558,7 +561,7 @@ def test_attention_starts_few_kernels_and_writes_no_square_matrix(long, monkeypa
         assert 0 < sizes.largest < 2 * 2 * 40 * 40 * torch.float32.itemsize
 
 
-def test_nothing_of_the_attentions_pads_is_read_and_sentences_of_pads_alone_are_zero():
+def test_attention_reads_no_pads_and_sentences_of_pads_alone_are_zero():
     query_pads, key_pads = pads(5, (3, 5), (0, 1)), pads(4, (0, 1), (0, 4))
     inputs, weights = attention_inputs(5, 4, 16), torch.randn(2, 2, 5, 16)
     found = []
@@ -581,7 +584,7 @@ def test_nothing_of_the_attentions_pads_is_read_and_sentences_of_pads_alone_are_
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("held", [(16, 32), None])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_sound_attention_passes_its_test(dtype, held, dropout):
+def test_a_sound_attention_passes_its_self_test(dtype, held, dropout):
     settings = naive.SinkhornSettings(1.0, 4, dropout)
     assert choice._attention_error(torch.device("cpu"), [dtype] * 3, held, 16, 16, (True, True), settings) <= 1
 
@@ -684,7 +687,7 @@ def test_a_broken_solver_is_replaced_after_one_warning(untested, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_a_sound_kernel_passes_its_test(dtype, dropout):
+def test_a_sound_kernel_passes_its_self_test(dtype, dropout):
     settings = LotSettings(1.0, 2, 3, dropout)
     assert choice._lot_error(torch.device("cpu"), [dtype] * 4, 3, 16, 16, settings) <= 1
 

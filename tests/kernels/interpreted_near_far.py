@@ -19,7 +19,7 @@ from tests.conftest import close
 from tests.kernels.interpreted import HALVES, check, pads, with_gradients
 
 assert os.environ["TRITON_INTERPRET"] == "1"
-pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")  # the interpreter's word for inf · 0 and overflow
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")  # by which the interpreter reports inf · 0, overflow
 
 NAMES = ["values", "grad_q", "grad_k", "grad_v", "grad_features", "grad_bias"]
 FORMS = {"norms": {}, "tangents": {"tangents": True}, "causal": {"causal": True}}
@@ -61,8 +61,8 @@ def check_near_far(n, d=16, r=5, *, window=4, alibi=False, key_pads=None, form="
     )
     largest = max((settings.scale * inputs[i].double().square().sum(-1)).max() for i in (0, 1))
     dtypes = [inputs[2].dtype] * len(NAMES)  # parts of all gradients are rounded to the inputs' type
-    # logs are made once more on the way back, and those of the tangents from means that are rounded
-    # the interpreter cuts bfloat16 off, which errs twice as much as rounding
+    # the backward pass computes the logs again, those of the tangents from rounded means
+    # the interpreter truncates to bfloat16, which errs twice as much as rounding
     roundings = 4 if inputs[2].dtype == torch.bfloat16 else 2
     check(results, exact, plain, NAMES, scores=largest, updates=3, dtypes=dtypes, roundings=roundings)
 
@@ -87,13 +87,12 @@ def test_half_precision(form, dtype, small):
     check_near_far(40, form=form, dtype=dtype, features=torch.float32)
 
 
-def test_the_last_tokens_are_queries_of_all(small):
+def test_causal_queries_may_be_the_last_tokens_alone(small):
     check_near_far(40, form="causal", rows=25, key_pads=PADS, alibi=True)
     check_near_far(14, form="causal", rows=3)
 
 
-def test_another_chunk_of_a_table_gives_the_same(small, tmp_path, monkeypatch):
-    """The kernels read the table, and their blocks change no result."""
+def test_kernels_take_their_blocks_from_the_table_and_these_change_no_result(small, tmp_path, monkeypatch):
     other = {"summarise_keys": 32, "merge": 32, "attend": 32, "query_gradients": 32, "key_gradients": 32}
     entries = {f"{kernel} 32 16 16 16": {"block": block, "warps": 8, "stages": 2} for kernel, block in other.items()}
     (tmp_path / "cpu.json").write_text(json.dumps({"device": "cpu", "kernels": entries}))
@@ -154,7 +153,7 @@ def test_numbers_of_rows(rows, small):
 
 
 @pytest.mark.parametrize("form", ["tangents", "causal"])
-def test_what_stands_in_pads_is_never_read(form, small):
+def test_the_content_of_pads_is_never_read(form, small):
     inputs, weights = draw_near_far(33, 16, 3), torch.randn(2, 1, 33, 16)
     mask = pads(33, (30, 33), (0, 17))
     settings = NearFarSettings(4, 0.25, None, mask, **FORMS[form])
@@ -168,7 +167,7 @@ def test_what_stands_in_pads_is_never_read(form, small):
 
 @all_forms
 def test_the_dense_formula_is_the_plain_loops(form):
-    """By which the kernels are judged, in float64, with ALiBi."""
+    """The dense formula is what the other tests compare the kernels with; here in float64, with ALiBi."""
     settings = NearFarSettings(2, 0.25, torch.tensor([0.3], dtype=torch.float64), None, **FORMS[form])
     inputs = [x.double() for x in draw_near_far(9, 16, 3)]
     values = naive.near_far(*inputs, settings)
@@ -198,7 +197,7 @@ def untested(monkeypatch):
     ids=str,
 )
 def test_the_mechanism_through_kernels(options, causal, kernels_used, small, untested, monkeypatch):
-    """In half precision, against itself in float64; the second sentence is short, and softmax's with exact_up_to."""
+    """In half precision against float64; with exact_up_to the second sentence, a short one, gets softmax."""
     settings = {"num_features": 3, "window": 2, **options}
     mechanism = build_mechanism("near_far", num_heads=2, head_dim=16, **settings)
     if "feature_bias" in dict(mechanism.named_parameters()):
@@ -250,7 +249,7 @@ def test_a_broken_kernel_is_replaced_after_one_warning(module, name, broken, sma
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [(False, False, False, True), (True, True, True, False)], ids=str)
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_a_sound_kernel_passes_its_test(dtype, kind):
+def test_a_sound_kernel_passes_its_self_test(dtype, kind):
     assert choice._near_far_error(torch.device("cpu"), (dtype, torch.float32), 3, 16, 16, True, kind) <= 1
 
 
@@ -302,7 +301,7 @@ def test_three_launches_forward_and_four_backward_for_any_length(form, n, small,
 
 @pytest.mark.parametrize("form", ["norms", "tangents"])
 def test_ties_at_scores_of_tens_of_millions_share_their_mass(form):
-    """Peak and log mass of a row would not both fit in a float32: each of three equal keys would get ¼ or ½."""
+    """One float32 cannot hold a row's peak plus its log mass: each of three equal keys would get ¼ or ½."""
     x = 1e4 * torch.nn.functional.normalize(torch.randn(1, 1, 3, 16), dim=-1)
     k = x.repeat_interleave(3, 2).half()
     inputs = [k, k, torch.randn(1, 1, 9, 16).half(), draw_near_far(9, 16, 3)[3].half(), torch.zeros(1, 3)]
@@ -315,7 +314,7 @@ def test_ties_at_scores_of_tens_of_millions_share_their_mass(form):
     rounding = 2 * torch.finfo(torch.float16).eps
     for i, name in ((0, "values"), (3, "grad_v")):
         assert (results[i].double() - exact[i]).norm() <= rounding * exact[i].norm(), name
-    # a gradient is a sum over keys of weights that sum to zero but for rounding
+    # a gradient is a sum over keys whose weights sum to zero up to rounding
     largest = 0.25 * k.double().norm(dim=-1).max() * weights.double().norm() * inputs[2].double().norm()
     assert all((results[i].double() - exact[i]).norm() <= rounding * largest for i in (1, 2))
 
@@ -332,7 +331,7 @@ def test_ties_at_scores_of_tens_of_millions_share_their_mass(form):
 )
 @torch.no_grad()
 def test_steps_of_decoding_through_the_kernel(options, dtype, untested, monkeypatch):
-    """Each step in one launch, against the causal form in float64; a step of plain torch in between fits in."""
+    """Each step is one launch and agrees with the causal form in float64, even after a step of plain torch."""
     mechanism = build_mechanism("near_far", num_heads=2, head_dim=16, **{"num_features": 3, "window": 2} | options)
     torch.nn.init.normal_(mechanism.feature_bias)
     mechanism = mechanism.to(dtype).eval()
@@ -367,7 +366,7 @@ def test_steps_of_decoding_through_the_kernel(options, dtype, untested, monkeypa
 )
 @torch.no_grad()
 def test_steps_at_cross_through_the_kernel(options, dtype, untested, monkeypatch):
-    """In one launch, against the same in float64; with exact_up_to the second sentence is softmax's."""
+    """Each step is one launch and agrees with float64; with exact_up_to the second sentence gets softmax."""
     settings = {"num_features": 3, "window": 2, "band": "expected"} | options
     mechanism = build_mechanism("near_far", num_heads=2, head_dim=16, **settings)
     torch.nn.init.normal_(mechanism.feature_bias)

@@ -1,4 +1,4 @@
-"""Where kernels are used: what the environment variable says, and what a machine without CUDA answers."""
+"""Where kernels are used: the environment variable, refusals, and the number of programs of a sentence."""
 
 import subprocess
 import sys
@@ -53,7 +53,7 @@ def test_an_old_device_is_the_reason(monkeypatch):
         assert choice._unavailable(torch.device("cuda:0")) == expected
 
 
-def test_what_has_no_kernel_is_computed_even_if_they_are_on(mode):
+def test_mechanisms_without_a_kernel_are_computed_even_if_kernels_are_on(mode):
     mode("on")
     softmax = attend("softmax")
     assert softmax.values.isfinite().all()
@@ -81,7 +81,7 @@ def test_on_the_cpu_triton_is_not_even_imported():
 
 @pytest.fixture
 def h100(monkeypatch):
-    """A device with as many processors."""
+    """A device with the 132 processors of an H100."""
     monkeypatch.setattr(launch, "_processors", lambda device: 132)
     return torch.device("cuda")
 
@@ -108,7 +108,7 @@ def test_the_solver_is_split_where_programs_are_few_and_there_is_much_to_do(prog
 
 
 def test_the_self_test_of_a_kernel_leaves_no_trace_in_the_pass_around_it():
-    """Neither in what activation checkpointing counts, nor in random numbers, nor on a default device."""
+    """It saves no tensor for activation checkpointing, keeps the random state, and ignores a default device."""
 
     def test():
         x = torch.randn(3).requires_grad_()

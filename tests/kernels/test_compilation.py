@@ -20,13 +20,13 @@ from fairseq_lot.kernels import (  # noqa: E402
     sinkhorn_attention,
 )
 
-# of the inputs' type; every other matrix is float32
+# tensors of the inputs' dtype; all others are float32
 INPUTS = {"Q", "K", "V", "Z", "GRAD_O", "GRAD_Q", "GRAD_K", "GRAD_V"}
 OUTPUT = lot.query_forward
-OTHERS = {"PADS": "u8", "POSITIONS": "i64", "ARRIVED": "i32"}  # by how names end
+OTHERS = {"PADS": "u8", "POSITIONS": "i64", "ARRIVED": "i32"}  # by the last word of a name
 NUMBERS = {"scale": "fp32", "rounding": "fp32", "natural": "fp32", "no_mass": "fp32", "dropout": "fp32"}
-# bytes that a thread may write out of its registers: nothing forward; backward about what Triton 3.8 was found to need,
-# at most 132 with 32 pivots, while with 64 the assembler of sm_80 writes 3,204
+# bytes of registers that a thread of a backward kernel may spill; a forward kernel spills none. Triton 3.8 spills at
+# most 132 with 32 pivots; with 64 the assembler of sm_80 spills 3,204
 FEW, MANY = 256, 4096
 SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes of shared memory for one program
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.slow
 def resources(kernel, target, dtype, warps, folder, *, typed=None, doubles=(), stages=3, **constants):
     """Bytes spilled by a thread and bytes of shared memory of a program.
 
-    ``typed`` are the tensors of the inputs' type, ``doubles`` those of float64.
+    ``typed`` names the tensors of the inputs' dtype, ``doubles`` the tensors of float64.
     """
     typed = typed or (INPUTS | {"OUT"} if kernel is OUTPUT else INPUTS)
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
@@ -144,7 +144,7 @@ NEAR_FAR = {  # by form
     "alibi": ["merge", "attend", "query_gradients", "key_gradients"],
     "short": ["attend", "all_gradients"],
 }
-# Bytes that a thread may write out of its registers in a backward kernel: somewhat more than was found.
+# Bytes that a thread of a backward kernel may spill, by width: somewhat more than Triton spills.
 NEAR_FAR_SPILLS = {64: 1280, 128: MANY}
 
 
@@ -194,7 +194,7 @@ def test_a_step_of_near_far_at_cross(width, target, tmp_path):
 SIZES = {"D": 64, "DV": 64, "PRECISION": "tf32x3", "LEARNT": True, "PRIOR": True, "DROPS": False, "VALUES": True}
 EITHER = {f"{side}HAS_{of}PADS": True for side, of in (("", "QUERY_"), ("", "KEY_"), ("X_", ""), ("Y_", ""))}
 TYPED = {"Q", "K", "V", "X", "Y", "GRAD_O", "GRAD_Q", "GRAD_K", "GRAD_V"}
-#: bytes that a thread may write out of its registers, forward and backward: somewhat more than was found
+#: bytes that a thread may spill, forward and backward, by length or dtype: somewhat more than Triton spills
 SHORT_SPILLS = {32: (0, 0), 64: (0, 8192), 128: (1024, 51200)}
 LONG_SPILLS = {"fp16": 128, "fp32": 768}
 

@@ -1,4 +1,4 @@
-"""Launches by positions: which compiled kernel is used again, and what it gets."""
+"""``launch.start``: when it uses a compiled kernel again, and the arguments that the kernel gets."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from fairseq_lot.kernels import launch
 
 
 class Kernel:
-    """Stands for one of Triton's: remembers what was compiled and what was launched."""
+    """A fake Triton kernel that records what is compiled and what is launched."""
 
     arg_names = ["X", "Y", "stride", "n", "EXACT"]
     device_caches = None

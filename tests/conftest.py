@@ -1,4 +1,4 @@
-"""What every test runs under, and what many of them use: random numbers, and fairseq in float64."""
+"""Settings of all tests, and helpers of many: random numbers, comparisons, gradients, fairseq in float64."""
 
 import contextlib
 import importlib.util
@@ -19,7 +19,7 @@ torch.set_num_threads(1)
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """``fast_if``: of a large grid only some cases are fast, the others are slow."""
+    """``fast_if``: mark cases of a grid as slow if they do not meet its condition."""
     for item in items:
         for marker in item.iter_markers("fast_if"):
             if not marker.args[0](**item.callspec.params):
@@ -34,7 +34,7 @@ def same_random_numbers():
 
 @pytest.fixture
 def refused(capfd):
-    """A function that runs fairseq-lot, which must refuse in one line that holds these words; it returns the line."""
+    """A function that runs fairseq-lot, asserts that it fails with one line with these words, and returns the line."""
 
     def refused(argv, *words):
         capfd.readouterr()
@@ -48,7 +48,7 @@ def refused(capfd):
 
 
 def program(path):
-    """A file of examples/ or scripts/ as a module."""
+    """A Python file of the repository, imported as a module."""
     spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -56,23 +56,23 @@ def program(path):
 
 
 def random(*shape, seed=1, dtype=torch.float64):
-    """Normal numbers that depend on the seed and the shape alone."""
+    """Normal random numbers that depend only on the seed and the shape."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 def close(actual, expected, tolerance=1e-12, *, relative=0.0):
-    """The same dtype, and no entry further away than the tolerance; of two tensors or of two sequences of them."""
+    """Assert that two tensors, or two sequences of tensors, have the same dtype and differ by at most the tolerance."""
     torch.testing.assert_close(actual, expected, atol=tolerance, rtol=relative)
 
 
 def gradients(values, leaves):
-    """Gradients of a fixed weighted sum of the values; zero where a leaf plays no part."""
+    """Gradients of a fixed weighted sum of the values with respect to the leaves; zero for a leaf that is not used."""
     weights = random(*values.shape, seed=3, dtype=values.dtype)
     return torch.autograd.grad((values * weights).sum(), leaves, allow_unused=True, materialize_grads=True)
 
 
 class Sizes(TorchDispatchMode):
-    """Notes the largest tensor that any operation returns, and the elements that all of them return together."""
+    """Counts the elements of the largest tensor that an operation returns, and of all returned tensors together."""
 
     def __init__(self):
         super().__init__()
@@ -87,10 +87,10 @@ class Sizes(TorchDispatchMode):
 
 @contextlib.contextmanager
 def softmax_in_its_own_dtype():
-    """fairseq's attention takes its softmax in float32, whatever the model's dtype; here in the input's.
+    """Make fairseq's attention compute its softmax in the dtype of the input; it uses float32 for all dtypes.
 
-    Then a model of float64 computes in float64 throughout, and what is compared there differs by float64 rounding: on
-    one processor products of different batch sizes agree bit for bit, on the next they differ in the last bit.
+    A float64 model then computes in float64 throughout, so that results differ only by float64 rounding. They need not
+    agree bit for bit: on some processors matrix products of different batch sizes differ in the last bit.
     """
 
     def softmax(x, dim, onnx_trace=False):
@@ -102,5 +102,5 @@ def softmax_in_its_own_dtype():
 
 
 def change_ways(monkeypatch, **changes):
-    """Compute on the CPU in some ways as another device would."""
+    """Change choices of the CPU in the table ``WAYS``, so that it computes as another device would."""
     monkeypatch.setitem(WAYS, "cpu", WAYS["cpu"]._replace(**changes))

@@ -1,4 +1,4 @@
-"""The hook: what it costs at interpreter start, and what it patches once fairseq is imported."""
+"""The hook fairseq_lot_compat: its imports at interpreter start, and its patches once fairseq is imported."""
 
 import dataclasses
 import os
@@ -31,7 +31,7 @@ COPIES = [f"{layer}_{kind}" for layer in ("in_proj", "out_proj", "fc1", "fc2") f
 
 
 def run(*command, cwd):
-    """Run a command as a stranger would: another directory, no Python variables."""
+    """Run a command in another directory, without the environment variables of Python."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     command = [str(part) for part in command]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
@@ -61,7 +61,7 @@ class TestStart:
         assert result.stdout.split() == ["fairseq_lot_compat"]
 
 
-# What a program finds changed after it has imported everything: warning filters, hook, a logger's level, figures, bf16.
+# Prints whether our imports change warning filters, sys.excepthook, a logger's level, matplotlib and --bf16.
 CHANGES = """
 import importlib, logging, sys, warnings
 import matplotlib
@@ -90,14 +90,14 @@ import_user_module(Namespace(user_dir="fairseq_lot"))
 
 
 class TestOwnCommands:
-    """Conveniences act in the commands of fairseq and of this package, not in anybody's script."""
+    """Conveniences act only in the commands of fairseq and of this package, not in users' scripts."""
 
     @pytest.mark.fast_if(lambda program, ours: program != "fairseq_cli/train.py")
     @pytest.mark.parametrize(
         "program, ours", [("my_script.py", False), ("fairseq-train", True), ("fairseq_cli/train.py", True)]
     )
-    def test_what_a_program_finds_changed(self, program, ours, tmp_path):
-        """Everywhere one finder stays and a layer works; a script's user directory is looked up as fairseq does."""
+    def test_conveniences_are_on_in_commands_and_off_in_scripts(self, program, ours, tmp_path):
+        """In every program there is one finder and encoder layers work. A script finds user directories as fairseq does."""
         (tmp_path / program).parent.mkdir(exist_ok=True)
         (tmp_path / program).write_text(CHANGES)
         result = run(sys.executable, tmp_path / program, cwd=tmp_path)
@@ -105,7 +105,7 @@ class TestOwnCommands:
         assert "the strict flag of something else" in result.stderr
         assert (result.returncode == 0) == ours and ("FileNotFoundError" in result.stderr) == (not ours)
 
-    def test_programs(self, monkeypatch):
+    def test_commands_are_recognised_by_the_name_of_the_program(self, monkeypatch):
         commands = ("train", "generate", "interactive", "preprocess", "score", "hydra-train", "validate", "eval-lm")
         own = [*(f"fairseq-{name}" for name in commands), "fairseq-lot", "fairseq_cli/train.py", "fairseq_lot/cli.py"]
         own += [f"fairseq_lot/experiment/{name}.py" for name in ("check", "score")]
@@ -118,7 +118,7 @@ class TestOwnCommands:
 
 
 class TestBatches:
-    """fairseq's main branch drops the last batch of a split unless its size fits; here with that rule by hand."""
+    """fairseq's main branch drops the last batch of a split unless its size fits; a function here imitates it."""
 
     @pytest.mark.parametrize("keep", [True, False])
     @pytest.mark.parametrize("number, sizes", [(8, [8]), (16, [8, 8]), (20, [8, 8, 4])])
@@ -134,10 +134,10 @@ class TestBatches:
             assert np.array_equal(np.concatenate(batches), indices) and [len(batch) for batch in batches] == sizes
 
     def test_lengths_are_put_into_buckets(self):
-        """``--num-batch-buckets``: numpy has renamed what fairseq asks of it."""
+        """``--num-batch-buckets`` works, although numpy has renamed an argument that fairseq uses."""
         assert fairseq.data.data_utils.get_buckets(np.arange(1, 101), 4).tolist() == [25, 50, 75, 100]
 
-    def test_fairseq_itself_is_mended(self):
+    def test_the_function_of_fairseq_is_wrapped(self):
         """The wrapper stands where fairseq's data sets look for the function."""
         assert fairseq.data.data_utils.batch_by_size.__module__ == "fairseq_lot_compat"
 
@@ -159,7 +159,7 @@ class TestRepeats:
             (3, 0, []),
         ],
     )
-    def test_tokens_that_would_end_one_are_banned(self, size, step, banned, scripted):
+    def test_tokens_that_would_repeat_an_ngram_are_banned(self, size, step, banned, scripted):
         block = NGramRepeatBlock(size, use_extension=False)
         block = torch.jit.script(block) if scripted else block
         scores = block(torch.tensor(self.TOKENS), torch.zeros(2, 10), bsz=2, beam_size=1, step=step)
@@ -169,7 +169,7 @@ class TestRepeats:
 class TestScripting:
     """torch.jit.script, as fairseq's own test of exports calls it."""
 
-    def test_stock_model_is_scripted(self, tmp_path):
+    def test_a_stock_model_can_be_scripted(self, tmp_path):
         dictionary = Dictionary()
         for number in range(40):
             dictionary.add_symbol(str(number))
@@ -181,7 +181,7 @@ class TestScripting:
         inputs = source, torch.tensor([4, 2]), torch.tensor([[2, 5, 6], [2, 8, 9]])
         close(torch.jit.load(tmp_path / "model.pt")(*inputs)[0], model(*inputs)[0], 1e-6)
 
-    def test_ours_refuses_in_one_line(self):
+    def test_our_models_are_refused_in_one_line(self):
         model = in_memory.load("lot_transformer").model
         encoder, decoder = model.encoder.layers[0], model.decoder.layers[0]
         attention = encoder.self_attn
@@ -191,15 +191,15 @@ class TestScripting:
 
 
 class TestCommands:
-    def test_no_warning(self, tmp_path):
+    def test_help_prints_no_warning(self, tmp_path):
         (tmp_path / "fairseq-train").write_text(
             "from fairseq_cli import generate, interactive, preprocess, train, validate; train.cli_main()"
         )
         result = run(sys.executable, tmp_path / "fairseq-train", "--help", cwd=tmp_path)
         assert (result.returncode, result.stderr) == (0, "") and result.stdout.startswith("usage: ")
 
-    def test_user_dir_registers_models_where_the_package_has_been_imported(self, tmp_path):
-        """fairseq itself takes it for done then."""
+    def test_user_dir_registers_models_even_if_the_package_is_imported_already(self, tmp_path):
+        """fairseq alone would skip a package that is imported already."""
         code = f"""if True:
             import argparse, fairseq_lot
             from fairseq.models import ARCH_MODEL_REGISTRY
@@ -209,7 +209,7 @@ class TestCommands:
         """
         assert python(code, tmp_path).stdout.split()[-1] == "True"
 
-    def test_so_does_any_other_user_dir(self, tmp_path):
+    def test_any_other_user_dir_registers_its_models_once(self, tmp_path):
         models = tmp_path / "another" / "models"
         models.mkdir(parents=True)
         for path in (models.parent / "__init__.py", models / "__init__.py"):
@@ -226,7 +226,7 @@ class TestCommands:
     @pytest.mark.fast_if(lambda folder: folder == "fairseq_lot/fairseq_lot")
     @pytest.mark.parametrize("folder", [None, "fairseq_lot", "fairseq_lot/fairseq_lot"])
     def test_user_dir_is_found_from_any_directory(self, folder, tmp_path):
-        """Also where a folder bears the package's name, as beside a clone; the error lists every architecture."""
+        """Even if a folder there has the package's name, such as a clone. The error lists every architecture."""
         if folder:
             (tmp_path / folder).mkdir(parents=True)
         result = run(BIN / "fairseq-train", "data", "--user-dir", "fairseq_lot", "--arch", "none", cwd=tmp_path)
@@ -234,7 +234,7 @@ class TestCommands:
         assert "lot_transformer_small" in result.stderr and "Traceback" not in result.stderr
 
 
-# As in an environment that has the wheel alone.
+# Imitates an environment with our wheel and without fairseq.
 WITHOUT_FAIRSEQ = """
 import sys
 class Hidden:
@@ -250,7 +250,7 @@ fairseq_lot.swap
 """
 
 
-def test_without_fairseq_some_things_work_and_the_rest_says_in_one_line_what_is_missing(tmp_path):
+def test_without_fairseq_mechanisms_work_and_commands_say_in_one_line_that_it_is_missing(tmp_path):
     result = run(sys.executable, "-c", WITHOUT_FAIRSEQ, cwd=tmp_path)
     *errors, last = result.stderr.splitlines()
     assert result.stdout == "2 2 2\n" and errors[:3] == 3 * [f"fairseq-lot: error: {MISSING['fairseq']}"]
@@ -296,7 +296,7 @@ class TestEncoderLayer:
 
 
 class Malicious:
-    """Makes a file when it is unpickled without care."""
+    """Creates a file when an unsafe loader unpickles it."""
 
     def __init__(self, path):
         self.path = path
@@ -331,7 +331,7 @@ class TestCheckpoints:
             path.write_bytes(stored.replace(b"numpy._core.", b"numpy.core.").replace(b"numpy.core.", core))
         return path
 
-    def test_plain_types_pass_the_safe_loader_and_fairseq_loads_it(self, path):
+    def test_plain_types_pass_the_safe_loader_and_fairseq_loads_them(self, path):
         loaded = torch.load(path, weights_only=True)
         assert loaded["args"] == self.CONTENT["args"]
         for name, value in self.CONTENT["extra_state"].items():

@@ -1,4 +1,4 @@
-"""The pages say what the tracked results say, name every folder, and point at what is there."""
+"""The pages agree with the tracked results, name every folder, and have no dead links."""
 
 import re
 import subprocess
@@ -31,12 +31,12 @@ def test_tables_are_as_their_commands_print_them(monkeypatch):
         assert script.rendered(page) == page
 
 
-def test_a_command_of_a_page_that_fails_ends_the_script():
+def test_a_failing_command_of_a_page_ends_the_script():
     with pytest.raises(SystemExit, match="'fairseq-lot table nowhere.jsonl' failed, see above; nothing was changed"):
         program("scripts/render_results.py").printed("fairseq-lot table nowhere.jsonl")
 
 
-def test_pages_of_results_are_those_of_their_rows(monkeypatch):
+def test_pages_of_results_are_rendered_from_their_rows(monkeypatch):
     monkeypatch.chdir(ROOT)
     pages = program("scripts/render_results.py").pages_of_results()
     assert len(pages) == len(RESULTS) + 1
@@ -44,7 +44,7 @@ def test_pages_of_results_are_those_of_their_rows(monkeypatch):
         assert page.read_text(encoding="utf-8") == text, page
 
 
-def test_sweeps_are_those_of_their_points():
+def test_tables_of_sweeps_are_rendered_from_their_points():
     sweeps = sorted((ROOT / "results").glob("*/sweep.jsonl"))
     assert len(sweeps) > 8
     for path in sweeps:
@@ -62,7 +62,7 @@ def test_sweeps_are_those_of_their_points():
         *(("losses.py", f"iwslt14-65k.losses/{name}.json", f"{name}.md") for name in LOSSES),
     ],
 )
-def test_tables_of_scripts_are_of_their_files(script, files, table):
+def test_tables_of_scripts_are_as_the_scripts_print_them(script, files, table):
     found = sorted((ROOT / "results").glob(files))
     printed = subprocess.run([sys.executable, ROOT / "results/log" / script, *found], capture_output=True, check=True)
     assert found[0].with_name(table).read_bytes() == printed.stdout
@@ -74,7 +74,7 @@ def test_losses_of_a_log_are_in_nats(tmp_path):
     assert program("results/log/losses.py").of_log(tmp_path / "train.log") == {"30": 1.3863}
 
 
-def test_lengths_and_repeats_are_of_the_best_translations(tmp_path, monkeypatch):
+def test_lengths_and_repeats_are_measured_on_the_best_hypotheses(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "results/log")
     lines = ["T-0\ta b c d", f"H-0\t-0.1\t{'a ' * 8}", "H-0\t-0.2\tworse", "T-1\ta b", "H-1\t-1\tb"]
     (tmp_path / "test.out").write_text("\n".join(lines) + "\n")
@@ -90,13 +90,13 @@ def test_the_last_speed_of_a_log_counts():
         measured("ls nowhere", "")
 
 
-def test_heads_are_sorted_by_numbers():
+def test_files_of_heads_are_sorted_by_the_numbers_in_their_names():
     names = ["4 epochs, LOT", "4 epochs, LOT from scratch", "16 + 2 epochs, LOT", "16 epochs, LOT", "LOT, plugged in"]
     paths = sorted((ROOT / f"{name}.json" for name in names), key=program("results/log/heads.py").by_number)
     assert [path.stem for path in paths] == names
 
 
-def test_the_overview_is_of_the_rows():
+def test_the_overview_is_rendered_from_the_rows():
     script = program("results/log/overview.py")
     assert (ROOT / "results/iwslt14-65k.overview.md").read_text(encoding="utf-8") == script.table() + "\n"
     assert (ROOT / "results/iwslt14-65k.short.md").read_text(encoding="utf-8") == script.short_table() + "\n"
@@ -105,23 +105,23 @@ def test_the_overview_is_of_the_rows():
     assert len(numbers) > 20 and re.findall(r">([-+]\d\.\d\d\*?)</text>", figure) == numbers
 
 
-def test_ratios_are_of_the_benchmarks():
+def test_ratios_are_rendered_from_the_benchmarks():
     script = program("results/log/ratios.py")
     for name in script.TABLES:
         assert (ROOT / "benchmarks/ratios" / f"{name}.md").read_text(encoding="utf-8") == script.table(name) + "\n"
 
 
 def test_results_name_no_folder_of_the_machine_that_made_them():
-    """In commands, paths of checkpoints and the like."""
+    """Commands and paths of checkpoints in results are relative."""
     files = [path for path in (ROOT / "results").rglob("*.json*") if path.is_file()]
     named = {path.name for path in files if re.search(r"[\s\"'=]/\w+/", path.read_text(encoding="utf-8"))}
     assert len(files) > 50 and not named
 
 
-def test_counts_of_sentences_are_those_of_the_rows():
+def test_counts_of_sentences_agree_with_their_rows():
     for path in RESULTS:
         rows = read_rows([path])
-        found = read_statistics(path, rows)  # it compares them with the scores
+        found = read_statistics(path, rows)  # raises if they contradict the scores
         assert all(row.length == relative_length(found[row.key]) for row in rows if row.key in found)
         if path_of(path).exists():
             assert len(found) == len(read_lines(path_of(path)))
@@ -144,7 +144,7 @@ def test_relative_links_lead_somewhere(page):
 
 
 def anchors_of(page):
-    """What GitHub calls the sections of a page in a link."""
+    """GitHub's anchors for the headings of a page."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -164,14 +164,14 @@ def test_links_to_sections_lead_to_a_heading():
 
 
 def prose_of(path):
-    """Docstrings and comments of a Python file, where brackets are no indices."""
+    """Docstrings and comments of a Python file; brackets in its code are indices, not citations."""
     with tokenize.open(path) as file:
         tokens = list(tokenize.generate_tokens(file.readline))
     return "\n".join(token.string for token in tokens if token.string.startswith(('"""', 'r"""', "#")))
 
 
 def keys_cited(text):
-    """``[Sinkformer, Cuturi13]``, ``[ESPFormer, Alg. 1]``: capitalised words of four letters or more; no links."""
+    """Keys in ``[Sinkformer, Cuturi13]`` or ``[ESPFormer, Alg. 1]``: capitalised, four letters or more; no links."""
     groups = re.findall(r"\[([A-Z]\w{3,}(?:, [A-Z]\w{3,})*)(?:, [^]]*)?\](?!\()", text)
     return {key for group in groups for key in group.split(", ")}
 

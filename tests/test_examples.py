@@ -1,4 +1,4 @@
-"""What people copy: the public names, the examples in docstrings, and attention in plain PyTorch."""
+"""Code that people copy: public names, examples in docstrings, and the example in plain PyTorch."""
 
 import doctest
 import subprocess
@@ -14,7 +14,7 @@ from fairseq_lot.transport.sinkhorn import solve
 from tests.conftest import ROOT, program
 
 
-def test_public_names_come_when_they_are_used():
+def test_public_names_are_imported_when_they_are_used():
     code = (
         "import sys, fairseq_lot; assert 'torch' not in sys.modules; fairseq_lot.build_mechanism;"
         "assert 'torch' in sys.modules and 'fairseq' not in sys.modules;"
@@ -27,18 +27,18 @@ def test_public_names_come_when_they_are_used():
         _ = fairseq_lot.swop
 
 
-def test_types_are_promised():
+def test_the_package_ships_its_types():
     assert (ROOT / "fairseq_lot" / "py.typed").is_file() and '"py.typed"' in (ROOT / "setup.py").read_text()
 
 
 @pytest.mark.parametrize("function", [solve, pivot_coupling, build_mechanism])
-def test_examples_in_docstrings(function):
+def test_examples_in_docstrings_run(function):
     (example,) = doctest.DocTestFinder(recurse=False).find(function, globs=function.__globals__ | {"torch": torch})
     result = doctest.DocTestRunner().run(example)
     assert result.attempted >= 3 and result.failed == 0
 
 
-def test_lot_in_plain_pytorch(capsys):
+def test_the_example_in_plain_pytorch_learns(capsys):
     plain = program("examples/plain_pytorch.py")
     losses, weights = plain.main()
     assert sum(losses[-5:]) / 5 < 0.2 * losses[0]
@@ -47,7 +47,7 @@ def test_lot_in_plain_pytorch(capsys):
     assert "loss" in capsys.readouterr().out
 
 
-def test_pads_of_the_plain_model_change_nothing():
+def test_pads_change_nothing_in_the_example_in_plain_pytorch():
     plain = program("examples/plain_pytorch.py")
     model, tokens = plain.Model(num_pivots=4), plain.sentences(1)
     n = int((tokens != plain.PAD).sum())

@@ -1,4 +1,4 @@
-"""Who may import whom."""
+"""Which parts of the package may import which."""
 
 import ast
 import re
@@ -16,11 +16,11 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 COMPAT = PACKAGE.with_name("fairseq_lot_compat.py")
 TOOLS = {"errors", "output"}
 EXPERIMENT = {"corpus", "evaluation", "spec", *TOOLS}
-# what each room sees besides itself
+# A room is a folder of the package, a file beside the folders, or spec. It may import itself and:
 SEES = {
     "errors": set(),
     "output": {"errors"},
-    "spec": {"errors"},  # of an experiment; what reads its rows sees no more of it
+    "spec": {"errors"},  # experiment/spec.py: readers of results import no other file of experiment
     "numerics": {"errors"},
     "kernels": {"numerics", "errors"},
     "transport": {"kernels", "numerics", "errors"},
@@ -34,7 +34,7 @@ SEES = {
     "evaluation": {"corpus", "spec", *TOOLS},
     "corpus": TOOLS,
     "cli": {"errors"},
-    "__init__": {"plug_and_play", "pretrained", "attention", "errors"},  # rooms by name, when they are first used
+    "__init__": {"plug_and_play", "pretrained", "attention", "errors"},  # imported when a name is first used
 }
 WITHOUT_TORCH = {"evaluation", "spec", "corpus", "output", "errors", "cli", "__init__"}
 WITHOUT_FAIRSEQ = {"numerics", "kernels", "transport", "attention", *WITHOUT_TORCH}
@@ -53,7 +53,7 @@ def imports(path):
 
 
 def room_of(*names):
-    """A folder, a file beside the folders, or the definition of an experiment, which rooms below see as well."""
+    """The room of a module; its name is given in parts, without ``fairseq_lot``."""
     return "spec" if names[:2] == ("experiment", "spec") else names[0]
 
 
@@ -74,8 +74,8 @@ def test_imports_go_downwards(path):
     assert name not in WITHOUT_TORCH or "torch" not in foreign
 
 
-def test_imports_go_in_no_circle():
-    """Those inside of functions count, too."""
+def test_there_are_no_circular_imports():
+    """Imports inside functions count, too."""
     names = {path: ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in (*FILES, COMPAT)}
     modules = set(names.values())
     TopologicalSorter({name: modules & set(imports(path)) for path, name in names.items()}).prepare()
@@ -92,12 +92,12 @@ def test_compat_names_no_module_of_the_package():
 @pytest.mark.parametrize(
     "path", [path for path in FILES if room(path) in ("modules", "models")], ids=lambda path: path.name
 )
-def test_fairseq_s_side_names_no_mechanism(path):
+def test_modules_and_models_name_no_mechanism(path):
     tree = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
     assert not MECHANISMS.keys() & {node.value for node in tree if isinstance(node, ast.Constant)}
 
 
-def test_every_folder_has_its_place_and_says_what_it_is():
+def test_every_folder_has_a_rule_and_a_docstring_of_one_sentence():
     folders = [path.parent for path in PACKAGE.glob("*/__init__.py")]
     assert {folder.name for folder in folders} == SEES.keys() - {"errors", "spec", "cli", "__init__"}
     for folder in folders:

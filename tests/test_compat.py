@@ -97,7 +97,7 @@ class TestOwnCommands:
         "program, ours", [("my_script.py", False), ("fairseq-train", True), ("fairseq_cli/train.py", True)]
     )
     def test_conveniences_are_on_in_commands_and_off_in_scripts(self, program, ours, tmp_path):
-        """In every program there is one finder and encoder layers work. A script finds user directories as fairseq does."""
+        """In all programs there is one finder and encoder layers work; scripts find user directories as in fairseq."""
         (tmp_path / program).parent.mkdir(exist_ok=True)
         (tmp_path / program).write_text(CHANGES)
         result = run(sys.executable, tmp_path / program, cwd=tmp_path)

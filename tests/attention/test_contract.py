@@ -155,6 +155,7 @@ def test_hard_slicing_is_exact_on_both_sides(case, kind):
 
 
 def padded_kinds(case):
+    """The kinds of a case, and ``square`` if it can stand at cross."""
     return (*case.kinds, "square") if "cross" in case.kinds else case.kinds
 
 

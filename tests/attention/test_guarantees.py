@@ -49,7 +49,7 @@ class Guarantee:
 
 
 def updates(**options):
-    """The same options with a few half-updates and with many."""
+    """The same options with few updates and with many."""
     return {**options, "num_updates": FEW}, {**options, "num_updates": MANY}
 
 

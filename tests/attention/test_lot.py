@@ -1,4 +1,4 @@
-"""LOT attention: what its options promise, and its rank."""
+"""LOT attention: its rank, masses, checkpoints and convolution."""
 
 import pytest
 import torch

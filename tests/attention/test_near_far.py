@@ -115,7 +115,7 @@ def test_tangents_never_exceed_the_sum_over_keys_and_equal_it_at_the_features(si
 
 @pytest.mark.parametrize("band", ["diagonal", "expected"])
 def test_tangents_as_drawn_bound_the_error_at_every_norm(band):
-    """On random tokens a few features leave an error of up to 0.6; without tangents it exceeds that of zeros, 1."""
+    """On random tokens few features leave an error of up to 0.6. Without tangents it exceeds 1, the error of zeros."""
     errors = {}
     for size in (10, 100, 1000):
         q, k, v = inputs(60, head_dim=5, size=size)

@@ -74,7 +74,7 @@ class OneDevice(TorchDispatchMode):
 
 @pytest.fixture
 def foreign(monkeypatch):
-    """Fake tensors on a device that is not the CPU; torch knows no autocast there."""
+    """Fake tensors on a device that is not the CPU; autocast is off, as torch has none for ``meta``."""
     monkeypatch.setattr(torch, "autocast", lambda *args, **options: contextlib.nullcontext())
     with FakeTensorMode(), torch.device("meta"):
         yield

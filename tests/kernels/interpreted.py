@@ -34,6 +34,7 @@ SETTINGS = LotSettings(scale=0.25, query_updates=3, key_updates=3)
 
 @pytest.fixture
 def untested(monkeypatch):
+    """No kernel has passed or failed its self-test yet."""
     monkeypatch.setattr(choice, "_tested", {})
 
 
@@ -208,7 +209,7 @@ def test_rows_of_lot_sum_to_one_however_large_the_scores(size):
 
 
 def check_split(T, Tq, n, m, parts, monkeypatch, **drawing):
-    """``check_lot`` with queries and keys split into ``parts``, of which four are merged at once."""
+    """``check_lot`` with queries and keys split into ``parts``; up to four parts are merged at once."""
     for module in (tiles, lot_kernels):
         monkeypatch.setattr(module, "PARTS", tl.constexpr(4))
     found = lot_kernels.split(2, n, m, torch.device("cpu"))
@@ -401,6 +402,7 @@ def test_the_convolutions_twin_is_the_plain_loop():
 
 
 def check_sinkhorn(T, n, m, *, row_pads=None, size=1.0, transposed=False):
+    """The solver with T updates, against the plain loops, or with pads against plain torch, in float64."""
     scores = size * torch.randn(2, 2, n, m)
     if transposed:
         scores = scores.transpose(-1, -2).contiguous().transpose(-1, -2)

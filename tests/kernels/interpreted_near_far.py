@@ -49,6 +49,7 @@ def draw_near_far(n, d, r, *, heads=1, rows=None, dv=None, dtype=torch.float32, 
 
 
 def check_near_far(n, d=16, r=5, *, window=4, alibi=False, key_pads=None, form="norms", **drawing):
+    """The kernels against the dense formula in float64, values and gradients."""
     inputs = draw_near_far(n, d, r, **drawing)
     heads = inputs[3].size(0)
     slopes = 2.0 ** -torch.arange(1.0, heads + 1) if alibi else None
@@ -61,7 +62,7 @@ def check_near_far(n, d=16, r=5, *, window=4, alibi=False, key_pads=None, form="
     )
     largest = max((settings.scale * inputs[i].double().square().sum(-1)).max() for i in (0, 1))
     dtypes = [inputs[2].dtype] * len(NAMES)  # parts of all gradients are rounded to the inputs' type
-    # the backward pass computes the logs again, those of the tangents from rounded means
+    # the backward pass computes the logs again, the tangents' logs from rounded means
     # the interpreter truncates to bfloat16, which errs twice as much as rounding
     roundings = 4 if inputs[2].dtype == torch.bfloat16 else 2
     check(results, exact, plain, NAMES, scores=largest, updates=3, dtypes=dtypes, roundings=roundings)
@@ -167,7 +168,7 @@ def test_the_content_of_pads_is_never_read(form, small):
 
 @all_forms
 def test_the_dense_formula_is_the_plain_loops(form):
-    """The dense formula is what the other tests compare the kernels with; here in float64, with ALiBi."""
+    """Other tests compare the kernels with the dense formula. Here it is in float64, with ALiBi."""
     settings = NearFarSettings(2, 0.25, torch.tensor([0.3], dtype=torch.float64), None, **FORMS[form])
     inputs = [x.double() for x in draw_near_far(9, 16, 3)]
     values = naive.near_far(*inputs, settings)
@@ -179,6 +180,7 @@ def test_the_dense_formula_is_the_plain_loops(form):
 
 @pytest.fixture
 def untested(monkeypatch):
+    """No kernel has passed or failed its self-test yet."""
     monkeypatch.setattr(choice, "_tested", {})
 
 

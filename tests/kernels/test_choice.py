@@ -14,6 +14,7 @@ from fairseq_lot.kernels import choice, launch
 
 @pytest.fixture
 def mode(monkeypatch):
+    """A function that sets FAIRSEQ_LOT_KERNELS, outside Triton's interpreter."""
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     return lambda value: monkeypatch.setenv(choice.VARIABLE, value)
 

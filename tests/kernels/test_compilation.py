@@ -65,6 +65,7 @@ def resources(kernel, target, dtype, warps, folder, *, typed=None, doubles=(), s
 
 
 def check(kernel, target, *arguments, **constants):
+    """Assert that a kernel of LOT or of the solver stays within the limits of spilled bytes and shared memory."""
     spilled, shared = resources(kernel, target, *arguments, **constants)
     if kernel.__name__.endswith("_forward"):
         assert spilled == 0

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def run(name, chosen):
+    """Run the tests of a file that pytest's ``-m chosen`` selects, in a process with Triton's interpreter."""
     here = Path(__file__)
     command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider", "-m", chosen]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}

@@ -49,7 +49,7 @@ def test_a_compiled_kernel_is_used_again_with_other_tensors_lengths_and_grids(ke
 @pytest.mark.parametrize(
     "other", [{"stride": 1}, {"exact": False}, {"warps": 8}, {"y": torch.zeros(4, dtype=torch.float16)}], ids=str
 )
-def test_what_triton_specialises_for_is_compiled_anew(kernel, other):
+def test_other_strides_constants_warps_or_dtypes_are_compiled_anew(kernel, other):
     given = {"x": torch.zeros(4), "y": torch.zeros(4)}
     start(kernel, **given)
     start(kernel, **{**given, **other})
@@ -57,7 +57,7 @@ def test_what_triton_specialises_for_is_compiled_anew(kernel, other):
     assert [number for number, *_ in kernel.launched] == [1, 2, 1]
 
 
-def test_tensors_that_are_not_aligned_never_take_the_kernel_of_aligned_ones(kernel):
+def test_unaligned_tensors_never_take_the_kernel_of_aligned_ones(kernel):
     x = torch.zeros(8)
     for given in (x, x[1:], x):
         start(kernel, given, x)

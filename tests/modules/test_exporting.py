@@ -59,7 +59,7 @@ def test_an_exported_model_computes_the_same_for_other_sentences(system, tmp_pat
 
 
 def test_an_export_leaves_no_tensor_in_a_cache():
-    """The model still computes with its own tensors, not with those of the recording."""
+    """After an export the model computes with its own tensors, not with recorded ones."""
     loaded = in_memory.load(attention="near_far", **EVERYWHERE)
     given = inputs(loaded, [1, 2])
     with torch.no_grad():

@@ -290,7 +290,7 @@ def test_resolving_writes_a_default_that_depends_on_another_option():
 
 
 @pytest.mark.parametrize("name", [*option_names(), "attention_dropout", "dropout", "lottery", "encoder_layers"])
-def test_known_overrides_and_those_of_others_pass(name):
+def test_known_overrides_and_names_unlike_ours_pass(name):
     check_overrides([name])
 
 

@@ -1,4 +1,4 @@
-"""Places that keep softmax: how they are named, and what a model has there."""
+"""Places that keep softmax: their names, refusals, and the attention that a model has there."""
 
 import argparse
 
@@ -52,7 +52,7 @@ def test_places_have_one_form(given, canonical):
 @pytest.mark.parametrize(
     "given", ["", [], ",", 3, "encoder", "encoder.", "middle.0", "encoder.-1", "encoder.x", "encoder.0.1", "encoder.²"]
 )
-def test_what_is_no_place_is_refused(given):
+def test_values_that_name_no_place_are_refused(given):
     with pytest.raises(InputError, match="keep_softmax"):
         named_places(given)
 

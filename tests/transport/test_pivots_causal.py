@@ -60,6 +60,7 @@ def test_agrees_with_slow_twin(early, pads, chunk_len, scale):
 
 
 def plan_of(weights, scores, **options):
+    """A, by ``prefix_apply`` with the identity as values."""
     identity = torch.eye(scores.size(-2), dtype=scores.dtype).expand(*scores.shape[:2], -1, -1)
     return prefix_apply(weights, scores, identity, **options)[0]
 

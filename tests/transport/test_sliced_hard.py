@@ -18,6 +18,7 @@ def directions(num_slices=SLICES, dim=DIM, dtype=torch.float64):
 
 
 def solve(q, k, slices, *, masks=(None, None), same_number=False):
+    """A function that multiplies values by the plan."""
     pads = {"query_padding_mask": masks[0], "key_padding_mask": masks[1]}
     return hard_sliced_plan(q, k, slices, same_number=same_number, inverse_temperature=1.0, **pads)
 

@@ -145,7 +145,7 @@ def test_temperature_is_multiplied_once_per_epoch_and_stays_above_its_minimum(op
     assert mechanism.state_dict().keys() == ({"epoch"} if "anneal" in options else set())
 
 
-def test_annealed_sort_is_the_sort_at_that_temperature():
+def test_annealed_sort_equals_the_sort_at_the_annealed_temperature():
     mechanism = esp(anneal=0.5, sort_temperature=0.8)
     mechanism.set_epoch(4)
     output, expected = (x(*draw(), need_weights=True) for x in (mechanism, esp(sort_temperature=0.1)))

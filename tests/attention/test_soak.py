@@ -31,7 +31,7 @@ def batch(generator):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", SOAKED, ids=str)
-def test_soak(case):
+def test_random_batches_give_no_nan_and_leak_no_memory(case):
     mechanism = case.build(torch.float32)
     generator = torch.Generator().manual_seed(11)
     for number in range(BATCHES):

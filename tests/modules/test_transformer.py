@@ -47,7 +47,7 @@ def test_a_model_without_attention_at_the_sites_is_refused():
 
 
 def test_layers_that_are_kept_keep_their_attention():
-    """``--encoder-layers-to-keep``: the second layer becomes the first, with what its attention has learnt."""
+    """``--encoder-layers-to-keep``: the second layer becomes the first and keeps its learnt parameters."""
     trained = load(attention="lot", **EVERYWHERE).model
     pruned = load(attention="lot", **EVERYWHERE, encoder_layers_to_keep="1", decoder_layers_to_keep="0,1").model
     kept = Namespace(arch="lot_transformer", encoder_layers_to_keep="1", decoder_layers_to_keep="0,1")

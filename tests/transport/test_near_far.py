@@ -40,7 +40,7 @@ def draw_sides(n, m, *, r=6, masses=None, dtype=torch.float64):
     return [x if x is None else x.requires_grad_() for x in (*inputs, mass)]
 
 
-# one block, several, a last one that is not full, a window longer than a block; fewer queries than keys and more
+# one block, several, an incomplete last one; fewer queries than keys, and more
 LENGTHS = [(1, 1), (5, 5), (7, 12), (12, 7), (65, 65), (77, 77), (200, 200), (100, 170), (170, 100)]
 GRID = [
     (n, m, window, r, masses, causal, slopes)

@@ -1,21 +1,22 @@
 #!/usr/bin/env bash
-# Runs one part of a half-hour program for a borrowed GPU; the machine may have no network.
+# Runs one part of a half-hour program on a borrowed GPU machine, which may have no network.
 #
-#   bash scripts/gpu_half_hour.sh pack                     # before, here: .gpu/wheels, what the machine's Python lacks
-#   bash scripts/gpu_half_hour.sh PART --out FOLDER        # there: smoke, tune, layers, models, experiment
+#   bash scripts/gpu_half_hour.sh pack                          # here, first: downloads packages to .gpu/wheels
+#   bash scripts/gpu_half_hour.sh PART --out FOLDER [FLAGS]     # on the GPU machine
 #
-#   PYTHON  pack: a Python of the machine's version (python3); PART: the one with PyTorch (python3)
-#   THERE   pack: a file with names of the packages that the machine has, one a line; without it only torch counts as there
-#   FLAGS   of PART: python -m benchmarks gpu --help
-# Copy .gpu and the data of config/iwslt14-65k-full.yaml with the repository. A part stops in time; the same call on the
-# same machine continues it.
+#   PART    smoke, tune, layers, models or experiment
+#   FLAGS   see python -m benchmarks gpu --help
+#   PYTHON  for pack: a Python of the GPU machine's version (python3); for PART: the Python that has PyTorch (python3)
+#   THERE   for pack: a file that lists the packages of the GPU machine, one a line; pack leaves them out (only torch)
+# Between the two, copy the repository with .gpu and the data of config/iwslt14-65k-full.yaml to the GPU machine. A part
+# stops in time; the same call on the same machine continues it.
 set -euo pipefail
 source "$(dirname "$0")/lib/common.sh"
 
 [ $# -ge 1 ] || die "give pack or a PART"
 python=${PYTHON:-python3}
 
-# needed: lines of constraints.txt for this Python, without tests and what THERE names.
+# needed: print the lines of constraints.txt for this Python, without the packages of the tests and of THERE.
 needed() {
     "$python" - "${THERE:-/dev/null}" <<'END'
 import re, sys
@@ -46,7 +47,7 @@ if [ "$1" = pack ]; then
 fi
 
 if [ -z "${VIRTUAL_ENV:-}" ] && [ ! -d .venv ] && [ -d .gpu/wheels ]; then
-    if [ ! -f .gpu/env/made ]; then # a venv that also sees what the machine's Python has
+    if [ ! -f .gpu/env/made ]; then # a venv that also sees the packages of the machine's Python
         install=("$python" -m pip --python .gpu/env/bin/python --disable-pip-version-check install -q --no-index --no-deps)
         rm -rf .gpu/env
         "$python" -m venv --without-pip .gpu/env

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Swaps other attentions into a trained model, scores each on the test set, tests it against the model itself, and
-# prints the table. A second call resumes, and adds new ways.
+# Swaps other attention into a trained model, scores each swapped model on the test set, tests whether it differs from
+# the trained model, and prints the table. A second call resumes and adds new ways.
 #
 #   bash scripts/plug_and_play.sh BASE.pt DATA [--try WAY]... [FLAGS of fairseq-lot sweep]
 #   bash scripts/plug_and_play.sh base/checkpoint_best.pt data-bin/help --try 'lot --lot-num-pivots 64'

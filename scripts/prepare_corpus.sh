@@ -1,18 +1,21 @@
 #!/usr/bin/env bash
 # Makes a data folder from your own parallel text, in any pair of languages. An existing folder is not changed.
 #
-#   SRC, TGT     the languages: the endings of the file names, as SRC=fr TGT=en
+#   SRC=fr TGT=en TRAIN=my/train VALID=my/valid TEST=my/test bash scripts/prepare_corpus.sh
+#
+#   SRC, TGT     the languages, which are the endings of the file names
 #   TRAIN        prefix of the training text: TRAIN=my/train is my/train.fr and my/train.en, also with .xz or .gz
 #   VALID, TEST  prefixes, or numbers: N pairs, evenly spread, are taken out of TRAIN
-#   TOKENISED    yes: the text is used as it is; no: it becomes Moses tokens in lower case
-#   CLEAN        if the text is tokenised here: yes: drop long and unequal pairs of TRAIN and VALID, as fairseq's IWSLT
-#                recipe does; no: keep all pairs
-#   BPE          sentencepiece, or subword_nmt (its codes are the file "code"), learned on both languages together
-#   VOCAB_SIZE   pieces of both languages together, with subword_nmt merges (10000)
-#   JOINED       yes: one dictionary for both languages; no: one each
-#   DOCUMENTS    yes: sentences are joined (fairseq-lot documents --help); no: a line is a sentence
-#   NAME, OUT    name and folder of the result
-#   WORKERS      processes
+#   TOKENISED    yes: the text is used as it is; no: it becomes Moses tokens in lower case (no)
+#   CLEAN        only with TOKENISED=no. yes: drops pairs of TRAIN and VALID that are long or of very different lengths,
+#                as fairseq's IWSLT recipe does; no: keeps all pairs (yes)
+#   BPE          sentencepiece, or subword_nmt, whose codes go to the file "code"; learnt on both languages together
+#                (sentencepiece)
+#   VOCAB_SIZE   number of pieces for both languages together; with subword_nmt number of merges (10000)
+#   JOINED       yes: one dictionary for both languages; no: one each (yes)
+#   DOCUMENTS    yes: sentences are joined to documents (fairseq-lot documents --help); no: a line is a sentence (no)
+#   NAME, OUT    name and folder of the result (corpus.SRC-TGT, data-bin/NAME)
+#   WORKERS      number of processes (2)
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 source scripts/lib/data.sh

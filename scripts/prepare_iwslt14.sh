@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
-# Makes data-bin/iwslt14.de-en, the real data of the result table: IWSLT'14 German-English, joint BPE.
+# Makes data-bin/iwslt14.de-en: IWSLT'14 German-English with a joint BPE.
 #
-#   TOKENISED    folder with tokenised, lower-cased {train,valid,test}.{de,en}: nothing is downloaded
-#   ARCHIVE      local copy of the raw archive (de-en.tgz or 2014-01.tgz); without either it is fetched from URL
-#   PAIRS        list of hashes: only these pairs are trained on (config/iwslt14-65k.pairs; subset.py says what it is)
-#   NAME, OUT    name and folder of the result
+#   ARCHIVE=de-en.tgz bash scripts/prepare_iwslt14.sh
+#
+#   TOKENISED    folder with tokenised, lower-cased {train,valid,test}.{de,en}; ARCHIVE and URL are not used then
+#   ARCHIVE      local copy of the raw archive, de-en.tgz or 2014-01.tgz (downloaded from URL)
+#   PAIRS        file with hashes of the training pairs to keep, such as config/iwslt14-65k.pairs; scripts/subset.py
+#                makes such files (all pairs)
+#   NAME, OUT    name and folder of the result (iwslt14.de-en, data-bin/NAME)
 #   VOCAB_SIZE, BPE, JOINED, DOCUMENTS, WORKERS: as for prepare_corpus.sh; fairseq's recipe has BPE=subword_nmt JOINED=no
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"

@@ -1,18 +1,20 @@
 #!/usr/bin/env bash
 # Makes data-bin/libreoffice, German-English documents: LibreOffice's help, split by pages (examples/libreoffice-help).
 #
-#   PAIRS        its pages: lines of page, German and English
+#   bash scripts/prepare_libreoffice.sh
+#
+#   PAIRS        lines of page, German and English text (examples/libreoffice-help/pairs.tsv.xz)
 #   MAX_WORDS    drop paragraphs with more words on a side (no limit)
 #   TEST_PAIRS   number of test pairs, evenly spread (all)
 #   DOCUMENTS    yes: paragraphs are joined to documents of up to 2,048 pieces; the test sets are paragraphs (test) and
-#                documents of up to LENGTHS pieces (test1, test2, ...). no: a line is a paragraph
-#   LENGTHS      "512 1024 2048"
-#   CHAPTERS     yes: documents join the pages of a folder, too, which makes longer ones. no: a page is a document
-#   NAME, OUT    name and folder of the result
+#                documents of up to LENGTHS pieces (test1, test2, ...). no: a line is a paragraph (yes)
+#   LENGTHS      limits of the documents in test1, test2, ... ("512 1024 2048")
+#   CHAPTERS     yes: a document may join several pages of a folder, so it is longer; no: it stays within a page (no)
+#   NAME, OUT    name and folder of the result (libreoffice, data-bin/NAME)
 #   VOCAB_SIZE, BPE, JOINED, WORKERS: as for prepare_corpus.sh
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
-: "${DOCUMENTS:=yes}" # before the default of the next line
+: "${DOCUMENTS:=yes}" # data.sh would set it to no
 source scripts/lib/data.sh
 
 SRC=de TGT=en

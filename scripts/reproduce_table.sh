@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs an experiment and prints its table. A second call resumes: nothing is trained twice. While another call is running
-# it waits.
+# Runs an experiment and prints its table. A second call resumes: nothing is trained twice. While another call runs the
+# same experiment, it waits.
 #
 #   bash scripts/reproduce_table.sh [CONFIG.yaml [FLAGS of snakemake]]
 #   bash scripts/reproduce_table.sh config/iwslt14.yaml --profile workflow/profiles/gpu
@@ -22,6 +22,6 @@ if [ -t 2 ]; then show=(--logger rich); else show=(--quiet all); fi
 if [[ "$*" == *slurm* ]]; then
     python -c 'import snakemake_executor_plugin_slurm' 2>/dev/null \
         || die "snakemake has no executor for SLURM here; run 'pip install snakemake-executor-plugin-slurm' in $VIRTUAL_ENV"
-    show=(--quiet reason host) # what jobs say stays on the cluster
+    show=(--quiet reason host) # the output of jobs stays on the cluster
 fi
 snakemake --configfile "$config" --nolock "${show[@]}" "${@:2}" # its rule "all" prints the table

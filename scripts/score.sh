@@ -7,7 +7,7 @@
 #
 #   DATA   references are its text/test.*, or else the target side of its binary files; --gen-subset names another test set
 #   BASE   translations of the base, OUT.out of an earlier call, for the paired test; - for none
-#   LABEL  what the row is about (fairseq-lot score --help)
+#   LABEL  JSON that says which system the row belongs to (fairseq-lot score --help)
 set -euo pipefail
 source "$(dirname "$0")/lib/common.sh"
 

@@ -1,30 +1,30 @@
 #!/usr/bin/env bash
 # Installs the project with the tested versions (constraints.txt), then fairseq itself. A second call ends at once. An
-# installation into .venv that was not finished, or that was for something else, is made again from the beginning.
+# unfinished or outdated .venv is made again from scratch.
 #
-#   VIRTUAL_ENV  the active virtual environment, if any, which is added to: a torch in range (setup.py) stays there
-#   PYTHON       otherwise, the interpreter that makes .venv (python3)
+#   VIRTUAL_ENV  the active virtual environment, if any: packages are added to it, and a torch in range (setup.py) stays
+#   PYTHON       without VIRTUAL_ENV, the interpreter that makes .venv (python3)
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 
 FAIRSEQ=fairseq==0.12.2
 ENVIRONMENT=${VIRTUAL_ENV:-.venv}
-STAMP=$ENVIRONMENT/fairseq_lot.stamp # written at the end, with what was installed
-BEGUN=$ENVIRONMENT/fairseq_lot.begun # there while a set-up is under way
+STAMP=$ENVIRONMENT/fairseq_lot.stamp # written at the end, with the checksum of "wanted"
+BEGUN=$ENVIRONMENT/fairseq_lot.begun # exists while a set-up is unfinished
 LOG=$ENVIRONMENT/setup.log
 
-# version PYTHON: its version as "3 11".
+# version PYTHON: print its version, such as "3 11".
 version() {
     "$1" -c 'import sys; print(*sys.version_info[:2])' 2>/dev/null
 }
 
-# wanted: what a finished set-up depends on.
+# wanted: print a checksum of everything that a finished set-up depends on.
 wanted() {
     { pwd; version "$ENVIRONMENT/bin/python"; echo "$FAIRSEQ"; cat setup.py constraints.txt fairseq_lot_compat.*; } \
         | sha256sum
 }
 
-# check_python PYTHON: stop when something is missing, or too old; say so when it is newer than what has been tested.
+# check_python PYTHON: stop if it is too old or lacks something; note a version newer than the tested ones.
 check_python() {
     local found major minor
     found=$(version "$1") || die "'$1' is not a Python; set PYTHON to a Python 3.10 or newer"
@@ -41,7 +41,7 @@ check_python() {
         || die "$1 has no module venv; install the Debian package python3.$minor-venv"
 }
 
-# constraints: constraints.txt; without torch, and what torch needs, where another torch in range stands already.
+# constraints: print constraints.txt; without torch and its requirements if the environment has another torch in range.
 constraints() {
     "$ENVIRONMENT/bin/python" - <<'END'
 import importlib.metadata, re
@@ -60,7 +60,7 @@ print("".join(line for line in open("constraints.txt") if plain(line.split("==")
 END
 }
 
-# forget_unfinished: remove packages whose installation was killed (INSTALLER comes last); pip takes them for complete.
+# forget_unfinished: remove packages whose installation was killed: they lack INSTALLER, the last file that pip writes.
 forget_unfinished() {
     local packages
     packages=$("$ENVIRONMENT/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
@@ -68,7 +68,7 @@ forget_unfinished() {
         ! -exec test -f '{}/INSTALLER' ';' -exec rm -rf '{}' +
 }
 
-# installed_fairseq: which fairseq the environment has already, if any; pip keeps 0.12.2 and what calls itself so.
+# installed_fairseq: note the fairseq that the environment already has, if any; pip keeps any that is called 0.12.2.
 installed_fairseq() {
     "$ENVIRONMENT/bin/python" - <<'END'
 import importlib.metadata, importlib.util
@@ -79,12 +79,12 @@ if spec and spec.origin:
         version = importlib.metadata.version("fairseq")
     except importlib.metadata.PackageNotFoundError:
         version = "without a version"
-    what = "which stays" if version == "0.12.2" else "beside or instead of which 0.12.2 is installed"
-    print(f"note: there is fairseq {version} in {spec.submodule_search_locations[0]} already, {what}")
+    outcome = "it stays" if version == "0.12.2" else "0.12.2 is installed beside or instead of it"
+    print(f"note: there is fairseq {version} in {spec.submodule_search_locations[0]} already; {outcome}")
 END
 }
 
-# install ARGUMENTS...: pip, with its large downloads shown and everything else in the log.
+# install ARGUMENTS...: run pip install; show its large downloads, write everything else to the log.
 install() {
     "$ENVIRONMENT/bin/python" -m pip install --no-input --disable-pip-version-check --progress-bar off \
         --no-compile "$@" 2>&1 | tee -a "$LOG" \
@@ -118,7 +118,7 @@ rm -f "$STAMP" "$LOG"
 extras=test
 read -r _ minor <<<"$(version "$ENVIRONMENT/bin/python")"
 [ "$minor" -lt 11 ] || extras+=,experiment # snakemake needs 3.11
-echo "2/3 the project and what it needs, torch among it: one to five minutes"
+echo "2/3 the project with its requirements, such as torch: one to five minutes"
 constraints >"$ENVIRONMENT/fairseq_lot.constraints"
 install -c "$ENVIRONMENT/fairseq_lot.constraints" -e ".[$extras]"
 echo "3/3 $FAIRSEQ, compiled the first time: half a minute"

@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
-# Sets up if needed, then checks the code's form and passes the tests; arguments go to pytest.
-# With --slow it passes those that take long instead (soak, kill -9, exhaustive grids), and the numeric ones once more
-# with the simplest instructions of the processor, as another machine may round in another way.
+# Sets up if needed, then runs the linters, the type checker and the fast tests.
+#
+#   bash scripts/test.sh [--slow] [ARGUMENTS of pytest]
+#
+# With --slow it runs the slow tests instead (soak, kill -9, exhaustive grids), then the numeric tests once more without
+# the processor's vector instructions, because other machines round differently.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 
@@ -12,7 +15,7 @@ done
 bash scripts/setup.sh
 activate
 export OMP_NUM_THREADS=1
-unset PYTHONDONTWRITEBYTECODE  # where it is set, every process of the tests would compile what it imports anew
+unset PYTHONDONTWRITEBYTECODE  # if it were set, every test process would compile its imports again
 
 tests() {
   echo "pytest $*"

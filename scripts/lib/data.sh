@@ -2,23 +2,23 @@
 
 : "${VOCAB_SIZE:=10000}" "${BPE:=sentencepiece}" "${JOINED:=yes}" "${DOCUMENTS:=no}" "${WORKERS:=2}"
 
-# yes_or_no NAME...: the named variables hold yes or no.
+# yes_or_no NAME...: stop if a named variable is neither yes nor no.
 yes_or_no() {
     local name
     for name; do [[ ${!name} =~ ^(yes|no)$ ]] || die "$name=${!name} is neither yes nor no"; done
 }
 
-# same FILE TEXT: stop where a file of OUT says something else; a folder of before may lack "sources".
+# same FILE TEXT: stop if OUT/FILE exists and differs from TEXT; folders of early versions lack "sources".
 same() {
     [ ! -f "$OUT/$1" ] || [ "$(cat "$OUT/$1")" = "$2" ] \
         || die "$OUT was made with '$(cat "$OUT/$1")', not '$2'; remove it or give another OUT"
 }
 
-# begin SOURCES: end the script where OUT was made with the same settings from the same sources; else make WORK, which
-# goes when the script ends.
+# begin SOURCES: end the script if OUT was already made with the same settings from the same sources. Otherwise make the
+# folder WORK, which is removed when the script ends.
 begin() {
     yes_or_no JOINED DOCUMENTS
-    [[ $OUT != *,* ]] || die "OUT=$OUT has a comma, at which fairseq-preprocess parts names; give another OUT"
+    [[ $OUT != *,* ]] || die "OUT=$OUT has a comma, at which fairseq-preprocess splits names; give another OUT"
     OUT=${OUT%/} sources=$1
     settings="$SRC-$TGT VOCAB_SIZE=$VOCAB_SIZE BPE=$BPE JOINED=$JOINED DOCUMENTS=$DOCUMENTS"
     if [ -f "$OUT/settings" ]; then
@@ -36,10 +36,10 @@ begin() {
     activate
 }
 
-# binarise TEXT...: BPE, fairseq-preprocess, then one rename to OUT.
+# binarise TEXT...: apply BPE and fairseq-preprocess in WORK, then rename the result to OUT.
 binarise() {
     local new=$WORK/new log=$WORK/log joined=() names=() tests
-    # the document of each pair, where a script knows it, and the lengths of documents to test
+    # NAMES: folder with the document of each pair; LENGTHS: limits of the documents in further test sets
     # shellcheck disable=SC2206  # several numbers
     [ -z "${NAMES:-}" ] || names=(--names "$NAMES" ${LENGTHS:+--tests $LENGTHS})
     fairseq-lot encode --text "$@" --source "$SRC" --target "$TGT" --out "$new" \
@@ -55,7 +55,7 @@ binarise() {
         die "fairseq-preprocess failed: $(tail -n 1 "$log") (whole log: $OUT.log)"
     }
     rm "$new"/{train,valid,test*}.{"$SRC","$TGT"}
-    # where another call has made the folder meanwhile, that one stays
+    # if another call has made OUT meanwhile, that one stays
     { echo "$sources" >"$new/sources" && echo "$settings" >"$new/settings" && mv -T "$new" "$OUT"; } 2>/dev/null \
         || [ "$(cat "$OUT/settings" 2>/dev/null)" = "$settings" ] || die "cannot write $OUT; free space or give another OUT"
     rm -f "$OUT.log"

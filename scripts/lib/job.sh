@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs one job of the workflow. Its output goes to LOG; lines say when it begins and ends, and every minute how far it is
-# (on a terminal the workflow draws bars instead). A second call waits for the first, also when the workflow that started
-# the first was killed: COMMAND inherits the lock.
+# Runs one job of the workflow. Its output goes to LOG. Lines on stderr say when it begins and ends, and each minute its
+# progress (on a terminal the workflow draws bars instead). A second call waits for the first, even if the workflow that
+# started the first was killed: COMMAND inherits the lock.
 #
 #   job.sh TITLE LOG COMMAND...
 set -euo pipefail
@@ -28,6 +28,6 @@ exec 8>&-
 if [ "$code" = 0 ]; then
     say "done in $((SECONDS / 60)) min $((SECONDS % 60)) s"
 else
-    echo "error: $title: $(last) (whole log: $log); mend it, then the same call goes on from here" >&2
+    echo "error: $title: $(last) (whole log: $log); fix the cause, then the same call continues" >&2
 fi
 exit "$code"

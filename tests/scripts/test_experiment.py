@@ -1,4 +1,4 @@
-"""Experiments: what the plan is, jobs; then for good, killed on the way."""
+"""Experiments: their plans, single jobs, and whole runs that are killed on the way."""
 
 import copy
 import datetime
@@ -21,7 +21,7 @@ pytest.importorskip("snakemake", reason="pip install fairseq-lot[experiment], wh
 
 
 def experiment(folder, data, **changes):
-    """The file of an experiment that works in a folder."""
+    """Write the file of a tiny experiment that works in ``folder``; return its path."""
     path = folder / "tiny.yaml"
     config = {**copy.deepcopy(TINY), "data": str(data), "work": str(folder / "work"), **changes}
     path.write_text(yaml.safe_dump(config, allow_unicode=True), encoding="utf-8")
@@ -29,7 +29,7 @@ def experiment(folder, data, **changes):
 
 
 def finish(*words, **variables):
-    """The exit code of a command and what it said."""
+    """Run a command; return its exit code, standard output and standard error."""
     process = start(*words, stderr=subprocess.PIPE, **variables)
     shown, errors = process.communicate(timeout=300)
     return process.returncode, shown, errors
@@ -40,7 +40,7 @@ def snakemake(config, *flags, **variables):
 
 
 @pytest.mark.slow
-def test_a_wrong_experiment_is_one_line_and_nothing_is_made(tmp_path):
+def test_a_wrong_experiment_is_refused_in_one_line_and_nothing_is_made(tmp_path):
     code, shown, errors = snakemake(experiment(tmp_path, "data", size="huge"), "--quiet", "all")
     assert code == 2 and shown == ""
     assert errors.splitlines()[-1] == "snakemake: error: size: should be 'small', 'medium' or 'iwslt_de_en', not 'huge'"
@@ -71,7 +71,7 @@ def test_the_plan_has_each_stage_once_and_scores_every_test_set(tmp_path):
         assert ("/finetuned/checkpoint_best.pt" in line) == ('"stage": "fine-tuned"' in line)
 
 
-def test_a_base_that_is_given_is_plugged_into_fine_tuned_and_scored(tmp_path):
+def test_a_given_base_is_swapped_fine_tuned_and_scored(tmp_path):
     for seed in (1, 2):
         (tmp_path / f"mine{seed}.pt").touch()
     given = f"{tmp_path}/mine{{seed}}.pt"
@@ -92,7 +92,7 @@ def test_a_base_that_is_given_is_plugged_into_fine_tuned_and_scored(tmp_path):
 
 
 @pytest.mark.slow
-def test_another_base_is_noticed_also_an_older_one(tmp_path):
+def test_another_base_is_noticed_even_if_its_file_is_older(tmp_path):
     check = tmp_path / "bin" / "fairseq-lot"  # says yes to any base
     check.parent.mkdir()
     check.write_text("#!/bin/sh\n")
@@ -111,7 +111,7 @@ def test_another_base_is_noticed_also_an_older_one(tmp_path):
     assert "given" in "".join(snakemake(config, "--dry-run", done)[1:])
 
 
-def test_the_profile_of_a_gpu_has_a_precision_and_a_date_is_a_name(tmp_path):
+def test_the_gpu_profile_sets_fp16_and_a_date_can_name_an_experiment(tmp_path):
     words = ("--profile", "workflow/profiles/gpu", "--dry-run", "--printshellcmds")
     config = experiment(tmp_path, "data", experiment=datetime.date(2026, 1, 2))
     code, shown, errors = snakemake(config, *words)
@@ -121,7 +121,7 @@ def test_the_profile_of_a_gpu_has_a_precision_and_a_date_is_a_name(tmp_path):
 
 
 @pytest.mark.skipif(bool(importlib.util.find_spec("snakemake_executor_plugin_slurm")), reason="the plugin is installed")
-def test_a_cluster_without_its_plugin_is_one_line(tmp_path):
+def test_slurm_without_its_plugin_is_refused_in_one_line(tmp_path):
     words = ["scripts/reproduce_table.sh", experiment(tmp_path, "data"), "--profile", "workflow/profiles/slurm"]
     code, _, errors = finish("bash", *words)
     assert code == 2 and len(errors.splitlines()) == 1
@@ -129,6 +129,7 @@ def test_a_cluster_without_its_plugin_is_one_line(tmp_path):
 
 
 def job(folder, *command):
+    """The words that run a command as a job with the log ``a.log``."""
     return ("bash", "scripts/lib/job.sh", "a title", folder / "a.log", *command)
 
 
@@ -138,7 +139,7 @@ def test_a_job_says_when_it_begins_and_ends_or_why_it_failed(tmp_path):
     assert (tmp_path / "a.log").read_text() == "chatter\nmore\n"
     code, _, errors = finish(*job(tmp_path, "bash", "-c", "echo 'No space left'; echo; exit 3"))
     assert code == 3
-    message = f"error: a title: No space left (whole log: {tmp_path}/a.log); mend it"
+    message = f"error: a title: No space left (whole log: {tmp_path}/a.log); fix the cause"
     assert errors.splitlines()[1].startswith(message)
 
 
@@ -152,7 +153,7 @@ def test_a_second_job_waits_for_a_first_whose_caller_was_killed(tmp_path):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """A tiny data folder as fairseq-preprocess leaves it: subword-nmt, two dictionaries, no text; of documents."""
+    """A tiny data folder of documents as fairseq-preprocess makes it: subword-nmt, two dictionaries, no text."""
     folder = tmp_path_factory.mktemp("data")
     (folder / "text").mkdir()
     for name, count in (("train", 200), ("valid", 20), ("test", 20)):
@@ -171,7 +172,7 @@ def data(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_each_stage_by_hand(data, tmp_path):
+def test_each_stage_can_be_run_by_hand(data, tmp_path):
     """pretrain.sh trains another attention than softmax; the references are the target side of the data."""
 
     def run(*words):
@@ -200,7 +201,7 @@ def test_each_stage_by_hand(data, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_experiment_with_a_test_set_more_is_done_in_one_call(data, tmp_path):
+def test_data_that_exist_are_not_prepared_even_for_a_further_test_set(data, tmp_path):
     prepared = experiment(tmp_path, data, prepare="false # a comment\n")
     code, _, errors = snakemake(prepared, "--cores", "1", tmp_path / "work" / "data.done")
     assert code == 0, errors
@@ -215,7 +216,7 @@ def test_an_experiment_with_a_test_set_more_is_done_in_one_call(data, tmp_path):
 
 @pytest.mark.slow
 def test_an_experiment_goes_on_after_a_full_disk_ctrl_c_and_kill_9(data, tmp_path):
-    """Its table is that of one that ran through, and nothing is trained twice."""
+    """Its rows are those of an uninterrupted run, and nothing is trained twice."""
     for name in ("stopped", "whole"):
         (tmp_path / name).mkdir()
         experiment(tmp_path / name, data)
@@ -226,10 +227,10 @@ def test_an_experiment_goes_on_after_a_full_disk_ctrl_c_and_kill_9(data, tmp_pat
         return start(*limit, *words, stderr=subprocess.PIPE)
 
     def stop(reached, how):
-        """Stop it as soon as a file is there."""
+        """Start the experiment, and stop it as soon as a file exists."""
         kill_when(lambda: list(work.glob(reached)), begin("stopped"), 900, how)
 
-    # no file may be larger, as on a full disk
+    # a limit on the size of files stands in for a full disk
     full = begin("stopped", "bash", "-c", 'ulimit -f 2000; exec "$@"', "bash")
     _, shown = full.communicate(timeout=900)
     assert full.returncode != 0

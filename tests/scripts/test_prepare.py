@@ -79,7 +79,7 @@ def test_a_tokenised_folder_becomes_a_data_folder_once(text, tmp_path):
     assert {path: path.stat().st_mtime_ns for path in data.rglob("*")} == before
     (data / "sources").unlink()
     run = prepare("prepare_iwslt14.sh", tmp_path, TOKENISED="nowhere", VOCAB_SIZE=50)
-    assert run.returncode == 0, "made before sources were kept"
+    assert run.returncode == 0, "folders of early versions lack sources"
 
 
 @pytest.mark.slow
@@ -107,7 +107,7 @@ def test_sentences_become_documents(text, tmp_path):
         ({"TOKENISED": "{text}", "OUT": "{text}"}, "exists and was not made by prepare_*.sh"),
     ],
 )
-def test_bad_variables_are_one_line(variables, expected, text, tmp_path):
+def test_bad_variables_are_refused_in_one_line(variables, expected, text, tmp_path):
     before = names_in(text)
     filled = {name: value.format(text=text) for name, value in variables.items()}
     assert_refused(prepare("prepare_iwslt14.sh", tmp_path, **filled), tmp_path, expected)
@@ -116,7 +116,7 @@ def test_bad_variables_are_one_line(variables, expected, text, tmp_path):
 
 @pytest.fixture
 def preprocess(tmp_path):
-    """A function that puts another fairseq-preprocess first on the PATH, seconds faster; returns its folder."""
+    """A function that makes a fast stub of fairseq-preprocess from shell code; it returns the stub's folder."""
 
     def put(shell):
         (tmp_path / "bin").mkdir()
@@ -154,7 +154,7 @@ def test_interrupt_leaves_nothing(text, tmp_path, preprocess):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bin", "text"]
 
 
-def test_what_another_call_has_made_meanwhile_stays(text, tmp_path, preprocess):
+def test_a_folder_that_another_call_made_meanwhile_stays(text, tmp_path, preprocess):
     settings = "de-en VOCAB_SIZE=50 BPE=sentencepiece JOINED=yes DOCUMENTS=no"
     fake = preprocess(f"mkdir {tmp_path}/data; echo '{settings}' >{tmp_path}/data/settings")
     run = prepare("prepare_iwslt14.sh", tmp_path, path_first=fake, TOKENISED=text, VOCAB_SIZE=50)
@@ -190,7 +190,7 @@ def test_only_the_pairs_of_a_list_are_taken(text, tmp_path):
     assert run.returncode == 2 and "PAIRS=" in run.stderr and "remove it or give another OUT" in run.stderr
 
 
-def test_failed_download_is_one_line(tmp_path):
+def test_a_failed_download_is_reported_in_one_line(tmp_path):
     run = prepare("prepare_iwslt14.sh", tmp_path, URL=f"file://{tmp_path}/nothing.tgz")
     assert_refused(run, tmp_path, "cannot download", left=())
 
@@ -230,7 +230,7 @@ def test_a_corpus_is_tokenised_and_keeps_its_raw_reference(tmp_path):
 
 @pytest.fixture
 def french(text):
-    """The same text as fr and en, each split under a name of its own; variables that prepare_corpus.sh takes for it."""
+    """Rename the text to fr and en, with another prefix for each split; return the variables of prepare_corpus.sh."""
     for split in ("train", "valid", "test"):
         (text / f"{split}.de").rename(text / f"my {split}.fr")
         (text / f"{split}.en").rename(text / f"my {split}.en")
@@ -279,5 +279,5 @@ def test_raw_text_is_tokenised_and_pairs_are_held_out(clean, french, tmp_path, p
         ({"VALID": "60"}, "cannot hold out 60 of the 60 pairs in"),
     ],
 )
-def test_bad_variables_of_ones_own_text_are_one_line(variables, expected, french, tmp_path):
+def test_bad_variables_of_ones_own_text_are_refused_in_one_line(variables, expected, french, tmp_path):
     assert_refused(prepare("prepare_corpus.sh", tmp_path, **{**french, **variables}), tmp_path, expected)

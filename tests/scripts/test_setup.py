@@ -38,7 +38,7 @@ def write_script(path, text):
 
 
 class Scratch:
-    """A copy of what setup.sh reads, and a PATH that holds only what it needs."""
+    """A copy of the files that setup.sh reads, with a PATH that has only the tools that it needs."""
 
     def __init__(self, folder):
         self.root, self.bin = folder / "root", folder / "bin"
@@ -86,12 +86,12 @@ def scratch(tmp_path):
         ("", {"VIRTUAL_ENV": "/gone"}, "there is no bin/python in the active /gone"),
     ],
 )
-def test_what_is_missing_is_one_line(scratch, python, variables, expected):
+def test_a_missing_requirement_is_reported_in_one_line(scratch, python, variables, expected):
     scratch.add_python(python)
     scratch.refused(expected, **variables)
 
 
-def test_missing_compiler_is_one_line(scratch):
+def test_a_missing_compiler_is_reported_in_one_line(scratch):
     (scratch.bin / "g++").unlink()
     assert scratch.refused("install the Debian package g++").stdout == ""
 
@@ -116,7 +116,7 @@ def calls(packages):
     return path.read_text().splitlines() if path.exists() else []
 
 
-def test_an_experiment_without_snakemake_is_one_line(scratch, environment):
+def test_an_experiment_without_snakemake_is_refused_in_one_line(scratch, environment):
     """Snakemake needs Python 3.11, so that set-up leaves it out on 3.10."""
     (scratch.root / "scripts" / "reproduce_table.sh").write_bytes((ROOT / "scripts/reproduce_table.sh").read_bytes())
     result = scratch.run("scripts/reproduce_table.sh", "setup.py", VIRTUAL_ENV=environment[0])
@@ -148,7 +148,7 @@ def test_of_two_calls_at_once_the_second_waits(scratch, environment):
 
 @pytest.mark.parametrize("version, stays", [("2.6.0", True), ("2.13.1+cpu", True), ("2.5.1", False)])
 def test_torch_in_range_stays_in_an_active_environment(version, stays, scratch, environment):
-    """It is not pinned then, nor is what it needs; pip leaves alone what is in range."""
+    """Neither torch nor its requirements are pinned then, so pip leaves them alone."""
     path, packages = environment
     info = packages / f"torch-{version}.dist-info"
     info.mkdir()
@@ -163,10 +163,10 @@ def test_torch_in_range_stays_in_an_active_environment(version, stays, scratch, 
 
 @pytest.mark.parametrize(
     "version, expected",
-    [("0.12.2", "0.12.2 in {} already, which stays"), ("0.10.2", "0.10.2 in {} already, beside or instead of which")],
+    [("0.12.2", "0.12.2 in {} already; it stays"), ("0.10.2", "0.10.2 in {} already; 0.12.2 is installed beside or")],
 )
 def test_another_fairseq_is_named(version, expected, scratch, environment):
-    """pip keeps what calls itself 0.12.2, as the main branch does."""
+    """pip keeps any fairseq that is called 0.12.2, such as its main branch."""
     path, packages = environment
     (packages / "fairseq").mkdir()
     (packages / "fairseq" / "__init__.py").touch()
@@ -177,7 +177,7 @@ def test_another_fairseq_is_named(version, expected, scratch, environment):
     assert len(notes) == 1 and notes[0].startswith("note: there is fairseq " + expected.format(packages / "fairseq"))
 
 
-def test_failing_pip_is_one_line_and_the_next_call_goes_on(scratch, environment):
+def test_failing_pip_is_reported_in_one_line_and_the_next_call_continues(scratch, environment):
     path, packages = environment
     failed = scratch.setup(VIRTUAL_ENV=path, PIP_STUB="fail")
     assert failed.returncode == 2
@@ -188,7 +188,7 @@ def test_failing_pip_is_one_line_and_the_next_call_goes_on(scratch, environment)
 
 
 def test_killed_set_up_of_an_active_environment_is_resumed(scratch, environment):
-    """A package that pip had not finished is installed anew, a finished one stays."""
+    """A package that pip had not finished is removed; a finished one stays."""
     path, packages = environment
     assert scratch.setup(VIRTUAL_ENV=path, PIP_STUB="slow").returncode != 0
     for name in ("half", "whole"):
@@ -199,7 +199,7 @@ def test_killed_set_up_of_an_active_environment_is_resumed(scratch, environment)
 
 
 def test_unfinished_environment_is_made_again(scratch, environment):
-    """.venv, whose set-up was killed or for other versions, is made from nothing; a finished one stays as it is."""
+    """A .venv of a killed set-up, of other versions or of another folder is made from scratch; a finished one stays."""
     _, packages = environment
     folder = scratch.root / ".venv"
     copy = f"{shutil.which('cp')} -R {packages}/. .venv/lib/python3.*/site-packages"

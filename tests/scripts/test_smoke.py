@@ -1,4 +1,4 @@
-"""The smoke test of a GPU machine, on the CPU."""
+"""scripts/smoke.py, the smoke test for GPU machines, on the CPU."""
 
 import re
 import sys
@@ -18,7 +18,7 @@ def smoke():
     return module
 
 
-def test_an_error_is_allowed_what_the_cpu_and_a_rounding_have(smoke):
+def test_the_allowed_error_follows_from_the_cpu_and_from_one_rounding(smoke):
     exact = [torch.ones(4).double()] * 2
     usual = [x * 1.01 for x in exact]
     found = [exact[0] * 1.04, exact[1] * 1.05]
@@ -37,7 +37,7 @@ def test_the_smoke_test_sees_a_fault(smoke, monkeypatch, capsys):
     real, calls = smoke.results, []
 
     def broken(*arguments):
-        """The gradients of softmax, on the device and in float32 alone."""
+        """Double the gradients of one call: softmax in float32 on the device."""
         calls.append(arguments)
         values, grads = real(*arguments)
         return values, grads * (2 if len(calls) == 3 * 3 * list(MECHANISMS).index("softmax") + 1 else 1)
@@ -48,7 +48,7 @@ def test_the_smoke_test_sees_a_fault(smoke, monkeypatch, capsys):
     assert [cell.strip() for cell in line.split("|")[1:3]] == ["softmax", "fp32"]
 
 
-def test_a_device_that_is_not_here_is_one_line(smoke, capsys):
+def test_an_absent_device_is_refused_in_one_line(smoke, capsys):
     with pytest.raises(SystemExit, match="2"):
         smoke.main(["--device", "toaster"])
     assert "--device 'toaster' cannot be used here" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Scripts of stages with stand-ins for the commands that they call: what is called, reused or refused."""
+"""The stage scripts with stubs of fairseq-train and fairseq-lot: their calls, what they reuse, and their errors."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ STUBS = {
 
 @pytest.fixture
 def stage(tmp_path):
-    """A function that runs a script of a stage, and says what the stand-ins were called with and what was refused."""
+    """A function that runs a stage script; it returns the calls of the fairseq-train stub, and standard error."""
     (tmp_path / "bin").mkdir()
     for name, shell in STUBS.items():
         (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{shell}\n")
@@ -38,7 +38,7 @@ def stage(tmp_path):
     return run
 
 
-def test_plug_and_play_is_a_sweep(stage, tmp_path):
+def test_plug_and_play_sh_runs_a_sweep(stage, tmp_path):
     assert stage("plug_and_play.sh", "base.pt", "data", "--try", "lot --lot-num-pivots 8", "--beam", 4) == ([], "")
     called = (tmp_path / "calls.lot").read_text()
     assert called == "sweep data --path base.pt --try lot --lot-num-pivots 8 --beam 4\n"
@@ -56,13 +56,14 @@ def test_a_folder_belongs_to_its_data_and_flags_once_something_is_trained(stage,
     other.mkdir()
 
     def trained(*words):
+        """The number of trainings; after a refusal the word that follows "was trained"."""
         (out / "finished").unlink(missing_ok=True)
         calls, error = stage(*words)
         return len(calls) or error.partition("was trained ")[2].partition(" ")[0]
 
     assert trained("pretrain.sh", data, out, "--max-epochs", "1") == 1
     swapped.touch()
-    assert trained("finetune.sh", swapped, data, out) == 1, "nothing was trained, whatever was asked for"
+    assert trained("finetune.sh", swapped, data, out) == 1, "other words are allowed as long as nothing was trained"
     (out / "checkpoint_last.pt").touch()
     assert trained("finetune.sh", swapped, f"{data}/", out) == 1
     assert trained("finetune.sh", swapped, data, out, "--lr", "1") == "with"
@@ -72,7 +73,7 @@ def test_a_folder_belongs_to_its_data_and_flags_once_something_is_trained(stage,
         assert "was made again since" in stage("finetune.sh", swapped, data, out)[1]
         (data / name).unlink()
     (out / "data").unlink()
-    assert trained("finetune.sh", swapped, other, out) == 1, "made before data were noted"
+    assert trained("finetune.sh", swapped, other, out) == 1, "folders of early versions lack a record of their data"
     os.utime(swapped, (1, 1))  # an older one, as cp -p leaves it
     assert trained("finetune.sh", swapped, other, out) == "from"
 
@@ -91,7 +92,7 @@ def test_data_are_checked_with_the_flags_of_the_training_before_anything_is_writ
 @pytest.mark.parametrize(
     ("target", "shared"), [("der 1\n", "--share-all-embeddings"), ("the 1\n", "--share-decoder-input-output-embed")]
 )
-def test_one_dictionary_has_one_embedding(target, shared, stage, tmp_path):
+def test_embeddings_are_shared_if_their_dictionaries_are_the_same(target, shared, stage, tmp_path):
     (tmp_path / "data").mkdir()
     for language, text in (("de", "der 1\n"), ("en", target)):
         (tmp_path / "data" / f"dict.{language}.txt").write_text(text)
@@ -108,14 +109,14 @@ def test_one_dictionary_has_one_embedding(target, shared, stage, tmp_path):
         (("--lr-scheduler", "fixed", "--lr-scheduler=triangular"), "--warmup-updates"),
     ],
 )
-def test_flags_win_over_what_goes_with_the_defaults(flags, without, stage, tmp_path):
+def test_a_typed_flag_drops_the_defaults_that_do_not_go_with_it(flags, without, stage, tmp_path):
     (tmp_path / "data").mkdir()
     (call,), _ = stage("pretrain.sh", tmp_path / "data", tmp_path / "out", *flags)
     own = {"--label-smoothing", "--adam-betas", "--warmup-updates"}
     assert own - {word.partition("=")[0] for word in call.split()} == ({without} if without else set())
 
 
-def test_what_is_finished_is_not_trained_on(stage, tmp_path):
+def test_a_finished_training_is_not_continued(stage, tmp_path):
     """fairseq would: it forgets at the next call that --patience has stopped it."""
     data, out = tmp_path / "data", tmp_path / "out [1]"
     data.mkdir()
@@ -127,16 +128,16 @@ def test_what_is_finished_is_not_trained_on(stage, tmp_path):
     (tmp_path / "link").symlink_to(out)
     assert stage(*words[:2], tmp_path / "link", *words[3:]) == ([], "")
     (out / "finished").unlink()
-    assert len(stage(*words)[0]) == 1, "a first checkpoint_last.pt may not have come about"
+    assert len(stage(*words)[0]) == 1, "a killed training may have no checkpoint_last.pt yet"
     (out / "flags").unlink()
     (out / "finished").unlink()
     assert "has checkpoints that were not trained here" in stage(*words)[1]
     (out / "checkpoint_last.pt").touch()
     for _ in range(2):
-        assert len(stage(*words, "--stop-time-hours", "1")[0]) == 1, "it goes on where the hours were not enough"
+        assert len(stage(*words, "--stop-time-hours", "1")[0]) == 1, "a training that --stop-time-hours ended goes on"
 
 
-def test_a_finished_training_goes_on_for_more_epochs_alone(stage, tmp_path):
+def test_only_more_epochs_continue_a_finished_training(stage, tmp_path):
     data, out = tmp_path / "data", tmp_path / "out"
     data.mkdir()
     words = ("pretrain.sh", data, out)
@@ -152,11 +153,11 @@ def test_a_finished_training_goes_on_for_more_epochs_alone(stage, tmp_path):
     other = ("pretrain.sh", data, tmp_path / "other", "--patience", "1")
     assert len(stage(*other)[0]) == 1
     (tmp_path / "other" / "checkpoint_last.pt").touch()
-    assert "was trained with" in stage(*other, "--max-epoch", "99")[1], "nothing says whether it was stopped sooner"
+    assert "was trained with" in stage(*other, "--max-epoch", "99")[1], "--patience may have stopped it earlier"
 
 
 @pytest.mark.parametrize("flags", [("--reset-dataloader",), ("--max-epoch", "2", "--no-save-optimizer-state")])
-def test_a_training_that_would_begin_again_in_part_does_not_go_on(flags, stage, tmp_path):
+def test_a_training_that_would_begin_again_in_part_is_refused(flags, stage, tmp_path):
     data, out = tmp_path / "data", tmp_path / "out"
     data.mkdir()
     words = ("pretrain.sh", data, out, *flags)
@@ -168,7 +169,7 @@ def test_a_training_that_would_begin_again_in_part_does_not_go_on(flags, stage, 
     assert calls == [] and "would begin again in part" in error
 
 
-def test_a_note_is_whole_or_absent(stage, tmp_path):
+def test_nothing_is_trained_if_the_flags_cannot_be_recorded(stage, tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "out" / "flags").mkdir(parents=True)  # a file of this name cannot be written
     calls, error = stage("pretrain.sh", tmp_path / "data", tmp_path / "out")
@@ -176,7 +177,7 @@ def test_a_note_is_whole_or_absent(stage, tmp_path):
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["data", "data.sum", "flags"]
 
 
-def test_what_failed_is_not_finished(stage, tmp_path):
+def test_a_failed_training_is_not_finished(stage, tmp_path):
     data, out = tmp_path / "data", tmp_path / "out"
     data.mkdir()
     (tmp_path / "bin" / "fairseq-train").write_text("#!/bin/sh\necho killed >&2; exit 2\n")

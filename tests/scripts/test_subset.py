@@ -1,4 +1,4 @@
-"""A subset of a training set by hashes of its pairs."""
+"""scripts/subset.py: a subset of a training set by hashes of its pairs."""
 
 import subprocess
 import sys
@@ -14,6 +14,7 @@ PAIRS = [
 
 
 def write(folder, pairs):
+    """Write the pairs as a folder's training set, and the first pair as its other splits; return the folder."""
     folder.mkdir()
     for number, language in enumerate(("de", "en")):
         for split in ("train", "valid", "test"):
@@ -43,7 +44,7 @@ def test_the_pairs_of_a_list_are_taken_in_its_order_whatever_their_tokens(tmp_pa
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "all" / name).read_bytes()
 
 
-def test_what_cannot_be_taken_is_refused_and_nothing_is_written(tmp_path):
+def test_a_wrong_list_or_text_is_refused_and_nothing_is_written(tmp_path):
     run(tmp_path / "list", write(tmp_path / "part", [*PAIRS, PAIRS[0]]), "--make")
     hashes = (tmp_path / "list").read_bytes()
     assert len(hashes) == 5 * len(PAIRS)  # a pair that is there twice is one

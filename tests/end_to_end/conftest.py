@@ -1,4 +1,4 @@
-"""A tiny synthetic data folder and the real commands, run as a user runs them."""
+"""A tiny synthetic data folder, tiny trained models, and functions that run the real commands as a user does."""
 
 import contextlib
 import io
@@ -21,7 +21,7 @@ from fairseq_lot import cli
 from fairseq_lot.pretrained.checkpoint import Checkpoint, load_checkpoint
 from tests.conftest import ROOT
 
-# the sizes of transformer_tiny for architectures of ours
+# flags that give our architectures the sizes of transformer_tiny
 TINY = ("--encoder-embed-dim", 64, "--encoder-ffn-embed-dim", 64, "--encoder-layers", 2, "--decoder-layers", 2)
 TINY += ("--encoder-attention-heads", 2, "--decoder-attention-heads", 2, "--share-decoder-input-output-embed")
 BIN = Path(sys.executable).parent
@@ -38,7 +38,7 @@ def command(*words, check=True, **options):
 
 
 def fairseq_lot(*words):
-    """fairseq-lot in this process: seconds faster than a new one, which has to import torch and fairseq."""
+    """Run fairseq-lot in this process, seconds faster than in a new one, which has to import torch and fairseq."""
     assert cli.main([str(word) for word in words]) == 0
 
 
@@ -61,14 +61,14 @@ def contents(folder):
 
 
 def refuse_and_keep(capsys, folder, *words, naming=()):
-    """Refused with one line, and no file in the folder appears or changes."""
+    """Run fairseq-lot in this process; it must refuse with one line, and no file in the folder appears or changes."""
     before = contents(folder)
     refuse(capsys, *words, naming=naming)
     assert contents(folder) == before
 
 
 def in_this_process(main, *words):
-    """The entry point of a fairseq command, seconds faster than in a new process; returns its standard output."""
+    """Run the entry point of a fairseq command in this process; return its standard output."""
     output = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(output):
         patch.setattr(sys, "argv", [main.__module__.replace("fairseq_cli.", "fairseq-"), *map(str, words)])
@@ -77,7 +77,7 @@ def in_this_process(main, *words):
 
 
 def train(data, save, *flags, updates=20, launcher=(), languages=("-s", "de", "-t", "en")):
-    """fairseq-train for a few updates, in this process unless a launcher is given; returns the last checkpoint."""
+    """Run fairseq-train for a few updates, in this process unless a launcher is given; return the last checkpoint."""
     words = (
         data, *languages, "--save-dir", save, "--cpu", "--distributed-world-size", 1,
         "--num-workers", 0,
@@ -92,19 +92,19 @@ def train(data, save, *flags, updates=20, launcher=(), languages=("-s", "de", "-
 
 
 def swapped(checkpoint, out, attention, *options):
-    """The checkpoint with another attention, as it is drawn."""
+    """Swap a checkpoint's attention as drawn, without calibration; return ``out``."""
     fairseq_lot("swap", "--path", checkpoint, "--attention", attention, *options, "--no-calibrate", "--out", out)
     return out
 
 
 def weights_of(checkpoint):
-    """The weights by name, without a buffer that fairseq never fills, and one that only says that there is a swap."""
+    """The weights by name, without fairseq's uninitialised buffer and without the buffer that marks a swap."""
     weights = load_checkpoint(checkpoint)["model"]
     return {name: x for name, x in weights.items() if not name.endswith(("._float_tensor", ".is_plugged_in"))}
 
 
 def differing(one, other):
-    """The names of the weights that differ between two checkpoints, which have the same ones in the same order."""
+    """The names of the weights that differ between two checkpoints; both must list the same names in one order."""
     one, other = weights_of(one), weights_of(other)
     assert list(one) == list(other)
     return {name for name, value in one.items() if not torch.equal(value, other[name])}
@@ -112,14 +112,14 @@ def differing(one, other):
 
 @contextlib.contextmanager
 def edited(checkpoint, out):
-    """What is in a checkpoint, to be changed; then it is saved to ``out``."""
+    """Context manager: yields the contents of a checkpoint, which the caller changes; then saves them to ``out``."""
     state = Checkpoint(torch.load(checkpoint, weights_only=True))
     yield state
     torch.save(state, out)
 
 
 def generate(data, checkpoint, *flags):
-    """fairseq-generate on the test set, in this process; returns its standard output."""
+    """Run fairseq-generate on the test set in this process; return its standard output."""
     return in_this_process(
         fairseq_generate, data, "-s", "de", "-t", "en", "--path", checkpoint, "--user-dir", "fairseq_lot", "--cpu",
         "--beam", 3, "--remove-bpe", "sentencepiece", "--max-len-b", 20, "--batch-size", 64, "--num-workers", 0,
@@ -129,7 +129,7 @@ def generate(data, checkpoint, *flags):
 
 @contextlib.contextmanager
 def dtypes_of(kind):
-    """The dtypes of what the modules of a class return, of all models."""
+    """Context manager: collects the dtypes of the outputs of all modules of a class, in every model."""
     seen = set()
 
     def look(module, args, output):
@@ -144,19 +144,19 @@ def dtypes_of(kind):
 
 
 def fields(output, kind):
-    """``{sentence: fields}`` of the last line of a kind for each sentence, in the order of the corpus."""
+    """``{sentence: fields}`` from the last line of a kind (such as ``H``) of each sentence, in the corpus's order."""
     rows = [line.split("\t") for line in output.splitlines() if re.match(rf"{kind}-\d", line)]
     return dict(sorted((int(name[2:]), values) for name, *values in rows))
 
 
 def hypotheses(output):
-    """The H- and P- lines: translations with the score of every token."""
+    """The H- and P- lines of fairseq-generate: translations with the score of every token."""
     return sorted(line for line in output.splitlines() if line.startswith(("H-", "P-")))
 
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory):
-    """Preprocessed corpus: the first 300 synthetic sentences to train on, 60 to validate and 60 to test."""
+    """A preprocessed corpus: 300 synthetic sentences for training, 60 for validation and 60 for testing."""
     home = tmp_path_factory.mktemp("data")
     (home / "raw").mkdir()
     for file in (ROOT / "tests" / "synthetic").glob("*.xz"):
@@ -175,7 +175,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def stock_checkpoint(data, tmp_path_factory):
-    """fairseq's own ``transformer``, trained until its translations differ."""
+    """fairseq's own ``transformer``, trained until its translations differ from each other."""
     save = tmp_path_factory.mktemp("stock")
     flags = ("--arch", "transformer_tiny", "--share-decoder-input-output-embed", "--lr", "3e-3")
     return train(data / "bin", save, *flags, updates=80)
@@ -183,18 +183,18 @@ def stock_checkpoint(data, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def lot_checkpoint(stock_checkpoint, tmp_path_factory):
-    """The same with LOT in its encoder."""
+    """``stock_checkpoint`` with LOT as drawn in the encoder."""
     return swapped(stock_checkpoint, tmp_path_factory.mktemp("lot") / "lot.pt", "lot", "--lot-num-pivots", 6)
 
 
 @pytest.fixture(scope="session")
 def everywhere(stock_checkpoint, tmp_path_factory):
-    """The same with LOT in encoder, decoder and between them."""
+    """``stock_checkpoint`` with LOT as drawn at all sites."""
     options = ("--lot-num-pivots", 6, "--attention-sites", "encoder,cross,decoder")
     return swapped(stock_checkpoint, tmp_path_factory.mktemp("everywhere") / "lot.pt", "lot", *options)
 
 
 @pytest.fixture(scope="session")
 def diff_checkpoint(data, tmp_path_factory):
-    """A differential Transformer of ours."""
+    """Our differential Transformer with softmax, after five updates."""
     return train(data / "bin", tmp_path_factory.mktemp("diff"), "--arch", "diff_transformer_small", updates=5)

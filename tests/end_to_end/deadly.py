@@ -1,4 +1,4 @@
-"""Commands that kill themselves, or are killed, at a given moment."""
+"""Functions that start commands which kill themselves, or are killed, at a given moment."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from functools import partial
 
 from tests.end_to_end.conftest import BIN, ROOT
 
-# Python runs this at its start: the process kills itself at the named moment.
+# Python runs this at its start. DIE_AT=MOMENT:N kills the process when the moment comes for the N-th time (default: 1).
 DEADLY = """
 import builtins, io, os, shutil
 
@@ -28,7 +28,7 @@ def die():
     os.kill(os.getpid(), 9)
 
 
-def copyfile(source, target):  # half a copy
+def copyfile(source, target):  # writes half of the copy
     data = original_open(source, "rb").read()
     if not due():
         return original_open(target, "wb").write(data) and target
@@ -66,30 +66,30 @@ def start(*words, stderr=subprocess.STDOUT, **variables):
     return subprocess.Popen(
         [str(word) for word in words], env=environment, cwd=ROOT, start_new_session=True, text=True,
         stdout=subprocess.PIPE, stderr=stderr,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # in the background it is ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # background processes ignore it
     )  # fmt: skip
 
 
 def starter(folder):
-    """A function that starts a command which dies at the given moment."""
+    """A variant of :func:`start` whose commands kill themselves at the moment ``DIE_AT``."""
     (folder / "sitecustomize.py").write_text(DEADLY)
     return partial(start, PYTHONPATH=os.pathsep.join([str(folder), str(ROOT)]))
 
 
 def finish(process, *codes):
-    """Wait for its end, with code 0 if no others are given; returns what it said."""
+    """Wait for a process, whose exit code must be in ``codes`` (default: 0); return its output."""
     output, _ = process.communicate(timeout=300)
     assert process.returncode in (codes or (0,)), (process.returncode, output[-3000:])
     return output
 
 
 def killed(process):
-    """It must have died as it was told to, and not have ended by itself."""
+    """Wait for a process, which must have killed itself."""
     finish(process, -9, 137)
 
 
 def until(condition, process=None, seconds=120):
-    """Wait for a condition, which a process should bring about."""
+    """Wait until a condition holds; fail if the process ends before."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen"
@@ -98,7 +98,7 @@ def until(condition, process=None, seconds=120):
 
 
 def kill_when(condition, process, seconds=120, how=signal.SIGKILL):
-    """Stop everything in its group as soon as a condition holds."""
+    """Send a signal to a process and its children as soon as a condition holds."""
     until(condition, process, seconds)
     os.killpg(process.pid, how)
     process.communicate(timeout=60)

@@ -1,4 +1,4 @@
-"""The epoch reaches the mechanisms in real trainings: at each start, after resuming, and in a checkpoint."""
+"""Annealing in real trainings: mechanisms learn the epoch at each start and after resuming, and checkpoints keep it."""
 
 import pytest
 from fairseq import checkpoint_utils
@@ -14,10 +14,12 @@ FLAGS += ("--encoder-layers", 2, "--decoder-layers", 1, "--esp-num-slices", 4)
 
 
 def epochs(weights):
+    """The epochs that mechanisms keep in a model's weights."""
     return [int(value) for key, value in weights.items() if key.endswith(".epoch")]
 
 
 def loaded(checkpoint, data, **overrides):
+    """Load a checkpoint as fairseq does; return its model and its task."""
     overrides = {"data": str(data / "bin"), **overrides}
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], overrides)
     return model, task
@@ -25,14 +27,14 @@ def loaded(checkpoint, data, **overrides):
 
 @pytest.fixture(scope="module")
 def resumed(data, tmp_path_factory):
-    """Trained for two epochs, then resumed for a third."""
+    """The checkpoint of a training of two epochs that was resumed for a third."""
     save = tmp_path_factory.mktemp("annealed")
     checkpoint = train(data / "bin", save, *FLAGS, "--max-epoch", 2, updates=1000)
     assert epochs(load_checkpoint(checkpoint)["model"]) == [2, 2]
     return train(data / "bin", save, *FLAGS, "--max-epoch", 3, updates=1000)
 
 
-def test_training_counts_epochs_also_when_resumed(resumed, data):
+def test_a_resumed_training_goes_on_counting_epochs(resumed, data):
     assert epochs(load_checkpoint(resumed)["model"]) == [3, 3]
     assert epochs(loaded(resumed, data)[0].state_dict()) == [3, 3]
 

@@ -1,4 +1,4 @@
-"""Every family of architectures, and three that are wider: train, swap, generate, score on 60 sentences."""
+"""Train, swap, generate and score on 60 sentences, for a small model of every family and for three larger ones."""
 
 import json
 
@@ -23,7 +23,7 @@ ARCHITECTURES = [f"{family}_small" for family in FAMILIES] + list(WIDE)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_train_swap_generate_score(arch, data, tmp_path):
     family = next(family for family in FAMILIES if arch.startswith(family))
-    # the wide ones with fewer layers, so that the test takes seconds
+    # larger ones have one layer, so that the test takes seconds
     shallow = () if arch.endswith("_small") else ("--encoder-layers", 1, "--decoder-layers", 1)
     sites = ("--attention-sites", "encoder,cross,decoder") if arch == "lot_transformer_small" else ()
     checkpoint = train(data / "bin", tmp_path, "--arch", arch, "--share-all-embeddings", *shallow, *sites, updates=3)

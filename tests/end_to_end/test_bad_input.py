@@ -20,7 +20,7 @@ from tests.end_to_end.deadly import finish, start
 from tests.end_to_end.test_malformed_checkpoints import words_of
 
 
-def test_a_file_that_cannot_be_written_is_known_at_once(data, stock_checkpoint, tmp_path, capsys):
+def test_an_output_that_cannot_be_written_is_refused_at_once(data, stock_checkpoint, tmp_path, capsys):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     swap = ("swap", "--no-calibrate", "--path", stock_checkpoint, "--attention", "lot", "--out")
@@ -42,7 +42,7 @@ def test_a_full_disk_leaves_nothing(stock_checkpoint, tmp_path, capsys, monkeypa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_training_said_of_its_data_does_not_matter(data, stock_checkpoint, tmp_path):
+def test_check_ignores_how_the_training_read_its_data(data, stock_checkpoint, tmp_path):
     with edited(stock_checkpoint, tmp_path / "raw.pt") as state:
         state["cfg"]["task"].update(dataset_impl="raw", num_batch_buckets=5)
     fairseq_lot("check", data / "bin", "--path", tmp_path / "raw.pt")
@@ -68,8 +68,8 @@ def test_check_refuses_sources_that_the_model_cannot_take(data, tmp_path, capsys
 
 
 @pytest.mark.parametrize("with_model", [False, True])
-def test_check_refuses_what_is_longer_than_was_said(with_model, data, stock_checkpoint, capsys):
-    """Targets count, too: fairseq-train and fairseq-generate stop at either."""
+def test_check_refuses_sentences_that_are_longer_than_the_typed_limits(with_model, data, stock_checkpoint, capsys):
+    """Long targets count, too: fairseq-train and fairseq-generate abort at a long source and at a long target."""
     folder, words, longest = data / "bin", ("--path", stock_checkpoint) if with_model else (), {}
     places = []
     for side, language in (("source", "de"), ("target", "en")):
@@ -100,8 +100,8 @@ def test_check_refuses_an_empty_source(data, tmp_path, capsys):
     refuse(capsys, "check", tmp_path / "bin", naming=["sentence 5 is empty"])
 
 
-def test_check_says_what_a_first_training_needs_to_know(data, long, capsys):
-    """All splits, and which flags follow from them."""
+def test_check_prints_sizes_and_the_flags_that_they_need(data, long, capsys):
+    """``check`` prints the size of each split and the flags that they need."""
     fairseq_lot("check", data / "bin")
     *splits, about, training, translating = capsys.readouterr().out.splitlines()
     counts = [("train", "300"), ("valid", "60"), ("test", "60")]
@@ -122,7 +122,7 @@ def test_check_says_what_a_first_training_needs_to_know(data, long, capsys):
 
 @pytest.fixture(scope="module")
 def long(data, tmp_path_factory):
-    """A folder with two dictionaries, and a pair of 1,100 pieces each in train (the third) and valid (the first)."""
+    """A folder with two dictionaries; the third pair of train and the first of valid have 1,100 pieces a side."""
     home = tmp_path_factory.mktemp("long")
     for side in ("de", "en"):
         for name, place in (("train", 2), ("valid", 0)):
@@ -134,8 +134,8 @@ def long(data, tmp_path_factory):
     return home / "bin"
 
 
-def test_check_knows_where_a_training_would_stop(long, stock_checkpoint, tmp_path, capsys):
-    """By the limits of its flags, of its architecture or of the checkpoint that it starts from."""
+def test_check_refuses_data_at_which_a_training_would_stop(long, stock_checkpoint, tmp_path, capsys):
+    """The limits are those of its flags, its architecture or the checkpoint that it starts from."""
     training = ("check", long, "--training")
     flags = ("--arch", "lot_transformer_small", "--optimizer", "adam", "--max-tokens", 4096)
     valid = f"{long}, split valid: source 1 of 60 has 1101 pieces with the end of sentence, the model takes 1024; "
@@ -171,19 +171,19 @@ def test_check_knows_where_a_training_would_stop(long, stock_checkpoint, tmp_pat
     assert "not checked, because --task translation_multi" in capsys.readouterr().out
 
 
-def test_pretraining_ends_in_one_line_before_it_begins(long, tmp_path):
+def test_pretrain_sh_refuses_too_long_sentences_before_it_trains(long, tmp_path):
     said = finish(start("bash", "scripts/pretrain.sh", long, tmp_path / "out"), 2).splitlines()
     assert len(said) == 2 and "skips 1 of 60 pairs of train" in said[0] and "split valid: source 1" in said[1]
     assert list(tmp_path.iterdir()) == []
 
 
 def reverse(file):
-    """As many lines in another order."""
+    """Reverse the lines of a file."""
     file.write_text("".join(reversed(file.read_text(encoding="utf-8").splitlines(keepends=True))), encoding="utf-8")
 
 
 FRENCH = ("--source-lang", "fr", "--target-lang", "en")
-# what is done to a folder, what is typed, and what the error says
+# name: (change of a data folder, options, part of the error)
 FOLDERS = {
     "no-source-dictionary": (lambda folder: (folder / "dict.de.txt").unlink(), (), "dict.de.txt is missing"),
     "no-target-dictionary": (lambda folder: (folder / "dict.en.txt").unlink(), (), "dict.en.txt is missing"),
@@ -205,7 +205,7 @@ FOLDERS = {
 )
 @pytest.mark.parametrize("command", ["calibrate", "check", "diagnose", "report", "sweep", "translate"])
 @pytest.mark.parametrize("name", FOLDERS)
-def test_folders_of_other_languages_and_dictionaries(
+def test_data_folders_of_other_languages_or_dictionaries_are_refused(
     name, command, data, stock_checkpoint, lot_checkpoint, tmp_path, capsys
 ):
     change, options, message = FOLDERS[name]
@@ -217,7 +217,7 @@ def test_folders_of_other_languages_and_dictionaries(
     refuse_and_keep(capsys, tmp_path, *words, *options, naming=[message])
 
 
-def test_encoders_that_are_not_there(data, stock_checkpoint, tmp_path, capsys):
+def test_unknown_text_encoders_are_refused(data, stock_checkpoint, tmp_path, capsys):
     sentence = ("translate", "das", "--path", stock_checkpoint)
     refuse(capsys, *sentence, "--bpe", "magic", naming=["--bpe", "subword_nmt", "magic"])
     refuse(capsys, *sentence, "--tokenizer", "magic", naming=["--tokenizer", "moses", "magic"])

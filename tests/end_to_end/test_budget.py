@@ -1,4 +1,4 @@
-"""What a swap costs, as a user sees it, and places that keep softmax because they cost too much."""
+"""The cost of a swap as a user sees it, and the places that keep softmax because they would cost too much."""
 
 import json
 import re
@@ -24,26 +24,27 @@ from tests.end_to_end.conftest import (
 )
 
 FIT = ("--steps", 6, "--joint-steps", 2, "--held-out", 16, "--max-tokens", 300)
-# far from softmax
+# a swap that is far from softmax
 COLD = ("--attention", "sinkhorn", "--sinkhorn-epsilon", 0.003)
 SITES = ("--attention-sites", "encoder,cross,decoder")
 
 
 def swap(base, out, *words):
+    """Run ``fairseq-lot swap``; return the swapped checkpoint."""
     command("swap", "--path", base, "--out", out, *words)
     return load_checkpoint(out)
 
 
 @pytest.fixture(scope="module")
 def everywhere(stock_checkpoint, tmp_path_factory):
-    """A swap at all sites, its numbers, and what it printed of them."""
+    """The path of a model swapped at all sites, with the numbers of its ``--json``."""
     folder = tmp_path_factory.mktemp("everywhere")
     words = ("--attention", "lot", *SITES, *FIT, "--budget", "none", "--json", folder / "cost.json")
     swap(stock_checkpoint, folder / "lot.pt", *words)
     return folder / "lot.pt", json.loads((folder / "cost.json").read_text())
 
 
-def test_swap_says_what_it_costs(stock_checkpoint, data, tmp_path, capsys):
+def test_swap_prints_and_saves_its_cost(stock_checkpoint, data, tmp_path, capsys):
     state = swap(stock_checkpoint, tmp_path / "lot.pt", "--attention", "lot", *FIT, "--json", tmp_path / "cost.json")
     said, numbers, args = capsys.readouterr().out, json.loads((tmp_path / "cost.json").read_text()), state.model_args
     found = re.search(
@@ -60,7 +61,7 @@ def test_swap_says_what_it_costs(stock_checkpoint, data, tmp_path, capsys):
     assert len(hypotheses(generate(data / "bin", tmp_path / "lot.pt"))) == 120
 
 
-def test_a_fit_says_what_is_left(data, lot_checkpoint, tmp_path, capsys):
+def test_calibrate_reports_the_remaining_cost(data, lot_checkpoint, tmp_path, capsys):
     words = ("calibrate", data / "bin", "--path", lot_checkpoint, "--out", tmp_path / "lot.pt", *FIT)
     command(*words, "--json", tmp_path / "cost.json")
     assert f"pieces from {data / 'bin'}, train, that were not fitted on" in capsys.readouterr().out
@@ -93,7 +94,7 @@ def test_a_second_swap_forgets_what_the_first_one_cost(lot_checkpoint):
     assert not any(name.startswith("swap_cost") for name in vars(args))
 
 
-def test_places_that_do_not_fit_keep_softmax(everywhere, stock_checkpoint, data, tmp_path, capsys):
+def test_places_that_exceed_the_budget_keep_softmax(everywhere, stock_checkpoint, data, tmp_path, capsys):
     path, numbers = everywhere
     alone = numbers["by_place"]
     worst = max(alone, key=alone.get)
@@ -106,7 +107,7 @@ def test_places_that_do_not_fit_keep_softmax(everywhere, stock_checkpoint, data,
     assert left["by_place"].keys() == alone.keys() - set(left["given_up"]) and args.swap_cost == left["nats"]
     rows = dict(re.findall(r"^\| (\w+\.\d) .*\| (softmax|swapped)", said, re.MULTILINE))
     assert rows == {place: "softmax" if place in left["given_up"] else "swapped" for place in alone}
-    # the others are as they were fitted, and these as they were trained
+    # places that keep softmax have the base's weights, the others have the fitted ones
     fitted, base, mixed = (weights_of(one) for one in (path, stock_checkpoint, tmp_path / "lot.pt"))
     stacks = {"encoder": "encoder.layers.{}.self_attn", "cross": "decoder.layers.{}.encoder_attn"}
     stacks["decoder"] = "decoder.layers.{}.self_attn"
@@ -121,7 +122,7 @@ def test_places_that_do_not_fit_keep_softmax(everywhere, stock_checkpoint, data,
     assert len(hypotheses(generate(data / "bin", tmp_path / "lot.pt"))) == 120
 
 
-def test_what_keeps_softmax_keeps_its_projections(stock_checkpoint, tmp_path):
+def test_places_that_keep_softmax_keep_their_projections(stock_checkpoint, tmp_path):
     words = ("--attention", "lot", *FIT, "--distill-steps", 3)
     for name in ("all", "some"):
         budget = "none" if name == "all" else json.loads((tmp_path / "all.json").read_text())["nats"] * 0.999
@@ -135,7 +136,7 @@ def test_what_keeps_softmax_keeps_its_projections(stock_checkpoint, tmp_path):
     assert load_checkpoint(tmp_path / "some.pt").model_args.trained_attention.startswith("lot")
 
 
-def test_a_swap_that_nothing_fits_leaves_no_file(stock_checkpoint, tmp_path, capsys):
+def test_a_swap_without_a_place_within_budget_leaves_no_file(stock_checkpoint, tmp_path, capsys):
     words = ("swap", "--path", stock_checkpoint, *COLD, "--out", tmp_path / "out.pt", "--json", tmp_path / "cost.json")
     naming = [stock_checkpoint, "costs more than 1e-05 nats", "all places would keep softmax", "--budget none"]
     refuse_and_keep(capsys, tmp_path, *words, "--budget", 1e-5, naming=naming)
@@ -148,7 +149,7 @@ def test_a_swap_that_nothing_fits_leaves_no_file(stock_checkpoint, tmp_path, cap
 
 
 @pytest.mark.parametrize("words", [("--budget", "none"), ("--no-calibrate",)])
-def test_a_swap_of_any_cost_warns_in_one_line(words, stock_checkpoint, tmp_path, capsys):
+def test_an_expensive_swap_without_a_budget_warns_in_one_line(words, stock_checkpoint, tmp_path, capsys):
     with edited(stock_checkpoint, tmp_path / "sharp.pt") as state:
         for name in state["model"]:
             if re.match(r"encoder\.layers\.\d\.self_attn\.(q_proj|out_proj)\.weight", name):
@@ -160,7 +161,7 @@ def test_a_swap_of_any_cost_warns_in_one_line(words, stock_checkpoint, tmp_path,
     ]
 
 
-def test_a_base_of_another_attention_is_swapped_whole_or_not(stock_checkpoint, tmp_path, capsys):
+def test_a_base_of_another_attention_is_swapped_at_all_places_or_refused(stock_checkpoint, tmp_path, capsys):
     with edited(stock_checkpoint, tmp_path / "base.pt") as state:
         vars(state["cfg"]["model"]).update(
             {"arch": "lot_transformer", "_name": "lot_transformer", "attention": "sinkhorn"}

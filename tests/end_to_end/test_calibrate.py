@@ -37,12 +37,13 @@ FIT = ("--steps", 12, "--joint-steps", 4, "--held-out", 16, "--max-tokens", 300)
 
 
 def calibration_of(checkpoint):
-    """How it was calibrated, as its arguments say."""
+    """The line in a checkpoint's arguments that says how it was calibrated."""
     return load_checkpoint(checkpoint).model_args.calibration
 
 
 @pytest.fixture(scope="module")
 def calibrated(data, lot_checkpoint, tmp_path_factory):
+    """The folder of ``lot_checkpoint`` calibrated on text (``lot.pt``), with the output of the command."""
     folder = tmp_path_factory.mktemp("calibrated")
     words = ("calibrate", data / "bin", "--path", lot_checkpoint, "--out", folder / "lot.pt", *FIT)
     with contextlib.redirect_stdout(io.StringIO()) as told:
@@ -50,7 +51,7 @@ def calibrated(data, lot_checkpoint, tmp_path_factory):
     return folder, told.getvalue()
 
 
-def test_only_what_was_added_changes_and_the_errors_fall(lot_checkpoint, calibrated):
+def test_calibration_changes_new_parameters_only_and_reduces_errors(lot_checkpoint, calibrated):
     folder, told = calibrated
     changed = differing(lot_checkpoint, folder / "lot.pt")
     assert changed and all(key.endswith(("mechanism.pivots", "mechanism.mass_logits")) for key in changed)
@@ -85,7 +86,7 @@ def test_files_that_cannot_be_written_are_refused_before_the_fit(lot_checkpoint,
     ("sites", "text", "measure"),
     [("encoder", False, "of the output"), ("encoder,cross", True, "divergence of the predictions in nats")],
 )
-def test_distillation_fits_the_projections_and_leaves_softmax_behind(
+def test_distillation_fits_the_projections_after_which_softmax_is_no_teacher(
     data, stock_checkpoint, tmp_path, capsys, sites, text, measure
 ):
     out = tmp_path / "lot.pt"
@@ -102,7 +103,7 @@ def test_distillation_fits_the_projections_and_leaves_softmax_behind(
     old, new = map(float, told.groups())
     assert new < old
     assert after.model_args.calibration.endswith("projections included")
-    # softmax in its place would be another model now: not a teacher any more
+    # the projections changed, so softmax in these layers is no longer the base and cannot be a teacher
     assert after.model_args.trained_attention.startswith("lot")
     assert after.model_args.trained_sites == after.model_args.attention_sites
     refuse(capsys, "calibrate", "--path", out, "--out", tmp_path / "again.pt", *FIT, naming=["was trained with lot"])
@@ -111,7 +112,7 @@ def test_distillation_fits_the_projections_and_leaves_softmax_behind(
 @pytest.mark.parametrize(
     ("checkpoint", "whole"), [("lot_checkpoint", "output_error"), ("everywhere", "output_divergence")]
 )
-def test_the_errors_and_the_rates_of_the_fits(checkpoint, whole, request, monkeypatch):
+def test_each_stage_of_the_fit_has_its_own_error_and_learning_rate(checkpoint, whole, request, monkeypatch):
     told, fit = [], calibration.fit
 
     def keep(fitted, errors, *others, **how):
@@ -124,8 +125,8 @@ def test_the_errors_and_the_rates_of_the_fits(checkpoint, whole, request, monkey
     assert told == [("head_errors", 0.4), ("output_error", 0.1), (whole, 0.1, 0.01)]
 
 
-def test_weights_in_half_precision_stay_so(lot_checkpoint):
-    """As trainings with --fp16 save them."""
+def test_calibration_keeps_weights_in_half_precision(lot_checkpoint):
+    """Trainings with --fp16 save such weights."""
     state = load_checkpoint(lot_checkpoint)
     state["model"] = {name: x.half() if x.is_floating_point() else x for name, x in state["model"].items()}
     fitted = calibration.calibrate(state, steps=1, joint_steps=0, distill_steps=1, held_out=4).state["model"]
@@ -178,7 +179,7 @@ def test_sentences_are_drawn_as_asked(name, typed, implied, data, lot_checkpoint
 
 
 @pytest.mark.parametrize(("text", "part"), [(False, 80), (True, None)])
-def test_what_has_no_order_is_translated_in_parts_of_a_sentence_s_length(text, part, data, everywhere, monkeypatch):
+def test_random_pieces_are_translated_in_parts_as_long_as_sentences(text, part, data, everywhere, monkeypatch):
     parts, translate = set(), distillation.translate_greedily
     monkeypatch.setattr(distillation, "translate_greedily", lambda *a: parts.add(a[2]) or translate(*a))
     source, longest = (data / "raw" / "test.de", {}) if text else (None, {"longest": 90})
@@ -191,7 +192,7 @@ def test_swap_can_calibrate_at_once(data, stock_checkpoint, calibrated, tmp_path
     assert not differing(out, calibrated[0] / "lot.pt")
 
 
-def test_languages_that_neither_checkpoint_nor_folder_tells_can_be_typed(data, stock_checkpoint, tmp_path, capsys):
+def test_ambiguous_languages_can_be_typed(data, stock_checkpoint, tmp_path, capsys):
     with edited(stock_checkpoint, tmp_path / "classic.pt") as state:
         state["cfg"]["task"].update(source_lang=None, target_lang=None)
     shutil.copytree(data / "bin", tmp_path / "bin")
@@ -211,14 +212,14 @@ def test_a_swap_without_calibration_refuses_the_opposite_direction_too(stock_che
     )
 
 
-def test_nothing_to_calibrate_is_said(data, stock_checkpoint, tmp_path, capsys):
+def test_calibrating_without_new_parameters_is_refused(data, stock_checkpoint, tmp_path, capsys):
     out = tmp_path / "sinkhorn.pt"
     words = ("swap", "--path", stock_checkpoint, "--attention", "sinkhorn", "--out", out)
     refuse(capsys, *words, "--calibrate", data / "bin", *FIT, naming=["nothing to calibrate"])
     assert not out.exists()
 
 
-def test_what_was_fitted_stays_when_nobody_reads_the_output(stock_checkpoint, tmp_path, monkeypatch, capfd):
+def test_a_fitted_model_is_saved_even_if_the_output_is_closed(stock_checkpoint, tmp_path, monkeypatch, capfd):
     def closed(text):
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
@@ -230,14 +231,14 @@ def test_what_was_fitted_stays_when_nobody_reads_the_output(stock_checkpoint, tm
 
 @pytest.fixture
 def foreground():
-    """Ctrl-C as in the foreground: a shell lets what it starts in the background ignore it."""
+    """Make Ctrl-C interrupt this process; shells let background processes ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 def interrupt_at(call, monkeypatch):
-    """Ctrl-C at this call of the loss of the heads."""
+    """Raise Ctrl-C at the ``call``-th call of ``Distillation.head_errors``."""
     calls, real = [], Distillation.head_errors
 
     def head_errors(*arguments):
@@ -278,13 +279,13 @@ def test_the_table_has_gaps_where_an_attention_has_fewer_heads(data, tmp_path, c
 
 def test_a_checkpoint_without_optimiser_that_no_swap_wrote_was_trained_with_its_attention(lot_checkpoint):
     state = load_checkpoint(lot_checkpoint)
-    del state.model_args.trained_attention  # of fairseq-train, its optimiser taken out
+    del state.model_args.trained_attention  # as fairseq-train writes it, but without the optimiser
     assert state.attention_of_training()[0].startswith("lot")
 
 
 def test_a_swap_without_an_entry_for_the_optimiser_was_trained_with_softmax(lot_checkpoint):
     state = load_checkpoint(lot_checkpoint)
-    del state["last_optimizer_state"]  # as scripts do that publish a checkpoint
+    del state["last_optimizer_state"]  # scripts that publish checkpoints remove it
     assert state.attention_of_training() == ("softmax", "encoder")
 
 
@@ -296,8 +297,8 @@ def test_the_decoder_of_an_adaptive_softmax_is_not_distilled(data, tmp_path, cap
     fairseq_lot(*words, "--attention-sites", "encoder")
 
 
-def test_what_was_not_trained_with_softmax_is_not_fitted_to_it(data, stock_checkpoint, tmp_path, capsys):
-    """The checkpoint knows with what it was trained, and where, however often it is swapped."""
+def test_a_model_that_was_not_trained_with_softmax_is_not_fitted_to_it(data, stock_checkpoint, tmp_path, capsys):
+    """A checkpoint records the attention and the sites of its training, even after several swaps."""
     for number, change in enumerate(
         ({"attention": "sinkhorn"}, {"softmax_prior": "alibi", "attention_sites": "decoder"})
     ):
@@ -312,8 +313,8 @@ def test_what_was_not_trained_with_softmax_is_not_fitted_to_it(data, stock_check
 
 
 @pytest.mark.slow
-def test_softmax_with_a_prior_is_fitted_to_where_it_was_trained(stock_checkpoint, tmp_path):
-    """near_far with the same prior and a window over all the sentence is that softmax, without it not."""
+def test_a_base_with_a_prior_is_its_own_teacher(stock_checkpoint, tmp_path):
+    """near_far with a window over the whole sentence equals this softmax only if it has the same prior."""
     with edited(stock_checkpoint, tmp_path / "base.pt") as state:
         alibi = {"softmax_prior": "alibi", "attention_sites": "encoder,decoder"}
         vars(state["cfg"]["model"]).update(OURS | {"attention": "softmax"} | alibi)
@@ -327,18 +328,19 @@ def test_softmax_with_a_prior_is_fitted_to_where_it_was_trained(stock_checkpoint
         errors.append(done[0].before.max().item())
     assert errors[0] < 1e-9 < 1e-3 < errors[1]
 
-    del once.model_args.trained_sites  # of a swap that did not note them
+    del once.model_args.trained_sites  # early versions of swap did not record them
     with pytest.raises(InputError, match=r"softmax \(prior=alibi\) attention at unknown sites; calibration fits to"):
         calibration.calibrate(once)
 
 
 def swap_to(out, checkpoint, *options):
+    """Swap a checkpoint to LOT with 6 pivots; return ``out``."""
     fairseq_lot("swap", "--path", checkpoint, "--attention", "lot", "--lot-num-pivots", 6, "--out", out, *options)
     return out
 
 
 def test_swap_calibrates_by_itself_without_data(stock_checkpoint, lot_checkpoint, tmp_path, capsys):
-    """By the counts of the dictionaries that the checkpoint knows of, or uniformly where they are gone."""
+    """Random pieces follow the counts of the training's dictionaries; without these files they are uniform."""
     quick = FIT[:6]
     out = swap_to(tmp_path / "lot.pt", stock_checkpoint, *quick)
     said = capsys.readouterr().out
@@ -356,7 +358,7 @@ def test_swap_calibrates_by_itself_without_data(stock_checkpoint, lot_checkpoint
 
 
 @pytest.mark.slow
-def test_temperatures_of_sinkhorn_are_calibrated_by_the_swap_itself(data, stock_checkpoint, tmp_path, capsys):
+def test_swap_calibrates_learnt_temperatures_of_sinkhorn(data, stock_checkpoint, tmp_path, capsys):
     options = ("--attention", "sinkhorn", "--sinkhorn-learn-epsilon", "--sinkhorn-epsilon", 0.3)
     paths = [tmp_path / "drawn.pt", tmp_path / "fitted.pt"]
     for path, more in zip(paths, (("--no-calibrate",), FIT), strict=True):
@@ -381,7 +383,7 @@ def test_temperatures_of_sinkhorn_are_calibrated_by_the_swap_itself(data, stock_
         *(((x,), "no parameters that a fit could change") for x in ("sinkhorn", "softmax")),
     ],
 )
-def test_what_is_not_calibrated_says_why(options, reason, stock_checkpoint, tmp_path, capsys):
+def test_a_swap_that_is_not_calibrated_says_why(options, reason, stock_checkpoint, tmp_path, capsys):
     fairseq_lot("swap", "--path", stock_checkpoint, "--out", tmp_path / "out.pt", "--attention", *options)
     said = capsys.readouterr().out
     assert "not calibrated" in said and reason in said
@@ -410,7 +412,7 @@ def test_a_device_that_is_not_there_is_refused(device, data, stock_checkpoint, l
     assert list(tmp_path.iterdir()) == []
 
 
-def test_how_a_plain_text_file_is_encoded_can_be_typed(data, stock_checkpoint, lot_checkpoint, tmp_path, capsys):
+def test_the_encoding_of_a_plain_text_file_can_be_typed(data, stock_checkpoint, lot_checkpoint, tmp_path, capsys):
     folder, codes = shutil.copytree(data / "bin", tmp_path / "bin"), tmp_path / "mine.model"
     shutil.move(folder / "sentencepiece.bpe.model", codes)
     paths = {"calibrate": tmp_path / "lot.pt", "swap": tmp_path / "stock.pt"}
@@ -426,7 +428,7 @@ def test_how_a_plain_text_file_is_encoded_can_be_typed(data, stock_checkpoint, l
 
 
 def test_a_plain_text_file_is_fitted_to_in_the_pieces_of_the_model(data, stock_checkpoint, tmp_path, capsys):
-    """A folder of the same sentences, without a target side, gives the same checkpoint."""
+    """A data folder with the same sentences, without a target side, gives the same checkpoint."""
     raw, out = tmp_path / "raw.de", [tmp_path / "file.pt", tmp_path / "folder.pt"]
     folder = shutil.copytree(data / "bin", tmp_path / "bin")
     for file in folder.glob("train.de-en.en.*"):

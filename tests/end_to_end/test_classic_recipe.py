@@ -1,6 +1,7 @@
-"""fairseq's own recipe for translation: Moses, subword-nmt, a dictionary for each side, and nothing else in the folder.
+"""All commands accept the result of fairseq's own recipe for translation.
 
-With the languages typed and inferred, and in the format of fairseq 0.10 and older: all commands take what it gives.
+Its data have Moses tokens, subword-nmt and one dictionary per side, and the folder has nothing else. The languages of
+the training were typed or inferred; the checkpoint has today's format or that of fairseq 0.10 and older.
 """
 
 import base64
@@ -29,7 +30,7 @@ QUICK = ("--steps", 4, "--joint-steps", 2, "--held-out", 8)
 
 @pytest.fixture(scope="module")
 def classic(data, tmp_path_factory):
-    """Its text in pieces, their codes, and a folder with nothing but what fairseq-preprocess wrote."""
+    """A folder with the text in pieces and their codes (``bpe``), and the output of fairseq-preprocess (``bin``)."""
     home = tmp_path_factory.mktemp("classic")
     pieces = ("--bpe", "subword_nmt", "--vocab-size", 200, "--source", "de", "--target", "en")
     fairseq_lot("encode", "--text", data / "text", "--out", home / "bpe", *pieces)
@@ -43,7 +44,7 @@ METERS = AverageMeter, StopwatchMeter, TimeMeter
 
 
 def as_early_fairseq_saved(checkpoint, out):
-    """The format of fairseq 0.10 and older: one flat namespace and no cfg; and the meters of 0.9 and older."""
+    """Save a checkpoint as fairseq 0.10 did, with one flat namespace and no cfg, and with meters as in 0.9."""
     state = torch.load(checkpoint, weights_only=True)
     args = state["cfg"]["model"]
     for name, value in state["cfg"]["task"].items():
@@ -75,7 +76,7 @@ def typed_base(classic, tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["typed", "inferred", "early"])
 def base(request, classic, typed_base, tmp_path_factory):
-    """A base of fairseq's own architecture; its languages were typed or not, its format is today's or an early one."""
+    """A base of fairseq's own architecture: with typed languages, with inferred ones, or in the early format."""
     save = tmp_path_factory.mktemp(request.param)
     if request.param == "inferred":
         checkpoint = train_tiny(classic, save)
@@ -85,12 +86,12 @@ def base(request, classic, typed_base, tmp_path_factory):
 
 
 def maps_of(page):
-    """What a report shows."""
+    """The data of a report's attention maps."""
     data = re.search('id="maps">([^<]*)<', page.read_text(encoding="utf-8"))[1]
     return json.loads(zlib.decompress(base64.b64decode(data)))
 
 
-def test_from_swap_to_translate(data, classic, base, tmp_path, capsys):
+def test_every_command_accepts_a_model_of_the_recipe(data, classic, base, tmp_path, capsys):
     folder, swapped, fitted = classic / "bin", tmp_path / "swapped.pt", tmp_path / "fitted.pt"
     before = contents(folder)
     fairseq_lot("swap", "--path", base, "--attention", "lot", "--lot-num-pivots", 4, *QUICK, "--out", swapped)
@@ -148,8 +149,8 @@ def test_codes_in_the_folder_and_a_report_of_typed_sentences(classic, base, tmp_
     assert " ".join(sentence["source"]).replace("@@ ", "") == "der alte mann schläft . </s>"
 
 
-def test_the_other_way_round(classic, tmp_path):
-    """A model from English, of a folder that was made from German, as fairseq trains it."""
+def test_a_model_of_the_opposite_direction_is_accepted(classic, tmp_path):
+    """fairseq can train English to German on a folder that was made for German to English."""
     checkpoint = train(classic / "bin", tmp_path, *TINY, updates=1, languages=("-s", "en", "-t", "de"))
     fairseq_lot("check", classic / "bin", "--path", checkpoint)
     fairseq_lot("diagnose", classic / "bin", "--path", checkpoint, "--sentences", 2, "--json", tmp_path / "heads.json")

@@ -1,4 +1,4 @@
-"""Data-parallel training: two processes with half of a batch each do what one does with all of it."""
+"""Data-parallel training: two processes with half a batch each compute the gradients of one with the whole batch."""
 
 import contextlib
 
@@ -31,7 +31,7 @@ CASES |= {
 
 
 def loss_and_gradients(model, task, sample):
-    """Summed cross-entropy of a batch."""
+    """The summed cross-entropy of a batch; its gradients are added to the parameters'."""
     logits, _ = model(**sample["net_input"])
     assert logits.dtype == torch.float64
     target, pad = sample["target"].flatten(), task.source_dictionary.pad()
@@ -42,7 +42,7 @@ def loss_and_gradients(model, task, sample):
 
 @contextlib.contextmanager
 def group(folder, rank, size):
-    """A process in a group of processes."""
+    """Context manager: this process belongs to a gloo group of ``size`` processes."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", world_size=size, rank=rank)
     try:
         yield
@@ -52,13 +52,13 @@ def group(folder, rank, size):
 
 @softmax_in_its_own_dtype()
 def check(name, rank, size):
-    """One of some processes with its part of a batch, against the whole batch without any group."""
+    """Check, as one process of a group, that the group's loss and gradients are those of the whole batch alone."""
     arch, options = CASES[name]
     loaded = in_memory.load(arch, **options)
     model = loaded.model.double().train()
     sample = loaded.batch(range(rank, 6, size))
     parallel = DistributedDataParallel(model)
-    loss_and_gradients(parallel, loaded.task, sample)  # what is left over from a first batch would stop a second
+    loss_and_gradients(parallel, loaded.task, sample)  # unused parameters in a first batch would stop a second
     model.zero_grad(set_to_none=True)
     loss = loss_and_gradients(parallel, loaded.task, sample)
     dist.all_reduce(loss)
@@ -74,14 +74,14 @@ def check(name, rank, size):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_one_process_of_a_group_does_what_it_does_alone(name, tmp_path):
-    """A parameter without a gradient would stop its second batch."""
+def test_a_group_of_one_process_computes_what_a_process_without_group_does(name, tmp_path):
+    """A parameter without a gradient would make DDP fail at the second batch."""
     with group(tmp_path, 0, 1):
         check(name, 0, 1)
 
 
 def check_all(rank, folder):
-    """One of two processes."""
+    """Check all cases in one of two processes."""
     torch.set_num_threads(1)
     with group(folder, rank, 2):
         for name in CASES:
@@ -90,7 +90,7 @@ def check_all(rank, folder):
 
 
 @pytest.mark.slow
-def test_two_processes_with_halves_of_a_batch_do_what_one_does(tmp_path):
+def test_two_processes_with_half_a_batch_each_compute_what_one_does(tmp_path):
     mp.spawn(check_all, args=(str(tmp_path),), nprocs=2)
 
 

@@ -1,4 +1,4 @@
-"""Beam search with fairseq's own generator: every score is that of a teacher-forced pass over the hypothesis."""
+"""Beam search with fairseq's own generator: its scores equal those of a teacher-forced pass over the hypothesis."""
 
 import copy
 from argparse import Namespace
@@ -32,7 +32,7 @@ MODELS = {
 
 
 def tiny(name):
-    """A model and its target dictionary, with a ragged batch, padded on the left as fairseq pads sources."""
+    """A model, its target dictionary and a batch of sentences of several lengths, padded on the left as in fairseq."""
     loaded = load(**MODELS[name])
     # float64, because the norm of a difference of plans magnifies rounding; the generator's scores stay float32
     model = loaded.model.double()
@@ -91,12 +91,14 @@ def test_no_score_depends_on_a_later_target_token(name):
 
 
 def of_full_size(arch):
+    """An untrained model with the architecture's own sizes."""
     args = Namespace(arch=arch)
     ARCH_CONFIG_REGISTRY[arch](args)
     return untrained(args, 100, 100)
 
 
 def count(model):
+    """The number of parameters."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 

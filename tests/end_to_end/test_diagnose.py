@@ -20,10 +20,11 @@ def tables(text):
 
 
 def shown(row, keys, figures):
+    """The cells that a table shows for a row of the JSON file."""
     return [*(str(row[key]) for key in keys), *(format(row[name], form) for name, (_, form) in figures.items())]
 
 
-def test_json_holds_what_the_table_shows_of_a_balanced_encoder(data, stock_checkpoint, tmp_path, capsys):
+def test_the_json_of_diagnose_has_the_figures_of_its_table(data, stock_checkpoint, tmp_path, capsys):
     path, out = tmp_path / "swapped.pt", tmp_path / "new" / "out.json"
     swapped(stock_checkpoint, path, "sinkhorn", "--sinkhorn-epsilon", 1, "--sinkhorn-num-updates", 401)
     capsys.readouterr()

@@ -1,4 +1,4 @@
-"""A dictionary of the same size in another order fits every weight, and is refused wherever data meet a model."""
+"""A dictionary with the same pieces in another order fits every weight, but every command refuses it."""
 
 import random
 import shutil
@@ -35,7 +35,7 @@ FIT = ("--steps", 2, "--joint-steps", 1, "--held-out", 8)
 
 
 def reorder(folder, *languages):
-    """Give the dictionaries of a data folder another order, and encode its text with them."""
+    """Shuffle the dictionaries of a data folder, and encode its text with them."""
     for language in languages:
         file = folder / f"dict.{language}.txt"
         before, lines = Dictionary.load(str(file)), file.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -50,7 +50,7 @@ def reorder(folder, *languages):
 
 @pytest.fixture(scope="module")
 def reordered(data, tmp_path_factory):
-    """The same text, encoded with another order of the same pieces."""
+    """The corpus of ``data``, encoded with shuffled dictionaries."""
     home = tmp_path_factory.mktemp("reordered")
     for name in ("bin", "text", "raw"):
         shutil.copytree(data / name, home / name)
@@ -59,7 +59,7 @@ def reordered(data, tmp_path_factory):
 
 
 def moved(checkpoint, out, *, fingerprints):
-    """A checkpoint whose training was in a folder that is not here; without fingerprints it is of somebody else."""
+    """A checkpoint whose training data are not here; without fingerprints it is like one that fairseq alone wrote."""
     with edited(checkpoint, out) as state:
         state.settings("task")["data"] = "not/here"
         for name in () if fingerprints else NAMES:
@@ -69,12 +69,13 @@ def moved(checkpoint, out, *, fingerprints):
 
 @pytest.fixture(scope="module")
 def ours(lot_checkpoint, tmp_path_factory):
+    """A checkpoint with fingerprints, whose training data are not here."""
     return moved(lot_checkpoint, tmp_path_factory.mktemp("ours") / "ours.pt", fingerprints=True)
 
 
 @pytest.fixture(scope="module")
 def foreign(data, tmp_path_factory):
-    """A stock model of somebody else that has learnt which pieces follow each other."""
+    """A stock model without fingerprints that has learnt which pieces follow each other."""
     folder = tmp_path_factory.mktemp("foreign")
     flags = ("--arch", "transformer_tiny", "--share-decoder-input-output-embed", "--lr", "5e-3")
     return moved(train(data / "bin", folder, *flags, updates=200), folder / "foreign.pt", fingerprints=False)
@@ -118,7 +119,7 @@ def test_the_commands_themselves_end_with_one_line(reordered, ours):
     assert "Traceback" not in done.stderr and str(ours) in done.stderr
 
 
-def test_a_smaller_dictionary_is_one_line_too(data, ours, tmp_path):
+def test_a_smaller_dictionary_is_refused_in_one_line_too(data, ours, tmp_path):
     shutil.copytree(data / "bin", tmp_path / "bin")
     lines = (tmp_path / "bin" / "dict.en.txt").read_text(encoding="utf-8").splitlines(keepends=True)
     (tmp_path / "bin" / "dict.en.txt").write_text("".join(lines[:-1]), encoding="utf-8")
@@ -136,7 +137,7 @@ def test_a_training_refuses_to_start_from_another_order(option, arch, reordered,
     assert not save.exists() or list(save.iterdir()) == []
 
 
-def test_a_training_that_goes_on_refuses_another_order(data, reordered, tmp_path):
+def test_a_resumed_training_refuses_another_order(data, reordered, tmp_path):
     flags = ("--arch", "lot_transformer_small")
     train(data / "bin", tmp_path, *flags, updates=1)
     with pytest.raises(InputError, match="checkpoint_last.pt, or the same in another order"):
@@ -145,7 +146,7 @@ def test_a_training_that_goes_on_refuses_another_order(data, reordered, tmp_path
 
 
 def words_of(name, data, path, out):
-    """A command that reads data with a model."""
+    """The words of a command that reads ``data`` with the model at ``path`` and writes to ``out``."""
     fit = ("--attention", "lot", *FIT, "--out", out / "swapped.pt")
     lines = ("--data", data, "--path", path)
     return {
@@ -196,8 +197,8 @@ def test_the_base_of_a_sweep_is_measured_once(data, foreign, tmp_path, capsys):
     assert capsys.readouterr().err.count("the loss is inconclusive") == 1
 
 
-def test_what_is_measured_is_the_softmax_of_the_training(data, reordered, foreign, tmp_path, capsys, monkeypatch):
-    """A swap may cost all quality, which says nothing about dictionaries."""
+def test_the_measured_loss_is_that_of_the_base_s_softmax(data, reordered, foreign, tmp_path, capsys, monkeypatch):
+    """The loss of a swapped model may be high whatever the dictionaries are."""
     found, measure = [], pairs.measure
     monkeypatch.setattr(pairs, "measure", lambda *args, **how: found.append(measure(*args, **how)) or found[-1])
     path = swapped(foreign, tmp_path / "swapped.pt", "lot", "--attention-sites", "encoder,cross,decoder")
@@ -209,7 +210,7 @@ def test_what_is_measured_is_the_softmax_of_the_training(data, reordered, foreig
 
 
 def test_a_model_of_few_updates_is_not_refused(data, reordered, tmp_path, capsys):
-    """With either order it has a loss near its entropy, so nothing can be told, and a line says so."""
+    """With either order its loss is near the entropy of its predictions: a line says that nothing can be known."""
     flags = ("--arch", "transformer_tiny", "--share-decoder-input-output-embed")
     young = moved(train(data / "bin", tmp_path, *flags, updates=1), tmp_path / "young.pt", fingerprints=False)
     for folder in (data, reordered):
@@ -225,8 +226,8 @@ def test_without_targets_a_line_says_that_nothing_was_compared(data, foreign, ca
     assert "there are no pairs of sentences to try it on" in capsys.readouterr().err
 
 
-def test_the_folder_of_the_training_is_enough(data, reordered, foreign, tmp_path, capsys):
-    """Compared with its dictionaries, a foreign model is not measured."""
+def test_the_data_folder_of_the_training_stands_in_for_fingerprints(data, reordered, foreign, tmp_path, capsys):
+    """If its dictionaries can be compared, the loss of a model without fingerprints is not measured."""
     with edited(foreign, tmp_path / "known.pt") as state:
         state.settings("task")["data"] = str(data / "bin")
     shutil.copytree(data / "bin", tmp_path / "copy")
@@ -239,7 +240,7 @@ def test_the_folder_of_the_training_is_enough(data, reordered, foreign, tmp_path
 
 
 def prints(checkpoint):
-    """Both fingerprints of a checkpoint."""
+    """The source and target fingerprints of a checkpoint; None where it has none."""
     return tuple(getattr(load_checkpoint(checkpoint).model_args, name, None) for name in NAMES)
 
 
@@ -265,7 +266,7 @@ def test_every_checkpoint_of_ours_carries_fingerprints(data, stock_checkpoint, f
     assert prints(tmp_path / "found.pt") == (None, None), "what is swapped is not changed"
 
 
-def test_counts_do_not_matter_and_sides_do(data, tmp_path):
+def test_fingerprints_ignore_counts_and_differ_by_side(data, tmp_path):
     first, counted, other = Dictionary(), Dictionary(), Dictionary()
     for symbol, count in zip("abc", (5, 3, 1), strict=True):
         first.add_symbol(symbol, n=count)

@@ -7,7 +7,7 @@ import fairseq_lot
 from tests.conftest import ROOT, program
 
 
-def test_plug_and_play(data, stock_checkpoint, capsys):
+def test_examples_plug_and_play(data, stock_checkpoint, capsys):
     program("examples/plug_and_play.py").main([str(stock_checkpoint), str(data / "bin"), "--steps", "2"])
     lines = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"predictions change by \d\.\d+ nats a piece", lines.pop(0))
@@ -18,7 +18,7 @@ def test_plug_and_play(data, stock_checkpoint, capsys):
         assert abs(sum(received) - len(received)) <= 0.005 * len(received) + 1e-6
 
 
-def test_near_far(data, stock_checkpoint, capsys):
+def test_examples_near_far(data, stock_checkpoint, capsys):
     program("examples/near_far.py").main([str(stock_checkpoint), str(data / "bin"), "--steps", "2", "--tokens", "600"])
     first, _, *costs = capsys.readouterr().out.splitlines()
     same, all_ = map(int, re.fullmatch(r"(\d+) of (\d+) translations .* the same", first).groups())

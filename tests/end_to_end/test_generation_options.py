@@ -1,4 +1,4 @@
-"""fairseq's options of generation with LOT at every site: fairseq itself does the work, the attention must not mind."""
+"""fairseq's generation options work with LOT at every site."""
 
 import io
 from argparse import Namespace
@@ -16,23 +16,24 @@ SENTENCES = 60
 
 @pytest.fixture(scope="module")
 def plain(data, everywhere):
+    """The output of fairseq-generate without further options."""
     return generate(data / "bin", everywhere)
 
 
-# what reaches the attention; the others compare the scores of the same tokens in another way
+# FAST: options that reach the attention; SLOW: options that only compare scores in another way
 FAST = ["--diverse-beam-groups 3", "--sampling --sampling-topk 20 --nbest 3", "--retain-dropout", "--prefix-size 2"]
 SLOW = ["--diversity-rate 0.5", "--lenpen 5", "--unnormalized", "--match-source-len"]
 
 
 @pytest.mark.fast_if(lambda flags: flags in FAST)
 @pytest.mark.parametrize("flags", FAST + SLOW)
-def test_every_sentence_is_translated_otherwise(flags, data, everywhere, plain):
+def test_each_option_changes_the_translations(flags, data, everywhere, plain):
     found = generate(data / "bin", everywhere, *flags.split())
     assert fields(found, "H").keys() == fields(plain, "H").keys() == set(range(SENTENCES))
     assert hypotheses(found) != hypotheses(plain), f"{flags} change nothing"
 
 
-def test_best_of_several_come_first(data, everywhere, plain):
+def test_the_best_translations_are_among_several(data, everywhere, plain):
     found = hypotheses(generate(data / "bin", everywhere, "--nbest", 3))
     assert len(found) == 3 * len(hypotheses(plain)) and set(hypotheses(plain)) <= set(found)
 
@@ -60,7 +61,7 @@ def test_references_are_scored(data, everywhere):
 
 
 @pytest.mark.parametrize("kind", ["hard", "soft"])
-def test_alignments(kind, data, everywhere):
+def test_alignments_of_lot_are_printed(kind, data, everywhere):
     found = generate(data / "bin", everywhere, "--print-alignment", kind)
     aligned, scores = fields(found, "A"), fields(found, "P")
     assert aligned.keys() == set(range(SENTENCES))
@@ -85,7 +86,7 @@ def test_ensembles_average_probabilities(data, everywhere, stock_checkpoint, pla
 
 @pytest.mark.fast_if(lambda kind: kind == "ordered")
 @pytest.mark.parametrize("kind", ["ordered", "unordered"])
-def test_constraints(kind, data, everywhere, monkeypatch):
+def test_constraints_are_in_the_translations(kind, data, everywhere, monkeypatch):
     sources = (data / "bpe" / "test.de").read_text(encoding="utf-8").splitlines()[:4]
     monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\t▁the\ts\n" for line in sources)))
     words = ("-s", "de", "-t", "en", "--path", everywhere, "--user-dir", "fairseq_lot", "--cpu", "--beam", 3)

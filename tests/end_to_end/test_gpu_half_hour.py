@@ -1,4 +1,4 @@
-"""The half hour on a GPU, rehearsed on tiny sizes without one."""
+"""scripts/gpu_half_hour.sh, rehearsed at tiny sizes without a GPU."""
 
 import os
 import subprocess
@@ -26,7 +26,7 @@ NEEDS_TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="no triton
 
 @pytest.fixture
 def half_hour(data, tmp_path):
-    """A function that runs a part; it returns the exit code, what was said, and the names of what was packed."""
+    """A function that runs a part; it returns the exit code, the output, and the names of the packed files."""
     config = tmp_path / "tiny.yaml"
     config.write_text(yaml.safe_dump(TINY | {"data": str(data / "bin"), "work": str(tmp_path / "tiny")}))
 
@@ -56,7 +56,7 @@ def half_hour(data, tmp_path):
         ("models", "models/decoding3/bench.csv"),
     ],
 )
-def test_a_part(half_hour, part, packed):
+def test_a_part_packs_its_results_and_repeats_nothing(half_hour, part, packed):
     code, said, names = half_hour(part)
     assert code == 0, said
     assert packed in names
@@ -65,7 +65,7 @@ def test_a_part(half_hour, part, packed):
 
 
 @pytest.mark.slow
-def test_an_experiment_goes_on_where_its_time_was_over(half_hour, tmp_path):
+def test_an_experiment_continues_after_its_time_was_over(half_hour, tmp_path):
     code, said, _ = half_hour("experiment", "--seconds", 25)
     assert code == 1 and "unfinished: experiment; the same command continues" in said
     code, said, names = half_hour("experiment", "--seconds", 1200, "--at-once", 2)
@@ -74,13 +74,13 @@ def test_an_experiment_goes_on_where_its_time_was_over(half_hour, tmp_path):
     assert "LOT" in (tmp_path / "tiny" / "table.md").read_text()
 
 
-def test_what_the_smoke_test_trains_is_taken_by_fairseq_train():
+def test_fairseq_train_accepts_the_flags_of_the_smoke_test():
     for system in gpu.TRAINED:
         words = ["DATA", "--user-dir", str(ROOT / "fairseq_lot"), "--arch", "lot_transformer_small", *system.split()]
         options.parse_args_and_arch(options.get_training_parser(), words)
 
 
-def test_what_is_measured_has_names_of_its_own():
+def test_measured_mechanisms_have_distinct_names():
     assert len(read_ways(gpu.LAYERS, [32])) == 8
     assert len(read_ways(gpu.MODELS, [32])) == 3
 

@@ -1,4 +1,4 @@
-"""fairseq-hydra-train with a model of ours."""
+"""fairseq-hydra-train with our architectures."""
 
 import pytest
 import torch

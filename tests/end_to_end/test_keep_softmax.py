@@ -37,12 +37,12 @@ def save(state, path):
 
 
 def with_parameters(checkpoint):
-    """The layers of the encoder that LOT has parameters in."""
+    """The encoder layers in which LOT has parameters."""
     return {name.split(".")[2] for name in weights_of(checkpoint) if name.endswith("mechanism.pivots")}
 
 
 def standing(state, data):
-    """What stands at the layers of the encoder, as diagnose has it."""
+    """``(layer, attention)`` of each encoder layer, as ``diagnose`` reports them."""
     rows = diagnose(load(state, data / "bin", "valid"), sentences=4, batch=4, perturbations=0, seed=1)["rows"]
     return {(row["layer"], row["attention"]) for row in rows if row["site"] == "encoder"}
 
@@ -56,7 +56,7 @@ def alibi(stock_checkpoint, tmp_path):
     return tmp_path / "alibi.pt"
 
 
-def test_a_kept_place_is_followed_by_everything(data, stock_checkpoint, tmp_path, capsys):
+def test_every_command_keeps_softmax_at_a_kept_place(data, stock_checkpoint, tmp_path, capsys):
     out = swapped(stock_checkpoint, tmp_path / "kept.pt", "lot", "--lot-num-pivots", 6, "--keep-softmax", "encoder.1")
     assert "lot attention at encoder, softmax kept at encoder.1, from" in capsys.readouterr().out
     state = load_checkpoint(out)
@@ -64,11 +64,11 @@ def test_a_kept_place_is_followed_by_everything(data, stock_checkpoint, tmp_path
     assert with_parameters(out) == {"0"}
     assert standing(state, data) == {(0, "lot"), (1, "softmax")}
     assert state["model"].keys() == swap_as_drawn(stock_checkpoint, **LOT, keep_softmax=["encoder.1"])["model"].keys()
-    # calibration: softmax in its stead is the teacher at every place, and nothing is fitted at a kept one
+    # calibration: kept places have nothing to fit
     fitted = calibrate(out, steps=2, joint_steps=1, held_out=4)
     assert [(match.site, match.layer) for match in fitted.matched] == [("encoder", 0)]
     assert fitted.state.model_args.keep_softmax == "encoder.1"
-    # fine-tuning, a restart, and both again by the command line that was typed
+    # fine-tuning with the command that swap prints, then a restart of it
     tuned = tmp_path / "tuned"
     flags = shlex.split(fine_tuning_command(state, out))[4:]
     for updates in (1, 2):
@@ -76,7 +76,7 @@ def test_a_kept_place_is_followed_by_everything(data, stock_checkpoint, tmp_path
         assert load_checkpoint(last).model_args.keep_softmax == "encoder.1" and with_parameters(last) == {"0"}
     assert load_checkpoint(last)["optimizer_history"][-1]["num_updates"] == 2
     assert standing(last, data) == {(0, "lot"), (1, "softmax")}
-    # an average of checkpoints as fairseq's script makes it, and an ensemble
+    # an average of checkpoints as fairseq's script makes it, then an ensemble
     one, other = load_checkpoint(out), load_checkpoint(last)
     assert list(one["model"]) == list(other["model"])
     other["model"] = {name: (value + one["model"][name]) / 2 for name, value in other["model"].items()}
@@ -99,14 +99,14 @@ def test_a_model_trained_with_kept_places_has_them(data, tmp_path):
         vars(load_checkpoint(again).model_args).items()
         >= {"keep_softmax": "encoder.1", "softmax_prior": "alibi"}.items()
     )
-    # swapped anew, what was trained there can stay
+    # a new swap can keep the softmax that was trained there
     both = swap_as_drawn(again, attention="near_far", keep_softmax="encoder.1")
     assert standing(both, data) == {(0, "near_far"), (1, "softmax with alibi")}
     with pytest.raises(InputError, match="lot attention was trained at encoder, so there is no softmax to keep at enc"):
         swap_as_drawn(again, attention="near_far", keep_softmax="encoder.0")
 
 
-def test_a_fine_tuning_changes_places_where_that_is_typed(data, stock_checkpoint, tmp_path, caplog):
+def test_a_fine_tuning_changes_kept_places_only_if_they_are_typed(data, stock_checkpoint, tmp_path, caplog):
     caplog.set_level("INFO")
     kept = save(swap_as_drawn(stock_checkpoint, **LOT, keep_softmax="encoder.0"), tmp_path / "kept.pt")
     start = ("--arch", "pluggable_transformer", "--finetune-from-model", kept)
@@ -124,8 +124,8 @@ def test_a_fine_tuning_changes_places_where_that_is_typed(data, stock_checkpoint
     assert not (tmp_path / "x").exists()
 
 
-def test_layers_that_go_take_their_places_with_them(data, stock_checkpoint, tmp_path):
-    """Places on the command line and in the checkpoint are of the layers before."""
+def test_pruning_layers_renumbers_kept_places(data, stock_checkpoint, tmp_path):
+    """Places on the command line and in the checkpoint count the layers before pruning."""
     kept = save(
         swap_as_drawn(stock_checkpoint, **LOT, attention_sites="encoder,cross", keep_softmax="encoder.1"),
         tmp_path / "kept.pt",
@@ -160,7 +160,7 @@ def test_the_prior_of_the_base_stays_at_kept_places(data, alibi, tmp_path):
         state.model_args.attention_sites = "encoder"
     with pytest.raises(InputError, match="with different priors .alibi at encoder.0, none at decoder.0.; keep places"):
         swap_as_drawn(tmp_path / "encoder.pt", **both | LOT | {"keep_softmax": "encoder.0,decoder.0"})
-    # a training from the base, or from a swap without kept places, brings it
+    # a training from the base, or from a swap without kept places, gets the prior, too
     flags = (
         "--arch",
         "pluggable_transformer",
@@ -179,7 +179,7 @@ def test_the_prior_of_the_base_stays_at_kept_places(data, alibi, tmp_path):
 
 @pytest.mark.parametrize("sites", ["encoder", "decoder", "cross", "encoder,cross,decoder"])
 def test_a_prior_stays_at_self_attention_that_is_not_swapped(sites, data, alibi, tmp_path):
-    """What is fitted has the model as it was trained for its teacher."""
+    """The teacher of a calibration is the model as it was trained, with its prior."""
     swapped = swap_as_drawn(alibi, attention_sites=sites, near_far_prior="alibi" if sites != "cross" else None)
     fit = {"steps": 1, "joint_steps": 1, "held_out": 4}
     for match in calibrate(swapped, **fit).matched:
@@ -230,7 +230,7 @@ def test_overrides_keep_softmax_where_it_was_trained(data, stock_checkpoint, ali
         ("encoder.0,encoder.1", "nothing is left for lot attention"),
     ],
 )
-def test_places_that_cannot_be_kept_are_one_line(places, naming, data, stock_checkpoint, tmp_path, capsys):
+def test_places_that_cannot_be_kept_are_refused_in_one_line(places, naming, data, stock_checkpoint, tmp_path, capsys):
     out = ("--path", stock_checkpoint, "--out", tmp_path / "out")
     refuse_and_keep(capsys, tmp_path, "swap", *out, "--attention", "lot", "--keep-softmax", places, naming=[naming])
     way = f"lot --keep-softmax {places}"
@@ -248,7 +248,7 @@ def test_a_prior_other_than_the_base_s_is_refused(stock_checkpoint):
     assert swap_as_drawn(stock_checkpoint, **LOT, keep_softmax=None).model_args.keep_softmax is None
 
 
-def test_a_sweep_tries_places(data, stock_checkpoint, tmp_path, capsys):
+def test_a_sweep_tries_kept_places(data, stock_checkpoint, tmp_path, capsys):
     words = ("sweep", data / "bin", "--path", stock_checkpoint, "--out", tmp_path, "--no-bleu", "--no-calibration")
     tries = "lot --keep-softmax encoder.0/encoder.1", "lot --keep-softmax 'encoder.1, encoder.1'"
     fairseq_lot(*words, "--sentences", 9, *(word for way in tries for word in ("--try", way)))

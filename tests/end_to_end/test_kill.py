@@ -1,4 +1,4 @@
-"""kill -9 at the worst moments: nothing is half-written, and the next call goes on as if nothing had happened."""
+"""kill -9 at the worst moments: no file is half-written, and the next call continues as if nothing had happened."""
 
 import contextlib
 import json
@@ -18,11 +18,12 @@ SWAP = (BIN / "fairseq-lot", "swap", "--attention", "lot", "--no-calibrate")
 
 @pytest.fixture
 def start(tmp_path_factory):
+    """A function that starts a command, which kills itself at the moment ``DIE_AT``."""
     return starter(tmp_path_factory.mktemp("deadly"))
 
 
 def loss_curve(log):
-    """The losses of each epoch on both sets, as they were logged last."""
+    """The training and validation loss of each epoch, as logged last."""
     curve = {}
     for line in log.read_text().splitlines():
         if found := re.search(r"epoch (\d+) \|( valid .*\|)? loss ([\d.]+) \|", line):
@@ -38,7 +39,7 @@ TRAININGS = {
 
 
 def differential_esp(data, folder):
-    """A differential base of a few updates, with ESP in its place."""
+    """A differential softmax model after a few updates, swapped to differential ESP."""
     base = train(data / "bin", folder, "--arch", "diff_transformer_small", "--share-all-embeddings", updates=5)
     fairseq_lot("swap", "--path", base, "--attention", "esp", *ESP.split(), "--out", folder / "swapped.pt")
     return folder / "swapped.pt"
@@ -54,7 +55,7 @@ def test_training_goes_on_as_if_it_had_not_been_killed(script, start, data, tmp_
 
     finish(training("whole"))
     assert (tmp_path / "whole" / "train.log").read_text().count("epoch 003 | valid") == 1, "each line is logged once"
-    finish(training("killed", "--max-epoch", 1))  # and then for more epochs
+    finish(training("killed", "--max-epoch", 1))
     killed(training("killed", die_at="write:1"))  # the second epoch's checkpoint is half written
     assert (tmp_path / "killed" / "checkpoint_best.pt.tmp").exists()
     killed(training("killed", die_at="copy:1"))  # half copied to checkpoint_last.pt
@@ -77,7 +78,7 @@ def test_training_goes_on_as_if_it_had_not_been_killed(script, start, data, tmp_
 
 
 def test_scoring_goes_on_and_follows_its_checkpoint(start, data, tmp_path):
-    """score.sh, killed while it translates and before it has scored; then again, after its checkpoint has changed."""
+    """score.sh is killed while it translates, then before it has scored; at last its checkpoint changes."""
     base, folder = tmp_path / "base", tmp_path / "data"
     shutil.copytree(data / "bin", folder, ignore=shutil.ignore_patterns("text"))
     shutil.copytree(data / "text", folder / "text")
@@ -112,14 +113,14 @@ def test_scripts_say_what_is_missing_from_any_folder(start):
 
 
 def unhidden(folder):
-    """Files that have their name; a kill leaves at most a hidden part beside them."""
+    """The files of a folder with their contents, without the hidden parts that a kill may leave."""
     return {path: content for path, content in contents(folder).items() if not path.name.startswith(".")}
 
 
 @pytest.mark.parametrize("die_at", ["fsync", "replace"])
 @pytest.mark.parametrize("command", ["swap", "score"])
-def test_swap_and_score(command, die_at, start, stock_checkpoint, tmp_path):
-    """Killed, then not; then what they should replace it with, first killed again."""
+def test_swap_and_score_leave_old_or_new_files_when_killed(command, die_at, start, stock_checkpoint, tmp_path):
+    """Each command is killed, then runs through; another one, which replaces its files, is killed and runs through."""
     folder, reference = tmp_path / "out", tmp_path / "test.en"
     if command == "swap":
         files = [folder / "lot.pt"]
@@ -145,7 +146,7 @@ def test_swap_and_score(command, die_at, start, stock_checkpoint, tmp_path):
         before = after
 
 
-def test_calibrate(start, data, stock_checkpoint, tmp_path):
+def test_calibrate_leaves_no_file_when_killed(start, data, stock_checkpoint, tmp_path):
     swapped, folder = tmp_path / "lot.pt", tmp_path / "out"
     finish(start(*SWAP, "--path", stock_checkpoint, "--out", swapped))
     words = [BIN / "fairseq-lot", "calibrate", data / "bin", "--path", swapped, "--held-out", 8, "--joint-steps", 3]

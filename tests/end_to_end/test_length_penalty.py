@@ -1,4 +1,4 @@
-"""A length penalty that is chosen on validation: from one search, by ``score.sh``, for every test set."""
+"""``score.sh --lenpen chosen``: one beam search on the validation set chooses the length penalty of every test set."""
 
 import json
 import os
@@ -21,7 +21,7 @@ LABEL = '{"system": "softmax", "settings": {"attention": "softmax"}, "stage": "b
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory):
-    """A data folder of sentences of one to nine words that are to be copied, with three test sets."""
+    """A data folder for a copying task, with sentences of one to nine words and two test sets."""
     home, draw = tmp_path_factory.mktemp("words"), random.Random(1)
     for name, count, longest in (("train", 400, 9), ("valid", 40, 9), ("test", SENTENCES, 8), ("test1", SENTENCES, 8)):
         lines = [" ".join(draw.choice("abcdefgh") for _ in range(draw.randint(1, longest))) for _ in range(count)]
@@ -37,14 +37,14 @@ def words(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def copier(words, tmp_path_factory):
-    """A model that has learnt to end, and not yet where: the best length depends on the penalty."""
+    """A model that ends its sentences at wrong places, so that their lengths depend on the penalty."""
     flags = ("--arch", "transformer_tiny", "--share-decoder-input-output-embed", "--lr", "3e-3")
     return train(words, tmp_path_factory.mktemp("copier"), *flags, updates=60)
 
 
 @pytest.mark.parametrize("flags", ["", "--max-len-b 6 --diverse-beam-groups 3"])
-def test_one_search_shows_the_best_for_every_length_penalty(flags, words, copier, tmp_path):
-    """What fairseq-generate gives with ``--lenpen`` is what one call with all hypotheses of the beam shows."""
+def test_one_search_finds_the_best_translations_for_every_length_penalty(flags, words, copier, tmp_path):
+    """All hypotheses of one beam search contain the translations of fairseq-generate with any ``--lenpen``."""
     own = ("--beam", 6, "--remove-bpe", "@@ ", *flags.split())
     (tmp_path / "nbest").write_text(generate(words, copier, *own, "--nbest", 6, "--lenpen", 1))
     nbest = read_nbest(tmp_path / "nbest", SENTENCES)
@@ -77,7 +77,7 @@ def test_score_sh_takes_the_best_on_validation_for_all_test_sets(words, copier, 
     )
     os.utime(tmp_path / "out.valid.out", (1, 1))
     other, said_again = scored("out.test1", "--gen-subset=test1", "--lenpen", "chosen")
-    assert (tmp_path / "out.valid.out").stat().st_mtime == 1, "of one translation of valid"
+    assert (tmp_path / "out.valid.out").stat().st_mtime == 1, "valid is translated once"
     assert other["lenpen"] == lenpen and said_again.splitlines()[0] == said.splitlines()[0]
     assert "--gen-subset=test1" in other["command"] and other["tokenised"] != row["tokenised"]
 
@@ -91,7 +91,9 @@ def test_score_sh_takes_the_best_on_validation_for_all_test_sets(words, copier, 
         (["--gen-subset", "valid"], "it is chosen on valid, so a row of valid would be too good; give a number"),
     ],
 )
-def test_where_nothing_can_be_chosen_it_is_refused(flags, reason, words, copier, tmp_path, capsys):
+def test_choosing_a_length_penalty_is_refused_where_nothing_can_be_chosen(
+    flags, reason, words, copier, tmp_path, capsys
+):
     assert refusal(capsys, copier, words, tmp_path / "out", *flags) == f"--lenpen chosen: {reason}"
     assert contents(tmp_path) == {}
 
@@ -111,7 +113,7 @@ def test_a_validation_set_that_is_not_translated_whole_is_refused(words, copier,
 
 
 def refusal(capsys, checkpoint, data, out, *flags):
-    """The only line of ``score.sh --lenpen chosen``, which must refuse."""
+    """Run ``score.sh --lenpen chosen``, which must refuse with one line; return the line."""
     capsys.readouterr()
     words = [str(word) for word in (checkpoint, data, out, "-", LABEL, "--lenpen", "chosen", *flags)]
     assert cli.run(score.build_parser, words, "score.sh") == 2

@@ -1,4 +1,4 @@
-"""Checkpoints that are cut off, of wrong types, or that try to run code: every command refuses with one line."""
+"""Checkpoints that are damaged, have wrong types or try to run code: every command refuses them with one line."""
 
 import os
 import pickle
@@ -14,7 +14,7 @@ COMMANDS = ("calibrate", "check", "diagnose", "report", "sweep", "swap", "transl
 
 
 def words_of(command, data, path, out):
-    """The command on a checkpoint; whatever it writes goes below ``out``."""
+    """The words of a command that reads the checkpoint ``path`` and writes only below ``out``."""
     return {
         "calibrate": ("calibrate", data, "--path", path, "--out", out / "o.pt"),
         "check": ("check", data, "--path", path),
@@ -36,15 +36,15 @@ def refuse_file(capsys, command, data, path, naming=()):
 @pytest.mark.fast_if(lambda tenth, damage, command: tenth == 5 or command == "swap")
 @pytest.mark.parametrize("damage, command", [*(("cut", command) for command in COMMANDS), ("overwritten", "swap")])
 @pytest.mark.parametrize("tenth", range(10))
-def test_damaged_at_each_tenth(tenth, damage, command, data, stock_checkpoint, tmp_path, capsys):
-    """Cut off there, or with 4 KiB of other bytes as in a bad block of a disk."""
+def test_files_damaged_at_each_tenth_are_refused(tenth, damage, command, data, stock_checkpoint, tmp_path, capsys):
+    """The file is cut off there, or has 4 KiB of other bytes there, as after a disk error."""
     whole, path = stock_checkpoint.read_bytes(), tmp_path / "damaged.pt"
     start = len(whole) * tenth // 10
     path.write_bytes(whole[:start] + (b"" if damage == "cut" else b"\xa5" * 4096 + whole[start + 4096 :]))
     refuse_file(capsys, command, data, path, naming=[path])
 
 
-def test_what_is_no_checkpoint(data, tmp_path, capsys):
+def test_files_that_are_no_checkpoint_are_refused(data, tmp_path, capsys):
     path = tmp_path / "no.pt"
     refuse_file(capsys, "swap", data, path, naming=[path])
     refuse(capsys, "check", data / "bin", "--path", data / "bin", naming=[f"{data / 'bin'} is a folder"])
@@ -58,20 +58,22 @@ def test_what_is_no_checkpoint(data, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("words", [("swap", "--no-calibrate", "--out"), ("diagnose", "data", "--json")])
-def test_no_checkpoint_is_replaced_by_what_is_made_of_it(words, stock_checkpoint, capsys):
+def test_no_command_overwrites_the_checkpoint_that_it_reads(words, stock_checkpoint, capsys):
     words += (stock_checkpoint, "--path", stock_checkpoint)
     refuse_and_keep(capsys, stock_checkpoint.parent, *words, naming=["give another file"])
 
 
 def in_model(**changes):
+    """A change of the model's arguments."""
     return lambda state: [vars(state["cfg"]["model"]).update(changes)]
 
 
 def set_weight(name, value):
+    """A change of one weight."""
     return lambda state: state["model"].update({name: value})
 
 
-# what is done to a sound checkpoint
+# changes of a sound checkpoint that every command notices
 WRONG = {
     "model-none": lambda state: state.update(model=None),
     "model-list": lambda state: state.update(model=[torch.ones(1)]),
@@ -97,7 +99,7 @@ WRONG = {
     "width-text": in_model(encoder_embed_dim="wide"),
     "positions-text": in_model(max_source_positions="many"),
 }
-# what only a command that builds the model meets
+# changes that only commands which build the model notice
 WRONG_WHEN_BUILT = {
     "heads-zero": in_model(encoder_attention_heads=0),
     "weight-of-other-rows": set_weight("encoder.embed_tokens.weight", torch.ones(7, 64)),
@@ -120,7 +122,9 @@ WRONG_WHEN_BUILT = {
         *((name, command) for name in WRONG_WHEN_BUILT for command in ("calibrate", "diagnose")),
     ],
 )
-def test_wrong_types_and_models_that_cannot_be_built(name, command, data, stock_checkpoint, tmp_path, capsys):
+def test_wrong_types_and_models_that_cannot_be_built_are_refused(
+    name, command, data, stock_checkpoint, tmp_path, capsys
+):
     path = tmp_path / "wrong.pt"
     with edited(stock_checkpoint, path) as state:
         (WRONG | WRONG_WHEN_BUILT)[name](state)
@@ -128,7 +132,7 @@ def test_wrong_types_and_models_that_cannot_be_built(name, command, data, stock_
 
 
 @pytest.mark.parametrize("command", ("diagnose", "report", "swap", "calibrate"))
-def test_weights_that_are_no_numbers(command, data, stock_checkpoint, tmp_path, capsys):
+def test_weights_that_are_nan_are_refused(command, data, stock_checkpoint, tmp_path, capsys):
     path = tmp_path / "wrong.pt"
     with edited(stock_checkpoint, path) as state:
         state["model"]["decoder.layers.1.fc2.bias"].fill_(torch.nan)
@@ -136,7 +140,7 @@ def test_weights_that_are_no_numbers(command, data, stock_checkpoint, tmp_path, 
 
 
 @pytest.mark.parametrize("command", ("diagnose", "report"))
-def test_scores_that_overflow(command, data, stock_checkpoint, tmp_path, capsys):
+def test_scores_that_overflow_are_refused(command, data, stock_checkpoint, tmp_path, capsys):
     path = tmp_path / "wrong.pt"
     with edited(stock_checkpoint, path) as state:
         for name in ("q", "k"):
@@ -145,7 +149,7 @@ def test_scores_that_overflow(command, data, stock_checkpoint, tmp_path, capsys)
 
 
 @pytest.mark.parametrize("command", ("report", "swap", "sweep", "translate"))
-def test_predictions_that_overflow(command, data, stock_checkpoint, tmp_path, capsys):
+def test_predictions_that_overflow_are_refused(command, data, stock_checkpoint, tmp_path, capsys):
     path = tmp_path / "wrong.pt"
     with edited(stock_checkpoint, path) as state:
         state["model"]["decoder.layers.1.fc2.bias"].fill_(3e38)
@@ -156,7 +160,7 @@ def test_predictions_that_overflow(command, data, stock_checkpoint, tmp_path, ca
     refuse_and_keep(capsys, tmp_path, *words, naming=["the model" if command == "swap" else path, "weights overflow"])
 
 
-def test_a_loss_that_overflows(data, stock_checkpoint, tmp_path, capsys):
+def test_a_loss_that_overflows_is_refused(data, stock_checkpoint, tmp_path, capsys):
     path = tmp_path / "wrong.pt"
     with edited(stock_checkpoint, path) as state:
         state["model"]["decoder.layers.1.fc2.bias"].fill_(3e38)
@@ -165,7 +169,7 @@ def test_a_loss_that_overflows(data, stock_checkpoint, tmp_path, capsys):
 
 
 class Attack:
-    """Unpickled, it calls a function."""
+    """An object that calls a function when it is unpickled."""
 
     def __init__(self, function, *arguments):
         self.function, self.arguments = function, arguments

@@ -1,6 +1,6 @@
-"""Damaged data folders, text that is no text and sweeps with broken lines: one line, nothing changed.
+"""Damaged data folders, text files and sweeps are refused with one line, and nothing changes.
 
-Archives, translations and results are damaged in tests/corpus and tests/evaluation.
+tests/corpus and tests/evaluation do the same with archives, translations and results.
 """
 
 import json
@@ -39,7 +39,7 @@ TEXT = ANY | {
 
 
 def damaged(data, file, damage):
-    """A copy of a folder of the corpus, in which one file is damaged."""
+    """Copy a folder of the corpus and damage ``file`` in the copy; return the copy."""
     shutil.copytree(data / file.parent.name, file.parent, ignore=shutil.ignore_patterns("text"))
     file.write_bytes(damage(file.read_bytes()))
     return file.parent
@@ -49,7 +49,7 @@ def damaged(data, file, damage):
 @pytest.mark.parametrize("damage", BINARY)
 @pytest.mark.parametrize("name", ["de.bin", "de.idx", "en.bin", "en.idx"])
 @pytest.mark.parametrize("split", ["test", "valid"])
-def test_binary_files(split, name, damage, data, stock_checkpoint, tmp_path, capsys):
+def test_damaged_binary_files_are_refused(split, name, damage, data, stock_checkpoint, tmp_path, capsys):
     folder = damaged(data, tmp_path / "bin" / f"{split}.de-en.{name}", BINARY[damage])
     words = words_of("check" if split == "test" else "diagnose", folder, stock_checkpoint, tmp_path)
     refuse_and_keep(capsys, tmp_path, *words, naming=[f"{split}.de-en.{name[:2]}"])
@@ -58,7 +58,7 @@ def test_binary_files(split, name, damage, data, stock_checkpoint, tmp_path, cap
 @pytest.mark.fast_if(lambda command, damage: command == "check" or damage == "half")
 @pytest.mark.parametrize("damage", DICTIONARIES)
 @pytest.mark.parametrize("command", ["check", "diagnose", "calibrate"])
-def test_dictionaries(command, damage, data, lot_checkpoint, tmp_path, capsys):
+def test_damaged_dictionaries_are_refused(command, damage, data, lot_checkpoint, tmp_path, capsys):
     folder = damaged(data, tmp_path / "bin" / "dict.de.txt", DICTIONARIES[damage])
     words = words_of(command, folder, lot_checkpoint, tmp_path)
     refuse_and_keep(capsys, tmp_path, *words, naming=[folder])
@@ -68,7 +68,7 @@ def test_dictionaries(command, damage, data, lot_checkpoint, tmp_path, capsys):
 @pytest.mark.parametrize(
     "command, name", [("tokenise --raw", "raw/train.de"), ("encode --vocab-size 300 --text", "text/test.en")]
 )
-def test_text(command, name, damage, data, tmp_path, capsys):
+def test_damaged_text_is_refused(command, name, damage, data, tmp_path, capsys):
     folder = damaged(data, tmp_path / name, TEXT[damage])
     refuse_and_keep(capsys, tmp_path, *command.split(), folder, "--out", tmp_path / "out")
 
@@ -78,14 +78,14 @@ POINT = {
     "loss": 2.0, "tokens": 10, "bleu": {"score": 30.0, "low": 29.0, "high": 31.0, "signature": "s"}, "seed": 1,
     "commit": "c", "threads": 1, "device": "CPU",
 }  # fmt: skip
-# none is a point: text, JSON of another kind, a field that is missing or of another type, a number that is none
+# lines that are no points: text, other JSON, a missing field, a field of another type, NaN
 LINES = [GARBAGE, b"hello\n", b"3\n", b"null\n", b"{}\n", b"[" * 100_000 + b"\n", b'{"a": 1}\n']
 LINES += [json.dumps({name: POINT[name] for name in POINT if name != left_out}).encode() for left_out in POINT]
 LINES += [json.dumps(POINT | {name: ["a", "list"]}).encode() for name in POINT]
 LINES += [json.dumps(POINT | change).encode() for change in ({"bleu": "30"}, {"loss": "2.0"}, {"loss": float("nan")})]
 
 
-def test_lines_of_a_sweep(data, stock_checkpoint, tmp_path, capsys):
+def test_damaged_lines_of_a_sweep_are_refused(data, stock_checkpoint, tmp_path, capsys):
     words = ("sweep", data / "bin", "--path", stock_checkpoint, "--out", tmp_path, "--try", "softmax", "--no-bleu")
     for line in LINES:
         (tmp_path / "sweep.jsonl").write_bytes(line)

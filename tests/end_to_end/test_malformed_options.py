@@ -1,4 +1,4 @@
-"""Options without a meaning: every command refuses them with one line and writes nothing."""
+"""Options with meaningless values: every command refuses them with one line and writes nothing."""
 
 import pytest
 
@@ -72,7 +72,7 @@ GENERAL += ["iwslt14 --archive nowhere.tgz --out out", "table nowhere.jsonl", "t
 
 @pytest.fixture
 def refused(capsys, tmp_path, monkeypatch):
-    """Call a command in an empty folder; it must be refused because of the options, and the folder still be empty."""
+    """A function that runs a command in an empty folder; it must refuse, name the options and write nothing."""
     monkeypatch.chdir(tmp_path)
 
     def refused(words, options=()):
@@ -86,7 +86,7 @@ def refused(capsys, tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session")
 def commands(data, stock_checkpoint, lot_checkpoint):
-    """Each command with arguments that are in order."""
+    """Valid words for each command."""
     pair = ("--source", "de", "--target", "en")
     folder, swap = data / "bin", ("swap", "--path", stock_checkpoint, "--out", "out.pt")
     return {
@@ -119,10 +119,10 @@ def test_without_the_wrong_option_they_work(command, commands, tmp_path, monkeyp
 @pytest.mark.parametrize(
     "command, options", [(command, options) for command, cases in WRONG.items() for options in cases], ids=str
 )
-def test_wrong_options(command, options, refused, commands):
+def test_wrong_options_are_refused(command, options, refused, commands):
     refused(commands[command], options)
 
 
 @pytest.mark.parametrize("words", GENERAL)
-def test_wrong_words(words, refused):
+def test_wrong_words_are_refused(words, refused):
     refused(words.split())

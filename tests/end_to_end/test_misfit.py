@@ -1,4 +1,4 @@
-"""A training from a checkpoint that does not fit it ends in one line, which says why."""
+"""A training ends with one line that says why, if the checkpoint that it starts from does not fit."""
 
 import shutil
 
@@ -15,6 +15,7 @@ SIZES = [
 
 
 def refused(*words):
+    """Run fairseq-train, which must refuse; return its one-line message."""
     with pytest.raises(InputError) as caught:
         train(*words)
     assert "\n" not in str(caught.value)
@@ -32,7 +33,7 @@ def test_sizes_that_differ_are_named(start, base, arch, flags, expected, data, t
 
 @pytest.mark.parametrize("start", ["--restore-file", "--finetune-from-model"])
 def test_another_dictionary_is_named(start, data, stock_checkpoint, tmp_path):
-    """Of a checkpoint without fingerprints, as fairseq itself writes it."""
+    """The checkpoint has no fingerprints, like those that fairseq alone writes."""
     with edited(stock_checkpoint, tmp_path / "foreign.pt") as state:
         for side in ("source", "target"):
             vars(state["cfg"]["model"]).pop(f"{side}_fingerprint", None)
@@ -55,7 +56,7 @@ def test_another_dictionary_is_named(start, data, stock_checkpoint, tmp_path):
     ],
     ids=str,
 )
-def test_contradictions_are_one_line(flags, expected, data, stock_checkpoint, tmp_path):
+def test_contradictory_flags_are_refused_in_one_line(flags, expected, data, stock_checkpoint, tmp_path):
     flags = [stock_checkpoint if word == "BASE" else word for word in flags]
     line = refused(data / "bin", tmp_path, "--arch", "transformer_tiny", "--share-decoder-input-output-embed", *flags)
     assert expected in line and len(line) < 400

@@ -1,4 +1,4 @@
-"""A model of fairseq's task ``translation_multi_simple_epoch`` in every command, beside fairseq-generate."""
+"""Every command accepts a model of fairseq's task ``translation_multi_simple_epoch``."""
 
 import json
 
@@ -21,7 +21,7 @@ one_way = pytest.mark.parametrize("symbols", SYMBOLS[:1], indirect=True)
 
 @pytest.fixture(scope="module", params=SYMBOLS)
 def symbols(request):
-    """Where the symbols of languages stand."""
+    """The flags that say where language symbols are inserted."""
     return request.param
 
 
@@ -45,7 +45,7 @@ def test_translates_as_fairseq_does(pair, symbols, data, base):
 
 
 @one_way
-def test_every_command_takes_it(data, base, tmp_path, capsys):
+def test_every_command_accepts_a_multilingual_model(data, base, tmp_path, capsys):
     swapped, calibrated = tmp_path / "swapped.pt", tmp_path / "calibrated.pt"
     fairseq_lot("swap", "--path", base, "--attention", "lot", "--lot-num-pivots", 4, *FIT, "--out", swapped)
     assert "by the dictionary's counts" in capsys.readouterr().out
@@ -61,7 +61,7 @@ def test_every_command_takes_it(data, base, tmp_path, capsys):
 
 
 @one_way
-def test_what_cannot_be_told_is_refused(data, base, tmp_path, capsys):
+def test_an_unknown_language_and_unsupported_settings_are_refused(data, base, tmp_path, capsys):
     refuse(capsys, "translate", "--path", base, "--source-lang", "de", "--target-lang", "fr", "das", naming=["fr"])
     path = tmp_path / "changed.pt"
     for option, value, naming in (

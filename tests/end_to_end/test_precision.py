@@ -1,4 +1,4 @@
-"""Half precision where fairseq's own handling of it is not enough: parameters without a float32 copy, and --bf16."""
+"""Half precision where fairseq's own code is not enough: training without float32 copies, and generation in bf16."""
 
 from argparse import Namespace
 
@@ -22,7 +22,7 @@ LEARNT = {
 
 
 def training(**common):
-    """fairseq's configuration of a training."""
+    """fairseq's configuration of a training, with these options of its part ``common``."""
     return Namespace(common=CommonConfig(**common), ema=EMAConfig(), criterion=None)
 
 
@@ -61,7 +61,7 @@ def test_generation_heeds_bf16(model, data, request):
 
 @pytest.mark.slow
 def test_memory_efficient_training_of_softmax_goes_through(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # what fairseq compares a parameter's device with
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # fairseq compares it with a parameter's device
     with dtypes_of(PluggableMultiheadAttention) as seen:
         train(data / "bin", tmp_path, "--arch", "softmax_transformer_small", "--memory-efficient-fp16", updates=2)
     assert seen == {torch.float16}

@@ -1,4 +1,4 @@
-"""The package from Python: what it returns is readable, what is wrong is one line."""
+"""The package from Python: its results are readable, and its errors have one line."""
 
 import contextlib
 import pydoc
@@ -35,7 +35,7 @@ def test_a_sentence_may_be_as_long_as_the_model_has_positions_for(model):
 
 
 def test_translating_leaves_the_model_as_it_was(model):
-    """Also while others are still to be translated."""
+    """This holds even between two translations."""
     before = [layer.need_attn for layer in model.loaded.model.decoder.layers]
     model.translate("der alte Mann")
     assert [layer.need_attn for layer in model.loaded.model.decoder.layers] == before == [True] * len(before)
@@ -46,8 +46,8 @@ def test_translating_leaves_the_model_as_it_was(model):
         assert all(layer.need_attn for layer in model.loaded.model.decoder.layers)
 
 
-def test_of_a_translation_the_encoder_is_captured(model):
-    """The decoder goes step by step."""
+def test_a_translation_captures_the_encoder_s_attention(model):
+    """The decoder's incremental steps are not captured."""
     with capture(model.loaded.model) as seen:
         model.translate("der alte Mann")
     assert [(one.site, one.layer) for one in seen] == [("encoder", 0), ("encoder", 1)]
@@ -73,7 +73,7 @@ def test_calibrates_where_gradients_are_off(stock_checkpoint):
         (["das", "\udce4"], r"line 2.*'\\udce4'.*surrogate"),
     ],
 )
-def test_what_is_no_text_is_refused(sentences, naming, model):
+def test_input_that_is_no_text_is_refused(sentences, naming, model):
     with pytest.raises(InputError, match=f"^.*{naming}.*$"):
         model.translate(sentences)
 
@@ -82,7 +82,7 @@ def test_a_split_needs_no_target_side(data, stock_checkpoint, tmp_path):
     folder = shutil.copytree(data / "bin", tmp_path / "bin", ignore=shutil.ignore_patterns("text", "test.de-en.en.*"))
     assert len(fairseq_lot.Translator(stock_checkpoint, folder, split="test").loaded.sentences) == 60
     (folder / "valid.de-en.en.bin").write_bytes(b"")
-    with pytest.raises(InputError, match="valid.de-en.en.bin or .idx is damaged"):  # one that is there is checked
+    with pytest.raises(InputError, match="valid.de-en.en.bin or .idx is damaged"):  # existing targets are checked
         fairseq_lot.Translator(stock_checkpoint, folder, split="valid")
 
 
@@ -115,7 +115,7 @@ def test_wrong_options_are_refused(options, naming, stock_checkpoint):
 
 @pytest.mark.parametrize("wrong", ["nothing", "empty", "weights alone", "a number"])
 @pytest.mark.parametrize("call", ["swap", "calibrate", "Translator"])
-def test_what_is_no_checkpoint_is_refused(call, wrong, stock_checkpoint):
+def test_values_that_are_no_checkpoint_are_refused(call, wrong, stock_checkpoint):
     given = {"nothing": None, "empty": {}, "a number": 3, "weights alone": load_checkpoint(stock_checkpoint)["model"]}
     options = {"attention": "lot"} if call == "swap" else {}
     with pytest.raises(InputError, match="^.*checkpoint.*$"):
@@ -129,10 +129,10 @@ def test_results_fit_on_a_screen_and_are_saved_as_plain_data(stock_checkpoint, t
         assert len(repr(result)) < 400 and "\n" not in repr(result), repr(result)[:1000]
     assert "fairseq's own attention" in repr(load_checkpoint(stock_checkpoint))
     assert "lot at encoder" in repr(swapped) and "calibrated on random pieces" in repr(done)
-    torch.save(done.state, tmp_path / "saved.pt")  # by a user, without our own writer
+    torch.save(done.state, tmp_path / "saved.pt")  # as a user saves it
     saved = load_checkpoint(tmp_path / "saved.pt")
     assert saved.keys() == done.state.keys()
-    same = {"rtol": 0, "atol": 0, "equal_nan": True}  # fairseq's buffer _float_tensor holds what was in memory
+    same = {"rtol": 0, "atol": 0, "equal_nan": True}  # fairseq never fills its buffer _float_tensor
     torch.testing.assert_close(dict(saved["model"]), dict(done.state["model"]), **same)
 
 

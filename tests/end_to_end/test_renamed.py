@@ -1,4 +1,4 @@
-"""A checkpoint of ours under the name of fairseq's own architecture is refused, whoever loads it."""
+"""A checkpoint of ours that is renamed to fairseq's own architecture is refused by every program that loads it."""
 
 from argparse import Namespace
 
@@ -25,13 +25,14 @@ def near_far(stock_checkpoint, tmp_path_factory):
 
 @pytest.fixture(params=["arch _name", "arch", "_name"])
 def renamed(request, near_far, tmp_path):
+    """A near_far checkpoint whose ``arch``, ``_name`` or both say ``transformer``."""
     with edited(near_far, tmp_path / "renamed.pt") as state:
         for name in request.param.split():
             setattr(state["cfg"]["model"], name, "transformer")
     return tmp_path / "renamed.pt"
 
 
-def test_whoever_loads_it_refuses_it(renamed, data, tmp_path, capsys):
+def test_every_loader_refuses_a_renamed_checkpoint(renamed, data, tmp_path, capsys):
     def fine_tune(flag):
         train(data / "bin", tmp_path / "out", "--arch", "pluggable_transformer", flag, renamed)
 
@@ -45,8 +46,8 @@ def test_whoever_loads_it_refuses_it(renamed, data, tmp_path, capsys):
     assert "near_far attention" in refuse(capsys, "check", data / "bin", "--path", renamed, naming=[renamed])
 
 
-def test_a_program_that_builds_it_by_itself_gets_no_model(renamed, data):
-    """As CTranslate2's converter does, which goes by ``arch`` and reads the projections of q, k and v."""
+def test_a_program_that_builds_the_model_by_itself_is_refused(renamed, data):
+    """CTranslate2's converter is such a program: it goes by ``arch`` and reads the projections of q, k and v."""
     args = torch.load(renamed, weights_only=True)["cfg"]["model"]
     args.data = str(data / "bin")
     with pytest.raises(InputError, match=f"the model {MESSAGE}") as caught:
@@ -54,7 +55,7 @@ def test_a_program_that_builds_it_by_itself_gets_no_model(renamed, data):
     assert "\n" not in str(caught.value)
 
 
-def test_an_override_says_what_is_meant(renamed, near_far, data):
+def test_an_override_of_the_attention_is_accepted(renamed, near_far, data):
     overrides = ("--model-overrides", "{'attention': 'near_far'}")
     assert hypotheses(generate(data / "bin", renamed, *overrides)) == hypotheses(generate(data / "bin", near_far))
     with pytest.raises(InputError, match=MESSAGE):
@@ -62,7 +63,7 @@ def test_an_override_says_what_is_meant(renamed, near_far, data):
 
 
 def test_a_model_of_fairseq_hydra_train_can_be_overridden(stock_checkpoint, data, tmp_path):
-    """fairseq writes overrides into namespaces alone; the model would stay softmax without a word."""
+    """fairseq alone ignores overrides of a model whose arguments are a dict: it would silently keep softmax."""
     with edited(stock_checkpoint, tmp_path / "hydra.pt") as state:
         args = vars(state["cfg"]["model"])
         sizes = {name: value for name, value in args.items() if name.startswith(("encoder_", "decoder_", "share_"))}

@@ -1,4 +1,4 @@
-"""``fairseq-lot report`` as a user runs it, and its page in a browser."""
+"""``fairseq-lot report`` as a user runs it, with its page in a browser."""
 
 import base64
 import html
@@ -22,7 +22,7 @@ epoch 001 | valid on 'valid' subset | loss 7.4 | nll_loss 6.6 | ppl 99 | num_upd
 
 @pytest.fixture(scope="session")
 def report(data, stock_checkpoint, tmp_path_factory):
-    """A folder with a page of two models and three sentences, one of them with dangerous characters."""
+    """A folder with the report (``report.html``) of two models and three sentences, one of which contains HTML tags."""
     home = tmp_path_factory.mktemp("report")
     sentences = (data / "raw" / "test.de").read_text(encoding="utf-8").splitlines()[:2]
     (home / "lines.de").write_text("\n".join([*sentences, "</script><b>das & der"]) + "\n", encoding="utf-8")
@@ -35,7 +35,7 @@ def report(data, stock_checkpoint, tmp_path_factory):
     return home
 
 
-# the page in a frame, what a reader does there, and what is seen then
+# loads the page in a frame, acts as a reader, and puts what the reader sees into the title
 READER = """<meta name="color-scheme" content="light dark"><iframe src="%s" width="%d" height="1000"></iframe>
 <script>
 const done = {}, waiting = setInterval(() => {
@@ -75,13 +75,13 @@ def test_the_page_in_a_browser(report, dark, width, tmp_path):
         f"--blink-settings=preferredColorScheme={0 if dark else 1}", "--virtual-time-budget=20000", "--dump-dom",
         tmp_path / "reader.html",
     )  # fmt: skip
-    assert "CONSOLE" not in done.stderr, "no message of the page"
+    assert "CONSOLE" not in done.stderr, "the page logged a message"
     seen = json.loads(html.unescape(re.search("<title>(.*?)</title>", done.stdout)[1]))
     assert seen["panels"] == [2, 2], "two models; LOT's two clusterings"
     assert (seen["first"], seen["moved"], seen["cross"]) == ("0 encoder 0 0", "2 encoder 1 1", "2 cross 1 1")
     assert seen["redrawn"] and "query 0 “</s>”, key 0" in seen["cell"]
-    assert not seen["shrunk"], "large tokens are large"
-    assert seen["width"] <= width, "nothing sticks out"
+    assert not seen["shrunk"], "a map is drawn smaller than its own size"
+    assert seen["width"] <= width, "the page is wider than the window"
     assert seen["background"] == ("rgb(21, 23, 26)" if dark else "rgb(255, 255, 255)")
 
 
@@ -122,7 +122,7 @@ def test_a_training_without_a_loss_yet_has_no_curve(stock_checkpoint, report, tm
 
 
 def test_sentences_in_pieces_need_no_encoder(data, stock_checkpoint, tmp_path):
-    """The same maps as those of the split."""
+    """Their maps are those of ``--split`` with the same sentences."""
     folder = shutil.copytree(data / "bin", tmp_path / "bin", ignore=shutil.ignore_patterns("*.model", "text"))
     lines = (data / "bpe" / "test.de").read_text(encoding="utf-8").splitlines()[:5]
     (tmp_path / "pieces").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""``scripts/score.sh``: a row is of the whole test set, and compares words with words."""
+"""``scripts/score.sh``: its row covers the whole test set and compares words with words."""
 
 import json
 import os
@@ -21,7 +21,7 @@ LABEL = '{"system": "softmax", "settings": {"attention": "softmax"}, "stage": "b
 
 @pytest.fixture
 def refused(capsys):
-    """A function that runs the stage in this process, which must refuse in one line and translate nothing."""
+    """A function that runs score.sh in this process, which must refuse with one line; it returns the line."""
 
     def refused(checkpoint, folder, out, *flags, base="-", label=LABEL):
         capsys.readouterr()
@@ -36,7 +36,7 @@ def refused(capsys):
 
 @pytest.fixture(scope="module")
 def foreign(data, tmp_path_factory):
-    """A folder as others make it: no text, no BPE model. Its test sets have sentences that are too long for 80."""
+    """A data folder without text and BPE model; its further test sets have sentences of more than 80 pieces."""
     home = tmp_path_factory.mktemp("foreign")
     lines = {side: (data / "bpe" / f"test.{side}").read_text(encoding="utf-8").splitlines() for side in ("de", "en")}
     places = {"test": (), "test1": (28, 29), "test2": (14,), "test3": (0,)}
@@ -62,8 +62,10 @@ def short_checkpoint(data, tmp_path_factory):
 
 @pytest.mark.parametrize("skip", [(), ("--skip-invalid-size-inputs-valid-test",)], ids=["stops", "skips"])
 @pytest.mark.parametrize(("subset", "sentences"), [("test1", "29, 30"), ("test2", "15"), ("test3", "1")])
-def test_half_a_test_set_has_no_row(subset, sentences, skip, short_checkpoint, foreign, tmp_path, refused):
-    """Too-long sentences stand last, in the middle or first."""
+def test_a_test_set_with_too_long_sentences_has_no_row(
+    subset, sentences, skip, short_checkpoint, foreign, tmp_path, refused
+):
+    """The too long sentences are the last ones, one in the middle, or the first one."""
     large = ("--max-source-positions", 200, "--max-target-positions", 200)
     error = refused(short_checkpoint, foreign, tmp_path / "out", "--gen-subset", subset, *large, *skip)
     assert f"split {subset}: source {sentences} of 30 ha" in error and f"target {sentences} of 30 ha" in error
@@ -80,8 +82,8 @@ def test_the_limits_of_the_flags_count_too(stock_checkpoint, foreign, tmp_path, 
 
 
 @pytest.mark.slow
-def test_a_folder_of_others_gives_a_row_of_all_its_words(stock_checkpoint, foreign, tmp_path):
-    """Nothing says how its pieces join but the dictionary; a second call translates nothing again."""
+def test_a_data_folder_without_text_gives_a_row_of_the_whole_test_set(stock_checkpoint, foreign, tmp_path):
+    """Only the dictionary shows how pieces are joined. A second call does not translate again."""
     words = (stock_checkpoint, foreign, tmp_path / "out", "-", LABEL, "--beam", 1, "--cpu", "--gen-subset", "test2")
     for time in (None, 1):
         finish(start("bash", "scripts/score.sh", *words))
@@ -95,7 +97,9 @@ def test_a_folder_of_others_gives_a_row_of_all_its_words(stock_checkpoint, forei
     assert len(lines) == 30 and "\u2581" not in "".join(lines)
 
 
-def test_what_cannot_be_scored_is_one_line(stock_checkpoint, data, foreign, tmp_path, refused, monkeypatch):
+def test_input_that_cannot_be_scored_is_refused_in_one_line(
+    stock_checkpoint, data, foreign, tmp_path, refused, monkeypatch
+):
     out = tmp_path / "out"
     assert "there is no checkpoint no.pt" in refused("no.pt", foreign, out)
     assert "no translations of the base, no.out" in refused(stock_checkpoint, foreign, out, base="no.out")
@@ -132,7 +136,7 @@ def test_translations_are_made_again_for_other_data_or_flags_only(tmp_path):
     assert [translate(flag) for flag in "aabb"] == list("aabb") and made == [1, 1, 2, 2]
     (data / "test.de-en.de.bin").touch()
     translate("b")
-    for time in (2, 1):  # also an older one, as cp -p leaves it
+    for time in (2, 1):  # even if the checkpoint becomes older, as after cp -p
         os.utime(checkpoint, (time, time))
         translate("b")
         translate("b")
@@ -140,13 +144,13 @@ def test_translations_are_made_again_for_other_data_or_flags_only(tmp_path):
     assert out.with_name("out.device").read_text().startswith("CPU, threads: ")
     out.with_name("out.device").write_text("GPU\n")
     translate("b")
-    assert out.with_name("out.device").read_text() == "GPU\n", "of the machine that translated"
+    assert out.with_name("out.device").read_text() == "GPU\n", "the device is that of the translation"
     with pytest.raises(InputError, match="fairseq-generate failed: no$"):
         score.translate(["sh", "-c", "echo no >&2; exit 1"], out, inputs=[], cpu=True)
     assert not out.with_name("out.out").exists()
 
 
-def test_of_two_at_once_one_translates_and_keeps_the_lock_when_it_is_killed(tmp_path):
+def test_of_two_calls_at_once_one_translates_and_its_command_inherits_the_lock(tmp_path):
     made = f"echo made >>{tmp_path}/calls; sleep 0.2; readlink /proc/$$/fd/* || true"
     with ThreadPoolExecutor(2) as pool:
         calls = [
@@ -154,10 +158,12 @@ def test_of_two_at_once_one_translates_and_keeps_the_lock_when_it_is_killed(tmp_
         ]
     assert [call.result() for call in calls] == [None, None]
     assert (tmp_path / "calls").read_text() == "made\n"
-    assert f"{tmp_path}/out.lock" in (tmp_path / "out.out").read_text().splitlines(), "inherited by the command"
+    assert f"{tmp_path}/out.lock" in (tmp_path / "out.out").read_text().splitlines(), (
+        "the command does not inherit the lock"
+    )
 
 
-def test_the_flag_that_joins_is_the_dictionary_s():
+def test_the_flag_that_joins_pieces_follows_from_the_dictionary():
     dictionaries = {}
     for kind, piece in (("sentencepiece", "\u2581a"), ("subword_nmt", "a@@"), (None, "a")):
         dictionaries[kind] = Dictionary()

@@ -1,4 +1,4 @@
-"""Trainings that start from a checkpoint of ours: its attention comes with it, and what is typed wins with a line."""
+"""Trainings that start from a checkpoint of ours keep its attention; typed options win, and a line says so."""
 
 import shlex
 from argparse import Namespace
@@ -25,13 +25,13 @@ SOFT = {"sinkhorn_epsilon": 1.0, "sinkhorn_num_updates": 3}
 
 @pytest.fixture(scope="module")
 def sinkhorn_checkpoint(stock_checkpoint, tmp_path_factory):
-    """The stock model with Sinkhorn attention at softmax's own temperature, which is not the default."""
+    """The stock model with Sinkhorn attention at epsilon 1, softmax's own temperature and not the default."""
     return save(swap_as_drawn(stock_checkpoint, attention="sinkhorn", **SOFT), tmp_path_factory.mktemp("sinkhorn"))
 
 
 @pytest.fixture
 def fine_tuned(data, tmp_path):
-    """Train for two updates; return the arguments and the weights of the checkpoint."""
+    """A function that trains for two updates; it returns the arguments and the weights of the checkpoint."""
 
     def fine_tuned(*flags, save=tmp_path / "fine-tuned", updates=2):
         checkpoint = train(data / "bin", save, *flags, updates=updates)
@@ -46,10 +46,12 @@ def save(state, folder):
 
 
 def words(flags):
+    """The words of a command line that sets these options."""
     return [word for name, value in flags.items() for word in [flag(name), *([] if value is True else [value])]]
 
 
 def lines(caplog):
+    """The lines that this package logged."""
     return [record.getMessage() for record in caplog.records if record.name.startswith("fairseq_lot")]
 
 
@@ -91,7 +93,7 @@ def test_the_command_that_swap_prints_keeps_all(data, stock_checkpoint, fine_tun
 
 @pytest.mark.parametrize("differential", [False, True])
 def test_the_sizes_of_the_checkpoint_are_kept(differential, data, fine_tuned, tmp_path, caplog):
-    """Also by a fine-tuning that goes on; what was told about training is not."""
+    """A fine-tuning that resumes keeps them, too; options of training, such as dropout, are not kept."""
     sizes = {"encoder_layers": 1, "decoder_layers": 2, "decoder_normalize_before": True, "no_decoder_final_norm": True}
     sizes |= {"max_source_positions": 77, "encoder_embed_dim": 128, "share_decoder_input_output_embed": True}
     arch = "diff_transformer_small" if differential else "lot_transformer_small"
@@ -114,15 +116,15 @@ def test_the_sizes_of_a_stock_checkpoint_are_kept(stock_checkpoint, fine_tuned):
     torch.testing.assert_close(weights, weights_of(stock_checkpoint))
 
 
-def test_the_model_of_a_training_that_goes_on_is_not_replaced(data, tmp_path):
-    """Somebody forgot to name another folder."""
+def test_a_training_of_other_sizes_in_the_same_folder_is_refused(data, tmp_path):
+    """The second training has other sizes, but by mistake the folder of the first."""
     train(data / "bin", tmp_path, "--arch", "lot_transformer_small", *SHALLOW, updates=1)
     with pytest.raises(InputError, match="does not fit this model: it has --encoder-layers 1 .here 3., --decoder"):
         train(data / "bin", tmp_path, "--arch", "lot_transformer_small", updates=2)
 
 
-def test_a_training_that_is_continued_once_starts_there(tmp_path):
-    """fairseq prefers it to the checkpoint of a fine-tuning, and ``checkpoint_last.pt`` to both."""
+def test_the_starting_point_is_the_file_that_fairseq_prefers(tmp_path):
+    """fairseq prefers ``--continue-once`` to ``--finetune-from-model``, and ``checkpoint_last.pt`` to both."""
     paths = [tmp_path / name for name in ("tuned.pt", "once.pt", "checkpoint_last.pt")]
     args = Namespace(checkpoint_suffix="", restore_file="checkpoint_last.pt", save_dir=str(tmp_path))
     args.finetune_from_model, args.continue_once = map(str, paths[:2])
@@ -151,7 +153,7 @@ def test_the_command_of_a_checkpoint_that_names_no_task(stock_checkpoint):
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_embeddings_are_shared_where_the_checkpoint_shares_them(shared, data, fine_tuned, tmp_path, caplog):
-    """Else one of two different tensors would be written over the other, without a word."""
+    """Otherwise one of two different tensors would silently overwrite the other."""
     flag = "--share-decoder-input-output-embed"
     sizes = tuple(word for word in TINY if word != flag)
     base = train(data / "bin", tmp_path / "base", "--arch", "transformer", *sizes, *[flag] * shared, updates=1)
@@ -168,7 +170,7 @@ def test_embeddings_are_shared_where_the_checkpoint_shares_them(shared, data, fi
     assert any(said in line for line in lines(caplog))
 
 
-def test_what_no_weight_shows_is_kept(stock_checkpoint, fine_tuned, caplog):
+def test_sizes_that_no_weight_shows_are_kept(stock_checkpoint, fine_tuned, caplog):
     other = ("--encoder-attention-heads", 4, "--activation-fn", "gelu", "--no-scale-embedding")
     args, _ = fine_tuned("--arch", "lot_transformer", *TINY, *other, "--finetune-from-model", stock_checkpoint)
     assert (args.encoder_attention_heads, args.activation_fn, args.no_scale_embedding) == (2, "relu", False)
@@ -178,7 +180,7 @@ def test_what_no_weight_shows_is_kept(stock_checkpoint, fine_tuned, caplog):
 
 @pytest.fixture
 def parsed(data, tmp_path):
-    """The arguments of a training that has not begun."""
+    """A function that parses the flags of a training, without running it; it returns the arguments."""
 
     def parsed(*flags, arch="lot_transformer"):
         words = (data / "bin", "--user-dir", "fairseq_lot", "--arch", arch, *TINY, "--save-dir", tmp_path, *flags)
@@ -196,7 +198,7 @@ def parsed(data, tmp_path):
         ("--decoder-normalize-before", False),
     ],
 )
-def test_what_no_weight_shows_is_kept_one_by_one(typed, value, stock_checkpoint, parsed):
+def test_each_size_that_no_weight_shows_is_kept(typed, value, stock_checkpoint, parsed):
     args = parsed(*typed.split(), "--finetune-from-model", stock_checkpoint)
     assert getattr(args, typed.split()[0][2:].replace("-", "_")) == value
 
@@ -223,7 +225,7 @@ def test_the_direction_is_kept_where_no_languages_are_typed(lot_checkpoint, pars
     assert languages("-s", "de", "-t", "en") == ("de", "en")
 
 
-def test_what_is_typed_wins_and_a_line_names_both(lot_checkpoint, fine_tuned, caplog):
+def test_typed_options_win_and_a_line_names_both_values(lot_checkpoint, fine_tuned, caplog):
     caplog.set_level("INFO")
     typed = ("--lot-num-pivots", 8, "--lot-epsilon", 0.5)
     args, weights = fine_tuned("--arch", "lot_transformer", *TINY, "--finetune-from-model", lot_checkpoint, *typed)
@@ -247,22 +249,22 @@ def test_another_mechanism_has_to_be_typed(sinkhorn_checkpoint, fine_tuned, tmp_
     assert "--attention sinkhorn becomes lot" in line
 
 
-def test_a_number_of_slices_that_says_the_default_keeps_them(stock_checkpoint, fine_tuned, tmp_path):
-    """The default is as many as a head of this very model has axes."""
+def test_typing_the_default_number_of_slices_keeps_learnt_slices(stock_checkpoint, fine_tuned, tmp_path):
+    """The default depends on the model: it is the width of a head."""
     start = swap_as_drawn(stock_checkpoint, attention="esp", esp_slicer="learnable")
     key = "encoder.layers.0.self_attn.mechanism.slices"
-    start["model"][key] = 2 * start["model"][key]  # as a calibration might leave them
+    start["model"][key] = 2 * start["model"][key]  # as after a calibration
     slices = start["model"][key].shape[1]
     words = ("--arch", "esp_transformer", *TINY, "--finetune-from-model", save(start, tmp_path))
     _, weights = fine_tuned(*words, "--esp-num-slices", slices)
     torch.testing.assert_close(weights[key], start["model"][key], atol=1e-6, rtol=0)
 
 
-def test_parameters_of_another_mechanism_are_not_taken_for_one_s_own(lot_checkpoint, fine_tuned, tmp_path):
-    """Both have pivots of the same name and shape; they start as swap draws them."""
+def test_parameters_of_another_mechanism_are_not_loaded_even_if_they_fit(lot_checkpoint, fine_tuned, tmp_path):
+    """LOT and SeT have pivots of the same name and shape, but SeT's start as swap draws them."""
     key = "encoder.layers.1.self_attn.mechanism.pivots"
     with edited(lot_checkpoint, tmp_path / "lot.pt") as state:
-        state["model"][key] = 2 * state["model"][key]  # both are drawn alike
+        state["model"][key] = 2 * state["model"][key]  # because LOT and SeT draw the same pivots
     typed = ("--attention", "set", "--set-num-pivots", 6)
     _, weights = fine_tuned("--arch", "lot_transformer", *TINY, "--finetune-from-model", tmp_path / "lot.pt", *typed)
     expected = swap_as_drawn(lot_checkpoint, attention="set", set_num_pivots=6)["model"]
@@ -270,15 +272,15 @@ def test_parameters_of_another_mechanism_are_not_taken_for_one_s_own(lot_checkpo
     assert weights[key].shape == state["model"][key].shape and not torch.equal(weights[key], state["model"][key])
 
 
-def test_a_stock_model_brings_nothing_and_a_line_says_so(stock_checkpoint, fine_tuned, caplog):
+def test_a_stock_model_sets_no_attention_and_a_line_says_so(stock_checkpoint, fine_tuned, caplog):
     args, _ = fine_tuned("--arch", "lot_transformer", *TINY, "--finetune-from-model", stock_checkpoint)
     assert args.attention == "lot"
     (line,) = lines(caplog)
     assert "fairseq's own attention" in line and "lot attention at encoder" in line
 
 
-def test_a_training_that_goes_on_keeps_its_attention(fine_tuned, tmp_path):
-    """From ``checkpoint_last.pt`` of its folder, and by ``--restore-file``."""
+def test_a_resumed_training_keeps_its_attention(fine_tuned, tmp_path):
+    """It continues from its folder's ``checkpoint_last.pt``, or from ``--restore-file``."""
     words = ("--arch", "lot_transformer_small", *SHALLOW)
     fine_tuned(*words, "--lot-num-pivots", 6, "--lot-epsilon", 0.5)
     last = tmp_path / "fine-tuned" / "checkpoint_last.pt"
@@ -292,7 +294,7 @@ def test_a_training_that_goes_on_keeps_its_attention(fine_tuned, tmp_path):
     assert args.lot_num_pivots == 7
 
 
-def test_a_stock_training_does_not_go_on_with_attention_that_learns(stock_checkpoint, fine_tuned, tmp_path):
+def test_a_stock_training_cannot_resume_with_attention_that_learns(stock_checkpoint, fine_tuned, tmp_path):
     start = (*TINY, "--restore-file", stock_checkpoint)
     with pytest.raises(InputError, match="fairseq's own attention; lot .* learns parameters.*--reset-optimizer"):
         fine_tuned("--arch", "lot_transformer", *start)
@@ -326,7 +328,7 @@ def test_a_fine_tuned_model_translates_when_its_start_is_gone(data, stock_checkp
     assert hypotheses(generate(data / "bin", tmp_path / "fine-tuned" / "checkpoint_last.pt")) == expected
 
 
-def test_a_damaged_start_is_one_line(fine_tuned, tmp_path):
+def test_a_damaged_starting_checkpoint_is_refused_in_one_line(fine_tuned, tmp_path):
     damaged = tmp_path / "damaged.pt"
     damaged.write_bytes(b"not a checkpoint\n")
     with pytest.raises(InputError, match="damaged.pt cannot be read as a checkpoint") as caught:
@@ -335,7 +337,7 @@ def test_a_damaged_start_is_one_line(fine_tuned, tmp_path):
 
 
 def test_hydra_has_to_repeat_the_attention(sinkhorn_checkpoint):
-    """What fairseq-hydra-train calls between the model and its weights; the whole command was run by hand."""
+    """The test calls the function in which fairseq-hydra-train loads weights into the built model."""
     cfg = OmegaConf.create({
         "checkpoint_suffix": "", "restore_file": "checkpoint_last.pt", "save_dir": "nowhere", "continue_once": None,
         "finetune_from_model": str(sinkhorn_checkpoint), "optimizer_overrides": "{}",
@@ -361,7 +363,7 @@ def test_hydra_has_to_repeat_the_attention(sinkhorn_checkpoint):
         start_training(attention="sinkhorn", **SOFT)
     with pytest.raises(InputError, match="the configuration means softmax"):
         start_training("transformer_iwslt_de_en")
-    with pytest.raises(Loads):  # of another kind, whose trainings are its own
+    with pytest.raises(Loads):  # the attention of a language model is not ours
         start_training("transformer_lm")
 
 
@@ -379,8 +381,8 @@ def test_an_option_that_nothing_reads_is_refused(arch, words, option, way_out):
         options.parse_args_and_arch(options.get_training_parser(), ["data", "--arch", arch, *words])
 
 
-def test_an_option_that_is_read_is_taken_and_a_checkpoint_may_hold_others():
+def test_an_option_that_is_read_is_accepted_and_checkpoints_may_hold_others():
     words = "data --arch diff_transformer_small --attention esp --esp-hard --differential-lambda-init 0"
     args = options.parse_args_and_arch(options.get_training_parser(), words.split())
     assert args.esp_hard is True and args.differential is True and args.differential_lambda_init == 0
-    in_memory.load("lot_transformer", sinkhorn_epsilon=1.0)  # as it may have been trained by an older version
+    in_memory.load("lot_transformer", sinkhorn_epsilon=1.0)  # early versions trained with such arguments

@@ -1,4 +1,4 @@
-"""Swapping a checkpoint: what is kept, what changes, and that every fairseq command takes the result."""
+"""Swapping a checkpoint: what it keeps, what it changes, and that every fairseq command accepts the result."""
 
 from pathlib import Path
 
@@ -58,13 +58,13 @@ def test_swap_without_a_mechanism_is_near_far_at_the_encoder(stock_checkpoint, t
 
 
 def exact_up_to(checkpoint):
-    """The option as a checkpoint has it; None: it has none."""
+    """The option ``near_far_exact_up_to`` of a checkpoint, or None."""
     return getattr(load_checkpoint(checkpoint).model_args, "near_far_exact_up_to", None)
 
 
 @pytest.mark.parametrize("sites", ["encoder", "encoder,decoder", "encoder,decoder,cross"])
 def test_a_plain_swap_changes_no_translation_of_a_sentence(sites, data, stock_checkpoint, tmp_path):
-    """Its sentences are exact: without that, and with features as drawn, they are not the same."""
+    """The default swap is exact on sentences; with ``--near-far-exact-up-to 0``, as drawn, translations change."""
     where = ("--attention-sites", sites, "--near-far-window", 1)
     swaps = {name: tmp_path / f"{name}.pt" for name in ("exact", "linear")}
     swapped(stock_checkpoint, swaps["exact"], "near_far", *where)
@@ -80,18 +80,18 @@ def test_a_plain_swap_changes_no_translation_of_a_sentence(sites, data, stock_ch
 
 
 @pytest.mark.slow
-def test_what_was_trained_with_near_far_stays_as_exact_as_it_was(stock_checkpoint, tmp_path):
+def test_a_new_swap_of_a_near_far_model_keeps_its_exact_length(stock_checkpoint, tmp_path):
     for exact in (None, 0, 7):
         with edited(swapped(stock_checkpoint, tmp_path / "near_far.pt", "near_far"), tmp_path / "trained.pt") as state:
             args = state.model_args
-            del args.trained_attention, args.trained_sites, args.near_far_exact_up_to  # of fairseq-train
+            del args.trained_attention, args.trained_sites, args.near_far_exact_up_to  # as after fairseq-train
             if exact is not None:
                 args.near_far_exact_up_to = exact
         again = swap_as_drawn(tmp_path / "trained.pt", attention_sites="encoder,decoder").model_args
         assert (again.near_far_exact_up_to, again.trained_attention.split()[0]) == (exact or 0, "near_far")
         assert swap_as_drawn(tmp_path / "trained.pt", near_far_exact_up_to=9).model_args.near_far_exact_up_to == 9
     with edited(tmp_path / "near_far.pt", tmp_path / "old.pt") as state:
-        del state.model_args.near_far_exact_up_to  # of an earlier version
+        del state.model_args.near_far_exact_up_to  # early versions did not write it
     (layer, *_) = build(load_checkpoint(tmp_path / "old.pt")).encoder.layers
     assert layer.self_attn.mechanism.exact is None
 
@@ -112,14 +112,14 @@ def test_a_swap_that_is_always_exact_is_not_fitted_and_says_so(stock_checkpoint,
     assert differing(tmp_path / "fitted.pt", drawn)
 
 
-def test_an_exactness_below_zero_is_refused(stock_checkpoint, tmp_path, capsys):
+def test_an_exact_length_below_zero_is_refused(stock_checkpoint, tmp_path, capsys):
     words = ("swap", "--path", stock_checkpoint, "--out", tmp_path / "o.pt", "--near-far-exact-up-to")
     refuse(capsys, *words, -1, naming=["near_far attention: exact_up_to must be at least 0, got -1"])
     refuse(capsys, *words, 512, "--longest", 90, naming=["--longest 90 is too short", "give at least 512"])
     assert not (tmp_path / "o.pt").exists()
 
 
-def test_a_training_is_as_exact_as_its_checkpoint_or_not_at_all(data, stock_checkpoint, tmp_path):
+def test_a_training_takes_the_exact_length_of_its_checkpoint_or_zero(data, stock_checkpoint, tmp_path):
     start = swapped(stock_checkpoint, tmp_path / "start.pt", "near_far")
     tuned = ("--arch", "pluggable_transformer", "--finetune-from-model", start)
     flags = {"tuned": tuned, "typed": (*tuned, "--near-far-exact-up-to", 3)}
@@ -208,15 +208,15 @@ def test_an_override_that_nothing_would_read_is_refused(overrides, message, data
 
 @pytest.mark.parametrize("arch", ["bart_base", "transformer_align"])
 def test_an_override_of_a_model_that_is_no_plain_transformer_is_refused(arch, stock_checkpoint, tmp_path):
-    """It would have translated with softmax and been taken for LOT."""
+    """Otherwise its softmax translations would pass for LOT's."""
     with edited(stock_checkpoint, tmp_path / "other.pt") as state:
         state["cfg"]["model"].arch = state["cfg"]["model"]._name = arch
     with pytest.raises(InputError, match=f"is a {arch}, whose attention cannot be overridden"):
         check_overridden(str(tmp_path / "other.pt"), {"attention": "lot"})
 
 
-def test_a_language_model_beside_it_gets_the_same_overrides(stock_checkpoint, tmp_path):
-    """fairseq-generate gives those of --model-overrides to the model of --lm-path, too."""
+def test_overrides_of_a_language_model_are_not_refused(stock_checkpoint, tmp_path):
+    """fairseq-generate applies --model-overrides to the model of --lm-path, too."""
     with edited(stock_checkpoint, tmp_path / "lm.pt") as state:
         state["cfg"]["model"].arch = state["cfg"]["model"]._name = "transformer_lm"
     check_overridden(str(tmp_path / "lm.pt"), {"attention": "lot", "lot_num_pivots": 7})
@@ -236,7 +236,7 @@ def test_an_override_that_does_not_fit_the_swapped_model_is_refused(overrides, m
 
 
 def test_a_second_swap_draws_anew(stock_checkpoint):
-    """What was fitted in between is gone, and the checkpoint does not say otherwise."""
+    """The second swap discards a calibration after the first one, and the checkpoint no longer claims it."""
     once = swap_as_drawn(stock_checkpoint, attention="lot", lot_num_pivots=6)
     fitted = calibrate(once, steps=1, joint_steps=0, held_out=4).state
     again = swap_as_drawn(fitted, attention="lot", lot_num_pivots=6)
@@ -247,14 +247,14 @@ def test_a_second_swap_draws_anew(stock_checkpoint):
     assert not torch.equal(other["model"][key], once["model"][key])
 
 
-def test_averages_of_the_base_s_weights_are_not_taken_along(stock_checkpoint):
+def test_a_swap_drops_averages_of_the_base_s_weights(stock_checkpoint):
     state = load_checkpoint(stock_checkpoint)
     state["extra_state"] = {**state["extra_state"], "ema": {"x": torch.ones(1)}, "ema_fp32_params": {}}
     assert swap_as_drawn(state)["extra_state"] == load_checkpoint(stock_checkpoint)["extra_state"] | {"ema": {}}
     assert "ema" in state["extra_state"], "the argument was changed"
 
 
-def test_what_cannot_be_swapped_is_refused(data, stock_checkpoint, tmp_path, capsys):
+def test_impossible_swaps_are_refused(data, stock_checkpoint, tmp_path, capsys):
     words = ("--no-cross-attention", "--cross-self-attention", "--arch", "transformer_tiny", "--lr", 0)
     without_cross = train(data / "bin", tmp_path, *words, updates=1)
     with pytest.raises(InputError, match="has no attention at cross; give other sites"):
@@ -273,7 +273,7 @@ def test_what_cannot_be_swapped_is_refused(data, stock_checkpoint, tmp_path, cap
     assert text.read_text() == "ein Satz\n"
 
 
-def test_of_several_folders_of_data_the_first_is_meant(data, stock_checkpoint):
+def test_the_first_of_several_data_folders_is_used(data, stock_checkpoint):
     state = load_checkpoint(stock_checkpoint)
     state["cfg"]["task"]["data"] = f"{data / 'bin'}:elsewhere"
     assert state.task_options()["data"] == str(data / "bin")
@@ -370,7 +370,7 @@ def test_embeddings_that_a_training_started_from_may_be_gone(stock_checkpoint):
 
 
 def test_old_checkpoints_with_fused_projections_can_be_swapped(stock_checkpoint, lot_checkpoint, tmp_path):
-    """As fairseq saved them before 2019: q, k and v of an attention in one tensor."""
+    """Before 2019, fairseq saved q, k and v of an attention in one tensor."""
     with edited(stock_checkpoint, tmp_path / "old.pt") as state:
         weights = state["model"]
         for name in [name for name in weights if name.endswith("self_attn.q_proj.weight")]:
@@ -383,7 +383,7 @@ def test_old_checkpoints_with_fused_projections_can_be_swapped(stock_checkpoint,
 
 
 def test_a_file_that_the_first_version_swapped_translates(data, stock_checkpoint, lot_checkpoint, tmp_path):
-    """The names of its arguments and parameters, written out, as the code that wrote them is gone."""
+    """The test writes its arguments and parameters by name, because the code that wrote them is gone."""
     with edited(stock_checkpoint, tmp_path / "old.pt") as state:
         args = state.model_args
         args.arch = args._name = "lot_transformer"

@@ -1,4 +1,4 @@
-"""``fairseq-lot sweep`` as a user runs it: everything once, then nothing again."""
+"""``fairseq-lot sweep`` as a user runs it: it measures each point once and resumes."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ OURS = {"arch": "lot_transformer", "_name": "lot_transformer"}
 
 @pytest.fixture
 def measured(capsys):
-    """Run a sweep in this process; returns its standard output and its points."""
+    """A function that runs a sweep in this process; it returns its standard output and its points."""
 
     def measured(*words):
         capsys.readouterr()
@@ -49,7 +49,7 @@ def test_sweep_measures_resumes_and_extends(data, stock_checkpoint, diff_checkpo
     assert len({point["loss"] for point in points}) == 4
     softmax, _, sinkhorn, _ = (point["balance"] for point in points)
     assert softmax.keys() == {"imbalance", "marginal_error", "mean_shift"}
-    assert 0 < sinkhorn["imbalance"] < softmax["imbalance"]  # 15 updates share out the keys
+    assert 0 < sinkhorn["imbalance"] < softmax["imbalance"]  # after 15 updates keys receive more equal shares
     for point in points:
         of_ranges = point["by_length"].values()
         assert sum(loss["nats"] for loss in of_ranges) / sum(loss["tokens"] for loss in of_ranges) == point["loss"]
@@ -89,7 +89,7 @@ def test_sweep_measures_resumes_and_extends(data, stock_checkpoint, diff_checkpo
     assert contents(out) == kept
 
 
-def test_text_is_calibrated_on_beside_random_pieces(data, stock_checkpoint, tmp_path, measured):
+def test_a_sweep_calibrates_on_random_pieces_and_on_text(data, stock_checkpoint, tmp_path, measured):
     words = ["sweep", data / "bin", "--path", stock_checkpoint, "--out", tmp_path / "sweep", "--no-bleu", "--text"]
     words += ["--try", "lot --lot-num-pivots 4", "--steps", 3, "--joint-steps", 2, "--held-out", 8, "--longest", 90]
     _, points = measured(*words)
@@ -105,7 +105,7 @@ def test_near_far_is_swept_as_it_is_swapped_and_its_table_says_so(data, stock_ch
     _, points = measured(*words)
     assert [(p["options"].get("near_far_exact_up_to"), p["calibrated_on"]) for p in points] == [
         (None, ""), (EXACT_UP_TO, ""), (0, ""), (0, "pieces"),
-    ], "a fit would change no sentence of up to so many tokens"  # fmt: skip
+    ], "a calibration would change no sentence of up to so many tokens"  # fmt: skip
     base, *others = (point["loss"] for point in points)
     assert others[0] == pytest.approx(base, rel=1e-6) and abs(others[1] / base - 1) > 1e-4
     table = (tmp_path / "sweep" / "sweep.md").read_text()
@@ -117,8 +117,8 @@ def test_near_far_is_swept_as_it_is_swapped_and_its_table_says_so(data, stock_ch
 
 
 @pytest.mark.slow
-def test_without_a_way_the_usual_ones_are_tried_beside_the_base(data, stock_checkpoint, tmp_path, capsys):
-    """Scored and tested against the base; a second call with another way adds it."""
+def test_a_sweep_without_ways_tries_the_usual_ones(data, stock_checkpoint, tmp_path, capsys):
+    """They are scored and tested against the base; a second call with another way adds it."""
     base = tmp_path / "base.pt"
     shutil.copy(stock_checkpoint, base)
     words = ("sweep", data / "bin", "--path", base, "--steps", 2, "--joint-steps", 1, "--held-out", 8, "--beam", 1)
@@ -145,7 +145,7 @@ def test_without_a_way_the_usual_ones_are_tried_beside_the_base(data, stock_chec
 
 
 @pytest.mark.slow
-def test_of_the_usual_ways_those_that_cannot_stand_in_the_base_are_left_out(data, stock_checkpoint, tmp_path, capsys):
+def test_usual_ways_that_cannot_stand_in_the_base_are_left_out(data, stock_checkpoint, tmp_path, capsys):
     with edited(stock_checkpoint, tmp_path / "alibi.pt") as state:
         own = {"attention": "softmax", "softmax_prior": "alibi", "attention_sites": "encoder,decoder"}
         vars(state.model_args).update(OURS | own)
@@ -166,7 +166,7 @@ def test_of_the_usual_ways_those_that_cannot_stand_in_the_base_are_left_out(data
 
 @pytest.mark.parametrize("others", [(), ("stock.pt",)])
 def test_a_base_that_was_not_trained_with_softmax_is_refused(others, data, stock_checkpoint, tmp_path, capsys):
-    """Wherever it stands among the bases."""
+    """It is refused alone and among other bases."""
     shutil.copy(stock_checkpoint, tmp_path / "stock.pt")
     others = [tmp_path / other for other in others]
     with edited(stock_checkpoint, tmp_path / "set.pt") as state:
@@ -217,7 +217,7 @@ def test_a_base_with_a_prior_is_swapped_from_its_own_softmax(
 
 @pytest.fixture
 def epochs(stock_checkpoint, tmp_path):
-    """Checkpoints of the stock model as if each were of another epoch, the earlier the less trained."""
+    """Checkpoints that stand in for several epochs: the stock model with weights shrunk more for earlier epochs."""
     paths = {}
     for epoch in (1, 2, 4):
         paths[epoch] = tmp_path / f"checkpoint{epoch}.pt"
@@ -242,9 +242,7 @@ def test_each_base_has_a_file_for_its_translations_and_is_measured_once(data, ep
 
 
 @pytest.mark.slow
-def test_several_epochs_are_one_table_and_keep_to_one_training(
-    data, stock_checkpoint, epochs, tmp_path, capsys, measured
-):
+def test_several_epochs_of_one_training_share_a_table(data, stock_checkpoint, epochs, tmp_path, capsys, measured):
     out = tmp_path / "sweep"
     words = ["sweep", data / "bin", "--out", out, "--sentences", 20, "--no-bleu", "--try", "lot --lot-num-pivots 4"]
     words += ["--try", "sinkhorn", "--steps", 2, "--joint-steps", 1, "--held-out", 8]
@@ -282,8 +280,8 @@ def test_several_epochs_are_one_table_and_keep_to_one_training(
     assert contents(out) == kept
 
 
-def test_half_a_set_has_no_point(data, stock_checkpoint, tmp_path, capsys, monkeypatch):
-    """Neither of the validation set, for the loss, nor of the test set, for BLEU; nothing is fitted before."""
+def test_a_set_with_too_long_sentences_has_no_point(data, stock_checkpoint, tmp_path, capsys, monkeypatch):
+    """A too long sentence in the validation set (loss) or in the test set (BLEU) is refused before any fit."""
     monkeypatch.setattr(sweep, "measured", None)
     out = tmp_path / "out"
     words = ("sweep", data / "bin", "--out", out, "--try", "sinkhorn", "--path", tmp_path / "short.pt")

@@ -1,4 +1,4 @@
-"""fairseq's training options with every family of architectures: they train, and their checkpoints translate."""
+"""fairseq's training options work with every family of architectures, and the checkpoints translate."""
 
 import functools
 
@@ -23,8 +23,8 @@ ALL += ("--encoder-layerdrop", 0.2, "--decoder-layerdrop", 0.2)
 
 @pytest.mark.fast_if(lambda family: family == "lot")
 @pytest.mark.parametrize("family", FAMILIES)
-def test_all_at_once(family, data, tmp_path):
-    """Accumulation, checkpointed activations, EMA and layerdrop; then the checkpoint translates."""
+def test_a_model_with_many_options_trains_and_translates(family, data, tmp_path):
+    """The options are accumulation, checkpointed activations, EMA and layerdrop."""
     checkpoint = train(data / "bin", tmp_path, "--arch", f"{family}_transformer_small", *SMALL, *ALL, updates=6)
     state = load_checkpoint(checkpoint)
     weights, averaged = weights_of(checkpoint), state["extra_state"]["ema"]
@@ -44,7 +44,7 @@ def test_all_at_once(family, data, tmp_path):
     ],
     ids=lambda flags: flags[0].lstrip("-"),
 )
-def test_one_at_a_time_trained_swapped_and_fine_tuned(flags, data, tmp_path):
+def test_a_model_with_one_option_is_trained_swapped_and_fine_tuned(flags, data, tmp_path):
     sizes = ("--encoder-layers", 1, "--decoder-layers", 1)
     checkpoint = train(data / "bin", tmp_path / "base", "--arch", "lot_transformer_small", *sizes, *flags, updates=2)
     out = tmp_path / "out.pt"
@@ -55,7 +55,7 @@ def test_one_at_a_time_trained_swapped_and_fine_tuned(flags, data, tmp_path):
     assert list(load_checkpoint(child)["model"]) == list(load_checkpoint(out)["model"])
 
 
-def test_logarithms_of_differential_weights_are_refused(data, tmp_path):
+def test_a_criterion_that_takes_logarithms_of_weights_is_refused_for_differential_models(data, tmp_path):
     aligned = ("--criterion", "label_smoothed_cross_entropy_with_alignment")
     with pytest.raises(InputError, match="takes logarithms of weights, .*; use --criterion label_smoothed_cross_entr"):
         train(data / "bin", tmp_path, "--arch", "diff_transformer_small", *SMALL, *aligned, updates=1)
@@ -63,7 +63,7 @@ def test_logarithms_of_differential_weights_are_refused(data, tmp_path):
     train(data / "bin", tmp_path, "--arch", "lot_transformer_small", *SMALL, *aligned, updates=1)
 
 
-def test_a_base_that_was_trained_with_all_of_them_is_swapped_and_measured(data, tmp_path):
+def test_a_base_trained_with_many_options_is_swapped_and_diagnosed(data, tmp_path):
     flags = ("--arch", "transformer_tiny", "--share-decoder-input-output-embed", "--checkpoint-activations")
     flags += ("--encoder-layerdrop", 0.2, "--decoder-layerdrop", 0.2, "--quant-noise-pq", 0.1)
     base = train(data / "bin", tmp_path / "base", *flags, updates=2)
@@ -81,7 +81,7 @@ every_model = pytest.mark.parametrize(
 
 
 def gradients(model, *samples):
-    """Those of the summed losses of some batches, one after the other, in float64."""
+    """The gradients of all parameters, accumulated over the summed losses of some batches."""
     for sample in samples:
         logits, _ = model(**sample["net_input"])
         target = sample["target"].flatten()
@@ -103,7 +103,7 @@ def test_accumulation_and_checkpointed_activations_change_no_gradient(arch, name
 
 
 @every_model
-def test_the_moving_average_is_of_every_parameter(arch, name):
+def test_the_moving_average_covers_every_parameter(arch, name):
     model = in_memory.load(arch, attention=name).model
     before = {key: parameter.detach().clone() for key, parameter in model.named_parameters()}
     average = EMA(model, EMAConfig(store_ema=True, ema_decay=0.9))
@@ -119,7 +119,7 @@ def test_the_moving_average_is_of_every_parameter(arch, name):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_half_precision_trains_like_single_precision(family, data, tmp_path, monkeypatch):
     """fairseq's --fp16 and --bf16: the model in half precision, float32 copies in the optimiser, scaled losses."""
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # what fairseq compares a parameter's device with
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # fairseq compares it with a parameter's device
     losses = {}
     for flags in ((), ("--fp16",), ("--bf16",)):
         words = ("--arch", f"{family}_transformer_small", *SMALL, *flags, "--dropout", 0)
@@ -136,7 +136,7 @@ def test_half_precision_trains_like_single_precision(family, data, tmp_path, mon
 
 @functools.cache
 def logits_and_gradients(arch, attention, dtype=torch.float32):
-    """A forward and a backward pass of a small model, and the gradients of what all models share."""
+    """The logits of a small model, with the gradients of the parameters that all mechanisms share."""
     loaded = in_memory.load(arch, attention=attention)
     model, sample = loaded.model.to(dtype).train(), loaded.batch(range(6))
     logits, _ = model(**sample["net_input"])
@@ -154,7 +154,7 @@ def distance(x, y):
 @pytest.mark.parametrize("arch", ("lot_transformer", "diff_transformer"))
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_half_precision_changes_less_than_another_mechanism(name, arch):
-    """The model of --fp16 and --bf16: outputs and gradients are near those of float32, another mechanism's are not."""
+    """In the precision of --fp16 and --bf16, outputs and gradients are nearer to float32 than another mechanism's."""
     logits, gradients = logits_and_gradients(arch, name)
     others = [logits_and_gradients(arch, other) for other in MECHANISMS if other != name]
     nearest = min(distance(other, logits) for other, _ in others)

@@ -1,4 +1,4 @@
-"""``fairseq-lot translate`` as a user runs it, beside fairseq-generate."""
+"""``fairseq-lot translate`` as a user runs it, compared with fairseq-generate."""
 
 import io
 import shutil
@@ -34,7 +34,7 @@ def test_pipe_and_compare(data, stock_checkpoint, expected, tmp_path, capsys, mo
     swapped = tmp_path / "swapped.pt"
     fairseq_lot("swap", "--path", stock_checkpoint, "--out", swapped, "--attention", "sinkhorn")
     lines = (data / "text" / "test.de").read_text(encoding="utf-8").splitlines()[:5]
-    piped = "\ufeff" + "\n".join([*lines[:2], "", *lines[2:]]) + "\n"  # some editors begin a file so
+    piped = "\ufeff" + "\n".join([*lines[:2], "", *lines[2:]]) + "\n"  # some editors write a byte order mark first
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(piped.encode())))
     capsys.readouterr()
     fairseq_lot("translate", "--path", stock_checkpoint, "--compare", swapped, "--tokenised")
@@ -54,8 +54,8 @@ def test_the_beam_is_as_wide_as_asked(stock_checkpoint, monkeypatch):
     assert beams == [2]
 
 
-def test_references_are_text_where_there_is_some_else_the_targets(tmp_path):
-    """What the dictionary of the targets lacks is no word that a translation could say."""
+def test_references_are_the_text_if_there_is_one_else_the_targets(tmp_path):
+    """A reference word that the target dictionary lacks becomes ``<<unk>>``, which no translation contains."""
     loaded = in_memory.load()
     loaded.task.cfg.data, loaded.task.cfg.target_lang = str(tmp_path), "en"
     targets, known = loaded.sentences.tgt, loaded.task.target_dictionary
@@ -82,7 +82,7 @@ def test_sentences_in_pieces_need_no_encoder(data, stock_checkpoint, expected, t
     model = ("--path", stock_checkpoint, "--data", folder)
     capsys.readouterr()
     fairseq_lot("translate", *model, "--pieces", "--", *pieces)
-    assert capsys.readouterr().out.splitlines() == expected[:5], "tokens, as fairseq-generate says them"
+    assert capsys.readouterr().out.splitlines() == expected[:5], "tokens, as in fairseq-generate's output"
     assert Translator(stock_checkpoint, folder, pieces=True).translate([*pieces[:2], ""]) == [*expected[:2], ""]
     refuse(capsys, "translate", *model, "das", naming=["sentencepiece.bpe.model"])
     refuse(capsys, "translate", *model, "--pieces", "--tokenised", "das", naming=["--tokenised cannot be used"])
@@ -117,7 +117,7 @@ def test_a_moved_data_folder_is_named(data, stock_checkpoint, tmp_path, capsys):
     fairseq_lot(*words, "--data", data / "bin")
 
 
-def test_a_reader_that_has_had_enough(data, stock_checkpoint):
+def test_a_closed_output_ends_the_command_quietly(data, stock_checkpoint):
     words = [BIN / "fairseq-lot", "translate", "--path", stock_checkpoint, "--beam", 1, *["das"] * 40]
     process = subprocess.Popen([str(word) for word in words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process.stdout.close()
@@ -126,7 +126,7 @@ def test_a_reader_that_has_had_enough(data, stock_checkpoint):
     process.stderr.close()
 
 
-def test_a_typing_person_may_try_again(data, stock_checkpoint, capsys, monkeypatch):
+def test_on_a_terminal_a_bad_line_does_not_end_the_command(data, stock_checkpoint, capsys, monkeypatch):
     typed = io.TextIOWrapper(io.BytesIO(b"der " * 2000 + b"\ndas haus\n"))
     monkeypatch.setattr(typed, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("sys.stdin", typed)

@@ -1,8 +1,10 @@
-"""Speed and memory of fairseq-train and fairseq-generate on documents, for several models in turns.
+"""Speed and memory of fairseq-train and fairseq-generate by length of the documents, for several checkpoints in turns.
 
-python results/log/documents_speed.py data-bin/documents softmax=BASE 'near_far=checkpoints/documents/...' >FILE.md
+python results/log/documents_speed.py data-bin/libreoffice-chapters test1 test2 test3 \\
+    --checkpoints softmax=BASE.pt near_far=SWAPPED.pt
 
-Run it on an idle machine. A folder of a training has ``flags`` and ``checkpoint_best.pt`` from scripts/pretrain.sh.
+Prints a table. Run it on an idle machine. A split is used for both: 20 updates of fine-tuning on it, then a part of it
+is translated. Commands run on the CPU, with the threads that OMP_NUM_THREADS says.
 """
 
 import argparse
@@ -12,15 +14,18 @@ import shlex
 import statistics
 import subprocess
 import tempfile
-from pathlib import Path
 
 from fairseq_lot.output.tables import Table
 
-TRAIN = "bash scripts/pretrain.sh {data} {out} {flags} --no-save --disable-validation --log-interval 20 --max-update 40"
-GENERATE = (
-    "fairseq-generate {data} --user-dir fairseq_lot --path {path} --gen-subset {subset} --beam 5 --batch-size 128"
+TRAIN = (
+    "bash scripts/finetune.sh {path} {data} {out} --train-subset {split} --disable-validation --no-save --cpu"
+    " --max-tokens 4096 --log-interval 10 --max-update 20"
 )
-SUBSETS = {"test2": "16 sentences", "test3": "up to 1,000 pieces"}
+GENERATE = (
+    "fairseq-generate {data} --user-dir fairseq_lot --path {path} --gen-subset {split} --cpu --beam 5 --batch-size 16"
+    " --max-len-a 1.2 --max-len-b 50 --max-source-positions 4096 --max-target-positions 4096 --num-shards {shards}"
+    " --shard-id 0"
+)
 
 
 def measured(command, pattern):
@@ -36,38 +41,39 @@ def measured(command, pattern):
 
 
 def main():
-    """Measure all models in turns, then print medians, with ratios to the first model."""
+    """Measure all checkpoints in turns, then print medians, with ratios to the first checkpoint."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", metavar="DATA")
-    parser.add_argument("trainings", nargs="+", metavar="NAME=FOLDER")
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("splits", nargs="+", metavar="SPLIT")
+    parser.add_argument("--checkpoints", nargs="+", metavar="NAME=FILE", required=True)
+    parser.add_argument("--turns", type=int, default=1)
+    parser.add_argument("--shards", type=int, default=16, help="1 of so many parts of a split is translated")
     args = parser.parse_args()
-    folders = dict(training.split("=", 1) for training in args.trainings)
+    paths = dict(checkpoint.split("=", 1) for checkpoint in args.checkpoints)
     found = {}
     for _ in range(args.turns):
-        for name, folder in folders.items():
-            flags, path = Path(folder, "flags").read_text().strip(), shlex.quote(f"{folder}/checkpoint_best.pt")
-            with tempfile.TemporaryDirectory() as out:
-                training = TRAIN.format(data=args.data, out=out, flags=flags)
-                found.setdefault((name, "training"), []).append(measured(training, r"wps=([0-9.]+)"))
-            for subset, title in SUBSETS.items():
-                command = GENERATE.format(data=args.data, path=path, subset=subset)
-                found.setdefault((name, title), []).append(measured(command, r", ([0-9.]+) tokens/s"))
+        for split in args.splits:
+            for name, path in paths.items():
+                values = {"data": args.data, "path": shlex.quote(path), "split": split, "shards": args.shards}
+                with tempfile.TemporaryDirectory() as out:
+                    training = measured(TRAIN.format(out=out, **values), r"wps=([0-9.]+)")
+                translating = measured(GENERATE.format(**values), r", ([0-9.]+) tokens/s")
+                for work, result in (("training", training), ("translating", translating)):
+                    found.setdefault((name, split, work), []).append(result)
     rows = []
-    for name in folders:
-        cells = []
-        for title in ("training", *SUBSETS.values()):
-            speeds, peaks = zip(*found[name, title], strict=True)
-            others = [speed for speed, _ in found[next(iter(folders)), title]]
-            ratio = statistics.median(ours / theirs for ours, theirs in zip(speeds, others, strict=True))
-            cells += [f"{statistics.median(speeds):.0f} ({ratio:.2f})", f"{statistics.median(peaks):.0f}"]
-        rows.append([name, *cells])
-    titles = ("training", *(f"translating {title}" for title in SUBSETS.values()))
-    head = ["Attention", *(f"{title}, {unit}" for title in titles for unit in ("tokens/s", "MiB"))]
-    notes = [
-        f"Turns: {args.turns} (medians). In brackets: of the first model's in the same turn. MiB: peak of the process."
-    ]
-    print(Table(head, rows, notes=notes, align="<" + ">" * (len(head) - 1)).markdown())
+    for split in args.splits:
+        for name in paths:
+            cells = []
+            for work in ("training", "translating"):
+                speeds, peaks = zip(*found[name, split, work], strict=True)
+                others = [speed for speed, _ in found[next(iter(paths)), split, work]]
+                ratio = statistics.median(ours / theirs for ours, theirs in zip(speeds, others, strict=True))
+                cells += [f"{statistics.median(speeds):.0f}", f"{ratio:.2f}", f"{statistics.median(peaks):.0f}"]
+            rows.append([split, name, *cells])
+    columns = ("tokens/s", "÷ the first", "MiB")
+    head = ["split", "attention", *(f"{work}, {column}" for work in ("training", "translating") for column in columns)]
+    notes = [f"Turns: {args.turns} (medians). MiB: peak of the process."]
+    print(Table(head, rows, notes=notes, align="<<" + ">" * (len(head) - 2)).markdown())
 
 
 if __name__ == "__main__":

@@ -109,6 +109,7 @@ def works() -> dict[str, Callable[[], torch.Tensor]]:
     from fairseq_lot.kernels.convolution import convolution
     from fairseq_lot.kernels.lot import lot
     from fairseq_lot.kernels.near_far import near_far
+    from fairseq_lot.kernels.near_far_expected import near_far_at_expected
     from fairseq_lot.kernels.sinkhorn import fused_sinkhorn
     from fairseq_lot.kernels.sinkhorn_attention import sinkhorn_attention
 
@@ -124,8 +125,12 @@ def works() -> dict[str, Callable[[], torch.Tensor]]:
     of_split_lot = LotInputs(q2, k2, v2, pivots, log_masses)
     of_sinkhorn = SinkhornInputs(q, k, v, query_padding_mask=pads, key_padding_mask=pads)
     of_near_far = NearFarSettings(8, d**-0.5, key_padding_mask=pads, tangents=True)
+    logs = torch.randn(bsz, heads, n, r, dtype=torch.float64).requires_grad_()
+    far = logs.detach().logsumexp(2), torch.randn(bsz, heads, r, d), torch.softmax(logs.detach(), 2).float()
+    positions = torch.full((bsz, heads, r), n / 2, dtype=torch.float64)
     return {
         "near_far with tangents": lambda: near_far(q, k, v, pivots, log_masses, of_near_far),
+        "near_far at cross": lambda: near_far_at_expected(q, k, v, logs, *far, positions, pads, window=8),
         "lot": lambda: lot(of_lot, LotSettings(d**-0.5, 5, 5)),
         "lot, sentences of two parts": lambda: lot(of_split_lot, LotSettings(d**-0.5, 5, 5)),
         "convolution of lot": lambda: convolution(v, weight),

@@ -28,7 +28,9 @@ CANDIDATES: dict[str, dict[str, tuple[int, ...]]] = {
     **dict.fromkeys(("short_forward", "short_backward"), {"warps": (4, 8, 16)}),
     **dict.fromkeys(("solve_forward", "solve_backward"), {"block": (1, 2, 4, 8, 16, 32, 64), **_ANY}),
     **dict.fromkeys(("convolve", "convolve_backward"), {"block": (16, 32, 64, 128), "warps": (2, 4, 8)}),
-    **dict.fromkeys(("next_token", "attend_expected"), {"warps": (1, 2, 4, 8)}),
+    **dict.fromkeys(
+        ("next_token", "attend_expected", "expected_forward", "expected_backward"), {"warps": (1, 2, 4, 8)}
+    ),
 }
 
 

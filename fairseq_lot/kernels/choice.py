@@ -191,6 +191,37 @@ def near_far_expected(q: Tensor, keys: ExpectedKeys, *, window: int, scale: floa
     return kernel(q, keys, window=window, scale=scale)
 
 
+def near_far_at_expected(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    query_logs: Tensor,
+    log_sums: Tensor,
+    means: Tensor,
+    shares: Tensor,
+    positions: Tensor,
+    key_padding_mask: Tensor | None,
+    *,
+    window: int,
+) -> Tensor | None:
+    """Values of near_far at cross, with gradients, by the kernel; None if it is not used.
+
+    Arguments as for :func:`fairseq_lot.kernels.near_far_expected.near_far_at_expected`.
+    """
+    dtypes = tuple(x.dtype for x in (q, k, v, means, shares))
+    if torch.float64 in dtypes:
+        return None
+    r, d, dv = log_sums.size(2), q.size(-1), v.size(-1)
+    limit = _beyond(dtypes) or _beyond((query_logs.dtype, log_sums.dtype), (torch.float64,))
+    limit = limit or _too_large(("window", window, WIDEST_STEP // 2), *_sides(r, d, dv))
+    kind = q.device, dtypes, r, d, dv, window, key_padding_mask is not None
+    if not _usable(q, limit, ("near_far_at_expected", *kind), lambda: _at_expected_error(*kind)):
+        return None
+    from fairseq_lot.kernels.near_far_expected import near_far_at_expected as kernel
+
+    return kernel(q, k, v, query_logs, log_sums, means, shares, positions, key_padding_mask, window=window)
+
+
 def _sides(r, d, dv):
     return ("r", r, MOST_PIVOTS), ("head_dim", d, WIDEST_HEAD), ("value_dim", dv, WIDEST_HEAD)
 
@@ -458,6 +489,34 @@ def _expected_error(device, dtypes, r, d, dv, window, tangents, has_pads):
     with torch.no_grad():
         found = kernel(q.to(device, dtypes[0]), ExpectedKeys(*moved), window=window, scale=scale)
     return _excess([found], [exact], dtypes[:1])
+
+
+def _at_expected_error(device, dtypes, r, d, dv, window, has_pads):
+    from fairseq_lot.kernels.near_far_expected import near_far_at_expected as kernel
+
+    generator = torch.Generator().manual_seed(0)
+    m = 2 * window + 9
+    q, k, v, query_logs, key_logs = (
+        torch.randn(size, generator=generator, dtype=torch.float64)
+        for size in ((2, 2, 5, d), (2, 2, m, d), (2, 2, m, dv), (2, 2, 5, r), (2, 2, m, r))
+    )
+    mask = torch.zeros(2, m, dtype=torch.bool)
+    mask[0, -3:], mask[1, :2] = has_pads, has_pads
+    key_logs = key_logs.masked_fill(mask[:, None, :, None], -torch.inf)
+    shares = torch.softmax(key_logs, 2)
+    positions = shares.transpose(-1, -2) @ torch.arange(0.501, m, dtype=torch.float64)
+    means = shares.transpose(-1, -2) @ v
+    types = *dtypes[:3], torch.float64, torch.float64, *dtypes[3:]
+    inputs = [d**-0.5 * q, k, v, query_logs, key_logs.logsumexp(2), means, shares]
+    inputs = [x.to(device, dtype) for x, dtype in zip(inputs, types, strict=True)]
+    pads = mask if has_pads else None
+    rest: list[Any] = [None if x is None else x.to(device) for x in (positions, pads)]
+    result, exact = _problem(
+        inputs,
+        lambda *x: kernel(*[*x, *rest], window=window),
+        lambda *x: naive.near_far_at_expected(*[*x, positions, pads], window=window),
+    )
+    return _excess(result, exact, [dtypes[0]] * 8, roundings=2, floor=0.1)
 
 
 def _attention_error(device, dtypes, held, d, dv, kinds, settings):

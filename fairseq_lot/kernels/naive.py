@@ -235,6 +235,37 @@ def near_far_expected(q: Tensor, keys: ExpectedKeys, *, window: int, scale: floa
     return torch.softmax(logs, -1) @ keys.value
 
 
+def near_far_at_expected(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    query_logs: Tensor,
+    log_sums: Tensor,
+    means: Tensor,
+    shares: Tensor,
+    positions: Tensor,
+    key_padding_mask: Tensor | None,
+    *,
+    window: int,
+) -> Tensor:
+    """Values of near_far at cross with n × m matrices, from the features' sums over all keys."""
+    far = query_logs + log_sums.unsqueeze(2)
+    features, log_sum = torch.softmax(far, -1), torch.logsumexp(far, -1, keepdim=True).to(q.dtype)
+    centre = (features.detach() @ positions.to(features.dtype).unsqueeze(-1)).long()
+    band = (torch.arange(k.size(2), device=q.device) - centre).abs() <= window
+    if key_padding_mask is not None:
+        band = band & ~key_padding_mask[:, None, None, :]
+    features = features.to(q.dtype)
+    near = (q @ k.transpose(-1, -2)).masked_fill(~band, -torch.inf)
+    replaced = (features @ shares.transpose(-1, -2)).masked_fill(~band, 0.0)
+    rest = 1 - replaced.sum(-1, keepdim=True)
+    some = rest > ROUNDING * torch.finfo(q.dtype).eps
+    rest = torch.where(some, rest, 1.0)
+    parts = torch.softmax(torch.cat([near, (log_sum + rest.log()).masked_fill(~some, -torch.inf)], -1), -1)
+    near, beyond = parts[..., :-1], parts[..., -1:] / rest
+    return (near - beyond * replaced) @ v + beyond * features @ means
+
+
 def sinkhorn_attention(inputs: SinkhornInputs, settings: SinkhornSettings) -> Tensor:
     """Values of Sinkhorn attention without dropout, ``(bsz, num_heads, n, value_dim)``, zero at padded queries.
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import threshold
 
+from fairseq_lot.kernels import choice as kernels
 from fairseq_lot.kernels.naive import ROUNDING
 from fairseq_lot.numerics.autograd import once_in_full_precision
 
@@ -113,7 +114,7 @@ def near_far_at_expected(
     window: int,
     need_weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """``softmax(logs) v`` with the logs at the top of this file.
+    """``softmax(logs) v`` with the logs at the top of this file, on a GPU by a fused kernel if it supports the case.
 
     Args:
         q: ``(bsz, num_heads, n, d)``; k: ``(bsz, num_heads, m, d)``, already scaled: ``q·k`` are the scores.
@@ -127,6 +128,11 @@ def near_far_at_expected(
     Returns:
         The values, ``(bsz, num_heads, n, value_dim)``; the weights, ``(bsz, num_heads, n, m)``, or None.
     """
+    if not need_weights and kernels.wanted(q):
+        sums = summary.log_sums, summary.means, summary.shares, summary.positions
+        fused = kernels.near_far_at_expected(q, k, v, query_logs, *sums, key_padding_mask, window=window)
+        if fused is not None:
+            return fused, None
     window = min(window, k.size(2) - 1)  # reaches every key
     far = query_logs + summary.log_sums.unsqueeze(2)
     log_features = torch.log_softmax(far, -1)

@@ -192,7 +192,8 @@ def untested(monkeypatch):
         pytest.param({"prior": "alibi", "tangents": True}, False, 1, marks=pytest.mark.slow),
         pytest.param({"prior": "alibi"}, True, 1, marks=pytest.mark.slow),
         pytest.param({}, False, 1, marks=pytest.mark.slow),
-        ({"band": "expected"}, False, 0),
+        ({"band": "expected"}, False, 1),
+        ({"band": "expected", "tangents": True, "exact_up_to": 12}, False, 1),
         ({"num_updates": 3}, False, 0),
         ({"num_features": 0}, False, 0),
     ],
@@ -386,3 +387,77 @@ def test_steps_at_cross_through_the_kernel(options, dtype, untested, monkeypatch
     assert counted.launches == 4 and list(choice._tested.values()) == [None]
     rounding = 2 * torch.finfo(dtype).eps if dtype != torch.float32 else 32 * torch.finfo(dtype).eps
     assert values.dtype == dtype and (values.double() - exact).norm() <= rounding * exact.norm()
+
+
+AT_EXPECTED = ["values", "grad_q", "grad_k", "grad_v", "grad_query_logs", "grad_log_sums", "grad_means", "grad_shares"]
+
+
+def draw_at_expected(n, m, key_pads, *, dtype=torch.float32, size=1.0, equal=False, d=16, dv=16, r=3, heads=1):
+    """The tensors of near_far at cross, q, k and v laid out as projections leave them; positions are apart."""
+    q, k, v = (
+        torch.randn(length, 2, heads, width).mul(factor).permute(1, 2, 0, 3)
+        for length, width, factor in ((n, d, size * d**-0.5), (m, d, size), (m, dv, 1.0))
+    )
+    key_logs = size * torch.randn(2, heads, m, r, dtype=torch.float64)
+    if equal:
+        k, key_logs = k[:, :, :1].expand_as(k), key_logs[:, :, :1].expand_as(key_logs)
+    if key_pads is not None:
+        key_logs = key_logs.masked_fill(key_pads[:, None, :, None], -torch.inf)
+    shares, log_sums = torch.softmax(key_logs, 2), key_logs.logsumexp(2)
+    positions = shares.transpose(-1, -2) @ torch.arange(0.501, m, dtype=torch.float64)
+    query_logs = size * torch.randn(2, heads, n, r, dtype=torch.float64)
+    means = shares.transpose(-1, -2) @ v.double()
+    q, k, v, means, shares = (x.to(dtype) for x in (q, k, v, means, shares))
+    return [q, k, v, query_logs, log_sums, means, shares], positions
+
+
+def check_at_expected(n, m, key_pads=None, *, window=2, dtype=torch.float32, **drawing):
+    """The kernel at cross against n × m matrices in float64, values and all gradients."""
+    inputs, positions = draw_at_expected(n, m, key_pads, dtype=dtype, **drawing)
+    weights = torch.randn(*inputs[0].shape[:3], inputs[2].size(-1)).to(dtype)
+    runs = (
+        (near_far_expected.near_far_at_expected, inputs),
+        (naive.near_far_at_expected, [x.double() for x in inputs]),
+        (naive.near_far_at_expected, [x if x.dtype == torch.float64 else x.float() for x in inputs]),
+    )
+    results, exact, plain = (
+        with_gradients(lambda *x, run=run: run(*x, positions, key_pads, window=window), leaves, weights)
+        for run, leaves in runs
+    )
+    largest = (inputs[0].double() @ inputs[1].double().transpose(-1, -2)).abs().max()
+    # the share outside of the band is a difference from 1
+    check(results, exact, plain, AT_EXPECTED, scores=largest, updates=8, dtypes=[dtype] * 8, roundings=2)
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "drawing"),
+    [
+        (5, 21, {"key_pads": pads(21, (18, 21), (0, 9)), "heads": 2, "window": 8}),
+        (1, 13, {"dv": 20, "d": 24, "r": 5, "window": 0}),
+        (4, 6, {"window": 9, "key_pads": pads(6, (4, 6), (0, 2))}),
+        (5, 21, {"equal": True, "key_pads": pads(21, (0, 4), (0, 0))}),
+        (5, 21, {"size": 30.0}),
+        (5, 21, {"dtype": torch.float16, "key_pads": pads(21, (18, 21), (0, 9))}),
+        (5, 21, {"dtype": torch.bfloat16}),
+    ],
+    ids=str,
+)
+def test_values_and_gradients_at_cross(n, m, drawing):
+    check_at_expected(n, m, **drawing)
+
+
+def test_at_cross_one_launch_each_way_and_the_content_of_pads_is_never_read(monkeypatch):
+    counted = [Counted(near_far_expected.expected_forward), Counted(near_far_expected.expected_backward)]
+    for kernel in counted:
+        monkeypatch.setattr(near_far_expected, kernel.__name__, kernel)
+    mask, results = pads(13, (10, 13), (0, 5)), []
+    (q, k, v, *rest), positions = draw_at_expected(4, 13, mask)
+    weights = torch.randn(2, 1, 4, 16)
+
+    def run(*leaves):
+        return near_far_expected.near_far_at_expected(*leaves, positions, mask, window=6)  # the bands have pads
+
+    for value in (0.0, torch.nan):
+        leaves = [q, *(x.masked_fill(mask[:, None, :, None], value) for x in (k, v)), *rest]
+        results.append(with_gradients(run, leaves, weights))
+    assert all(map(torch.equal, *results)) and [kernel.launches for kernel in counted] == [2, 2]

@@ -192,6 +192,26 @@ def test_a_step_of_near_far_at_cross(width, target, tmp_path):
     assert shared <= SHARED[target]
 
 
+@pytest.mark.parametrize("target", [80, 90])
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("kernel", ["expected_forward", "expected_backward"])
+def test_near_far_at_cross_with_gradients(kernel, width, dtype, target, tmp_path):
+    constants = {
+        "HAS_PADS": True,
+        "R": 32,
+        "W": 32,
+        "D": width,
+        "DV": width,
+        "typed": {"Q", "OUT", "GRAD_OUT", "GRAD_Q"},
+    }
+    constants["doubles"] = {"QUERY_LOGS", "LOG_SUMS", "POSITIONS", "GRAD_LOGS"}
+    chosen, warps = getattr(near_far_expected, kernel), near_far_expected.WARPS
+    spilled, shared = resources(chosen, target, dtype, warps, tmp_path, **constants)
+    assert spilled <= (FEW if width == 128 else 0), spilled
+    assert shared <= SHARED[target]
+
+
 SIZES = {"D": 64, "DV": 64, "PRECISION": "tf32x3", "LEARNT": True, "PRIOR": True, "DROPS": False, "VALUES": True}
 EITHER = {f"{side}HAS_{of}PADS": True for side, of in (("", "QUERY_"), ("", "KEY_"), ("X_", ""), ("Y_", ""))}
 TYPED = {"Q", "K", "V", "X", "Y", "GRAD_O", "GRAD_Q", "GRAD_K", "GRAD_V"}

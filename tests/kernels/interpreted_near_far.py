@@ -461,3 +461,16 @@ def test_at_cross_one_launch_each_way_and_the_content_of_pads_is_never_read(monk
         leaves = [q, *(x.masked_fill(mask[:, None, :, None], value) for x in (k, v)), *rest]
         results.append(with_gradients(run, leaves, weights))
     assert all(map(torch.equal, *results)) and [kernel.launches for kernel in counted] == [2, 2]
+
+
+def test_a_broken_kernel_at_cross_is_replaced_after_one_warning(untested, monkeypatch):
+    inputs, positions = draw_at_expected(4, 13, None)
+    monkeypatch.setenv(choice.VARIABLE, "auto")
+    monkeypatch.setattr(near_far_expected, "ROUNDING", 1e7)  # the rest counts as nothing
+    with pytest.warns(UserWarning, match="plain torch instead of the near_far_at_expected kernel on cpu") as warned:
+        assert choice.near_far_at_expected(*inputs, positions, None, window=2) is None
+    assert len(warned) == 1
+    monkeypatch.undo()
+    monkeypatch.setattr(choice, "_tested", {})
+    monkeypatch.setenv(choice.VARIABLE, "on")
+    assert choice.near_far_at_expected(*inputs, positions, None, window=2) is not None

@@ -160,9 +160,8 @@ def sinkhorn_works(sizes: Sizes) -> Iterator[Work]:
 
 
 def near_far_works(sizes: Sizes) -> Iterator[Work]:
-    """near_far: training with tangents, a decoding step, and a decoding step at cross-attention."""
+    """near_far with tangents: training, a decoding step, then both at cross-attention."""
     from fairseq_lot.kernels.near_far import near_far
-    from fairseq_lot.kernels.near_far_expected import near_far_expected
     from fairseq_lot.kernels.near_far_step import near_far_step
 
     heads, d, r, scale = sizes.heads, sizes.d, sizes.r, sizes.d**-0.5
@@ -176,7 +175,7 @@ def near_far_works(sizes: Sizes) -> Iterator[Work]:
     def full(*shape: int) -> torch.Tensor:
         return sizes.normal(*shape, dtype=torch.float32).detach()
 
-    bsz, m = max(1, 5 * sizes.tokens // sizes.length), sizes.keys_at_cross
+    bsz = max(1, 5 * sizes.tokens // sizes.length)
     q, k, v = (sizes.normal(bsz, heads, 1, d).detach() for _ in range(3))
     sums, means = full(bsz, heads, r), full(bsz, heads, r, d)
     kept = NearFarKept(full(bsz, heads, WINDOW + 1, d), full(bsz, heads, WINDOW + 1, d), None, sums, means)
@@ -187,15 +186,50 @@ def near_far_works(sizes: Sizes) -> Iterator[Work]:
 
     of_test = sizes.device, types, r, d, d, WINDOW, False, False
     yield Work(step, None, partial(choice._step_error, *of_test))
-    shares, slots = full(bsz, heads, m, r).softmax(2), m * full(bsz, heads, r).sigmoid().double()
-    of_keys = full(bsz, heads, m, d), full(bsz, heads, m, d), shares, sums.double(), slots, means
-    keys = ExpectedKeys(*of_keys, features.detach())
+    yield from near_far_at_cross_works(sizes)
+
+
+def near_far_at_cross_works(sizes: Sizes) -> Iterator[Work]:
+    """near_far at cross-attention: training, then a decoding step."""
+    from fairseq_lot.kernels.near_far_expected import near_far_at_expected, near_far_expected
+
+    heads, d, r, scale = sizes.heads, sizes.d, sizes.r, sizes.d**-0.5
+    leaves, pads = sizes.sentences(sizes.length)
+    bsz = pads.size(0)
+
+    def full(*shape: int) -> torch.Tensor:
+        return sizes.normal(*shape, dtype=torch.float32).detach()
+
+    def shares_of(m: int) -> torch.Tensor:
+        return full(bsz, heads, m, r).softmax(2)
+
+    def positions_in(m: int) -> torch.Tensor:
+        return m * full(bsz, heads, r).sigmoid().double()
+
+    shares = shares_of(sizes.length).to(sizes.dtype).requires_grad_()
+    query_logs = sizes.normal(bsz, heads, sizes.length, r, dtype=torch.float64)
+    log_sums = sizes.normal(bsz, heads, r, dtype=torch.float64)
+    rest = positions_in(sizes.length), pads
+    of_training = sizes.device, (sizes.dtype,) * 5, r, d, d, WINDOW, True
+    yield layer(
+        lambda q, k, v, logs, sums, means, shares: near_far_at_expected(
+            q, k, v, logs, sums, means, shares, *rest, window=WINDOW
+        ),
+        [*leaves, query_logs, log_sums, sizes.normal(bsz, heads, r, d), shares],
+        partial(choice._at_expected_error, *of_training),
+    )
+
+    bsz, m = max(1, 5 * sizes.tokens // sizes.length), sizes.keys_at_cross
+    q, features = sizes.normal(bsz, heads, 1, d).detach(), sizes.pivots()[0].detach()
+    of_keys = full(bsz, heads, m, d), full(bsz, heads, m, d), shares_of(m), full(bsz, heads, r).double()
+    keys = ExpectedKeys(*of_keys, positions_in(m), full(bsz, heads, r, d), features)
 
     @torch.no_grad()
-    def at_cross():
+    def step():
         near_far_expected(q, keys, window=WINDOW, scale=scale)
 
-    yield Work(at_cross, None, partial(choice._expected_error, *of_test))
+    of_step = sizes.device, (sizes.dtype, sizes.dtype), r, d, d, WINDOW, False, False
+    yield Work(step, None, partial(choice._expected_error, *of_step))
 
 
 WORKS = {"near_far": near_far_works, "lot": lot_works, "sinkhorn": sinkhorn_works, "set": set_works}

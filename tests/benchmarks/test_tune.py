@@ -187,11 +187,12 @@ def test_a_rehearsal_needs_a_folder(capsys, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no triton: pip install -e '.[kernels-test]'")
 def test_a_rehearsal_tunes_in_the_interpreter(folder):
-    command = [sys.executable, "-m", "benchmarks", "tune", "--rehearse", "--mechanism", "lot", "set"]
+    command = [sys.executable, "-m", "benchmarks", "tune", "--rehearse", "--mechanism", "lot", "near_far", "set"]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-1000:]
     entries = json.loads((folder / "cpu.json").read_text())["kernels"]
     kernels = {"key_forward", "query_forward", "query_backward", "key_backward", "solve_forward", "solve_backward"}
-    kernels |= {"convolve", "convolve_backward"}
+    kernels |= {"convolve", "convolve_backward", "summarise_keys", "merge", "attend", "query_gradients"}
+    kernels |= {"key_gradients", "next_token", "attend_expected", "expected_forward", "expected_backward"}
     assert {name.split()[0] for name in entries} == kernels
     assert all(type(time) is float for entry in entries.values() for time in entry["tried"].values())

@@ -23,6 +23,7 @@ from fairseq_lot.kernels.naive import LotInputs, LotSettings
 from fairseq_lot.numerics.log_domain import log_domain_sinkhorn
 from tests import reference
 from tests.conftest import close
+from tests.kernels.conftest import Counted
 
 assert os.environ["TRITON_INTERPRET"] == "1"
 
@@ -30,12 +31,6 @@ LOT_NAMES = ["values", "grad_q", "grad_k", "grad_v", "grad_pivots", "grad_log_ma
 SINKHORN_NAMES = ["conditional", "grad_scores", "grad_log_a", "grad_log_b"]
 HALVES = [torch.float16, torch.bfloat16]
 SETTINGS = LotSettings(scale=0.25, query_updates=3, key_updates=3)
-
-
-@pytest.fixture
-def untested(monkeypatch):
-    """No kernel has passed or failed its self-test yet."""
-    monkeypatch.setattr(choice, "_tested", {})
 
 
 @pytest.fixture(autouse=True)
@@ -300,18 +295,6 @@ def test_dropout_keeps_the_given_share():
     # four standard deviations of the mean of 2 ** 15 draws
     assert (share - 0.7).abs().max() <= 4 * (0.3 * 0.7 / 2**15) ** 0.5
     assert not torch.equal(kept[0], kept[1])
-
-
-class Counted:
-    """A kernel that counts its launches."""
-
-    def __init__(self, kernel):
-        self.kernel, self.launches, self.arg_names = kernel, 0, kernel.arg_names
-        self.__name__ = kernel.__name__
-
-    def __getitem__(self, grid):
-        self.launches += 1
-        return self.kernel[grid]
 
 
 class Sizes(TorchDispatchMode):

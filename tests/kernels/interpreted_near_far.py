@@ -16,6 +16,7 @@ from fairseq_lot.kernels import near_far as kernels
 from fairseq_lot.kernels.naive import NearFarSettings
 from tests import reference
 from tests.conftest import close
+from tests.kernels.conftest import Counted
 from tests.kernels.interpreted import HALVES, check, pads, with_gradients
 
 assert os.environ["TRITON_INTERPRET"] == "1"
@@ -178,12 +179,6 @@ def test_the_dense_formula_is_the_plain_loops(form):
         close(values[sentence, 0], 9 * plan @ v[sentence, 0])
 
 
-@pytest.fixture
-def untested(monkeypatch):
-    """No kernel has passed or failed its self-test yet."""
-    monkeypatch.setattr(choice, "_tested", {})
-
-
 @pytest.mark.parametrize(
     ("options", "causal", "kernels_used"),
     [
@@ -263,18 +258,6 @@ def test_sizes_beyond_the_kernel_are_named(monkeypatch):
         with pytest.raises(InputError, match=f"cannot be used: {reason}; set it to auto or off$"):
             choice.near_far(*inputs, NearFarSettings(changed.get("window", 2), 0.25))
     assert choice.near_far(*draw_near_far(9, 16, 3), NearFarSettings(2, 0.25)) is None  # float32 is plain torch's
-
-
-class Counted:
-    """A kernel that counts its launches."""
-
-    def __init__(self, kernel):
-        self.kernel, self.launches, self.arg_names = kernel, 0, kernel.arg_names
-        self.__name__ = kernel.__name__
-
-    def __getitem__(self, grid):
-        self.launches += 1
-        return self.kernel[grid]
 
 
 KERNELS = ["summarise_keys", "merge", "attend", "query_gradients", "key_gradients", "all_gradients", "add_up"]

@@ -1,8 +1,9 @@
 """``python -m benchmarks costs``: predict how long layers with the new kernels take on an H100, without measuring them.
 
-A batch has 8,192 tokens, with 4 heads of 64, in fp16, and layers run from CUDA graphs. Two times are measured:
-softmax's time, and the benchmark's overhead. The overhead is softmax's time at 32 tokens, where its kernel does almost
-nothing. A launch in a graph is assumed to take 2.5 µs.
+A batch has 8,192 tokens, or one longer sentence, with 4 heads of 64, in fp16; layers run from CUDA graphs. Two times
+are measured: softmax's time, and the benchmark's overhead. The overhead is softmax's time at 32 tokens, where its
+kernel does almost nothing. A launch in a graph is assumed to take 2.5 µs. Where softmax was not measured (≈), its time
+is on the line through 2,048 and 8,192 tokens, since its work at a fixed number of tokens grows with the length.
 
 LOT: expect errors of up to a factor of 1.5. Before tokens were split, each multiprocessor ran at most one program, both
 at 512 and at 2,048 tokens. The difference of these two times is therefore the time of 96 blocks of 16 tokens in all
@@ -26,6 +27,7 @@ from fairseq_lot.output.tables import Table
 NAME = "python -m benchmarks costs"
 FOLDER = Path(__file__).with_name("h100_graphs")
 TOKENS, HEADS, WIDTH, FEATURES, PROCESSORS, LAUNCH = 8192, 4, 64, 32, 132, 2.5e-6
+LENGTHS = 512, 1024, 2048, 8192, 32768
 WAYS = {"forward": "forward_seconds", "both": "forward_backward_seconds"}
 #: LOT: tokens in a block, programs that a multiprocessor runs at once
 BLOCK, AT_ONCE = 16, 2
@@ -64,7 +66,7 @@ class Work:
 
 def near_far(n: int) -> dict[str, Work]:
     """The work of near_far's kernels on sentences of n > 128 tokens, forward and backward, in the encoder."""
-    rows = HEADS * max(1, TOKENS // n)
+    rows, tensor = HEADS * max(1, TOKENS // n), TENSOR * max(TOKENS, n) // TOKENS
     chunks, blocks = -(-n // CHUNK), -(-(n + CHUNK // 2) // CHUNK)
     met = 2 * CHUNK  # keys that a block of queries reads one by one
     pairs = rows * blocks * CHUNK * met
@@ -79,7 +81,7 @@ def near_far(n: int) -> dict[str, Work]:
         tf32=pairs * 2 * FEATURES + logs + merged,
         powers=(powers := pairs + of_blocks + of_sums),
         other=22 * pairs + 8 * powers,
-        moved=(6 + met // CHUNK) * TENSOR + 4 * sums,
+        moved=(6 + met // CHUNK) * tensor + 4 * sums,
     )
     backward = Work(
         launches=4,
@@ -87,7 +89,7 @@ def near_far(n: int) -> dict[str, Work]:
         tf32=3 * pairs * 2 * FEATURES + 3 * logs + merged,
         powers=(powers := 2 * (pairs + of_blocks)),
         other=45 * pairs + 8 * powers,
-        moved=(9 + 4 * met // CHUNK) * TENSOR + 5 * sums + 8 * rows * (blocks + chunks) * FEATURES * WIDTH,
+        moved=(9 + 4 * met // CHUNK) * tensor + 5 * sums + 8 * rows * (blocks + chunks) * FEATURES * WIDTH,
     )
     return {"forward": forward, "backward": backward}
 
@@ -107,6 +109,14 @@ def measured(name: str, contender: str) -> dict[int, dict[str, float]]:
     lines = (FOLDER / name / "bench.csv").read_text(encoding="utf-8").splitlines()[1:]
     rows = [row for row in csv.DictReader(lines) if row["contender"] == contender]
     return {int(row["length"]): {way: float(row[key]) for way, key in WAYS.items()} for row in rows}
+
+
+def softmax_seconds(n: int, way: str, softmax: dict[int, dict[str, float]]) -> float:
+    """The measured time of softmax on sentences of n tokens, or the one on the line through two measured times."""
+    if n in softmax:
+        return softmax[n][way]
+    slope = (softmax[8192][way] - softmax[2048][way]) / (8192 - 2048)
+    return softmax[2048][way] + slope * (n * max(TOKENS, n) / TOKENS - 2048)
 
 
 def predicted(n: int, way: str, before: dict[int, dict[str, float]]) -> tuple[int, int, float]:
@@ -141,18 +151,22 @@ def run(args: Namespace) -> None:
     lines = []
 
     def add(name: str, way: str, n: int, programs: int, launches: int, old: float | None, seconds: float) -> None:
-        times = ["–" if x is None else f"{1e3 * x:.2f}" for x in (softmax[n][way], old, seconds)]
-        lines.append([name, way, n, programs, launches, *times, f"{softmax[n][way] / seconds:.2f}"])
+        of_softmax = softmax_seconds(n, way, softmax)
+        times = ["–" if x is None else f"{1e3 * x:.2f}" for x in (of_softmax, old, seconds)]
+        times[0] = times[0] if n in softmax else f"≈ {times[0]}"
+        lines.append([name, way, n, programs, launches, *times, f"{of_softmax / seconds:.2f}"])
 
     for way in WAYS:
-        for n in (512, 2048, 8192):
+        for n in LENGTHS:
             programs, launches, seconds = predicted(n, way, before)
-            add("LOT", way, n, programs, launches, before[n][way], seconds)
+            old = before[n][way] if n in before else None
+            add("LOT", way, n, programs, launches, old, seconds)
     for way in WAYS:
-        for n in (2048, 8192):
+        for n in LENGTHS[1:]:  # shorter sentences get softmax itself, by exact_up_to
             launches, seconds = counted(near_far(n), way, softmax[32])
-            programs = HEADS * TOKENS // n * (n // CHUNK + 1)
-            add("near_far", way, n, programs, launches, near_far_before[n][way], seconds)
+            programs = HEADS * max(1, TOKENS // n) * (n // CHUNK + 1)
+            old = near_far_before[n][way] if n in near_far_before else None
+            add("near_far", way, n, programs, launches, old, seconds)
     for way in WAYS:
         launches, seconds = counted(sinkhorn(128, 15), way, softmax[32])
         add("Sinkhorn, 15 updates", way, 128, HEADS * TOKENS // 128, launches, None, seconds)

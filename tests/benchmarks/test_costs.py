@@ -18,11 +18,20 @@ def test_without_split_tokens_the_prediction_equals_the_measurement(n, way, monk
 def test_the_table_has_every_length_and_direction(capsys):
     assert main(["costs"]) == 0
     rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
-    lengths = {"LOT": ("512", "2048", "8192"), "near_far": ("2048", "8192"), "Sinkhorn, 15 updates": ("128",)}
+    of_lot = "512", "1024", "2048", "8192", "32768"
+    lengths = {"LOT": of_lot, "near_far": of_lot[1:], "Sinkhorn, 15 updates": ("128",)}
     assert [row[:3] for row in rows] == [
         [name, way, n] for name, of_name in lengths.items() for way in ("forward", "both") for n in of_name
     ]
     assert all(int(row[3]) >= costs.PROCESSORS for row in rows)
+    assert {row[2] for row in rows if row[5].startswith("≈")} == {"1024", "32768"}
+
+
+def test_the_time_of_softmax_is_linear_in_the_length_and_in_the_tokens():
+    softmax = {n: {"both": 3.0 + n} for n in (2048, 8192)}
+    assert costs.softmax_seconds(1024, "both", softmax) == 3 + 1024
+    assert costs.softmax_seconds(8192, "both", softmax) == 3 + 8192
+    assert costs.softmax_seconds(4 * 8192, "both", softmax) == 3 + 4 * 4 * 8192
 
 
 def test_longer_sentences_add_merging_alone_and_updates_add_no_products():

@@ -3,8 +3,8 @@
 python results/log/documents_speed.py data-bin/libreoffice-chapters test1 test2 test3 \\
     --checkpoints softmax=BASE.pt near_far=SWAPPED.pt
 
-Prints a table. Run it on an idle machine. A split is used for both: 20 updates of fine-tuning on it, then a part of it
-is translated. Commands run on the CPU, with the threads that OMP_NUM_THREADS says.
+Prints a table. Run it on an idle machine. A split is used for both: ten updates of fine-tuning on it, then a part of
+it is translated, one document at a time. Commands run on the CPU, with the threads that OMP_NUM_THREADS says.
 """
 
 import argparse
@@ -19,10 +19,10 @@ from fairseq_lot.output.tables import Table
 
 TRAIN = (
     "bash scripts/finetune.sh {path} {data} {out} --train-subset {split} --disable-validation --no-save --cpu"
-    " --max-tokens 4096 --log-interval 10 --max-update 20"
+    " --max-tokens 4096 --log-interval 5 --max-update 10"
 )
 GENERATE = (
-    "fairseq-generate {data} --user-dir fairseq_lot --path {path} --gen-subset {split} --cpu --beam 5 --batch-size 16"
+    "fairseq-generate {data} --user-dir fairseq_lot --path {path} --gen-subset {split} --cpu --beam 5 --batch-size 1"
     " --max-len-a 1.2 --max-len-b 50 --max-source-positions 4096 --max-target-positions 4096 --num-shards {shards}"
     " --shard-id 0"
 )

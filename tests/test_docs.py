@@ -6,6 +6,8 @@ import sys
 import tokenize
 
 import pytest
+import torch
+from fairseq.data import indexed_dataset
 
 from fairseq_lot.evaluation.bleu import relative_length
 from fairseq_lot.evaluation.results import path_of, read_rows, read_statistics
@@ -58,6 +60,7 @@ def test_tables_of_sweeps_are_rendered_from_their_points():
     [
         ("heads.py", "iwslt14-65k.small.heads/*.json", "heads.md"),
         ("repeats.py", "iwslt14-65k.documents-alibi.repeats.json", "iwslt14-65k.documents-alibi.repeats.md"),
+        ("by_length.py", "libreoffice.jsonl", "libreoffice.short.md"),
         ("grid.py", "iwslt14-65k.small.epoch32.grid.seed1/sweep.jsonl", "grid.md"),
         *(("losses.py", f"iwslt14-65k.losses/{name}.json", f"{name}.md") for name in LOSSES),
     ],
@@ -88,6 +91,22 @@ def test_the_last_speed_of_a_log_counts():
     assert speed == 20 and memory > 0.1
     with pytest.raises(SystemExit, match="ls nowhere failed: .*nowhere"):
         measured("ls nowhere", "")
+
+
+def test_the_longest_documents_of_a_split_are_translated(tmp_path):
+    source, few = tmp_path / "data", tmp_path / "few"
+    few.mkdir()
+    source.mkdir()
+    for language, lengths in (("de", [3, 9, 1]), ("en", [5, 2, 1])):
+        (source / f"dict.{language}.txt").touch()
+        builder = indexed_dataset.make_builder(f"{source}/test.de-en.{language}.bin", "mmap", vocab_size=10)
+        for length in lengths:
+            builder.add_item(torch.full((length,), length))
+        builder.finalize(f"{source}/test.de-en.{language}.idx")
+    program("results/log/documents_speed.py").write_longest(source, "test", 2, few)
+    copy = indexed_dataset.make_dataset(f"{few}/test.de-en.de", "mmap")
+    assert copy.sizes.tolist() == [9, 3] and copy[1].tolist() == [3, 3, 3]
+    assert {path.name for path in few.glob("dict.*")} == {"dict.de.txt", "dict.en.txt"}
 
 
 def test_files_of_heads_are_sorted_by_the_numbers_in_their_names():

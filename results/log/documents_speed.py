@@ -3,17 +3,21 @@
 python results/log/documents_speed.py data-bin/libreoffice-chapters test1 test2 test3 \\
     --checkpoints softmax=BASE.pt near_far=SWAPPED.pt
 
-Prints a table. Run it on an idle machine. A split is used for both: ten updates of fine-tuning on it, then a part of
-it is translated, one document at a time. Commands run on the CPU, with the threads that OMP_NUM_THREADS says.
+Prints a table. Run it on an idle machine. Ten updates of fine-tuning are made on a split, then its longest documents
+are translated one by one. Commands run on the CPU, with the threads that OMP_NUM_THREADS says.
 """
 
 import argparse
 import os
 import re
 import shlex
+import shutil
 import statistics
 import subprocess
 import tempfile
+from pathlib import Path
+
+from fairseq.data import indexed_dataset
 
 from fairseq_lot.output.tables import Table
 
@@ -23,8 +27,7 @@ TRAIN = (
 )
 GENERATE = (
     "fairseq-generate {data} --user-dir fairseq_lot --path {path} --gen-subset {split} --cpu --beam 5 --batch-size 1"
-    " --max-len-a 1.2 --max-len-b 50 --max-source-positions 4096 --max-target-positions 4096 --num-shards {shards}"
-    " --shard-id 0"
+    " --max-len-a 1.2 --max-len-b 50 --max-source-positions 4096 --max-target-positions 4096"
 )
 
 
@@ -40,6 +43,22 @@ def measured(command, pattern):
     return float(re.findall(pattern, text)[-1]), usage.ru_maxrss / 1024
 
 
+def write_longest(data, split, count, out):
+    """Write a data folder whose split has the longest documents alone."""
+    dictionaries = list(Path(data).glob("dict.*.txt"))
+    sides = [next(Path(data).glob(f"{split}.*.{path.suffixes[0][1:]}.idx")) for path in dictionaries]
+    sources = [indexed_dataset.make_dataset(str(side.with_suffix("")), "mmap") for side in sides]
+    chosen = sorted(range(len(sources[0])), key=lambda i: -sum(source.sizes[i] for source in sources))[:count]
+    for path in dictionaries:
+        shutil.copy(path, out)
+    for side, source in zip(sides, sources, strict=True):
+        copy = Path(out, side.stem)
+        builder = indexed_dataset.make_builder(f"{copy}.bin", "mmap", vocab_size=2**15)
+        for i in chosen:
+            builder.add_item(source[i])
+        builder.finalize(f"{copy}.idx")
+
+
 def main():
     """Measure all checkpoints in turns, then print medians, with ratios to the first checkpoint."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -47,17 +66,19 @@ def main():
     parser.add_argument("splits", nargs="+", metavar="SPLIT")
     parser.add_argument("--checkpoints", nargs="+", metavar="NAME=FILE", required=True)
     parser.add_argument("--turns", type=int, default=1)
-    parser.add_argument("--shards", type=int, default=16, help="1 of so many parts of a split is translated")
+    parser.add_argument("--documents", type=int, default=2, help="of each split so many are translated")
     args = parser.parse_args()
     paths = dict(checkpoint.split("=", 1) for checkpoint in args.checkpoints)
     found = {}
     for _ in range(args.turns):
         for split in args.splits:
             for name, path in paths.items():
-                values = {"data": args.data, "path": shlex.quote(path), "split": split, "shards": args.shards}
+                values = {"path": shlex.quote(path), "split": split}
                 with tempfile.TemporaryDirectory() as out:
-                    training = measured(TRAIN.format(out=out, **values), r"wps=([0-9.]+)")
-                translating = measured(GENERATE.format(**values), r", ([0-9.]+) tokens/s")
+                    training = measured(TRAIN.format(data=args.data, out=out, **values), r"wps=([0-9.]+)")
+                with tempfile.TemporaryDirectory() as few:
+                    write_longest(args.data, split, args.documents, few)
+                    translating = measured(GENERATE.format(data=few, **values), r", ([0-9.]+) tokens/s")
                 for work, result in (("training", training), ("translating", translating)):
                     found.setdefault((name, split, work), []).append(result)
     rows = []
@@ -72,7 +93,7 @@ def main():
             rows.append([split, name, *cells])
     columns = ("tokens/s", "÷ the first", "MiB")
     head = ["split", "attention", *(f"{work}, {column}" for work in ("training", "translating") for column in columns)]
-    notes = [f"Turns: {args.turns} (medians). MiB: peak of the process."]
+    notes = [f"Turns: {args.turns} (medians); {args.documents} documents each. MiB: peak of the process."]
     print(Table(head, rows, notes=notes, align="<<" + ">" * (len(head) - 2)).markdown())
 
 

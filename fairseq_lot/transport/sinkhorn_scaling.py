@@ -63,6 +63,7 @@ class _Solution:
     Attributes:
         conditional: ``(G, n, m)``, ``K_ij w_j`` divided by its row sums.
         a, b: the masses of the rows and of the columns.
+        least_mass: the least divisor of both.
         row_sums: ``K w`` of each row update, ``(G, n)``; the last ones are the row sums of ``K_ij w_j`` above.
         column_sums: ``Kᵀ u`` of each column update, ``(G, m)``.
     """
@@ -70,6 +71,7 @@ class _Solution:
     conditional: Tensor
     a: _Masses
     b: _Masses
+    least_mass: float
     row_sums: list[Tensor]
     column_sums: list[Tensor]
 
@@ -82,14 +84,13 @@ class _Solution:
             return False  # one update is a softmax; the log domain does it
         low_row, high_row = (x.item() for x in torch.cat(self.row_sums).aminmax())
         low_column, high_column = (x.item() for x in torch.cat(self.column_sums).aminmax())
-        least_mass = min(side.divisor.amin().item() for side in (self.a, self.b))
         info = torch.finfo(self.conditional.dtype)
         spread = max(*self.conditional.shape[1:], high_row * high_column)
         return (  # false for NaN
             low_row * low_column * info.eps >= info.tiny * spread
             # the gradient multiplies and divides masses by ratios of sums
-            and least_mass * low_row * info.eps >= info.tiny * high_row
-            and least_mass * low_column * info.eps >= info.tiny * high_column
+            and self.least_mass * low_row * info.eps >= info.tiny * high_row
+            and self.least_mass * low_column * info.eps >= info.tiny * high_column
         )
 
 
@@ -97,7 +98,7 @@ def _solve(scores, log_a, log_b, num_updates, tolerance):
     """The solution after all half-updates, the rows last; arguments as for :func:`scaled_conditional`."""
     *lead, n, m = scores.shape
     kernel = _exp(scores)
-    of_rows, of_columns = _masses(log_a, lead), _masses(log_b, lead)
+    (of_rows, least_row), (of_columns, least_column) = _masses(log_a, lead), _masses(log_b, lead)
     a, b = of_rows.mass, of_columns.mass
     # scalings start at 1 where there is mass, at 0 elsewhere
     u, w = (side.has_mass.expand(kernel.size(0), -1) for side in (of_rows, of_columns))
@@ -117,7 +118,7 @@ def _solve(scores, log_a, log_b, num_updates, tolerance):
     kernel *= w.unsqueeze(-2)
     row_sums.append(kernel.sum(-1))
     kernel *= row_sums[-1].reciprocal().unsqueeze(-1)
-    return _Solution(kernel, of_rows, of_columns, row_sums, column_sums)
+    return _Solution(kernel, of_rows, of_columns, min(least_row, least_column), row_sums, column_sums)
 
 
 def _exp(scores):
@@ -130,17 +131,22 @@ def _exp(scores):
 
 
 def _masses(log_mass, lead):
-    """The masses of one side.
+    """The masses of one side, with the least divisor.
 
     Args:
         log_mass: the log masses, ``(..., n)``.
         lead: the leading sizes of the scores.
     """
+    if log_mass.dim() == 1:  # shared by all sentences: without pads
+        mass = log_mass.unsqueeze(0).exp()
+        least = mass.amin().item()
+        if least > 0:
+            return _Masses(mass, torch.ones_like(mass), mass), least
     log_mass = log_mass.unsqueeze(0) if log_mass.dim() == 1 else log_mass.expand(*lead, -1).flatten(0, -2)
-    mass, has_mass = log_mass.exp(), torch.empty_like(log_mass)
-    torch.gt(log_mass, -torch.inf, out=has_mass)
+    mass = log_mass.exp()
+    has_mass = torch.gt(log_mass, -torch.inf, out=torch.empty_like(log_mass))
     divisor = torch.lerp(mass.new_ones(()), mass, has_mass)  # one kernel, nine times as fast as mass.pow(has_mass)
-    return _Masses(mass, has_mass, divisor)
+    return _Masses(mass, has_mass, divisor), divisor.amin().item()
 
 
 def _rows(matrix, w):

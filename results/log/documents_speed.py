@@ -1,10 +1,11 @@
 """Speed and memory of fairseq-train and fairseq-generate by length of the documents, for several checkpoints in turns.
 
-python results/log/documents_speed.py data-bin/libreoffice-chapters test1 test2 test3 \\
-    --checkpoints softmax=BASE.pt near_far=SWAPPED.pt
+python results/log/documents_speed.py data-bin/libreoffice-chapters 'test2=1,024' 'test3=2,048' 'test4=4,095' \\
+    --checkpoints softmax=BASE.pt near_far=SWAPPED.pt >results/libreoffice.speed.md
 
-Prints a table. Run it on an idle machine. Ten updates of fine-tuning are made on a split, then its longest documents
-are translated one by one. Commands run on the CPU, with the threads that OMP_NUM_THREADS says.
+Prints a table, in which the splits have the titles behind "=". Run it on an idle machine. Ten updates of fine-tuning
+are made on a split, then its longest documents are translated one by one. Commands run on the CPU, with the threads
+that OMP_NUM_THREADS says.
 """
 
 import argparse
@@ -63,15 +64,16 @@ def main():
     """Measure all checkpoints in turns, then print medians, with ratios to the first checkpoint."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", metavar="DATA")
-    parser.add_argument("splits", nargs="+", metavar="SPLIT")
+    parser.add_argument("splits", nargs="+", metavar="SPLIT=TITLE")
     parser.add_argument("--checkpoints", nargs="+", metavar="NAME=FILE", required=True)
     parser.add_argument("--turns", type=int, default=1)
     parser.add_argument("--documents", type=int, default=2, help="of each split so many are translated")
     args = parser.parse_args()
     paths = dict(checkpoint.split("=", 1) for checkpoint in args.checkpoints)
+    splits = dict(split.split("=", 1) for split in args.splits)
     found = {}
     for _ in range(args.turns):
-        for split in args.splits:
+        for split in splits:
             for name, path in paths.items():
                 values = {"path": shlex.quote(path), "split": split}
                 with tempfile.TemporaryDirectory() as out:
@@ -82,7 +84,7 @@ def main():
                 for work, result in (("training", training), ("translating", translating)):
                     found.setdefault((name, split, work), []).append(result)
     rows = []
-    for split in args.splits:
+    for split in splits:
         for name in paths:
             cells = []
             for work in ("training", "translating"):
@@ -90,9 +92,13 @@ def main():
                 others = [speed for speed, _ in found[next(iter(paths)), split, work]]
                 ratio = statistics.median(ours / theirs for ours, theirs in zip(speeds, others, strict=True))
                 cells += [f"{statistics.median(speeds):.0f}", f"{ratio:.2f}", f"{statistics.median(peaks):.0f}"]
-            rows.append([split, name, *cells])
+            rows.append([splits[split], name, *cells])
     columns = ("tokens/s", "÷ the first", "MiB")
-    head = ["split", "attention", *(f"{work}, {column}" for work in ("training", "translating") for column in columns)]
+    head = [
+        "pieces, up to",
+        "attention",
+        *(f"{work}, {column}" for work in ("training", "translating") for column in columns),
+    ]
     notes = [f"Turns: {args.turns} (medians); {args.documents} documents each. MiB: peak of the process."]
     print(Table(head, rows, notes=notes, align="<<" + ">" * (len(head) - 2)).markdown())
 

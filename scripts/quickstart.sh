@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sets up, then runs config/quickstart.yaml on LibreOffice's help: the result is a table and a report page. It takes six
-# to seven minutes on two CPU cores after set-up. A second call resumes.
+# minutes on two CPU cores after set-up. A second call resumes.
 #
 #   bash scripts/quickstart.sh [FLAGS of snakemake]
 set -euo pipefail

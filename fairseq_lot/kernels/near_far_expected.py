@@ -1,8 +1,8 @@
 """near_far at cross-attention, from the features' sums over all keys.
 
 ``fairseq_lot/transport/expected_band.py`` has the formula. ``attend_expected`` is for translation: one launch, without
-gradients. ``expected_forward`` and ``expected_backward`` are for training: one launch each way. Logs of
-the features and expected positions are float64, as in plain torch, so that rounding does not move the band.
+gradients. ``expected_forward`` and ``expected_backward`` are for training: one launch each way. Logs of the features
+and expected positions are float64, as in plain torch, so that rounding does not move the band.
 """
 
 import torch
@@ -96,6 +96,31 @@ def attend_expected(Q, KEYS, VALUES, SHARES, PROBES, CONSTANTS, LOG_SUMS, POSITI
     tl.store(OUT + place + ev, out.to(OUT.dtype.element_ty), mask=is_ev)
 
 
+@triton.jit
+def _read(q, keys, values, query_logs, log_sums, positions, means, shares, pads,
+          m, r, window, d, dv, key_stride, value_stride, rounding,
+          HAS_PADS: tl.constexpr, R: tl.constexpr, W: tl.constexpr, D: tl.constexpr, DV: tl.constexpr):  # fmt: skip
+    """Load all that the forward and the backward kernel need of one query; compute its weights.
+
+    The first pointer is of the query, the others are of its sentence and head.
+
+    Returns:
+        The query; slots, where they are real, features, near and beyond of :func:`_band`; the weights of the band's
+        values; these values; the features' means. All but the slots and the mask are float32.
+    """
+    t, e, ev = tl.arange(0, R), tl.arange(0, D), tl.arange(0, DV)
+    is_t, is_ev = t < r, ev < dv
+    q = tl.load(q + e, mask=e < d, other=0.0).to(tl.float32)
+    far = tl.load(query_logs + t, mask=is_t, other=NEG_INF) + tl.load(log_sums + t, mask=is_t, other=0.0)
+    slot, shown, features, near, replaced, beyond = _band(
+        far, q, keys, shares, positions, pads, m, r, window, d, key_stride, rounding, HAS_PADS, R, W, D
+    )
+    is_v = shown[:, None] & is_ev[None, :]
+    v = tl.load(values + slot[:, None] * value_stride + ev[None, :], mask=is_v, other=0.0).to(tl.float32)
+    means = tl.load(means + t[:, None] * dv + ev[None, :], mask=is_t[:, None] & is_ev[None, :], other=0.0)
+    return q, slot, shown, features, near, beyond, near - beyond * replaced, v, means.to(tl.float32)
+
+
 @triton.jit(do_not_specialize=launch.RUNTIME)
 def expected_forward(Q, K, V, QUERY_LOGS, LOG_SUMS, POSITIONS, MEANS, SHARES, PADS, OUT,
                    m, r, window, d, dv, sqb, sqh, sqn, skb, skh, skn, svb, svh, svn, heads, rounding,
@@ -104,22 +129,15 @@ def expected_forward(Q, K, V, QUERY_LOGS, LOG_SUMS, POSITIONS, MEANS, SHARES, PA
     """Values of one query, written to OUT ``(programs, n, dv)``. Grid: sentence and head, query."""
     g, i = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, head = g // heads, g % heads
-    t, e, ev = tl.arange(0, R), tl.arange(0, D), tl.arange(0, DV)
-    is_t, is_e, is_ev = t < r, e < d, ev < dv
+    ev = tl.arange(0, DV)
+    is_ev = ev < dv
     row = g * tl.num_programs(1) + i
-    q = tl.load(Q + b * sqb + head * sqh + i * sqn + e, mask=is_e, other=0.0).to(tl.float32)
-    far = tl.load(QUERY_LOGS + row * r + t, mask=is_t, other=NEG_INF)
-    far += tl.load(LOG_SUMS + g * r + t, mask=is_t, other=0.0)
-    keys, values = K + b * skb + head * skh, V + b * svb + head * svh
-    slot, shown, features, near, replaced, beyond = _band(
-        far, q, keys, SHARES + g * m * r, POSITIONS + g * r, PADS + b * m,
-        m, r, window, d, skn, rounding, HAS_PADS, R, W, D,
+    keys = K + b * skb + head * skh
+    q, slot, shown, features, near, beyond, weights, v, means = _read(
+        Q + b * sqb + head * sqh + i * sqn, keys, V + b * svb + head * svh, QUERY_LOGS + row * r, LOG_SUMS + g * r,
+        POSITIONS + g * r, MEANS + g * r * dv, SHARES + g * m * r, PADS + b * m,
+        m, r, window, d, dv, skn, svn, rounding, HAS_PADS, R, W, D, DV,
     )  # fmt: skip
-    weights = near - beyond * replaced
-    is_v = shown[:, None] & is_ev[None, :]
-    v = tl.load(values + slot[:, None] * svn + ev[None, :], mask=is_v, other=0.0).to(tl.float32)
-    means = tl.load(MEANS + (g * r + t)[:, None] * dv + ev[None, :], mask=is_t[:, None] & is_ev[None, :], other=0.0)
-    means = means.to(tl.float32)
     out = tl.sum(weights[:, None] * v, 0) + beyond * tl.sum(features[:, None] * means, 0)
     tl.store(OUT + row * dv + ev, out.to(OUT.dtype.element_ty), mask=is_ev)
 
@@ -140,26 +158,19 @@ def expected_backward(Q, K, V, QUERY_LOGS, LOG_SUMS, POSITIONS, MEANS, SHARES, P
     t, e, ev = tl.arange(0, R), tl.arange(0, D), tl.arange(0, DV)
     is_t, is_e, is_ev = t < r, e < d, ev < dv
     row = g * tl.num_programs(1) + i
-    q = tl.load(Q + b * sqb + head * sqh + i * sqn + e, mask=is_e, other=0.0).to(tl.float32)
-    far = tl.load(QUERY_LOGS + row * r + t, mask=is_t, other=NEG_INF)
-    far += tl.load(LOG_SUMS + g * r + t, mask=is_t, other=0.0)
-    keys, values = K + b * skb + head * skh, V + b * svb + head * svh
-    slot, shown, features, near, replaced, beyond = _band(
-        far, q, keys, SHARES + g * m * r, POSITIONS + g * r, PADS + b * m,
-        m, r, window, d, skn, rounding, HAS_PADS, R, W, D,
+    keys = K + b * skb + head * skh
+    q, slot, shown, features, near, beyond, weights, v, means = _read(
+        Q + b * sqb + head * sqh + i * sqn, keys, V + b * svb + head * svh, QUERY_LOGS + row * r, LOG_SUMS + g * r,
+        POSITIONS + g * r, MEANS + g * r * dv, SHARES + g * m * r, PADS + b * m,
+        m, r, window, d, dv, skn, svn, rounding, HAS_PADS, R, W, D, DV,
     )  # fmt: skip
-    weights = near - beyond * replaced
-    is_v = shown[:, None] & is_ev[None, :]
-    v = tl.load(values + slot[:, None] * svn + ev[None, :], mask=is_v, other=0.0).to(tl.float32)
-    means = tl.load(MEANS + (g * r + t)[:, None] * dv + ev[None, :], mask=is_t[:, None] & is_ev[None, :], other=0.0)
-    means = means.to(tl.float32)
     grad = tl.load(GRAD_OUT + b * sdb + head * sdh + i * sdn + ev, mask=is_ev, other=0.0).to(tl.float32)
     of_v, of_means = tl.sum(v * grad[None, :], 1), tl.sum(means * grad[None, :], 1)
     far_weights = beyond * features
     delta = tl.sum(weights * of_v, 0) + tl.sum(far_weights * of_means, 0)  # the gradient times the values
     of_v = tl.where(shown, of_v - delta, 0.0)
     of_near = near * of_v
-    is_k, is_s = shown[:, None] & is_e[None, :], shown[:, None] & is_t[None, :]
+    is_k, is_s, is_v = (shown[:, None] & is_e[None, :], shown[:, None] & is_t[None, :], shown[:, None] & is_ev[None, :])
     k = tl.load(keys + slot[:, None] * skn + e[None, :], mask=is_k, other=0.0).to(tl.float32)
     tl.store(GRAD_Q + row * d + e, tl.sum(of_near[:, None] * k, 0).to(GRAD_Q.dtype.element_ty), mask=is_e)
     place = g * m + slot

@@ -137,13 +137,11 @@ def _masses(log_mass, lead):
         log_mass: the log masses, ``(..., n)``.
         lead: the leading sizes of the scores.
     """
-    if log_mass.dim() == 1:  # shared by all sentences: without pads
-        mass = log_mass.unsqueeze(0).exp()
-        least = mass.amin().item()
-        if least > 0:
-            return _Masses(mass, torch.ones_like(mass), mass), least
-    log_mass = log_mass.unsqueeze(0) if log_mass.dim() == 1 else log_mass.expand(*lead, -1).flatten(0, -2)
+    is_shared = log_mass.dim() == 1  # by all sentences: there are no pads
+    log_mass = log_mass.unsqueeze(0) if is_shared else log_mass.expand(*lead, -1).flatten(0, -2)
     mass = log_mass.exp()
+    if is_shared and (least := mass.amin().item()) > 0:
+        return _Masses(mass, torch.ones_like(mass), mass), least
     has_mass = torch.gt(log_mass, -torch.inf, out=torch.empty_like(log_mass))
     divisor = torch.lerp(mass.new_ones(()), mass, has_mass)  # one kernel, nine times as fast as mass.pow(has_mass)
     return _Masses(mass, has_mass, divisor), divisor.amin().item()

@@ -1,7 +1,7 @@
 """Patches that let the unmodified fairseq 0.12.2 run on current Python, hydra, omegaconf, numpy and torch.
 
 ``fairseq_lot_compat.pth`` imports this module at interpreter start. It then only puts one finder onto
-``sys.meta_path``. When ``fairseq`` is imported, the finder lets the normal loaders work and patches eleven modules
+``sys.meta_path``. When ``fairseq`` is imported, the finder lets the normal loaders work and patches thirteen modules
 before, while or after they execute. No file of fairseq is edited. Patches without which fairseq fails act in all
 programs; conveniences act only in fairseq's own commands and in fairseq-lot (:func:`in_command`). docs/fairseq.md lists
 all patches with their reasons.
@@ -264,6 +264,42 @@ def _with_bf16_when_translating(module, execute):
     module.TransformerModel.prepare_for_inference_ = prepare_for_inference_
 
 
+def _with_broadcast_checkpoints(module, execute):
+    """Let a training by several processes start from a checkpoint.
+
+    fairseq's first process sends the checkpoint's configuration to the others, whose ``torch.load`` refuses it: since
+    torch 2.6 it loads tensors and plain types alone. The sender is a process of the same training.
+    """
+    import torch
+
+    execute(module)
+
+    def _broadcast_object_slow(obj, src_rank, group, dist_device):
+        objects = [obj]
+        torch.distributed.broadcast_object_list(objects, src=src_rank, group=group, device=dist_device)
+        return objects[0]
+
+    module._broadcast_object_slow = _broadcast_object_slow
+
+
+def _with_amp_on_cpus(module, execute):
+    """Let ``--amp`` train in bfloat16 on a CPU, by torch's autocast.
+
+    fairseq 0.12.2 asks for the autocast of GPUs, which does nothing on a CPU: the training is in float32 without a word.
+    """
+    import torch
+
+    execute(module)
+    original = module.FairseqTask.train_step
+
+    def train_step(self, sample, model, criterion, optimizer, *args, **kwargs):
+        on_cpu = next(model.parameters()).device.type == "cpu"
+        with torch.autocast("cpu", torch.bfloat16, enabled=on_cpu and isinstance(optimizer, module.AMPOptimizer)):
+            return original(self, sample, model, criterion, optimizer, *args, **kwargs)
+
+    module.FairseqTask.train_step = train_step
+
+
 def _with_safe_checkpoint_types(module, execute):
     """Execute fairseq after preparing torch's safe loader and, in a command, the warning filters."""
     _allow_checkpoint_types()
@@ -324,6 +360,7 @@ _PATCHED_MODULES = {
     "fairseq": _with_safe_checkpoint_types,
     "fairseq.data.data_utils": _with_mended_batches,
     "fairseq.dataclass.configs": _with_hashable_configs,
+    "fairseq.distributed.utils": _with_broadcast_checkpoints,
     "fairseq.file_io": _with_atomic_copies,
     "fairseq.logging.progress_bar": _with_lines_logged_once,
     "fairseq.models.transformer.transformer_config": _with_hashable_configs,
@@ -331,6 +368,7 @@ _PATCHED_MODULES = {
     "fairseq.modules.transformer_layer": _without_fast_path,
     "fairseq.ngram_repeat_block": _with_blocked_repeats,
     "fairseq.options": _with_bf16_on_gpus,
+    "fairseq.tasks.fairseq_task": _with_amp_on_cpus,
     "fairseq.utils": _with_installed_user_dirs,
 }
 

@@ -48,6 +48,8 @@ class Softmax(Mechanism):
         if self.options.prior == "alibi":
             log_prior = alibi_log_prior(masks.key_pads, q, k)
             bias = log_prior if bias is None else log_prior + bias
+        if ways(q).attends_in_float32:
+            q, k, v = at_least_float32(q), at_least_float32(k), at_least_float32(v)
         if not (need_weights or _is_step(q, k)):
             # scale = head_dim^-1/2 by default; the same kernel as in fairseq's own attention
             bias, dropout = None if bias is None else bias.to(q.dtype), self.dropout if self.drops else 0.0

@@ -17,6 +17,8 @@ class Ways(NamedTuple):
         adds_one_by_one: prefix sums over chunks add one chunk after another, not in a logarithmic number of steps. On a
             CPU torch's sums over a strided axis are ten times as slow.
         steps_by_products: a single query attends by two matrix products, in about half the time of torch's own kernel.
+        attends_in_float32: softmax attention of shorter types is computed in float32, which takes torch's kernel half the
+            time of bfloat16 on a CPU.
         projects_probes: LOT projects the layer's inputs directly to its scores, without q and k. False on a GPU, where
             the fused kernel needs q and k.
         convolves_channels_last: convolutions use the channels-last layout: several times as fast on a CPU; on a GPU it
@@ -31,6 +33,7 @@ class Ways(NamedTuple):
     looks: bool
     adds_one_by_one: bool
     steps_by_products: bool
+    attends_in_float32: bool
     projects_probes: bool
     convolves_channels_last: bool
     dense_length: int
@@ -39,8 +42,8 @@ class Ways(NamedTuple):
 
 
 WAYS = {
-    "cpu": Ways(True, True, True, True, True, dense_length=96, soft_chunk=2**19, hard_chunk=2**17),
-    "other": Ways(False, False, False, False, False, dense_length=256, soft_chunk=2**25, hard_chunk=2**26),
+    "cpu": Ways(True, True, True, True, True, True, dense_length=96, soft_chunk=2**19, hard_chunk=2**17),
+    "other": Ways(False, False, False, False, False, False, dense_length=256, soft_chunk=2**25, hard_chunk=2**26),
 }
 
 

@@ -37,6 +37,8 @@ _KNOWN_WARNINGS = (
     r"\s*The strict flag in the compose API is deprecated",
     r".*invalid escape sequence",  # from Python 3.12 on, when it first compiles fairseq
     r"`torch\.cuda\.amp\.(autocast|GradScaler)",
+    r"torch\.cuda\.amp\.GradScaler is enabled, but CUDA is not available",  # --amp on a CPU
+    r"CUDA is not available or torch_xla is imported\. Disabling autocast",  # the same
     r"`torch\.jit\.",
     r"'pin_memory' argument is set as true but no accelerator is found",
     r"Support for mismatched key_padding_mask and attn_mask is deprecated",
@@ -285,7 +287,7 @@ def _with_broadcast_checkpoints(module, execute):
 def _with_amp_on_cpus(module, execute):
     """Let ``--amp`` train in bfloat16 on a CPU, by torch's autocast.
 
-    fairseq 0.12.2 asks for the autocast of GPUs, which does nothing on a CPU: the training is in float32 without a word.
+    fairseq 0.12.2 asks for the autocast of GPUs, which does nothing on a CPU: it trains in float32 without a word.
     """
     import torch
 

@@ -217,7 +217,9 @@ def _exit_with_one_line(previous_hook):
 
     def hook(kind, error, traceback):
         if issubclass(kind, InputError):
-            print(f"fairseq_lot: error: {error}", file=sys.stderr)
+            # with several processes fairseq silences print in all but the first, and torch collects sys.stderr until
+            # this function returns
+            (sys.__stderr__ or sys.stderr).write(f"fairseq_lot: error: {error}\n")
             raise SystemExit(2)
         previous_hook(kind, error, traceback)
 

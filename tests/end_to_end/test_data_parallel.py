@@ -96,15 +96,28 @@ def test_two_processes_with_half_a_batch_each_compute_what_one_does(tmp_path):
 
 @pytest.mark.slow
 def test_torchrun_trains_as_one_process_that_accumulates(data, tmp_path):
-    """The README's line for several GPUs, with gloo; SGD, as Adam would divide by gradients that are almost 0."""
+    """The line for several GPUs of docs/training.md, with gloo. The two processes stop and go on after three updates.
+
+    SGD, because Adam would divide by gradients that are almost 0.
+    """
     flags = ("--arch", "lot_transformer_small", "--optimizer", "sgd", "--lr", 0.1, "--dropout", 0, "--clip-norm", 0)
     one = train(data / "bin", tmp_path / "one", *flags, "--update-freq", 2, updates=6)
-    train(
-        data / "bin", tmp_path / "two", *flags, "--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp",
-        "--fast-stat-sync", updates=6, launcher=("torchrun", "--nproc_per_node", 2, BIN / "fairseq-train"),
-    )  # fmt: skip
+    parallel = ("--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp", "--fast-stat-sync")
+    launcher = ("torchrun", "--nproc_per_node", 2, BIN / "fairseq-train")
+    for updates in (3, 6):
+        train(data / "bin", tmp_path / "two", *flags, *parallel, updates=updates, launcher=launcher)
     start = train(data / "bin", tmp_path / "start", *flags, updates=1)
     one, two, start = (weights_of(path) for path in (one, tmp_path / "two" / one.name, start))
     torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-5)
     name = "encoder.layers.0.fc1.weight"
     assert (start[name] - one[name]).abs().max() > 1e-3, "nothing was trained"
+
+
+@pytest.mark.slow
+def test_several_processes_show_why_they_refuse(data, tmp_path):
+    """fairseq silences ``print`` in all processes but the first; torch's hook drops what ours wrote before it exits."""
+    flags = ("--arch", "lot_transformer_small", "--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp")
+    train(data / "bin", tmp_path, *flags[:2], updates=2)
+    with pytest.raises(AssertionError, match=r"fairseq_lot: error: .*AMPOptimizer"):
+        launcher = ("torchrun", "--nproc_per_node", 2, BIN / "fairseq-train")
+        train(data / "bin", tmp_path, *flags, "--amp", updates=4, launcher=launcher)

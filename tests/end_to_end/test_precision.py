@@ -9,7 +9,7 @@ from fairseq.dataclass.configs import CommonConfig, EMAConfig
 from fairseq_lot.errors import InputError
 from fairseq_lot.models.fairseq_hooks import refuse_to_lose
 from fairseq_lot.modules.multihead_attention import PluggableMultiheadAttention
-from tests.end_to_end.conftest import contents, dtypes_of, generate, hypotheses, train
+from tests.end_to_end.conftest import contents, dtypes_of, generate, hypotheses, train, weights_of
 from tests.plug_and_play import in_memory
 
 MEMORY_EFFICIENT = ("--memory-efficient-fp16", "--memory-efficient-bf16")
@@ -65,3 +65,12 @@ def test_memory_efficient_training_of_softmax_goes_through(data, tmp_path, monke
     with dtypes_of(PluggableMultiheadAttention) as seen:
         train(data / "bin", tmp_path, "--arch", "softmax_transformer_small", "--memory-efficient-fp16", updates=2)
     assert seen == {torch.float16}
+
+
+@pytest.mark.parametrize("attention", ["softmax", "lot"])
+def test_amp_trains_in_bfloat16_on_a_cpu(attention, data, tmp_path):
+    with dtypes_of(torch.nn.Linear) as seen:
+        flags = ("--arch", "lot_transformer_small", "--attention", attention, "--amp")
+        checkpoint = train(data / "bin", tmp_path, *flags, updates=2)
+    assert seen == {torch.bfloat16}
+    assert {x.dtype for x in weights_of(checkpoint).values() if x.is_floating_point()} == {torch.float32}

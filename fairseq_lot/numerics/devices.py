@@ -17,8 +17,8 @@ class Ways(NamedTuple):
         adds_one_by_one: prefix sums over chunks add one chunk after another, not in a logarithmic number of steps. On a
             CPU torch's sums over a strided axis are ten times as slow.
         steps_by_products: a single query attends by two matrix products, in about half the time of torch's own kernel.
-        attends_in_float32: softmax attention is computed in float32 at least: with bfloat16 torch's kernel takes twice as
-            long on a CPU.
+        attends_in_float32: softmax attention is computed in float32 at least: with bfloat16 torch's kernel takes twice
+            as long on a CPU.
         projects_probes: LOT projects the layer's inputs directly to its scores, without q and k. False on a GPU, where
             the fused kernel needs q and k.
         convolves_channels_last: convolutions use the channels-last layout: several times as fast on a CPU; on a GPU it

@@ -99,7 +99,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "(default: %(default)s)")  # fmt: skip
     only = "random sentences of each of these splits, the same ones each time (default: all)"
     add("--sentences", type=int, metavar="N", help=only)
-    add("--no-bleu", action="store_true", help="measure only the validation loss, which takes seconds")
+    add("--no-bleu", action="store_true", help="measure only the loss, which takes seconds")
     add("--beam", type=int, default=5, help="beam size for BLEU on the test set (default: %(default)s)")
     add_device_argument(parser)
     add_language_arguments(parser)
@@ -409,7 +409,7 @@ def of_detokenised(translations: list[str], lines: list[str], task: TranslationT
 
 @torch.no_grad()
 def validation_losses(loaded: Loaded, sentences: int | None = None, max_tokens: int = 4096) -> dict[str, Loss]:
-    """The validation loss with teacher forcing, for each range of source lengths.
+    """The loss with teacher forcing, for each range of source lengths.
 
     Args:
         loaded: the model with a split.

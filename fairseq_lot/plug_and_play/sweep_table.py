@@ -119,7 +119,7 @@ def render_balance(points: list[SweepRow]) -> str:
         rows.append(row)
     notes = [
         _AS_DIAGNOSE,
-        "The rest: validation loss of softmax, and what each swap adds, by the pieces of the source sentence.",
+        "The rest: loss of softmax, and what each swap adds, by the pieces of the source sentence.",
     ]
     return Table(head, rows, notes=notes).markdown()
 
@@ -191,7 +191,7 @@ def draw(points: list[SweepRow]) -> Figure:
     softmax = lines[0]
     figure = Figure(figsize=(13, 4.5), layout="constrained")
     of_base, of_swaps = figure.subplots(1, 2)
-    of_base.set_ylabel("validation loss of softmax (nats per token)")
+    of_base.set_ylabel("loss of softmax (nats per token)")
     of_swaps.set_ylabel("loss of the swap minus softmax's (nats per token)")
     of_swaps.axhline(0, color="0.7", linewidth=0.8)
     for number, line in enumerate(lines):

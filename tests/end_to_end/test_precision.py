@@ -1,4 +1,7 @@
-"""Half precision where fairseq's own code is not enough: training without float32 copies, and generation in bf16."""
+"""Half precision where fairseq's own code is not enough.
+
+That is training without float32 copies, generation in bf16, and ``--amp`` on a CPU.
+"""
 
 from argparse import Namespace
 

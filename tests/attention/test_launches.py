@@ -23,6 +23,11 @@ BSZ, HEADS, LENGTH, DIM = 4, 4, 24, 32
 both_pads = pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 
 
+@pytest.fixture(autouse=True)
+def half_precision_as_on_a_gpu(monkeypatch):
+    change_ways(monkeypatch, attends_in_float32=False)
+
+
 build_half = partial(build, num_heads=HEADS, head_dim=DIM, dtype=torch.float16)
 
 

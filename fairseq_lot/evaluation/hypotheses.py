@@ -59,8 +59,16 @@ def read_hypotheses(path: str | Path, sentences: int) -> tuple[list[str], set[st
     return [hypotheses[sentence] for sentence in range(sentences)], given
 
 
-def read_nbest(path: str | Path, sentences: int) -> list[list[Hypothesis]]:
-    """Read an output of ``fairseq-generate --nbest``: the hypotheses of each sentence, the best first, in corpus order.
+def read_nbest(path: str | Path, sentences: int, *, part: bool = False) -> dict[int, list[Hypothesis]]:
+    """Read an output of ``fairseq-generate --nbest``.
+
+    Args:
+        path: the output.
+        sentences: number of sentences in the corpus.
+        part: the output may lack sentences of the corpus.
+
+    Returns:
+        The hypotheses of each sentence, the best first, by the sentence's number, in corpus order.
 
     Raises:
         InputError: the file is missing or cut off, or its sentences are not those of the corpus.
@@ -74,8 +82,9 @@ def read_nbest(path: str | Path, sentences: int) -> list[list[Hypothesis]]:
             own = Hypothesis(text=last[0], score=last[1], pieces=len(match[2].split()))
             found.setdefault(int(match[1]), []).append(own)
             last = None
-    _check_whole(found, sentences, path)
-    return [found[sentence] for sentence in range(sentences)]
+    if not (part and found and max(found) < sentences):
+        _check_whole(found, sentences, path)
+    return {sentence: found[sentence] for sentence in sorted(found)}
 
 
 def _lines(path: str | Path) -> Iterator[tuple[str, str]]:

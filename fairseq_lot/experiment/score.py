@@ -33,6 +33,7 @@ from fairseq_lot.pretrained.loading import load, load_data
 from fairseq_lot.pretrained.text import joins, piece_kind
 from fairseq_lot.pretrained.translate import raw_of, references, text_of
 
+_EVERY = "lenpen-every"
 _VALID = "valid"
 _SKIP = "--skip-invalid-size-inputs-valid-test"
 
@@ -71,6 +72,7 @@ def run(args: Namespace) -> None:
     flags, lenpen = args.flags, None
     if typed.lenpen == CHOSEN:
         _, flags = take("lenpen", flags)
+        _, flags = take(_EVERY, flags)
         _, of_all = take("gen-subset", flags)
         out = Path(args.out.removesuffix(f".{typed.gen_subset}") + f".{_VALID}")  # the same for all test sets
         lenpen = choose_lenpen(typed, state, [*command, *of_all], out, **made)
@@ -91,7 +93,7 @@ def run(args: Namespace) -> None:
 
 
 def read_generation_flags(words: Sequence[str]) -> Namespace:
-    """Parse a command line as fairseq-generate does, but allow "chosen" as ``--lenpen``.
+    """Parse a command line as fairseq-generate does, but allow "chosen" as ``--lenpen`` and then ``--lenpen-every``.
 
     Args:
         words: the command line, without the command.
@@ -101,10 +103,13 @@ def read_generation_flags(words: Sequence[str]) -> Namespace:
     """
     lenpen, others = take("lenpen", words)
     is_chosen = lenpen == CHOSEN
-    typed = read_flags(options.get_generation_parser(), others if is_chosen else words, "fairseq-generate")
+    every, others = take(_EVERY, others, "1") if is_chosen else ("", list(words))
+    typed = read_flags(options.get_generation_parser(), others, "fairseq-generate")
     if is_chosen:
         refuse_choice(typed)
-        typed.lenpen = CHOSEN
+        if re.fullmatch("[1-9][0-9]{0,5}", every) is None:
+            raise InputError(f"--{_EVERY} must be a whole number of at least 1, got {every!r}")
+        typed.lenpen, typed.lenpen_every = CHOSEN, int(every)
     return typed
 
 
@@ -126,7 +131,9 @@ def refuse_choice(typed: Namespace) -> None:
 def choose_lenpen(
     typed: Namespace, state: Checkpoint, command: Sequence[str], out: Path, *, inputs: Sequence[str], cpu: bool
 ) -> float:
-    """The length penalty with the best BLEU on the validation set, which is translated if it was not yet.
+    """The length penalty with the best BLEU on the validation set, or a part of it, translated if it was not yet.
+
+    The part is each ``--lenpen-every``-th batch. Batches are sorted by length, so it has sentences of every length.
 
     Args:
         typed: parsed flags of fairseq-generate.
@@ -140,10 +147,15 @@ def choose_lenpen(
     check_joined(lines, f"the references of {_VALID} in {typed.data}")
     check_whole(Namespace(**vars(typed) | {"gen_subset": _VALID}), state, dataset)
     best = ["--gen-subset", _VALID, "--lenpen", "1", "--nbest", str(typed.beam)]
+    part = typed.lenpen_every > 1
+    if part:  # fairseq-generate then translates the batches of one of so many processes, and asks for no others
+        best += ["--distributed-world-size", str(typed.lenpen_every), "--distributed-rank", "0"]
     translate([*command, *best], out, inputs=inputs, cpu=cpu)
-    lenpen, scores = length_penalty.choose(read_nbest(f"{out}.out", len(lines)), lines)
+    nbest = read_nbest(f"{out}.out", len(lines), part=part)
+    lenpen, scores = length_penalty.choose([*nbest.values()], [lines[sentence] for sentence in nbest])
     shown = ", ".join(f"{one:g}: {score:.2f}" for one, score in scores.items())
-    print(f"--lenpen {lenpen:g} is the best on {_VALID}; BLEU by --lenpen: {shown}")
+    where = f"{len(nbest)} of {len(lines)} sentences of {_VALID}" if part else _VALID
+    print(f"--lenpen {lenpen:g} is the best on {where}; BLEU by --lenpen: {shown}")
     return lenpen
 
 

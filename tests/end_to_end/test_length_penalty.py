@@ -47,7 +47,7 @@ def test_one_search_finds_the_best_translations_for_every_length_penalty(flags, 
     """All hypotheses of one beam search contain the translations of fairseq-generate with any ``--lenpen``."""
     own = ("--beam", 6, "--remove-bpe", "@@ ", *flags.split())
     (tmp_path / "nbest").write_text(generate(words, copier, *own, "--nbest", 6, "--lenpen", 1))
-    nbest = read_nbest(tmp_path / "nbest", SENTENCES)
+    nbest = list(read_nbest(tmp_path / "nbest", SENTENCES).values())
     texts = {}
     for lenpen in (0.5, 1, 2.5):
         found = fields(generate(words, copier, *own, "--lenpen", lenpen), "H").values()
@@ -75,6 +75,13 @@ def test_score_sh_takes_the_best_on_validation_for_all_test_sets(words, copier, 
     assert BLEU(tokenize="none", force=True).corpus_score(texts, [references]).score == pytest.approx(
         shown[lenpen], abs=0.006
     )
+    part, of_part = scored("part", "--lenpen", "chosen", "--lenpen-every", "3", "--batch-size", "4")
+    assert re.match(r"--lenpen [\d.]+ is the best on 16 of 40 sentences of valid; BLEU", of_part)  # 4 batches of 10
+    assert part["lenpen"] in GRID and "every" not in part["command"] and "distributed" not in part["command"]
+    whole, chosen = read_nbest(tmp_path / "out.valid.out", 40), read_nbest(tmp_path / "part.valid.out", 40, part=True)
+    for sentence, own in chosen.items():
+        assert [one.text for one in own] == [one.text for one in whole[sentence]], "the same hypotheses"
+    assert len({len(references[sentence].split()) for sentence in chosen}) >= 5, "short and long ones"
     os.utime(tmp_path / "out.valid.out", (1, 1))
     other, said_again = scored("out.test1", "--gen-subset=test1", "--lenpen", "chosen")
     assert (tmp_path / "out.valid.out").stat().st_mtime == 1, "valid is translated once"

@@ -70,10 +70,22 @@ def test_all_hypotheses_are_read_with_their_lengths(tmp_path):
     one = ["H-1\t-0.5\ta  b", "D-1\t-0.5\ta b", "P-1\t-0.1 -0.2 -0.3", "H-1\t-inf\tc", "D-1\t-inf\tc", "P-1\t-0.1 -0.2"]
     other = ["S-0\tx", "T-0\ty", "H-0\t-1.5\t", "D-0\t-1.5\t", "P-0\t-1.5", "Generate test with beam=2"]
     found = read_nbest(written(tmp_path, *one, *other), 2)
-    assert found == [
-        [Hypothesis(text="", score=-1.5, pieces=1)],
-        [Hypothesis(text="a b", score=-0.5, pieces=3), Hypothesis(text="c", score=float("-inf"), pieces=2)],
-    ]
+    assert found == {
+        0: [Hypothesis(text="", score=-1.5, pieces=1)],
+        1: [Hypothesis(text="a b", score=-0.5, pieces=3), Hypothesis(text="c", score=float("-inf"), pieces=2)],
+    }
+    assert list(found) == [0, 1], "in corpus order"
+
+
+def test_a_part_of_the_corpus_is_read_only_where_it_is_expected(tmp_path):
+    file = written(tmp_path, "H-3\t-1\ta", "P-3\t-1 -1", "H-1\t-1\tb", "P-1\t-1 -1")
+    found = read_nbest(file, 5, part=True)
+    assert {sentence: one.text for sentence, (one,) in found.items()} == {1: "b", 3: "a"} and list(found) == [1, 3]
+    for given in ({"sentences": 5}, {"sentences": 3, "part": True}):
+        with pytest.raises(InputError, match="but the reference has"):
+            read_nbest(file, **given)
+    with pytest.raises(InputError, match="has 0 whole H- lines"):
+        read_nbest(written(tmp_path, "Generate valid"), 5, part=True)
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,14 @@ WRONG = [
         {"generate": {"lenpen": "chosen", "beam": 1}},
         "generate: --lenpen chosen: a beam of 1 has one translation of a sentence; give --beam 2 or more, or a number",
     ),
+    (
+        {"generate": {"lenpen": "chosen", "lenpen-every": 0}},
+        "generate: --lenpen-every must be a whole number of at least 1, got '0'",
+    ),
+    (
+        {"generate": {"lenpen-every": 2}},
+        "generate: fairseq-generate refuses its flags: unrecognized arguments: --lenpen-ev",
+    ),
     ({"generate": {"lenpen": "chosen", "unnormalized": True}}, "generate: --lenpen chosen: with --unnormalized no"),
     ({"backbones": {"transformer": {"encoder-attention-heads": 3}}}, "systems.softmax: 3 attention heads do not"),
     ({"pretrain": {"share-all-embeddings": True, "decoder-embed-dim": 64}}, "systems.softmax: --share-all-emb"),
@@ -136,6 +144,7 @@ def test_translating_takes_flags_of_the_task(tiny):
 
 def test_the_length_penalty_may_be_chosen_on_validation(tiny):
     check_entries(tiny(generate={"lenpen": "chosen"}))
+    check_entries(tiny(generate={"lenpen": "chosen", "lenpen-every": 7}))
 
 
 def test_finetune_of_a_system_is_refused_if_the_experiment_has_none(tiny):

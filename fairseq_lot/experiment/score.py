@@ -5,6 +5,7 @@ refused before anything is translated.
 """
 
 import ast
+import math
 import os
 import re
 import subprocess
@@ -148,7 +149,14 @@ def choose_lenpen(
     check_whole(Namespace(**vars(typed) | {"gen_subset": _VALID}), state, dataset)
     best = ["--gen-subset", _VALID, "--lenpen", "1", "--nbest", str(typed.beam)]
     part = typed.lenpen_every > 1
-    if part:  # fairseq-generate then translates the batches of one of so many processes, and asks for no others
+    if part:
+        batches = math.ceil(len(lines) / typed.batch_size)
+        if batches < 3 * typed.lenpen_every:  # short, middle and long sentences
+            raise InputError(
+                f"--{_EVERY} {typed.lenpen_every} leaves fewer than three of the {batches} batches of {_VALID}; "
+                f"give at most {max(batches // 3, 1)}, or a smaller --batch-size"
+            )
+        # fairseq-generate translates the share of the first of so many processes, and starts no process
         best += ["--distributed-world-size", str(typed.lenpen_every), "--distributed-rank", "0"]
     translate([*command, *best], out, inputs=inputs, cpu=cpu)
     nbest = read_nbest(f"{out}.out", len(lines), part=part)

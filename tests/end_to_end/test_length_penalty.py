@@ -105,6 +105,14 @@ def test_choosing_a_length_penalty_is_refused_where_nothing_can_be_chosen(
     assert contents(tmp_path) == {}
 
 
+def test_a_part_that_lacks_long_or_short_sentences_is_refused(words, copier, tmp_path, capsys):
+    shown = refusal(capsys, copier, words, tmp_path / "out", "--lenpen-every", "4", "--batch-size", "4")
+    assert shown == (
+        "--lenpen-every 4 leaves fewer than three of the 10 batches of valid; give at most 3, or a smaller --batch-size"
+    )
+    assert contents(tmp_path) == {}
+
+
 def test_a_validation_set_that_is_not_translated_whole_is_refused(words, copier, tmp_path, capsys):
     (tmp_path / "bin").mkdir()
     for file in words.iterdir():

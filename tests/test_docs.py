@@ -119,6 +119,8 @@ def test_the_overview_is_rendered_from_the_rows():
     script = program("results/log/overview.py")
     assert (ROOT / "results/iwslt14-65k.overview.md").read_text(encoding="utf-8") == script.table() + "\n"
     assert (ROOT / "results/iwslt14-65k.short.md").read_text(encoding="utf-8") == script.short_table() + "\n"
+    flagship = (ROOT / "results/iwslt14-65k-medium.short.md").read_text(encoding="utf-8")
+    assert flagship == script.flagship_table() + "\n"
     numbers = [text.get_text() for axes in script.draw().axes for text in axes.texts]
     figure = (ROOT / "docs/figures/overview.svg").read_text(encoding="utf-8")
     assert len(numbers) > 20 and re.findall(r">([-+]\d\.\d\d\*?)</text>", figure) == numbers

@@ -1,12 +1,16 @@
-"""BLEU of every system at every stage, minus the BLEU of softmax after as many epochs.
+"""BLEU of every system at every stage, minus the BLEU of softmax after as many epochs: the small models' tables.
+
+``--flagship`` prints the table of the model of 6+6 layers; README's table, ``--short``, has a column of it.
 
 python results/log/overview.py >results/iwslt14-65k.overview.md
 python results/log/overview.py --short >results/iwslt14-65k.short.md
+python results/log/overview.py --flagship >results/iwslt14-65k-medium.short.md
 python results/log/overview.py --figure docs/figures/overview.svg
 """
 
 import argparse
 import functools
+import json
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +19,13 @@ from matplotlib.figure import Figure
 from fairseq_lot.evaluation.bleu import LEVEL, SAMPLES, SEED
 from fairseq_lot.evaluation.compare import differences
 from fairseq_lot.evaluation.results import at_stage, by_system, mechanism_order, read_rows, read_statistics
-from fairseq_lot.experiment.spec import FINE_TUNED, FROM_SCRATCH, PLUG_AND_PLAY
+from fairseq_lot.experiment.spec import BASE, FINE_TUNED, FROM_SCRATCH, PLUG_AND_PLAY
 from fairseq_lot.output.figures import write_figure
 from fairseq_lot.output.tables import MISSING, Table
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 CONTROL = "softmax"
+FLAGSHIP = "iwslt14-65k-medium"
 OF_32, OF_16 = {"A": "iwslt14-65k.near_far", "B": "iwslt14-65k"}, {"": "iwslt14-65k.fine-tuning"}
 SCRATCH = {"": "iwslt14-65k.from-scratch.16-epochs"}
 # title, stage, files of rows by the base's letter; if a system is in two files, the first one counts
@@ -52,7 +57,20 @@ SHORT = (
     ("softmax with ALiBi, a preference for near tokens", "n²", "softmax with ALiBi"),
     ("ESP", "n³", "ESP"),
 )
-SHORT_COLUMNS = {COLUMNS[0][0]: "plugged in", COLUMNS[1][0]: "then fine-tuned", COLUMNS[3][0]: "from scratch"}
+LARGE = "plugged in, 6+6 layers"
+SHORT_COLUMNS = {
+    COLUMNS[0][0]: "plugged in, 3+3 layers",
+    COLUMNS[1][0]: "then fine-tuned",
+    COLUMNS[3][0]: "3+3 layers from scratch",
+}
+FLAGSHIP_STAGES = {PLUG_AND_PLAY: "plugged in", FINE_TUNED: "then fine-tuned, 2 epochs"}
+FLAGSHIP_NOTES = (
+    "Tokenised BLEU, and minus softmax's at this stage; sacreBLEU and chrF of detokenised text. Beam 5.",
+    NOTES[1],
+    "Cost: what `swap` said before any translation, in nats a piece on random sentences (results/log/costs.py).",
+    "Length: of the translations, divided by that of the references.",
+    "lenpen: the length penalty, chosen for each system on a seventh of validation.",
+)
 STYLES = ({"color": "C0"}, {"color": "C1", "markerfacecolor": "white"})
 
 
@@ -118,20 +136,43 @@ def softmax_bleu(title):
 
 def short_table():
     """The table of README.md, without intervals: BLEU of softmax, then a row for each system of SHORT."""
-    softmax = [f"{softmax_bleu(title):.2f} BLEU" for title in SHORT_COLUMNS]
-    rows = [["softmax", "n²", *softmax]] + [
-        [
-            attention,
-            time,
-            *(
-                f"{found[title][1].mean:+.2f}{found[title][1].star}" if title in found else MISSING
-                for title in SHORT_COLUMNS
-            ),
-        ]
-        for attention, time, system in SHORT
-        for found in [overview()[system]]
+    large, _ = ahead(FLAGSHIP, PLUG_AND_PLAY)
+    softmax = [
+        *(row.tokenised.score for row in read(FLAGSHIP)[0] if row.stage == BASE),
+        *map(softmax_bleu, SHORT_COLUMNS),
     ]
-    return Table(["attention", "time in n", *SHORT_COLUMNS.values()], rows).markdown()
+    rows = [["softmax", "n²", *(f"{bleu:.2f} BLEU" for bleu in softmax)]]
+    for attention, time, system in SHORT:
+        small = overview()[system]
+        found = [large.get(system), *(small[title][1] if title in small else None for title in SHORT_COLUMNS)]
+        rows.append([attention, time, *(f"{one.mean:+.2f}{one.star}" if one else MISSING for one in found)])
+    return Table(["attention", "time in n", LARGE, *SHORT_COLUMNS.values()], rows).markdown()
+
+
+def flagship_table():
+    """The table of the model of 6+6 layers: for each stage softmax, then the systems in the order of mechanisms."""
+    rows, _ = read(FLAGSHIP)
+    costs = json.loads((RESULTS / f"{FLAGSHIP}.costs.json").read_text(encoding="utf-8"))
+    lines = []
+    for stage, title in FLAGSHIP_STAGES.items():
+        found, order = ahead(FLAGSHIP, stage)
+        at_this_stage = [row for row in rows if row.stage == stage or (stage, row.stage) == (PLUG_AND_PLAY, BASE)]
+        for row in sorted(at_this_stage, key=lambda row: (row.system != CONTROL, *order[row.system], row.system)):
+            lines.append(
+                [
+                    "base" if row.stage == BASE else title,
+                    row.system,
+                    f"{row.tokenised.score:.2f}",
+                    MISSING if row.system == CONTROL else str(found[row.system]),
+                    f"{costs[row.system]:.4f}" if row.stage == PLUG_AND_PLAY else MISSING,
+                    f"{row.sacrebleu.score:.2f}",
+                    f"{row.chrf:.1f}",
+                    f"{row.length:.3f}",
+                    f"{row.lenpen:g}",
+                ]
+            )
+    head = ["Stage", "System", "BLEU", "minus softmax's", "cost", "sacreBLEU", "chrF", "Length", "lenpen"]
+    return Table(head, lines, notes=FLAGSHIP_NOTES, align="<<>>>>>>>").markdown()
 
 
 def draw():
@@ -165,8 +206,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--figure", type=Path, metavar="FILE.svg", help="draw instead of printing the table")
     parser.add_argument("--short", action="store_true", help="print the table of README.md")
+    parser.add_argument("--flagship", action="store_true", help="print the table of the model of 6+6 layers")
     args = parser.parse_args()
     if args.figure:
         write_figure(draw(), args.figure)
     else:
-        print(short_table() if args.short else table())
+        print(flagship_table() if args.flagship else short_table() if args.short else table())

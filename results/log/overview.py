@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from fairseq_lot.evaluation.bleu import LEVEL, SAMPLES, SEED
 from fairseq_lot.evaluation.compare import differences
-from fairseq_lot.evaluation.results import at_stage, by_system, mechanism_order, read_rows, read_statistics
+from fairseq_lot.evaluation.results import at_stage, by_system, is_at, mechanism_order, read_rows, read_statistics
 from fairseq_lot.experiment.spec import BASE, FINE_TUNED, FROM_SCRATCH, PLUG_AND_PLAY
 from fairseq_lot.output.figures import write_figure
 from fairseq_lot.output.tables import MISSING, Table
@@ -35,11 +35,11 @@ COLUMNS = (
     ("Fine-tuned for 10 epochs, base of 16", FINE_TUNED, OF_16),
     ("From scratch, 16 epochs", FROM_SCRATCH, SCRATCH),
 )
+SINKHORN_NOTE = "Sinkhorn has ε = 0.1 and 15 updates, ESPFormer's setting for translation; at ε = 1 it has 3."
 NOTES = (
     "Tokenised BLEU minus softmax's after as many epochs: the mean of two seeds, in parentheses each; or one seed.",
     f"[low, high]: 95 % interval by a bootstrap of the test sentences; asterisk: p < {LEVEL} in a paired test by it.",
-    "Sinkhorn has ε = 0.1 and 15 updates, ESPFormer's setting for translation; at ε = 1 it has 3. A and B are two "
-    "trainings of the base.",
+    f"{SINKHORN_NOTE} A and B are two trainings of the base.",
 )
 # panels of the figure: heading, labels of its columns
 PANELS = (
@@ -68,7 +68,7 @@ FLAGSHIP_NOTES = (
     "Tokenised BLEU, and minus softmax's at this stage; sacreBLEU and chrF of detokenised text. Beam 5.",
     NOTES[1],
     "Cost: what `swap` said before any translation, in nats a piece on random sentences (results/log/costs.py).",
-    "Sinkhorn has ε = 0.1 and 15 updates, ESPFormer's setting for translation; at ε = 1 it has 3.",
+    SINKHORN_NOTE,
     "Length: of the translations, divided by that of the references.",
     "lenpen: the length penalty, chosen for each system on a seventh of validation.",
 )
@@ -157,21 +157,21 @@ def flagship_table():
     lines = []
     for stage, title in FLAGSHIP_STAGES.items():
         found, order = ahead(FLAGSHIP, stage)
-        at_this_stage = [row for row in rows if row.stage == stage or (stage, row.stage) == (PLUG_AND_PLAY, BASE)]
-        for row in sorted(at_this_stage, key=lambda row: (row.system != CONTROL, *order[row.system], row.system)):
-            lines.append(
-                [
-                    "base" if row.stage == BASE else title,
-                    row.system,
-                    f"{row.tokenised.score:.2f}",
-                    MISSING if row.system == CONTROL else str(found[row.system]),
-                    f"{costs[row.system]:.4f}" if row.stage == PLUG_AND_PLAY else MISSING,
-                    f"{row.sacrebleu.score:.2f}",
-                    f"{row.chrf:.1f}",
-                    f"{row.length:.3f}",
-                    f"{row.lenpen:g}",
-                ]
-            )
+        there = (row for row in rows if is_at(row, stage))
+        lines += [
+            [
+                "base" if row.stage == BASE else title,
+                row.system,
+                f"{row.tokenised.score:.2f}",
+                str(found.get(row.system, MISSING)),
+                f"{costs[row.system]:.4f}" if row.stage == PLUG_AND_PLAY else MISSING,
+                f"{row.sacrebleu.score:.2f}",
+                f"{row.chrf:.1f}",
+                f"{row.length:.3f}",
+                f"{row.lenpen:g}",
+            ]
+            for row in sorted(there, key=lambda row: (*order[row.system], row.system))
+        ]
     head = ["Stage", "System", "BLEU", "minus softmax's", "cost", "sacreBLEU", "chrF", "Length", "lenpen"]
     return Table(head, lines, notes=FLAGSHIP_NOTES, align="<<>>>>>>>").markdown()
 

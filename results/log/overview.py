@@ -1,6 +1,6 @@
 """BLEU of every system at every stage, minus the BLEU of softmax after as many epochs: the small models' tables.
 
-``--flagship`` prints the table of the model of 6+6 layers; README's table, ``--short``, has a column of it.
+``--flagship`` prints the table of the model of 6+6 layers; README's table, ``--short``, has two columns of it.
 
 python results/log/overview.py >results/iwslt14-65k.overview.md
 python results/log/overview.py --short >results/iwslt14-65k.short.md
@@ -57,11 +57,11 @@ SHORT = (
     ("softmax with ALiBi, a preference for near tokens", "n²", "softmax with ALiBi"),
     ("ESP", "n³", "ESP"),
 )
-LARGE = "plugged in, 6+6 layers"
+LARGE_COLUMNS = {PLUG_AND_PLAY: "6+6 layers: plugged in", FINE_TUNED: "then fine-tuned"}
 SHORT_COLUMNS = {
-    COLUMNS[0][0]: "plugged in, 3+3 layers",
+    COLUMNS[0][0]: "3+3 layers: plugged in",
     COLUMNS[1][0]: "then fine-tuned",
-    COLUMNS[3][0]: "3+3 layers from scratch",
+    COLUMNS[3][0]: "3+3 layers: from scratch",
 }
 FLAGSHIP_STAGES = {PLUG_AND_PLAY: "plugged in", FINE_TUNED: "then fine-tuned, 2 epochs"}
 FLAGSHIP_NOTES = (
@@ -137,17 +137,19 @@ def softmax_bleu(title):
 
 def short_table():
     """The table of README.md, without intervals: BLEU of softmax, then a row for each system of SHORT."""
-    large, _ = ahead(FLAGSHIP, PLUG_AND_PLAY)
+    large = [ahead(FLAGSHIP, stage)[0] for stage in LARGE_COLUMNS]
+    controls = [row for row in read(FLAGSHIP)[0] if row.system == CONTROL]
     softmax = [
-        *(row.tokenised.score for row in read(FLAGSHIP)[0] if row.stage == BASE),
+        *(row.tokenised.score for stage in LARGE_COLUMNS for row in controls if is_at(row, stage)),
         *map(softmax_bleu, SHORT_COLUMNS),
     ]
     rows = [["softmax", "n²", *(f"{bleu:.2f} BLEU" for bleu in softmax)]]
     for attention, time, system in SHORT:
         small = overview()[system]
-        found = [large.get(system), *(small[title][1] if title in small else None for title in SHORT_COLUMNS)]
+        found = [one.get(system) for one in large]
+        found += [small[title][1] if title in small else None for title in SHORT_COLUMNS]
         rows.append([attention, time, *(f"{one.mean:+.2f}{one.star}" if one else MISSING for one in found)])
-    return Table(["attention", "time in n", LARGE, *SHORT_COLUMNS.values()], rows).markdown()
+    return Table(["attention", "time in n", *LARGE_COLUMNS.values(), *SHORT_COLUMNS.values()], rows).markdown()
 
 
 def flagship_table():

@@ -127,10 +127,9 @@ def table():
     return Table(["System", *titles], rows, notes=NOTES).markdown()
 
 
-def softmax_bleu(title):
-    """Mean BLEU of the control over seeds, for a column, in the column's first file."""
-    stage, files = next((stage, files) for found, stage, files in COLUMNS if found == title)
-    rows, _ = read(next(iter(files.values())))
+def softmax_bleu(name, stage):
+    """Mean BLEU of the control over the seeds of a file, at a stage."""
+    rows, _ = read(name)
     by_seed = [at_stage(own, stage) for (_, system), own in by_system(rows).items() if system == CONTROL]
     return np.mean([row.tokenised.score for found in by_seed for row in found.values()])
 
@@ -138,10 +137,9 @@ def softmax_bleu(title):
 def short_table():
     """The table of README.md, without intervals: BLEU of softmax, then a row for each system of SHORT."""
     large = [ahead(FLAGSHIP, stage)[0] for stage in LARGE_COLUMNS]
-    controls = [row for row in read(FLAGSHIP)[0] if row.system == CONTROL]
-    softmax = [
-        *(row.tokenised.score for stage in LARGE_COLUMNS for row in controls if is_at(row, stage)),
-        *map(softmax_bleu, SHORT_COLUMNS),
+    softmax = [softmax_bleu(FLAGSHIP, stage) for stage in LARGE_COLUMNS]
+    softmax += [
+        softmax_bleu(next(iter(files.values())), stage) for title, stage, files in COLUMNS if title in SHORT_COLUMNS
     ]
     rows = [["softmax", "n²", *(f"{bleu:.2f} BLEU" for bleu in softmax)]]
     for attention, time, system in SHORT:
